@@ -1,0 +1,72 @@
+"""A PyTorch device that waits: operations on `ltc` tensors are recorded, compiled and run by the step."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+
+import torch
+
+from ltc.device import register as _register
+from ltc.device.names import device_index as _device_index
+from ltc.device.recorder import devices as _all_devices
+from ltc.device.tensor import current_device as _current_device
+from ltc.device.tensor import set_current_device as _set_current_device
+from ltc.utils import steps as _steps
+
+__version__ = "0.1.0"
+__all__ = ["device", "device_count", "devices", "manual_seed", "step", "sync"]
+
+
+class _CallableModule(types.ModuleType):
+    """`ltc.device` is a package of this project and the name users expect for a function."""
+
+    def __call__(self, index: int | None = None) -> torch.device:
+        """The thread's current device, or device `index`, which becomes the current one.
+
+        Raises IndexError where there is no such device.
+        """
+        if index is not None:
+            if not 0 <= index < len(_all_devices()):
+                raise IndexError(f"ltc:{index}: this process has {len(_all_devices())} ltc devices")
+            _set_current_device(_all_devices()[index])
+        return _current_device().torch_device
+
+
+device = sys.modules["ltc.device"]
+device.__class__ = _CallableModule
+
+
+def devices() -> list[torch.device]:
+    """Every ltc device of this process."""
+    return [one.torch_device for one in _all_devices()]
+
+
+def device_count() -> int:
+    """Devices of this process: LTC_NUM_DEVICES."""
+    return len(_all_devices())
+
+
+def sync(wait: bool = False) -> None:
+    """End a step on the thread's current device; see ltc.core.lazy_model.mark_step."""
+    _steps.mark(wait=wait)
+
+
+@contextlib.contextmanager
+def step():
+    """`with ltc.step():` is one step: what was pending before is run first, the rest at the end.
+
+    The end is marked where the block raises, too.
+    """
+    sync()
+    try:
+        yield
+    finally:
+        sync()
+
+
+def manual_seed(seed: int, device=None) -> None:
+    """Seed one ltc device (the thread's current one where None); torch.manual_seed seeds all."""
+    chosen = _current_device().index if device is None else _device_index(device)
+    _all_devices()[chosen].random.reset(seed)

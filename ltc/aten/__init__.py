@@ -1,0 +1,18 @@
+"""From aten calls to graphs: the registry, and one file of rules for each family of overloads."""
+
+from ltc.aten import (  # noqa: F401  importing a file registers its rules
+    activation,
+    convolution,
+    creation,
+    foreach,
+    indexing,
+    loss,
+    matmul,
+    movement,
+    normalization,
+    optimizer,
+    pointwise,
+    pooling,
+    reduction,
+    rng,
+)

@@ -1,0 +1,81 @@
+"""What the recorder hands to the rules: one `Call` for each aten call of a step, in recorded order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Value:
+    """One tensor that a recorded call makes.
+
+    recorder  the recorder (one device, one thread) in whose walk the value is pending
+    call      the call that makes it
+    index     its position in `call.results`
+    shape     tuple of ints
+    dtype     torch.dtype
+    """
+
+    __slots__ = ("recorder", "call", "index", "shape", "dtype")
+
+    def __init__(self, recorder, call, index, shape, dtype):
+        self.recorder, self.call, self.index, self.shape, self.dtype = recorder, call, index, shape, dtype
+
+    def __repr__(self) -> str:
+        return f"Value({self.call.name}[{self.index}] {self.dtype} {list(self.shape)})"
+
+
+class Scalar:
+    """A number that may differ from step to step: the program reads it from slot `slot` of its scalars.
+
+    sample    the number at the first recording: right in kind, not to be relied on in value
+    dtype     float64, int64, bool or complex128: how the slot is held; for a 0-dim CPU tensor
+              operand, that tensor's dtype
+    wrapped   True where the user wrote a Python number (it does not raise the result's category
+              in type promotion beyond its own), False where it was a 0-dim CPU tensor
+    origin    the argument's name, or "seed"
+    """
+
+    __slots__ = ("slot", "sample", "dtype", "wrapped", "origin")
+
+    def __init__(self, slot: int, sample: Any, dtype: torch.dtype, wrapped: bool, origin: str):
+        self.slot, self.sample, self.dtype, self.wrapped, self.origin = slot, sample, dtype, wrapped, origin
+
+    def __repr__(self) -> str:
+        return f"Scalar({self.slot} {self.dtype} {self.origin})"
+
+
+class Call:
+    """One recorded aten call, with producers in place of tensors.
+
+    overload  the torch.ops.aten overload, or one of the names below as a string
+    args      positional arguments: Value | Scalar | None | a constant | list of these
+    kwargs    keyword arguments, likewise, as a dict
+    mutated   positions (int) or names (str) of the arguments that the overload writes to
+    returned  whether the overload returns tensors that are not the mutated arguments
+    results   the Values it makes: first the new value of every mutated argument in schema order
+              (lists flattened), then, where `returned`, every tensor returned (lists flattened;
+              an undefined tensor gives None)
+    line      "file.py:12 in function": the user's line that recorded it first
+    seed      Scalar holding the seed of a random overload, else None
+
+    Besides aten overloads:
+    "ltc::input"       args (position,): a buffer that the program is given
+    "ltc::write_view"  args (base, new, chain): base with the elements that the views of `chain`
+                       select replaced by `new`; chain is a tuple of (view overload, args, kwargs,
+                       index of the output or None), outermost last
+    "ltc::barrier"     args (value, position): the identity, never merged with anything
+    """
+
+    __slots__ = ("overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed")
+
+    def __init__(self, overload, args, kwargs, mutated=(), returned=True, line="", seed=None):
+        self.overload, self.args, self.kwargs = overload, args, kwargs
+        self.mutated, self.returned, self.line, self.seed = mutated, returned, line, seed
+        self.results: tuple[Value | None, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """"aten::add.Tensor", or the ltc:: name."""
+        return self.overload if isinstance(self.overload, str) else str(self.overload.name())

@@ -1,0 +1,82 @@
+"""Rules of convolution and its gradients.
+
+A transposed convolution is the gradient of an ordinary one with respect to its input, so its own
+gradients are an ordinary convolution and the weight gradient with the operands exchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ltc.aten.registry import traces
+from ltc.ir import build, ops
+from ltc.ir.node import Node, make
+
+
+def _each(values: Any, rank: int) -> tuple[int, ...]:
+    """One number for each spatial dimension."""
+    values = (values,) if isinstance(values, int) else tuple(values)
+    return values * rank if len(values) == 1 else values
+
+
+def _geometry(weight: Node, stride, padding, dilation, groups) -> dict[str, Any]:
+    rank = len(weight.shape) - 2
+    return {
+        "stride": _each(stride, rank),
+        "padding": _each(padding, rank),
+        "dilation": _each(dilation, rank),
+        "groups": groups,
+    }
+
+
+@traces("aten::convolution", "aten::convolution_overrideable")
+def convolution(
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *, results
+):
+    if not x.dtype.is_floating_point or not x.type.size or not weight.type.size:
+        return NotImplemented
+    if len(x.shape) != len(weight.shape):
+        return NotImplemented
+    geometry = _geometry(weight, stride, padding, dilation, groups)
+    if transposed:
+        shape = results[0].shape
+        y = make(ops.CONVOLUTION_INPUT_GRADIENT, x, weight, shape=shape, **geometry)
+    else:
+        y = make(ops.CONVOLUTION, x, weight, **geometry)
+    if bias is None:
+        return y
+    return y + build.reshape(bias, (-1, *(1,) * (len(y.shape) - 2)))
+
+
+@traces("aten::_convolution")
+def convolution_with_flags(
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *flags, results
+):
+    return convolution(
+        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+        results=results,
+    )  # fmt: skip
+
+
+@traces("aten::convolution_backward", "aten::convolution_backward_overrideable")
+def convolution_backward(
+    grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+    output_mask,
+):  # fmt: skip
+    if not grad.type.size or not x.type.size or not weight.type.size:
+        return NotImplemented
+    geometry = _geometry(weight, stride, padding, dilation, groups)
+    if transposed:
+        input_gradient = make(ops.CONVOLUTION, grad, weight, **geometry)
+        pair = (x, grad)
+    else:
+        input_gradient = make(
+            ops.CONVOLUTION_INPUT_GRADIENT, grad, weight, shape=x.shape, **geometry
+        )
+        pair = (grad, x)
+    weight_gradient = make(
+        ops.CONVOLUTION_WEIGHT_GRADIENT, *pair, shape=weight.shape, **geometry
+    )
+    bias_gradient = build.sum_of(grad, [0, *range(2, len(grad.shape))])
+    gradients = (input_gradient, weight_gradient, bias_gradient)
+    return tuple(g if wanted else None for g, wanted in zip(gradients, output_mask))

@@ -1,0 +1,57 @@
+"""Calls that stay calls: an extern node runs torch's own CPU kernel on contiguous tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ltc.ir import build, ops
+from ltc.ir.node import Node, is_number, make
+from ltc.ir.template import Hole, Template
+from ltc.ir.tensor_type import TensorType
+
+
+class _Holes:
+    """The operands of one extern node, gathered while its template is made."""
+
+    def __init__(self) -> None:
+        self.operands: list[Node] = []
+
+    def template(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            if argument not in self.operands:
+                self.operands.append(argument)
+            return Hole(self.operands.index(argument), is_number(argument))
+        if isinstance(argument, (list, tuple)):
+            return tuple(self.template(a) for a in argument)
+        if isinstance(argument, torch.device):
+            return "cpu"  # whatever the device of the program, this kernel runs here
+        if isinstance(argument, torch.Generator):
+            return None  # what it would draw arrives as the seed
+        return argument
+
+
+def extern(
+    overload: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    results: Sequence[TensorType | None] = (),
+    mutated: tuple[int | str, ...] = (),
+    returned: bool = True,
+    seed: Node | None = None,
+) -> tuple[Node | None, ...]:
+    """One node for each of `results`, computed by the overload; None where the result is None."""
+    holes = _Holes()
+    filled = tuple(holes.template(a) for a in args)
+    named = tuple((name, holes.template(a)) for name, a in sorted((kwargs or {}).items()))
+    seed_operand = None
+    if seed is not None:
+        seed_operand = holes.template(seed).operand
+    present = tuple(type is not None for type in results)
+    template = Template(overload, filled, named, tuple(mutated), returned, present, seed_operand)
+    types = tuple(type for type in results if type is not None)
+    node = make(ops.EXTERN, *holes.operands, template=template, results=types)
+    elements = iter([build.get(node, i) for i in range(len(types))])
+    return tuple(next(elements) if there else None for there in present)

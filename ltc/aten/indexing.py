@@ -1,0 +1,202 @@
+"""Rules of the overloads that read and write where an index tensor says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ltc.aten.promote import compute_dtype
+from ltc.aten.registry import traces
+from ltc.ir import build, ops
+from ltc.ir.infer import broadcast
+from ltc.ir.node import Node, make
+
+INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
+
+
+def _as_index(index: Node) -> Node:
+    return build.cast(index, torch.int64)
+
+
+@traces("aten::index_select", moves=True)
+def index_select(x, dim, index):
+    if not x.shape:
+        return NotImplemented
+    return build.take(x, build.reshape(_as_index(index), (-1,)), dim)
+
+
+@traces("aten::embedding", moves=True)
+def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    return build.take(weight, _as_index(indices), 0)
+
+
+@traces("aten::embedding_dense_backward")
+def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+    """Each row's gradient is the sum over its uses, but for the padding row."""
+    if scale_grad_by_freq:
+        return NotImplemented
+    grad = build.cast(grad, compute_dtype(grad.dtype))
+    indices = _as_index(indices)
+    if padding_idx >= 0:
+        is_padding = build.unsqueeze(build.eq(indices, padding_idx), -1)
+        grad = build.where(is_padding, 0.0, grad)
+    zeros = build.full((num_weights, grad.shape[-1]), 0.0, grad.dtype)
+    return make(ops.PUT, zeros, indices, grad, dim=0, mode="add")
+
+
+def _ranked(x: Node, index: Node) -> tuple[Node, Node]:
+    """Both with at least one dimension."""
+    x = x if x.shape else build.reshape(x, (1,))
+    return x, index if index.shape else build.reshape(index, (1,))
+
+
+@traces("aten::gather", moves=True)
+def gather(x, dim, index, sparse_grad=False):
+    shape = index.shape
+    x, index = _ranked(x, index)
+    if not index.type.size:
+        return build.full(shape, 0, x.dtype)
+    return build.reshape(build.gather(x, _as_index(index), dim), shape)
+
+
+@traces("aten::gather_backward")
+def gather_backward(grad, x, dim, index, sparse_grad):
+    return _scatter(build.full_like(x, 0), dim, index, grad, "add")
+
+
+def _scatter(x: Node, dim: int, index: Node, src: Node, mode: str) -> Node:
+    """Writes or adds src[i] where index[i] says along `dim`, for the places i of the index."""
+    shape = x.shape
+    x, index = _ranked(x, index)
+    index = _as_index(index)
+    if not index.type.size:
+        return build.reshape(x, shape)
+    src = src if src.shape else build.reshape(src, (1,))
+    if src.shape != index.shape:
+        src = make(
+            ops.SLICE, src, starts=(0,) * len(src.shape), limits=index.shape,
+            steps=(1,) * len(src.shape),
+        )  # fmt: skip
+    made = make(ops.SCATTER, x, index, src, dim=build.dim_of(x, dim), mode=mode)
+    return build.reshape(made, shape)
+
+
+@traces("aten::scatter.src", moves=True)
+def scatter(x, dim, index, src):
+    return _scatter(x, dim, index, src, "set")
+
+
+@traces("aten::scatter.value", moves=True)
+def scatter_value(x, dim, index, value):
+    return _scatter(x, dim, index, build.full(index.shape, value, x.dtype), "set")
+
+
+@traces("aten::scatter_add")
+def scatter_add(x, dim, index, src):
+    return NotImplemented if x.dtype == torch.bool else _scatter(x, dim, index, src, "add")
+
+
+@traces("aten::index_add")
+def index_add(x, dim, index, source, alpha=1):
+    if not x.shape or x.dtype == torch.bool or not source.shape:
+        return NotImplemented
+    source = build.cast(source, x.dtype) * alpha
+    index = build.reshape(_as_index(index), (-1,))
+    return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="add")
+
+
+@traces("aten::index_copy", moves=True)
+def index_copy(x, dim, index, source):
+    if not x.shape or not source.shape:
+        return NotImplemented
+    index = build.reshape(_as_index(index), (-1,))
+    return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="set")
+
+
+@traces("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", moves=True)
+def index_fill(x, dim, index, value):
+    if not x.shape:
+        return NotImplemented
+    dim = build.dim_of(x, dim)
+    index = build.reshape(_as_index(index), (-1,))
+    index = make(ops.WRAP_INDEX, index, size=x.shape[dim], dim=dim)
+    shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    new = build.full(shape, value, x.dtype)
+    return make(ops.PUT, x, index, new, dim=dim, mode="set")
+
+
+# --- x[i, :, j] ----------------------------------------------------------------------------------
+
+
+def _plan(x: Node, indices: Sequence[Node | None]) -> tuple[list[int], Node, list[int]] | None:
+    """How to read x[indices] as one lookup.
+
+    return  the dimensions that are indexed, as they should be brought together in front or left in
+            place; the positions in those dimensions flattened; where the lookup's own dimensions
+            go in the result. None where an index is a mask or the like.
+    """
+    given = [d for d, index in enumerate(indices) if index is not None]
+    if not given or any(indices[d].dtype not in INDEX_DTYPES for d in given):
+        return None
+    shape = broadcast(*[indices[d].shape for d in given])
+    position = None
+    for d in given:
+        size = x.shape[d]
+        index = make(ops.WRAP_INDEX, _as_index(indices[d]), size=size, dim=d)
+        position = index if position is None else position * size + index
+    return given, build.expand(position, shape), list(shape)
+
+
+def _gathered(x: Node, given: list[int]) -> tuple[Node, int, list[int]]:
+    """x with the indexed dimensions flattened into one: (x, that dimension, the permutation).
+
+    Indices side by side stay where they are; others move to the front, as NumPy has it.
+    """
+    adjacent = given == list(range(given[0], given[-1] + 1))
+    front = given[0] if adjacent else 0
+    rest = [d for d in range(len(x.shape)) if d not in given]
+    order = [*rest[:front], *given, *rest[front:]]
+    moved = build.permute(x, order)
+    size = math.prod(x.shape[d] for d in given)
+    shape = moved.shape
+    flat = build.reshape(moved, (*shape[:front], size, *shape[front + len(given) :]))
+    return flat, front, order
+
+
+@traces("aten::index.Tensor", "aten::_unsafe_index.Tensor", moves=True)
+def index(x, indices):
+    plan = _plan(x, indices)
+    if plan is None:
+        return NotImplemented
+    given, position, _ = plan
+    flat, dim, _ = _gathered(x, given)
+    return build.take(flat, position, dim)
+
+
+@traces("aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl")
+def index_put(x, indices, values, accumulate=False, unsafe=False):
+    if len(indices) and all(i is None or i.dtype == torch.bool for i in indices):
+        return _masked_put(x, indices, values, accumulate)
+    plan = _plan(x, indices)
+    if plan is None or x.dtype == torch.bool and accumulate:
+        return NotImplemented
+    given, position, _ = plan
+    flat, dim, order = _gathered(x, given)
+    shape = (*flat.shape[:dim], *position.shape, *flat.shape[dim + 1 :])
+    values = build.expand(build.cast(values, x.dtype), shape)
+    made = make(ops.PUT, flat, position, values, dim=dim, mode="add" if accumulate else "set")
+    moved = build.reshape(made, tuple(x.shape[d] for d in order))
+    return build.permute(moved, [order.index(d) for d in range(len(order))])
+
+
+def _masked_put(x, indices, values, accumulate):
+    """x[mask] = one value, where the mask is the only index and covers the leading dimensions."""
+    mask = indices[0]
+    alone = len(indices) == 1 and mask is not None and mask.shape == x.shape[: len(mask.shape)]
+    if not alone or values.type.size != 1:
+        return NotImplemented
+    mask = build.reshape(mask, (*mask.shape, *(1,) * (len(x.shape) - len(mask.shape))))
+    value = build.reshape(build.cast(values, x.dtype), ())
+    return build.where(mask, x + value if accumulate else value, x)

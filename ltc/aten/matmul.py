@@ -1,0 +1,83 @@
+"""Rules of matrix and vector products.  Letters: B batch, M rows, N columns, K the summed extent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ltc.aten.promote import compute_dtype, to_dtype
+from ltc.aten.registry import traces
+from ltc.ir import build
+from ltc.ir.node import Node
+
+
+@traces("aten::mm", "aten::bmm")
+def mm(x, y):
+    return build.matmul(x, y)
+
+
+@traces("aten::mv")
+def mv(x, vector):
+    return build.reshape(build.matmul(x, build.unsqueeze(vector, 1)), x.shape[:1])
+
+
+@traces("aten::addmv", static={"beta": (0, 1), "alpha": (1,)})
+def addmv(x, matrix, vector, beta=1, alpha=1):
+    return _blend(x, mv(matrix, vector), beta, alpha)
+
+
+@traces("aten::dot", "aten::vdot")
+def dot(x, y):
+    (k,) = x.shape
+    return build.reshape(build.matmul(build.reshape(x, (1, k)), build.reshape(y, (k, 1))), ())
+
+
+@traces("aten::addmm", static={"beta": (0, 1), "alpha": (1,)})
+def addmm(x, a, b, beta=1, alpha=1):
+    """beta * x + alpha * a @ b"""
+    return _blend(x, build.matmul(a, b), beta, alpha)
+
+
+@traces("aten::baddbmm", static={"beta": (0, 1), "alpha": (1,)})
+def baddbmm(x, a, b, beta=1, alpha=1):
+    return _blend(x, build.matmul(a, b), beta, alpha)
+
+
+@traces("aten::addbmm", static={"beta": (0, 1), "alpha": (1,)})
+def addbmm(x, a, b, beta=1, alpha=1):
+    return _blend(x, build.sum_of(build.matmul(a, b), 0), beta, alpha)
+
+
+@traces("aten::addr", static={"beta": (0, 1), "alpha": (1,)})
+def addr(x, a, b, beta=1, alpha=1):
+    """beta * x + alpha * the outer product of a and b"""
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    return _blend(x, build.unsqueeze(a, 1) * build.unsqueeze(b, 0), beta, alpha)
+
+
+def _blend(x: Node, product: Node, beta: Any, alpha: Any) -> Node:
+    """beta * x + alpha * product; x is not read for beta = 0, so its NaN does not spread."""
+    dtype = compute_dtype(product.dtype)
+    product = build.cast(product, dtype)
+    if _is_not(alpha, 1):
+        product = product * alpha
+    if not _is_not(beta, 0):
+        return product
+    x = to_dtype(x, dtype)
+    return (x * beta if _is_not(beta, 1) else x) + product
+
+
+def _is_not(number: Any, value: int) -> bool:
+    """Whether `number` may be something other than `value`: a lifted one always may."""
+    return isinstance(number, Node) or number != value
+
+
+@traces("aten::linear")
+def linear(x, weight, bias=None):
+    """x @ weight.T + bias over the last dimension."""
+    rows = build.reshape(x, (-1, x.shape[-1])) if x.type.size else None
+    if rows is None or len(weight.shape) != 2:
+        return NotImplemented
+    product = build.matmul(rows, build.transpose(weight, 0, 1))
+    product = build.reshape(product, (*x.shape[:-1], weight.shape[0]))
+    return product if bias is None else product + bias

@@ -1,0 +1,408 @@
+"""Rules of the overloads that only move elements, and of writing through a chain of views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ltc.aten.extern import extern
+from ltc.aten.registry import apply, rule_of, traces
+from ltc.ir import build, ops
+from ltc.ir.node import Node, make
+from ltc.ir.tensor_type import TensorType
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+@traces(
+    "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_copy", "aten::view_copy",
+    moves=True,
+)  # fmt: skip
+def view(x, size):
+    return build.reshape(x, size)
+
+
+@traces("aten::_reshape_alias", "aten::_reshape_alias_copy", moves=True)
+def reshape_alias(x, size, stride):
+    return build.reshape(x, size)
+
+
+@traces("aten::t", "aten::t_copy", "aten::numpy_T", moves=True)
+def t(x):
+    return build.permute(x, range(len(x.shape))[::-1])
+
+
+@traces("aten::transpose.int", "aten::transpose_copy.int", moves=True)
+def transpose(x, dim0, dim1):
+    return build.transpose(x, dim0, dim1)
+
+
+@traces("aten::permute", "aten::permute_copy", moves=True)
+def permute(x, dims):
+    return build.permute(x, dims)
+
+
+@traces("aten::expand", "aten::expand_copy", moves=True)
+def expand(x, size, implicit=False):
+    return build.expand(x, tuple(size))
+
+
+def _bounds(extent: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Where a Python slice starts and ends, inside 0..extent."""
+    low = 0 if start is None else start
+    high = extent if end is None else end
+    low = min(max(low + extent if low < 0 else low, 0), extent)
+    high = min(max(high + extent if high < 0 else high, low), extent)
+    return low, high
+
+
+@traces("aten::slice.Tensor", "aten::slice_copy.Tensor", moves=True)
+def slice_tensor(x, dim=0, start=None, end=None, step=1):
+    low, high = _bounds(x.shape[build.dim_of(x, dim)], start, end)
+    return build.slice_dim(x, dim, low, high, step)
+
+
+@traces("aten::select.int", "aten::select_copy.int", moves=True)
+def select(x, dim, index):
+    return build.select(x, dim, index)
+
+
+@traces("aten::squeeze", "aten::squeeze_copy", moves=True)
+def squeeze(x):
+    return build.squeeze(x, range(len(x.shape)))
+
+
+@traces("aten::squeeze.dim", "aten::squeeze_copy.dim", moves=True)
+def squeeze_dim(x, dim):
+    return build.squeeze(x, [dim])
+
+
+@traces("aten::squeeze.dims", "aten::squeeze_copy.dims", moves=True)
+def squeeze_dims(x, dim):
+    return build.squeeze(x, dim)
+
+
+@traces("aten::unsqueeze", "aten::unsqueeze_copy", moves=True)
+def unsqueeze(x, dim):
+    return build.unsqueeze(x, dim)
+
+
+@traces("aten::detach", "aten::alias", "aten::detach_copy", "aten::alias_copy", moves=True)
+def alias(x):
+    return x
+
+
+@traces("aten::split.Tensor", "aten::split_copy.Tensor", moves=True)
+def split(x, split_size, dim=0):
+    extent = x.shape[build.dim_of(x, dim)]
+    starts = range(0, extent, split_size) if extent else (0,)
+    return [build.slice_dim(x, dim, s, min(s + split_size, extent)) for s in starts]
+
+
+@traces("aten::split_with_sizes", "aten::split_with_sizes_copy", moves=True)
+def split_with_sizes(x, split_sizes, dim=0):
+    starts = [sum(split_sizes[:i]) for i in range(len(split_sizes))]
+    return [build.slice_dim(x, dim, s, s + n) for s, n in zip(starts, split_sizes)]
+
+
+@traces("aten::unbind.int", "aten::unbind_copy.int", moves=True)
+def unbind(x, dim=0):
+    return [build.select(x, dim, i) for i in range(x.shape[build.dim_of(x, dim)])]
+
+
+@traces("aten::view.dtype", "aten::view_copy.dtype", moves=True)
+def view_dtype(x, dtype):
+    same_size = dtype.itemsize == x.dtype.itemsize
+    return make(ops.BITCAST, x, dtype=dtype) if same_size else NotImplemented
+
+
+@traces("aten::diagonal", "aten::diagonal_copy", moves=True)
+def diagonal(x, offset=0, dim1=0, dim2=1):
+    """The diagonal lies at equal steps of the two dimensions flattened into one."""
+    dim1, dim2 = build.dim_of(x, dim1), build.dim_of(x, dim2)
+    rest = [d for d in range(len(x.shape)) if d not in (dim1, dim2)]
+    rows, columns = x.shape[dim1], x.shape[dim2]
+    x = build.permute(x, [*rest, dim1, dim2])
+    lead = x.shape[:-2]
+    first = offset if offset >= 0 else -offset * columns
+    count = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
+    flat = build.reshape(x, (*lead, rows * columns))
+    limit = first + (count - 1) * (columns + 1) + 1 if count else 0
+    return build.slice_dim(flat, -1, first if count else 0, limit, columns + 1)
+
+
+# --- writing through views -----------------------------------------------------------------------
+
+# One view of a chain: (overload, arguments after the tensor, keyword arguments, output or None).
+View = tuple[Any, Sequence[Any], dict[str, Any], int | None]
+
+
+@traces("ltc::write_view", moves=True)
+def write_view(base, new, chain):
+    """`base` with the elements that the chain of views selects replaced by `new`."""
+    bases = [base]
+    for step in chain[:-1]:
+        bases.append(_view(bases[-1], step))
+    for step, inner in zip(reversed(chain), reversed(bases)):
+        new = _put_back(inner, new, step)
+    return new
+
+
+def _name(overload: Any) -> str:
+    return overload if isinstance(overload, str) else overload.name()
+
+
+def _view(base: Node, step: View) -> Node:
+    """What the view selects from `base`."""
+    overload, args, kwargs, index = step
+    name = _name(overload)
+    rule = rule_of(name)
+    made = None
+    if rule is not None:
+        made = apply(rule, name, [base, *args], dict(kwargs), (), None)
+    if made is None:
+        made = extern(name, [base, *args], dict(kwargs), _view_types(base, step))
+    return made[index or 0]
+
+
+def _view_types(base: Node, step: View) -> tuple[TensorType, ...]:
+    """The types a view without a rule gives, asked of torch on a tensor without memory."""
+    overload, args, kwargs, _ = step
+    empty = torch.empty(base.shape, dtype=base.dtype, device="meta")
+    made = overload(empty, *args, **kwargs)
+    made = made if isinstance(made, (list, tuple)) else (made,)
+    return tuple(TensorType(m.dtype, tuple(m.shape)) for m in made)
+
+
+def _put_back(base: Node, new: Node, step: View) -> Node:
+    overload, args, kwargs, index = step
+    inverse = INVERSES.get(_name(overload).partition(".")[0])
+    if _name(overload) in INVERSES:
+        inverse = INVERSES[_name(overload)]
+    if inverse is None:
+        return _put_back_by_position(base, new, step)
+    if index is None:
+        return inverse(base, new, *args, **kwargs)
+    return inverse(base, new, index, *args, **kwargs)
+
+
+def _put_back_by_position(base: Node, new: Node, step: View) -> Node:
+    """For a view without an inverse here: what it selects of the positions says where to write."""
+    positions = build.reshape(build.iota(base.type.size), base.shape)
+    selected = build.reshape(_view(positions, step), (-1,))
+    new = build.reshape(build.cast(new, base.dtype), (-1,))
+    flat = make(ops.PUT, build.reshape(base, (-1,)), selected, new, dim=0, mode="set")
+    return build.reshape(flat, base.shape)
+
+
+def _back_to_shape(base, new, *args, **kwargs):
+    return build.reshape(build.cast(new, base.dtype), base.shape)
+
+
+def _back_from_permute(base, new, dims):
+    dims = [d % max(len(dims), 1) for d in dims]
+    return build.permute(new, [dims.index(d) for d in range(len(dims))])
+
+
+def _back_from_slice(base, new, dim=0, start=None, end=None, step=1):
+    low, _ = _bounds(base.shape[build.dim_of(base, dim)], start, end)
+    return build.insert(base, new, dim, low, step)
+
+
+def _back_from_select(base, new, dim, index):
+    dim = build.dim_of(base, dim)
+    return build.insert(base, build.unsqueeze(new, dim), dim, index % base.shape[dim])
+
+
+def _back_from_expand(base, new, size, implicit=False):
+    """One of the repeated elements; torch refuses to write where they could differ."""
+    lead = len(new.shape) - len(base.shape)
+    for d, extent in enumerate(new.shape):
+        repeated = d < lead or base.shape[d - lead] != extent
+        if repeated:
+            new = build.slice_dim(new, d, 0, 1)
+    return build.reshape(new, base.shape)
+
+
+def _back_from_split(base, new, index, split_size, dim=0):
+    return build.insert(base, new, dim, index * split_size)
+
+
+def _back_from_split_with_sizes(base, new, index, split_sizes, dim=0):
+    return build.insert(base, new, dim, sum(split_sizes[:index]))
+
+
+def _back_from_unbind(base, new, index, dim=0):
+    return _back_from_select(base, new, dim, index)
+
+
+def _back_from_dtype(base, new, dtype):
+    if new.dtype.itemsize == base.dtype.itemsize:
+        return make(ops.BITCAST, new, dtype=base.dtype)
+    return extern("aten::view.dtype", [new, base.dtype], results=[base.type])[0]
+
+
+def _back_from_real(base, new):
+    return extern("aten::view_as_complex", [new], results=[base.type])[0]
+
+
+def _back_from_complex(base, new):
+    return extern("aten::view_as_real", [new], results=[base.type])[0]
+
+
+def _back_from_conj(base, new):
+    return extern("aten::_conj_physical", [new], results=[base.type])[0]
+
+
+INVERSES: dict[str, Callable[..., Node]] = {
+    "aten::view": _back_to_shape,
+    "aten::_unsafe_view": _back_to_shape,
+    "aten::_reshape_alias": _back_to_shape,
+    "aten::reshape": _back_to_shape,
+    "aten::squeeze": _back_to_shape,
+    "aten::unsqueeze": _back_to_shape,
+    "aten::detach": _back_to_shape,
+    "aten::alias": _back_to_shape,
+    "aten::t": lambda base, new: t(new),
+    "aten::numpy_T": lambda base, new: t(new),
+    "aten::transpose": lambda base, new, a, b: build.transpose(new, a, b),
+    "aten::permute": _back_from_permute,
+    "aten::slice": _back_from_slice,
+    "aten::select": _back_from_select,
+    "aten::expand": _back_from_expand,
+    "aten::split": _back_from_split,
+    "aten::split_with_sizes": _back_from_split_with_sizes,
+    "aten::unbind": _back_from_unbind,
+    "aten::view.dtype": _back_from_dtype,
+    "aten::view_as_real": _back_from_real,
+    "aten::view_as_complex": _back_from_complex,
+    "aten::_conj": _back_from_conj,
+    "aten::_neg_view": lambda base, new: -new,
+}
+
+
+# --- gradients of views, and their functional writes ---------------------------------------------
+
+
+@traces("aten::slice_scatter", moves=True)
+def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
+    return _back_from_slice(x, build.cast(src, x.dtype), dim, start, end, step)
+
+
+@traces("aten::select_scatter", moves=True)
+def select_scatter(x, src, dim, index):
+    return _back_from_select(x, build.cast(src, x.dtype), dim, index)
+
+
+@traces("aten::slice_backward", moves=True)
+def slice_backward(grad, input_sizes, dim, start, end, step):
+    zeros = build.full(tuple(input_sizes), 0, grad.dtype)
+    return _back_from_slice(zeros, grad, dim, start, end, step)
+
+
+@traces("aten::select_backward", moves=True)
+def select_backward(grad, input_sizes, dim, index):
+    return _back_from_select(build.full(tuple(input_sizes), 0, grad.dtype), grad, dim, index)
+
+
+@traces("aten::diagonal_backward", moves=True)
+def diagonal_backward(grad, input_sizes, offset, dim1, dim2):
+    zeros = build.full(tuple(input_sizes), 0, grad.dtype)
+    step = (torch.ops.aten.diagonal.default, (offset, dim1, dim2), {}, None)
+    return _put_back_by_position(zeros, grad, step)
+
+
+# --- joining, repeating, padding -----------------------------------------------------------------
+
+
+def _is_legacy_empty(x: Node) -> bool:
+    """Concatenation ignores 1-D tensors without elements, whatever the other shapes are."""
+    return x.shape == (0,)
+
+
+@traces("aten::cat", moves=True)
+def cat(tensors, dim=0, *, results):
+    parts = [build.cast(x, results[0].dtype) for x in tensors if not _is_legacy_empty(x)]
+    if not parts:
+        return build.cast(tensors[0], results[0].dtype)
+    return build.concat(parts, dim)
+
+
+@traces("aten::stack", moves=True)
+def stack(tensors, dim=0, *, results):
+    dim %= len(tensors[0].shape) + 1
+    parts = [build.unsqueeze(build.cast(x, results[0].dtype), dim) for x in tensors]
+    return build.concat(parts, dim)
+
+
+@traces("aten::flip", moves=True)
+def flip(x, dims):
+    return build.flip(x, dims)
+
+
+@traces("aten::roll", moves=True)
+def roll(x, shifts, dims=()):
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    if not dims:
+        return build.reshape(_roll_one(build.reshape(x, (-1,)), shifts[0], 0), x.shape)
+    for shift, dim in zip(shifts, dims):
+        x = _roll_one(x, shift, dim)
+    return x
+
+
+def _roll_one(x: Node, shift: int, dim: int) -> Node:
+    extent = x.shape[build.dim_of(x, dim)] if x.shape else 0
+    cut = -shift % extent if extent else 0
+    if not cut:
+        return x
+    tail = build.slice_dim(x, dim, cut, extent)
+    return build.concat([tail, build.slice_dim(x, dim, 0, cut)], dim)
+
+
+@traces("aten::repeat", moves=True)
+def repeat(x, repeats):
+    """Each dimension becomes (times, extent), then the two are flattened."""
+    lead = len(repeats) - len(x.shape)
+    shape = (1,) * lead + x.shape
+    paired = [n for extent in shape for n in (1, extent)]
+    times = [n for r, extent in zip(repeats, shape) for n in (r, extent)]
+    result = tuple(r * extent for r, extent in zip(repeats, shape))
+    return build.reshape(build.expand(build.reshape(x, paired), tuple(times)), result)
+
+
+@traces("aten::constant_pad_nd", moves=True)
+def constant_pad_nd(x, pad, value=0):
+    """`pad` holds (low, high) for the last dimension first."""
+    pairs = list(zip(pad[::2], pad[1::2]))[::-1]
+    pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
+    return build.pad(x, [a for a, _ in pairs], [b for _, b in pairs], value)
+
+
+@traces("aten::pixel_shuffle", moves=True)
+def pixel_shuffle(x, upscale_factor):
+    """[..., C * r * r, H, W] -> [..., C, H * r, W * r]"""
+    *lead, channels, height, width = x.shape
+    r, depth = upscale_factor, len(lead)
+    x = build.reshape(x, (*lead, channels // (r * r), r, r, height, width))
+    x = build.permute(x, [*range(depth), depth, depth + 3, depth + 1, depth + 4, depth + 2])
+    return build.reshape(x, (*lead, channels // (r * r), height * r, width * r))
+
+
+@traces("aten::tril", moves=True)
+def tril(x, diagonal=0):
+    return build.where(_below_diagonal(x.shape, diagonal), x, 0)
+
+
+@traces("aten::triu", moves=True)
+def triu(x, diagonal=0):
+    return build.where(_below_diagonal(x.shape, diagonal - 1), 0, x)
+
+
+def _below_diagonal(shape: tuple[int, ...], diagonal: int) -> Node:
+    """[rows, columns], True where column - row <= diagonal."""
+    matrix = shape[-2:]
+    return build.iota_along(matrix, 1) <= build.iota_along(matrix, 0) + diagonal
+

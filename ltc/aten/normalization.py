@@ -1,0 +1,217 @@
+"""Rules of batch, layer and group normalization and of their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ltc.aten.promote import compute_dtype, to_dtype
+from ltc.aten.registry import traces
+from ltc.ir import build
+from ltc.ir.node import Node, like
+
+
+def _computed(*operands: Node | None) -> tuple[Node | None, ...]:
+    """Operands in the first one's compute dtype, or in a wider one that a statistic has."""
+    wide = max((x.dtype for x in operands if x is not None), key=lambda dtype: dtype.itemsize)
+    dtype = compute_dtype(wide)
+    return tuple(to_dtype(x, dtype) for x in operands)
+
+
+def _per_channel(statistic: Node, rank: int) -> Node:
+    """[C] in a shape that broadcasts to [N, C, *spatial]."""
+    return build.reshape(statistic, (1, -1, *(1,) * (rank - 2)))
+
+
+def _over_batch(x: Node) -> list[int]:
+    return [0, *range(2, len(x.shape))]
+
+
+# --- batch normalization -------------------------------------------------------------------------
+
+
+def _batch_statistics(x: Node, eps: Any) -> tuple[Node, Node, Node]:
+    """(mean, variance, 1 / sqrt(variance + eps)) of each channel, the variance biased."""
+    dims = _over_batch(x)
+    mean = build.mean_of(x, dims)
+    distance = x - _per_channel(mean, len(x.shape))
+    variance = build.mean_of(distance * distance, dims)
+    return mean, variance, 1.0 / build.sqrt(variance + eps)
+
+
+def _normalized(x: Node, mean: Node, inverse: Node, weight: Node | None, bias: Node | None) -> Node:
+    rank = len(x.shape)
+    scale = inverse if weight is None else inverse * weight
+    y = (x - _per_channel(mean, rank)) * _per_channel(scale, rank)
+    return y if bias is None else y + _per_channel(bias, rank)
+
+
+def _moved(running: Node | None, new: Node, momentum: Any) -> Node | None:
+    """(1 - momentum) * running + momentum * new"""
+    if running is None:
+        return None
+    m = like(momentum, new)
+    return (1.0 - m) * build.cast(running, new.dtype) + m * new
+
+
+def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """(y, mean, inverse deviation, running mean, running variance)"""
+    if not x.type.size or len(x.shape) < 2:
+        return None
+    x, weight, bias, old_mean, old_var = _computed(x, weight, bias, running_mean, running_var)
+    if not training:
+        inverse = 1.0 / build.sqrt(old_var + eps)
+        return _normalized(x, old_mean, inverse, weight, bias), None, None, old_mean, old_var
+    mean, variance, inverse = _batch_statistics(x, eps)
+    y = _normalized(x, mean, inverse, weight, bias)
+    count = build.count_of(x, _over_batch(x))
+    unbiased = variance * (count / (count - 1)) if count > 1 else variance * math.inf
+    new_mean, new_var = _moved(old_mean, mean, momentum), _moved(old_var, unbiased, momentum)
+    return y, mean, inverse, new_mean, new_var
+
+
+def _saved(node: Node | None, recorded: Any) -> Node:
+    """A saved statistic; where none is saved, nothing (or zeros) of the recorded shape."""
+    if node is None:
+        return build.full(recorded.shape, 0, recorded.dtype)
+    return node
+
+
+@traces("aten::_native_batch_norm_legit_functional")
+def batch_norm_functional(
+    x, weight, bias, running_mean, running_var, training, momentum, eps, *, results
+):
+    made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    if made is None:
+        return NotImplemented
+    y, mean, inverse, new_mean, new_var = made
+    return y, _saved(mean, results[1]), _saved(inverse, results[2]), new_mean, new_var
+
+
+@traces("aten::_native_batch_norm_legit")
+def batch_norm_updating(
+    x, weight, bias, running_mean, running_var, training, momentum, eps, *, results
+):
+    """The running statistics come first: they are arguments that the overload writes to."""
+    made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    if made is None:
+        return NotImplemented
+    y, mean, inverse, new_mean, new_var = made
+    return new_mean, new_var, y, _saved(mean, results[3]), _saved(inverse, results[4])
+
+
+@traces("aten::_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(x, weight, bias, training, momentum, eps):
+    made = _batch_norm(x, weight, bias, None, None, True, momentum, eps)
+    return NotImplemented if made is None else made[:3]
+
+
+@traces("aten::_native_batch_norm_legit_no_training")
+def batch_norm_evaluating(x, weight, bias, running_mean, running_var, momentum, eps, *, results):
+    made = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
+    if made is None:
+        return NotImplemented
+    return made[0], _saved(None, results[1]), _saved(None, results[2])
+
+
+@traces("aten::native_batch_norm")
+def native_batch_norm(
+    x, weight, bias, running_mean, running_var, training, momentum, eps, *, results
+):
+    """Where its results alone are recorded: with statistics to update, another overload is."""
+    if training and running_mean is not None:
+        return NotImplemented
+    made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    if made is None:
+        return NotImplemented
+    return made[0], _saved(made[1], results[1]), _saved(made[2], results[2])
+
+
+@traces("aten::native_batch_norm_backward")
+def native_batch_norm_backward(
+    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+):
+    """With h the normalized x: dx = scale * (g - mean(g) - h * mean(g * h)).
+
+    Source: Ioffe and Szegedy, arXiv:1502.03167, section 3.
+    """
+    if not x.type.size:
+        return NotImplemented
+    if not train:
+        save_mean, save_invstd = running_mean, None
+    grad, x, weight, mean, inverse, variance = _computed(
+        grad, x, weight, save_mean, save_invstd, running_var
+    )
+    if not train:
+        inverse = 1.0 / build.sqrt(variance + eps)
+    rank, dims = len(x.shape), _over_batch(x)
+    h = (x - _per_channel(mean, rank)) * _per_channel(inverse, rank)
+    grad_sum, grad_dot = build.sum_of(grad, dims), build.sum_of(grad * h, dims)
+    scale = _per_channel(inverse if weight is None else inverse * weight, rank)
+    if train:
+        count = build.count_of(x, dims)
+        drift = _per_channel(grad_sum / count, rank) + h * _per_channel(grad_dot / count, rank)
+        dx = (grad - drift) * scale
+    else:
+        dx = grad * scale
+    gradients = (dx, grad_dot, grad_sum)
+    return tuple(g if wanted else None for g, wanted in zip(gradients, output_mask))
+
+
+# --- layer normalization -------------------------------------------------------------------------
+
+
+@traces("aten::native_layer_norm")
+def native_layer_norm(x, normalized_shape, weight, bias, eps):
+    """(y, mean, inverse deviation) over the last dimensions.  Source: arXiv:1607.06450."""
+    if not x.type.size:
+        return NotImplemented
+    x, weight, bias = _computed(x, weight, bias)
+    dims = range(len(x.shape) - len(normalized_shape), len(x.shape))
+    mean = build.mean_of(x, dims, keepdim=True)
+    distance = x - mean
+    inverse = 1.0 / build.sqrt(build.mean_of(distance * distance, dims, keepdim=True) + eps)
+    y = distance * inverse
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), mean, inverse
+
+
+@traces("aten::native_layer_norm_backward")
+def native_layer_norm_backward(
+    grad, x, normalized_shape, mean, rstd, weight, bias, output_mask
+):
+    """With h the normalized x and g the gradient of h: dx = rstd * (g - mean(g) - h * mean(g * h))."""
+    if not x.type.size:
+        return NotImplemented
+    grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)
+    split = len(x.shape) - len(normalized_shape)
+    inner, outer = range(split, len(x.shape)), range(split)
+    h = (x - mean) * rstd
+    g = grad if weight is None else grad * weight
+    drift = build.mean_of(g, inner, keepdim=True)
+    drift = drift + h * build.mean_of(g * h, inner, keepdim=True)
+    dx = (g - drift) * rstd
+    dweight = build.sum_of(grad * h, outer) if split else grad * h
+    dbias = build.sum_of(grad, outer) if split else grad
+    gradients = (dx, dweight, dbias)
+    return tuple(g if wanted else None for g, wanted in zip(gradients, output_mask))
+
+
+# --- group normalization -------------------------------------------------------------------------
+
+
+@traces("aten::native_group_norm")
+def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
+    """(y, mean, inverse deviation) over the channels of a group.  Source: arXiv:1803.08494."""
+    if not x.type.size:
+        return NotImplemented
+    shape = x.shape
+    x, weight, bias = _computed(x, weight, bias)
+    grouped = build.reshape(x, (N, group, -1))
+    mean = build.mean_of(grouped, -1, keepdim=True)
+    distance = grouped - mean
+    inverse = 1.0 / build.sqrt(build.mean_of(distance * distance, -1, keepdim=True) + eps)
+    y = build.reshape(distance * inverse, shape)
+    y = y if weight is None else y * _per_channel(weight, len(shape))
+    y = y if bias is None else y + _per_channel(bias, len(shape))
+    return y, build.reshape(mean, (N, group)), build.reshape(inverse, (N, group))

@@ -1,0 +1,135 @@
+"""Rules of the fused optimizers: the update of one parameter, for each.
+
+Each follows its CPU kernel (ATen/native/cpu/Fused*Kernel.cpp); steps and corrections in f64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ltc.aten.promote import compute_dtype
+from ltc.aten.registry import traces
+from ltc.ir import build
+from ltc.ir.build import where
+from ltc.ir.node import Node, constant, like
+
+
+def _double(number: Any) -> Node:
+    if isinstance(number, Node):
+        return build.cast(number, torch.float64)
+    return constant(number, torch.float64)
+
+
+def _unscaled(grad: Node, dtype: torch.dtype, grad_scale: Node | None) -> Node:
+    grad = build.cast(grad, dtype)
+    return grad if grad_scale is None else grad / build.cast(grad_scale, dtype)
+
+
+def _unless(found_inf: Node | None, new: Node, old: Node) -> Node:
+    """The new value, or the old one of a step in which a gradient overflowed."""
+    if found_inf is None:
+        return new
+    skipped = build.eq(build.reshape(found_inf, ()), 1)
+    return where(skipped, old, build.cast(new, old.dtype))
+
+
+def _adam_step(p, grad, m, v, v_max, step, lr, beta1, beta2, weight_decay, eps, maximize, decoupled):
+    """(parameter, first moment, second moment, its maximum).  Source: arXiv:1412.6980, algorithm 1;
+    the decoupled decay: arXiv:1711.05101, algorithm 2."""
+    dtype = p.dtype
+    b1, b2, rate, decay = map(_double, (beta1, beta2, lr, weight_decay))
+    grad = -grad if maximize else grad
+    if decoupled:
+        p = p * build.cast(1.0 - rate * decay, dtype)
+    else:
+        grad = grad + p * build.cast(decay, dtype)
+    step = _double(step)
+    correction1 = 1.0 - build.power(b1, step)
+    correction2 = build.sqrt(1.0 - build.power(b2, step))
+    m = _lerp(m, grad, build.cast(1.0 - b1, dtype))
+    v = v * build.cast(b2, dtype) + build.cast(1.0 - b2, dtype) * grad * grad
+    if v_max is not None:
+        v_max = build.maximum(v_max, v)
+    root = build.sqrt(v if v_max is None else v_max)
+    denominator = root / build.cast(correction2, dtype) + like(eps, p)
+    return p - build.cast(rate / correction1, dtype) * (m / denominator), m, v, v_max
+
+
+def _lerp(x: Node, end: Node, weight: Node) -> Node:
+    return where(weight < 0.5, x + weight * (end - x), end - (end - x) * (1.0 - weight))
+
+
+def _fused_adam(decoupled: bool):
+    def rule(
+        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *,
+        lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None,
+    ):  # fmt: skip
+        """Every list in the order of the overload's arguments, for it writes to all of them."""
+        updated = []
+        for i, p in enumerate(params):
+            dtype = compute_dtype(p.dtype)
+            grad = _unscaled(grads[i], dtype, grad_scale)
+            maxima = build.cast(max_exp_avg_sqs[i], dtype) if amsgrad else None
+            old = [build.cast(x, dtype) for x in (p, exp_avgs[i], exp_avg_sqs[i])]
+            new = _adam_step(
+                old[0], grad, old[1], old[2], maxima, state_steps[i], lr, beta1, beta2,
+                weight_decay, eps, maximize, decoupled,
+            )  # fmt: skip
+            kept = [_unless(found_inf, n, o) for n, o in zip(new, old)]
+            last = _unless(found_inf, new[3], maxima) if amsgrad else None
+            updated.append((kept[0], _unless(found_inf, grad, grads[i]), kept[1], kept[2], last))
+        lists = [list(column) for column in zip(*updated)]
+        return lists if amsgrad else [*lists[:4], max_exp_avg_sqs]
+
+    return rule
+
+
+traces("aten::_fused_adam_", "aten::_fused_adam_.tensor_lr")(_fused_adam(decoupled=False))
+traces("aten::_fused_adamw_", "aten::_fused_adamw_.tensor_lr")(_fused_adam(decoupled=True))
+
+
+@traces("aten::_fused_sgd_", "aten::_fused_sgd_.tensor_lr", static={"momentum": (0,)})
+def fused_sgd(
+    params, grads, momentum_buffers, *, weight_decay, momentum, lr, dampening, nesterov, maximize,
+    is_first_step, grad_scale=None, found_inf=None,
+):  # fmt: skip
+    """buffer = momentum * buffer + (1 - dampening) * grad; p -= lr * buffer"""
+    updated = []
+    for i, p in enumerate(params):
+        dtype = compute_dtype(p.dtype)
+        old, raw = build.cast(p, dtype), _unscaled(grads[i], dtype, grad_scale)
+        grad = (-raw if maximize else raw) + old * build.cast(_double(weight_decay), dtype)
+        buffer = momentum_buffers[i] if momentum_buffers else None
+        if buffer is not None:
+            before = build.cast(buffer, dtype)
+            share = build.cast(1.0 - _double(dampening), dtype)
+            m = build.cast(_double(momentum), dtype)
+            after = grad if is_first_step else m * before + share * grad
+            grad = grad + m * after if nesterov else after
+            buffer = _unless(found_inf, after, before)
+        new = _unless(found_inf, old - build.cast(_double(lr), dtype) * grad, old)
+        updated.append((new, _unless(found_inf, raw, grads[i]), buffer))
+    new, raw, buffers = ([*column] for column in zip(*updated))
+    return [new, raw, buffers if momentum_buffers else []]
+
+
+@traces("aten::_fused_adagrad_")
+def fused_adagrad(
+    params, grads, state_sums, state_steps, *, lr, lr_decay, weight_decay, eps, maximize,
+    grad_scale=None, found_inf=None,
+):  # fmt: skip
+    """sum += grad ** 2; p -= lr / (1 + (step - 1) * lr_decay) * grad / (sqrt(sum) + eps)"""
+    updated = []
+    for i, p in enumerate(params):
+        dtype = compute_dtype(p.dtype)
+        old, before = build.cast(p, dtype), build.cast(state_sums[i], dtype)
+        raw = _unscaled(grads[i], dtype, grad_scale)
+        grad = (-raw if maximize else raw) + old * build.cast(_double(weight_decay), dtype)
+        rate = _double(lr) / (1.0 + (_double(state_steps[i]) - 1.0) * _double(lr_decay))
+        total = before + grad * grad
+        step = build.cast(rate, dtype) * grad / (build.sqrt(total) + like(eps, grad))
+        kept = _unless(found_inf, old - step, old), _unless(found_inf, total, before)
+        updated.append((kept[0], _unless(found_inf, raw, grads[i]), kept[1], state_steps[i]))
+    return [list(column) for column in zip(*updated)]

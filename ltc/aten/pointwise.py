@@ -1,0 +1,556 @@
+"""Rules of the overloads that compute each element from the elements at its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ltc.aten.promote import (
+    common_dtype,
+    compute_dtype,
+    promote,
+    promote_exact,
+    promote_float,
+    to_dtype,
+)
+from ltc.aten.registry import traces
+from ltc.ir import build, ops
+from ltc.ir.build import where
+from ltc.ir.node import Node, is_number, like, make
+
+# --- functions of one real number ----------------------------------------------------------------
+
+REAL_FUNCTIONS = {
+    "exp": build.exp,
+    "exp2": build.exp2,
+    "expm1": build.expm1,
+    "log": build.log,
+    "log1p": build.log1p,
+    "log2": build.log2,
+    "log10": build.log10,
+    "sqrt": build.sqrt,
+    "rsqrt": build.rsqrt,
+    "sin": build.sin,
+    "cos": build.cos,
+    "tan": build.tan,
+    "asin": build.asin,
+    "acos": build.acos,
+    "atan": build.atan,
+    "sinh": build.sinh,
+    "cosh": build.cosh,
+    "tanh": build.tanh,
+    "asinh": build.asinh,
+    "acosh": build.acosh,
+    "atanh": build.atanh,
+    "erf": build.erf,
+    "erfc": build.erfc,
+    "erfinv": build.erfinv,
+    "lgamma": build.lgamma,
+    "digamma": build.digamma,
+    "special_erfinv": build.erfinv,
+}
+
+
+def real_function(name: str) -> Callable[[Node], Node]:
+    """The rule of a function in REAL_FUNCTIONS: integers and bool become floats first."""
+    function = REAL_FUNCTIONS[name]
+
+    def rule(x: Node) -> Node:
+        (x,) = promote_float(x)
+        return function(x)
+
+    return rule
+
+
+for _name in REAL_FUNCTIONS:
+    traces(f"aten::{_name}")(real_function(_name))
+
+
+@traces("aten::reciprocal")
+def reciprocal(x):
+    (x,) = promote_float(x)
+    return 1.0 / x
+
+
+@traces("aten::sigmoid")
+def sigmoid(x):
+    (x,) = promote_float(x)
+    return 1.0 / (1.0 + build.exp(-x))
+
+
+@traces("aten::logit")
+def logit(x, eps=None):
+    """log(x / (1 - x)), of x clamped to [eps, 1 - eps]."""
+    (x,) = promote_float(x)
+    if eps is not None:
+        low = like(eps, x)
+        x = where(x < low, low, where(x > 1.0 - low, 1.0 - low, x))
+    return build.log(x / (1.0 - x))
+
+
+@traces("aten::deg2rad")
+def deg2rad(x):
+    (x,) = promote_float(x)
+    return x * (math.pi / 180.0)
+
+
+@traces("aten::rad2deg")
+def rad2deg(x):
+    (x,) = promote_float(x)
+    return x * (180.0 / math.pi)
+
+
+@traces("aten::sinc")
+def sinc(x):
+    """sin(pi x) / (pi x), and 1 at 0."""
+    (x,) = promote_float(x)
+    angle = x * math.pi
+    return where(build.eq(x, 0), 1.0, build.sin(angle) / angle)
+
+
+@traces("aten::neg")
+def neg(x):
+    return -x
+
+
+@traces("aten::abs")
+def absolute(x):
+    return x if x.dtype in (torch.bool, torch.uint8) else build.absolute(x)
+
+
+@traces("aten::sign", "aten::sgn")
+def sign(x):
+    return build.sign(x)
+
+
+@traces("aten::positive", "aten::conj_physical", "aten::_conj_physical")
+def unchanged(x):
+    return x
+
+
+@traces("aten::square")
+def square(x):
+    return multiply(x, x)
+
+
+WHOLE_FUNCTIONS = {
+    "floor": build.floor,
+    "ceil": build.ceil,
+    "trunc": build.trunc,
+    "round": build.round_half_even,
+}
+
+
+def whole_function(name: str) -> Callable[[Node], Node]:
+    """The rule of a function in WHOLE_FUNCTIONS: an integer is whole already."""
+    function = WHOLE_FUNCTIONS[name]
+
+    def rule(x: Node) -> Node:
+        return function(x) if x.dtype.is_floating_point else x
+
+    return rule
+
+
+for _name in WHOLE_FUNCTIONS:
+    traces(f"aten::{_name}")(whole_function(_name))
+
+
+@traces("aten::frac")
+def frac(x):
+    return x - build.trunc(x)
+
+
+@traces("aten::isnan")
+def isnan(x):
+    return build.is_nan(x)
+
+
+@traces("aten::isinf")
+def isinf(x):
+    if not x.dtype.is_floating_point:
+        return build.full(x.shape, False, torch.bool)
+    return build.eq(build.absolute(x), math.inf)
+
+
+@traces("aten::isposinf")
+def isposinf(x):
+    if not x.dtype.is_floating_point:
+        return build.full(x.shape, False, torch.bool)
+    return build.eq(x, math.inf)
+
+
+@traces("aten::isneginf")
+def isneginf(x):
+    if not x.dtype.is_floating_point:
+        return build.full(x.shape, False, torch.bool)
+    return build.eq(x, -math.inf)
+
+
+@traces("aten::signbit")
+def signbit(x):
+    if not x.dtype.is_floating_point:
+        return x < 0 if x.dtype != torch.bool else build.full(x.shape, False, torch.bool)
+    return build.copysign(build.full_like(x, 1.0), x) < 0
+
+
+@traces("aten::nan_to_num")
+def nan_to_num(x, nan=None, posinf=None, neginf=None):
+    if not x.dtype.is_floating_point:
+        return x
+    limits = torch.finfo(x.dtype)
+    result = where(build.is_nan(x), 0.0 if nan is None else nan, x)
+    result = where(build.eq(x, math.inf), limits.max if posinf is None else posinf, result)
+    return where(build.eq(x, -math.inf), limits.min if neginf is None else neginf, result)
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+
+def _scaled(y: Node, alpha: Any) -> Node:
+    if isinstance(alpha, (bool, int, float)) and alpha == 1:
+        return y
+    return y * alpha
+
+
+@traces("aten::add.Tensor", "aten::add.Scalar")
+def add(x, y, alpha=1):
+    x, y = promote(x, y)
+    if x.dtype == torch.bool:
+        return x | (y & like(alpha, y))
+    return x + _scaled(y, alpha)
+
+
+@traces("aten::sub.Tensor", "aten::sub.Scalar")
+def subtract(x, y, alpha=1):
+    x, y = promote(x, y)
+    return x - _scaled(y, alpha)
+
+
+@traces("aten::rsub.Tensor", "aten::rsub.Scalar")
+def subtract_from(x, y, alpha=1):
+    return subtract(y, x, alpha)
+
+
+@traces("aten::mul.Tensor", "aten::mul.Scalar")
+def multiply(x, y):
+    x, y = promote(x, y)
+    return x & y if x.dtype == torch.bool else x * y
+
+
+@traces("aten::div.Tensor", "aten::div.Scalar")
+def divide(x, y):
+    x, y = promote_float(x, y)
+    return x / y
+
+
+@traces("aten::div.Tensor_mode", "aten::div.Scalar_mode")
+def divide_rounding(x, y, rounding_mode=None):
+    if rounding_mode is None:
+        return divide(x, y)
+    if rounding_mode == "floor":
+        return floor_divide(x, y)
+    x, y = promote(x, y)
+    if x.dtype == torch.bool:
+        return NotImplemented
+    return build.trunc(x / y) if x.dtype.is_floating_point else build.trunc_divide(x, y)
+
+
+@traces("aten::floor_divide", "aten::floor_divide.Scalar")
+def floor_divide(x, y):
+    x, y = promote(x, y)
+    if x.dtype == torch.bool:
+        return NotImplemented
+    return build.floor_divide(x, y)
+
+
+@traces("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor")
+def remainder(x, y):
+    x, y = promote(x, y)
+    return NotImplemented if x.dtype == torch.bool else build.remainder(x, y)
+
+
+@traces("aten::fmod.Tensor", "aten::fmod.Scalar")
+def fmod(x, y):
+    x, y = promote(x, y)
+    return NotImplemented if x.dtype == torch.bool else build.fmod(x, y)
+
+
+# pow with one of these exponents is another formula, and torch rounds as that formula does.
+EXPONENTS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
+
+
+@traces("aten::pow.Tensor_Scalar", static={"exponent": EXPONENTS})
+def power_of_number(x, exponent):
+    dtype = common_dtype(x, exponent)
+    if dtype == torch.bool or isinstance(exponent, Node) and not is_number(exponent):
+        return NotImplemented
+    x = to_dtype(x, compute_dtype(dtype))
+    formula = None if isinstance(exponent, Node) else POWERS.get(exponent)
+    if formula is not None and (dtype.is_floating_point or exponent in (0, 1, 2, 3)):
+        return formula(x)
+    if not dtype.is_floating_point:
+        return NotImplemented  # torch's kernel checks for a negative exponent
+    return build.power(x, exponent)
+
+
+POWERS: dict[float, Callable[[Node], Node]] = {
+    -2: lambda x: 1.0 / (x * x),
+    -1: lambda x: 1.0 / x,
+    -0.5: build.rsqrt,
+    0: lambda x: build.full_like(x, 1),
+    0.5: build.sqrt,
+    1: lambda x: x,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+}
+
+
+@traces("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
+def power(x, exponent):
+    x, exponent = promote(x, exponent)
+    return build.power(x, exponent) if x.dtype.is_floating_point else NotImplemented
+
+
+@traces("aten::float_power.Tensor_Scalar", static={"exponent": None})
+def float_power(x, exponent):
+    return power_of_number(build.cast(x, torch.float64), exponent)
+
+
+@traces("aten::addcmul")
+def addcmul(x, a, b, value=1):
+    """x + value * a * b"""
+    x, a, b = promote(x, a, b)
+    return x + _scaled(a, value) * b
+
+
+@traces("aten::addcdiv")
+def addcdiv(x, a, b, value=1):
+    """x + value * a / b"""
+    x, a, b = promote(x, a, b)
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    return x + _scaled(a, value) / b
+
+
+@traces("aten::lerp.Scalar", "aten::lerp.Tensor")
+def lerp(x, end, weight):
+    """From x to end by weight, measured from the nearer end: exact at 0 and at 1."""
+    x, end, weight = promote(x, end, weight)
+    step = end - x
+    return where(
+        build.absolute(weight) < 0.5, x + weight * step, end - step * (1.0 - weight)
+    )
+
+
+@traces("aten::maximum", "aten::max.other")
+def maximum(x, y):
+    x, y = promote_exact(x, y)
+    return x | y if x.dtype == torch.bool else build.maximum(x, y)
+
+
+@traces("aten::minimum", "aten::min.other")
+def minimum(x, y):
+    x, y = promote_exact(x, y)
+    return x & y if x.dtype == torch.bool else build.minimum(x, y)
+
+
+@traces("aten::fmax")
+def fmax(x, y):
+    """The maximum of what is a number."""
+    x, y = promote_exact(x, y)
+    if not x.dtype.is_floating_point:
+        return maximum(x, y)
+    return where(build.is_nan(y), x, where(build.is_nan(x), y, build.maximum(x, y)))
+
+
+@traces("aten::fmin")
+def fmin(x, y):
+    """The minimum of what is a number."""
+    x, y = promote_exact(x, y)
+    if not x.dtype.is_floating_point:
+        return minimum(x, y)
+    return where(build.is_nan(y), x, where(build.is_nan(x), y, build.minimum(x, y)))
+
+
+@traces("aten::clamp", "aten::clamp.Tensor")
+def clamp(x, min=None, max=None):
+    x, low, high = promote_exact(x, min, max)
+    if x.dtype == torch.bool:
+        return NotImplemented
+    if low is not None:
+        x = build.maximum(x, low)
+    return x if high is None else build.minimum(x, high)
+
+
+@traces("aten::clamp_min", "aten::clamp_min.Tensor")
+def clamp_min(x, min):
+    return clamp(x, min, None)
+
+
+@traces("aten::clamp_max", "aten::clamp_max.Tensor")
+def clamp_max(x, max):
+    return clamp(x, None, max)
+
+
+@traces("aten::atan2")
+def atan2(x, y):
+    x, y = promote_float(x, y)
+    return build.atan2(x, y)
+
+
+@traces("aten::hypot")
+def hypot(x, y):
+    x, y = promote(x, y)
+    return build.hypot(x, y)
+
+
+@traces("aten::copysign.Tensor", "aten::copysign.Scalar")
+def copysign(x, y):
+    x, y = promote_float(x, y)
+    return build.copysign(x, y)
+
+
+@traces("aten::nextafter")
+def nextafter(x, y):
+    x, y = promote_exact(x, y)
+    return build.nextafter(x, y)
+
+
+@traces("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")
+def xlogy(x, y):
+    """x * log(y), and 0 where x is 0 unless y is NaN."""
+    x, y = promote_float(x, y)
+    return where(build.is_nan(y), math.nan, where(build.eq(x, 0), 0.0, x * build.log(y)))
+
+
+@traces("aten::logaddexp")
+def logaddexp(x, y):
+    """log(exp(x) + exp(y)), from the larger one so that nothing overflows."""
+    x, y = promote(x, y)
+    high = build.maximum(x, y)
+    same_infinity = build.eq(x, y) & build.eq(build.absolute(x), math.inf)
+    return where(same_infinity, x, high + build.log1p(build.exp(-build.absolute(x - y))))
+
+
+@traces("aten::heaviside")
+def heaviside(x, values):
+    """0 below zero, 1 above it and at NaN as torch has it, `values` at zero."""
+    x, values = promote_exact(x, values)
+    return where(build.eq(x, 0), values, build.cast(x > 0, x.dtype))
+
+
+# --- comparisons, logic, bits --------------------------------------------------------------------
+
+
+def _compares(function: Callable[[Node, Node], Node]) -> Callable[[Any, Any], Node]:
+    def rule(x: Any, y: Any) -> Node:
+        return function(*promote_exact(x, y))
+
+    return rule
+
+
+for _name, _function in {
+    "eq": build.eq,
+    "ne": build.ne,
+    "lt": build.lt,
+    "le": build.le,
+    "gt": build.gt,
+    "ge": build.ge,
+}.items():
+    traces(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar")(_compares(_function))
+
+
+def _as_bool(x: Any) -> Node:
+    return build.cast(x, torch.bool)
+
+
+@traces("aten::logical_not")
+def logical_not(x):
+    return ~_as_bool(x)
+
+
+@traces("aten::logical_and")
+def logical_and(x, y):
+    return _as_bool(x) & _as_bool(y)
+
+
+@traces("aten::logical_or")
+def logical_or(x, y):
+    return _as_bool(x) | _as_bool(y)
+
+
+@traces("aten::logical_xor")
+def logical_xor(x, y):
+    return _as_bool(x) ^ _as_bool(y)
+
+
+@traces("aten::bitwise_not")
+def bitwise_not(x):
+    return ~x
+
+
+def _on_bits(op: ops.Op) -> Callable[[Any, Any], Node]:
+    def rule(x: Any, y: Any) -> Node:
+        return make(op, *promote_exact(x, y))
+
+    return rule
+
+
+for _name, _op in {
+    "bitwise_and": ops.AND,
+    "bitwise_or": ops.OR,
+    "bitwise_xor": ops.XOR,
+    "bitwise_left_shift": ops.SHIFT_LEFT,
+    "bitwise_right_shift": ops.SHIFT_RIGHT,
+}.items():
+    _scalar_form = "Tensor_Scalar" if "shift" in _name else "Scalar"
+    traces(f"aten::{_name}.Tensor", f"aten::{_name}.{_scalar_form}", f"aten::{_name}.Scalar_Tensor")(
+        _on_bits(_op)
+    )
+
+for _name, _op in {"and": ops.AND, "or": ops.OR, "xor": ops.XOR}.items():
+    traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_on_bits(_op))
+
+for _name, _op in {"lshift": ops.SHIFT_LEFT, "rshift": ops.SHIFT_RIGHT}.items():
+    traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_on_bits(_op))
+
+
+@traces("aten::where.self", "aten::where.ScalarSelf", "aten::where.ScalarOther", "aten::where.Scalar")
+def where_rule(condition, x, y):
+    x, y = promote_exact(x, y)
+    return where(_as_bool(condition), x, y)
+
+
+@traces("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
+def masked_fill(x, mask, value):
+    value = to_dtype(value, x.dtype)
+    return where(_as_bool(mask), value, x)
+
+
+# --- conversions ---------------------------------------------------------------------------------
+
+
+@traces("aten::_to_copy", "aten::to.dtype", "aten::to.device", moves=True)
+def to_copy(x, *_, dtype=None, **__):
+    return x if dtype is None else build.cast(x, dtype)
+
+
+@traces("aten::copy", moves=True)
+def copy(x, source, non_blocking=False):
+    """`source` in the shape and dtype of x."""
+    if not isinstance(source, Node):
+        return build.full(x.shape, source, x.dtype)
+    return build.expand(build.cast(source, x.dtype), x.shape)
+
+
+@traces("aten::clone", "aten::contiguous", "aten::lift", "aten::lift_fresh_copy", moves=True)
+def clone(x, memory_format=None):
+    return x
+
+
+@traces("ltc::barrier", moves=True)
+def barrier(x, position):
+    return make(ops.BARRIER, x, position=position)

@@ -1,0 +1,159 @@
+"""Rules of pooling over windows and of its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ltc.aten.promote import compute_dtype
+from ltc.aten.registry import traces
+from ltc.ir import build, ops
+from ltc.ir.node import Node, make
+
+
+def _each(values: Any, rank: int) -> tuple[int, ...]:
+    values = (values,) if isinstance(values, int) else tuple(values)
+    return values * rank if len(values) == 1 else values
+
+
+def _window(rank: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> dict:
+    kernel = _each(kernel, rank)
+    return {
+        "kernel": kernel,
+        "stride": _each(stride, rank) if stride not in ((), [], None) else kernel,
+        "padding": _each(padding, rank),
+        "dilation": _each(dilation, rank),
+    }
+
+
+def _batched(x: Node, rank: int) -> Node:
+    """[N, C, *spatial], with a batch of one where there is none."""
+    return x if len(x.shape) == rank + 2 else build.unsqueeze(x, 0)
+
+
+def _max_pool(rank: int, x: Node, window: dict, results: Any) -> Any:
+    if not x.type.size or not results[0].size or not x.dtype.is_floating_point:
+        return NotImplemented
+    batched = _batched(x, rank)
+    shape = (*batched.shape[:2], *results[0].shape[-rank:])
+    pooled = make(ops.MAX_POOL, batched, shape=shape, **window)
+    return tuple(build.reshape(build.get(pooled, i), results[0].shape) for i in (0, 1))
+
+
+@traces("aten::max_pool2d_with_indices")
+def max_pool2d(x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False, *, results):
+    return _max_pool(2, x, _window(2, kernel_size, stride, padding, dilation), results)
+
+
+@traces("aten::max_pool3d_with_indices")
+def max_pool3d(x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False, *, results):
+    return _max_pool(3, x, _window(3, kernel_size, stride, padding, dilation), results)
+
+
+def _max_pool_backward(rank: int, grad: Node, x: Node, indices: Node) -> Any:
+    if not x.type.size or not grad.type.size:
+        return NotImplemented
+    shape = _batched(x, rank).shape
+    made = make(
+        ops.MAX_POOL_GRADIENT, _batched(grad, rank), _batched(indices, rank), shape=shape
+    )
+    return build.reshape(made, x.shape)
+
+
+@traces("aten::max_pool2d_with_indices_backward")
+def max_pool2d_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    return _max_pool_backward(2, grad, x, indices)
+
+
+@traces("aten::max_pool3d_with_indices_backward")
+def max_pool3d_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    return _max_pool_backward(3, grad, x, indices)
+
+
+def _average_attributes(count_include_pad: bool, divisor_override: int | None) -> dict:
+    return {"count_padding": bool(count_include_pad), "divisor": divisor_override or 0}
+
+
+def _average_pool(rank: int, x: Node, window: dict, options: dict, results: Any) -> Any:
+    if not x.type.size or not x.dtype.is_floating_point:
+        return NotImplemented
+    batched = _batched(x, rank)
+    shape = (*batched.shape[:2], *results[0].shape[-rank:])
+    pooled = make(ops.AVERAGE_POOL, batched, shape=shape, **window, **options)
+    return build.reshape(pooled, results[0].shape)
+
+
+@traces("aten::avg_pool2d")
+def avg_pool2d(
+    x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
+    divisor_override=None, *, results,
+):  # fmt: skip
+    window = _window(2, kernel_size, stride, padding)
+    options = _average_attributes(count_include_pad, divisor_override)
+    return _average_pool(2, x, window, options, results)
+
+
+@traces("aten::avg_pool3d")
+def avg_pool3d(
+    x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
+    divisor_override=None, *, results,
+):  # fmt: skip
+    window = _window(3, kernel_size, stride, padding)
+    options = _average_attributes(count_include_pad, divisor_override)
+    return _average_pool(3, x, window, options, results)
+
+
+def _average_pool_backward(rank: int, grad: Node, x: Node, window: dict, options: dict) -> Any:
+    if not x.type.size or not grad.type.size:
+        return NotImplemented
+    shape = _batched(x, rank).shape
+    made = make(
+        ops.AVERAGE_POOL_GRADIENT, _batched(grad, rank), shape=shape, **window, **options
+    )
+    return build.reshape(made, x.shape)
+
+
+@traces("aten::avg_pool2d_backward")
+def avg_pool2d_backward(
+    grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+):
+    options = _average_attributes(count_include_pad, divisor_override)
+    return _average_pool_backward(2, grad, x, _window(2, kernel_size, stride, padding), options)
+
+
+@traces("aten::avg_pool3d_backward")
+def avg_pool3d_backward(
+    grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+):
+    options = _average_attributes(count_include_pad, divisor_override)
+    return _average_pool_backward(3, grad, x, _window(3, kernel_size, stride, padding), options)
+
+
+def _whole_windows(x: Node, output_size: Any) -> tuple[int, int] | None:
+    """The window of an adaptive pooling whose windows are all alike and do not overlap."""
+    height, width = x.shape[-2:]
+    rows, columns = _each(output_size, 2)
+    if not rows or not columns or not x.type.size or height % rows or width % columns:
+        return None
+    return height // rows, width // columns
+
+
+@traces("aten::_adaptive_avg_pool2d")
+def adaptive_avg_pool2d(x, output_size):
+    """The mean over [rows, height / rows, columns, width / columns]."""
+    window = _whole_windows(x, output_size)
+    if window is None or not x.dtype.is_floating_point:
+        return NotImplemented
+    (h, w), (rows, columns) = window, _each(output_size, 2)
+    x = build.cast(x, compute_dtype(x.dtype))
+    return build.mean_of(build.reshape(x, (*x.shape[:-2], rows, h, columns, w)), (-3, -1))
+
+
+@traces("aten::_adaptive_avg_pool2d_backward")
+def adaptive_avg_pool2d_backward(grad, x):
+    window = _whole_windows(x, grad.shape[-2:])
+    if window is None:
+        return NotImplemented
+    (h, w), (*lead, rows, columns) = window, grad.shape
+    grad = build.cast(grad, compute_dtype(grad.dtype))
+    share = build.reshape(grad / float(h * w), (*lead, rows, 1, columns, 1))
+    return build.reshape(build.expand(share, (*lead, rows, h, columns, w)), x.shape)

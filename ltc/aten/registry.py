@@ -1,0 +1,315 @@
+"""Which rule traces which overload, and the loop that expands recorded calls into a graph."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ltc.aten.call import Call, Scalar, Value
+from ltc.aten.extern import extern
+from ltc.errors import InvalidGraph, Unsupported
+from ltc.ir import build, ops
+from ltc.ir.graph import Graph, Origin
+from ltc.ir.infer import broadcast
+from ltc.ir.node import Node, make
+from ltc.ir.tensor_type import TensorType
+
+RULES: dict[str, Rule] = {}  # noqa: F821  the class is below: rows of this table are made by it
+SKIPPED: list[str] = []  # overloads that have a rule here and do not exist in this torch
+
+
+class Rule:
+    """How one overload becomes nodes.
+
+    function   the formula; besides the overload's arguments it may name `results` (the recorded
+               TensorTypes) and `seed` (the node of a random overload's seed)
+    static     arguments whose values change the formula: name -> those values, or None for all
+    moves      the formula only moves elements, so it holds for every dtype, complex ones included
+    """
+
+    def __init__(self, function: Callable[..., Any], static: dict[str, Any], moves: bool):
+        self.function, self.static, self.moves = function, static, moves
+        named = inspect.signature(function).parameters
+        self.takes_results, self.takes_seed = "results" in named, "seed" in named
+
+    @property
+    def place(self) -> str:
+        code = self.function.__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def traces(
+    *overloads: str, static: dict[str, Iterable[Any] | None] | None = None, moves: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes the function below it the rule of these overloads ("aten::add.Tensor").
+
+    A rule gives one node, or a tuple of nodes in the order of the call's results; a nested tuple
+    is flattened. NotImplemented or None means: not for these operands, let torch's kernel do it.
+    An overload's in-place and out forms use its rule too.
+    """
+    values = {name: None if v is None else frozenset(v) for name, v in (static or {}).items()}
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for overload in overloads:
+            _add(overload, Rule(function, values, moves))
+        return function
+
+    return register
+
+
+def _add(overload: str, rule: Rule) -> None:
+    if overload in RULES:
+        raise ValueError(
+            f"{overload} has two rules: {RULES[overload].place} and {rule.place}. Remove one."
+        )
+    if schema_of(overload) is None and not overload.startswith("ltc::"):
+        SKIPPED.append(overload)
+        return
+    RULES[overload] = rule
+
+
+@functools.cache
+def schema_of(overload: str) -> Any:
+    """The overload's schema, or None where this torch has no such overload."""
+    name, _, variant = overload.partition(".")
+    try:
+        return torch._C._get_schema(name, variant)
+    except RuntimeError:
+        return None
+
+
+# --- in-place and out forms ----------------------------------------------------------------------
+
+
+@functools.cache
+def rule_of(overload: str) -> Rule | None:
+    """The overload's own rule, or that of the functional overload that it is a form of."""
+    if overload in RULES:
+        return RULES[overload]
+    functional = functional_form(overload)
+    return None if functional is None else RULES.get(functional)
+
+
+@functools.cache
+def functional_form(overload: str) -> str | None:
+    """ "aten::add.Tensor" for "aten::add_.Tensor" and "aten::add.out": the same but for writing."""
+    schema = schema_of(overload)
+    if schema is None or not any(a.alias_info and a.alias_info.is_write for a in schema.arguments):
+        return None
+    namespace, _, base = schema.name.partition("::")
+    inplace = base.endswith("_") and not base.endswith("__")
+    base = base[:-1] if inplace else base
+    wanted = _signature(schema)
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    for variant in packet.overloads() if packet is not None else ():
+        name = f"{namespace}::{base}" + ("" if variant == "default" else f".{variant}")
+        candidate = schema_of(name)
+        writes = any(a.alias_info and a.alias_info.is_write for a in candidate.arguments)
+        if name in RULES and not writes and _signature(candidate) == wanted:
+            return name
+    return None
+
+
+def _signature(schema: Any) -> tuple[tuple[str, str], ...]:
+    """Names and types of the arguments that are not written to only."""
+    left_out = {"dtype", "layout", "device", "pin_memory", "memory_format"}
+    return tuple(
+        (a.name, str(a.type)) for a in schema.arguments if not a.is_out and a.name not in left_out
+    )
+
+
+@functools.cache
+def static_arguments(overload: str) -> dict[str, frozenset | None]:
+    """Scalar arguments whose value is part of the graph: name -> the values that are, None for all."""
+    rule = rule_of(overload)
+    found = dict(rule.static) if rule is not None else {}
+    found.update(SHAPE_ARGUMENTS.get(overload.partition(".")[0].removesuffix("_"), {}))
+    return found
+
+
+# Numbers that an overload's result shape, or its number of results, depends on: rule or no rule.
+SHAPE_ARGUMENTS = {
+    "aten::arange": {"start": None, "end": None, "step": None},
+    "aten::range": {"start": None, "end": None, "step": None},
+    "aten::linspace": {"start": None, "end": None},
+    "aten::logspace": {"start": None, "end": None, "base": None},
+    "aten::_upsample_nearest_exact1d": {"scales": None},
+    "aten::upsample_nearest1d": {"scales": None},
+}
+
+
+# --- expansion -----------------------------------------------------------------------------------
+
+
+def expand(calls: Sequence[Call], outputs: Sequence[Value]) -> Graph:
+    """The graph of the calls' formulas.
+
+    calls    in recorded order, each before those that read it
+    outputs  what the program gives back
+
+    Raises InvalidGraph naming the overload whose rule gives another shape than was recorded.
+    """
+    trace = _Trace()
+    for call in calls:
+        trace.add(call)
+    return trace.graph(outputs)
+
+
+class _Trace:
+    """What each value and scalar of the calls has become so far."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[Value, Node] = {}
+        self.inputs: dict[int, Node] = {}
+        self.scalars: dict[int, Node] = {}
+        self.origins: dict[Node, Origin] = {}
+
+    def add(self, call: Call) -> None:
+        try:
+            made = self._expand(call)
+            for value, node in zip(call.results, made, strict=True):
+                if value is not None:
+                    self.nodes[value] = node
+        except Exception as error:
+            error.add_note(f"while tracing {call.name} called at {call.line}")
+            raise
+        self._mark(made, Origin(call.name, call.line))
+
+    def graph(self, outputs: Sequence[Value]) -> Graph:
+        return Graph(
+            inputs=tuple(self.inputs[i] for i in sorted(self.inputs)),
+            scalars=tuple(self.scalars[i] for i in sorted(self.scalars)),
+            outputs=tuple(self.nodes[value] for value in outputs),
+            origins=self.origins,
+        )
+
+    def _mark(self, made: Sequence[Node | None], origin: Origin) -> None:
+        """Every node that is new with this call comes from it."""
+        waiting = [node for node in made if node is not None]
+        while waiting:
+            node = waiting.pop()
+            if node not in self.origins:
+                self.origins[node] = origin
+                waiting.extend(node.inputs)
+
+    def _expand(self, call: Call) -> tuple[Node | None, ...]:
+        if call.name == "ltc::input":
+            return (self._input(call),)
+        types = tuple(
+            None if v is None else TensorType(v.dtype, tuple(v.shape)) for v in call.results
+        )
+        args = [self._operand(a) for a in call.args]
+        kwargs = {name: self._operand(a) for name, a in call.kwargs.items()}
+        seed = None if call.seed is None else self._operand(call.seed)
+        rule = rule_of(call.name)
+        if rule is not None and (rule.moves or not _has_complex(args, types)):
+            made = apply(rule, call.name, args, kwargs, types, seed)
+            if made is not None:
+                return tuple(_settled(n, t, call.name) for n, t in zip(made, types, strict=True))
+        return extern(call.name, args, kwargs, types, tuple(call.mutated), call.returned, seed)
+
+    def _input(self, call: Call) -> Node:
+        (value,), index = call.results, call.args[0]
+        node = make(ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape))
+        self.inputs[index] = node
+        self.origins.setdefault(node, Origin(call.name, call.line))
+        return node
+
+    def _operand(self, argument: Any) -> Any:
+        if isinstance(argument, Value):
+            return self.nodes[argument]
+        if isinstance(argument, Scalar):
+            node = make(
+                ops.SCALAR, slot=argument.slot, dtype=argument.dtype, wrapped=bool(argument.wrapped)
+            )
+            self.scalars[argument.slot] = node
+            return node
+        if isinstance(argument, (list, tuple)):
+            return [self._operand(a) for a in argument]
+        return argument
+
+
+def apply(
+    rule: Rule,
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    types: Sequence[TensorType | None],
+    seed: Node | None,
+) -> tuple[Node | None, ...] | None:
+    """What the rule gives, flat; None where it leaves the call to torch's kernel."""
+    kwargs = _functional_kwargs(name, kwargs)
+    if rule.takes_results:
+        kwargs["results"] = types
+    if rule.takes_seed:
+        kwargs["seed"] = seed
+    try:
+        made = rule.function(*args, **kwargs)
+    except Unsupported:
+        return None
+    if made is None or made is NotImplemented:
+        return None
+    return tuple(_flat(made))
+
+
+def _functional_kwargs(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Without what says where a result goes rather than what it is."""
+    schema = schema_of(name)
+    outs = {a.name for a in schema.arguments if a.is_out} if schema is not None else set()
+    return {k: v for k, v in kwargs.items() if k not in outs and k not in PLACEMENT}
+
+
+PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
+
+
+def _flat(made: Any) -> Iterable[Node | None]:
+    if isinstance(made, (list, tuple)):
+        for item in made:
+            yield from _flat(item)
+    else:
+        yield made
+
+
+def _has_complex(argument: Any, types: Sequence[TensorType | None]) -> bool:
+    """Whether a formula over real numbers would be wrong here."""
+    if any(t is not None and not is_real(t.dtype) for t in types):
+        return True
+    waiting = [argument]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting.extend(item)
+        elif isinstance(item, Node) and not is_real(item.dtype) or isinstance(item, complex):
+            return True
+    return False
+
+
+REAL = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+        torch.int16, torch.int8, torch.uint8, torch.bool,
+    }
+)  # fmt: skip
+
+
+def is_real(dtype: torch.dtype) -> bool:
+    """Whether the formulas of this package hold for the dtype."""
+    return dtype in REAL
+
+
+def _settled(node: Node | None, type: TensorType | None, name: str) -> Node | None:
+    """The rule's result rounded to the recorded dtype."""
+    if type is None or node is None:
+        if type is not None:
+            raise InvalidGraph(f"{name}: its rule gives nothing where {type} was recorded")
+        return None
+    if node.shape != type.shape:
+        raise InvalidGraph(f"{name}: its rule gives {node.type} where {type} was recorded")
+    return build.cast(node, type.dtype)
+
+
+__all__ = ["RULES", "SKIPPED", "broadcast", "expand", "rule_of", "static_arguments", "traces"]

@@ -1,0 +1,167 @@
+"""Rules of the random overloads: formulas over Philox bits, keyed by the call's seed.
+
+Their distributions are torch's; their numbers are ltc's own, the same on every backend.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ltc.aten.promote import compute_dtype, to_dtype
+from ltc.aten.registry import traces
+from ltc.ir import build
+from ltc.ir.build import where
+from ltc.ir.node import Node, like
+
+# Bits of a uniform number: as many as the dtype's significand holds.
+UNIFORM_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+def uniform(seed: Node, shape: Any, dtype: torch.dtype, stream: int = 0) -> Node:
+    """Uniform on [0, 1) in the compute dtype: a multiple of the significand's last bit."""
+    bits = UNIFORM_BITS[dtype]
+    words = build.random_bits(seed, shape, bits, stream)
+    return build.cast(words, compute_dtype(dtype)) * 2.0**-bits
+
+
+def normal(seed: Node, shape: Any, dtype: torch.dtype) -> Node:
+    """Standard normal numbers by the transform of Box and Muller, from two uniform streams."""
+    dtype = compute_dtype(dtype)
+    bits = 32 if dtype == torch.float32 else 53
+    first = build.cast(build.random_bits(seed, shape, bits, 0), dtype)
+    radius = build.sqrt(-2.0 * build.log((first + 1.0) * 2.0**-bits))  # + 1: the log of 0 never
+    return radius * build.cos(2.0 * math.pi * uniform(seed, shape, dtype, stream=1))
+
+
+def _is_float(type: Any) -> bool:
+    return type.dtype in UNIFORM_BITS
+
+
+@traces("aten::rand", "aten::rand_like")
+def rand(x, dtype=None, *_, results, seed, **__):
+    if not _is_float(results[0]):
+        return NotImplemented
+    return uniform(seed, results[0].shape, results[0].dtype)
+
+
+@traces("aten::randn", "aten::randn_like", "aten::normal_functional_standard")
+def randn(x, dtype=None, *_, results, seed, **__):
+    if not _is_float(results[0]):
+        return NotImplemented
+    return normal(seed, results[0].shape, results[0].dtype)
+
+
+@traces("aten::uniform", "aten::uniform_")
+def uniform_between(x, from_=0.0, to=1.0, *, results, seed, **named):
+    """from + u * (to - from)"""
+    if not _is_float(results[0]):
+        return NotImplemented
+    low = named.get("from", from_)
+    u = uniform(seed, results[0].shape, results[0].dtype)
+    low, high = like(low, u), like(to, u)
+    return u * (high - low) + low
+
+
+@traces("aten::normal_", "aten::normal_functional")
+def normal_with(x, mean=0.0, std=1.0, *, results, seed):
+    if not _is_float(results[0]):
+        return NotImplemented
+    return normal(seed, results[0].shape, results[0].dtype) * std + mean
+
+
+@traces("aten::normal.float_float")
+def normal_of_size(mean, std, size, dtype=None, *, results, seed):
+    return normal_with(None, mean, std, results=results, seed=seed)
+
+
+@traces("aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor")
+def normal_of_tensors(mean, std=1.0, *, results, seed):
+    if not _is_float(results[0]):
+        return NotImplemented
+    z = normal(seed, results[0].shape, results[0].dtype)
+    mean, std = to_dtype(mean, z.dtype), to_dtype(std, z.dtype)
+    return z * std + mean
+
+
+@traces("aten::bernoulli", "aten::bernoulli_.Tensor", "aten::bernoulli.Tensor")
+def bernoulli(x, p=None, *, results, seed):
+    """1 where a uniform number lies below the probability."""
+    p = x if p is None else p
+    if p.dtype not in UNIFORM_BITS:
+        return NotImplemented
+    return uniform(seed, results[0].shape, torch.float64) < build.cast(p, torch.float64)
+
+
+@traces("aten::bernoulli_.float", "aten::bernoulli.p")
+def bernoulli_with(x, p=0.5, *, results, seed):
+    return build.lt(uniform(seed, results[0].shape, torch.float64), p)
+
+
+@traces("aten::native_dropout", static={"p": (0, 1)})
+def native_dropout(x, p, train=None, *, seed):
+    """(x / (1 - p) where kept, what is kept)."""
+    if train is False:
+        return x, build.full(x.shape, True, torch.bool)
+    if not isinstance(p, Node) and p == 1:
+        return x * 0.0, build.full(x.shape, False, torch.bool)
+    x = build.cast(x, compute_dtype(x.dtype))
+    keep = build.ge(uniform(seed, x.shape, torch.float32), p)
+    scale = 1.0 / (1.0 - like(p, build.full((), 0, torch.float64)))
+    return build.cast(keep, x.dtype) * x * build.cast(scale, x.dtype), keep
+
+
+@traces("aten::native_dropout_backward")
+def native_dropout_backward(grad, mask, scale):
+    wide = build.cast(grad, compute_dtype(grad.dtype))
+    return wide * build.cast(mask, wide.dtype) * scale
+
+
+# --- integers ------------------------------------------------------------------------------------
+
+
+def integers(seed: Node, shape: Any, low: Any, high: Any) -> Node:
+    """Uniform on low, low + 1, ..., high - 1; the bias of the remainder is below 2**-31 for any
+    range that has less than 2**32 elements."""
+    zero = build.full((), 0, torch.int64)
+    low, high = like(low, zero), like(high, zero)
+    return build.remainder(build.random_bits(seed, shape, 63), high - low) + low
+
+
+@traces("aten::randint", "aten::randint_like")
+def randint(first, second, *_, results, seed, **__):
+    """`first` is the size and `second` the limit in one overload, the other way round in the other."""
+    high = first if isinstance(second, (list, tuple)) else second
+    return integers(seed, results[0].shape, 0, high)
+
+
+@traces("aten::randint.low")
+def randint_low(low, high, size, *_, results, seed, **__):
+    return integers(seed, results[0].shape, low, high)
+
+
+@traces("aten::randint_like.low_dtype")
+def randint_like_low(x, low, high, *_, results, seed, **__):
+    return integers(seed, results[0].shape, low, high)
+
+
+@traces("aten::random_.to", "aten::random.to")
+def random_to(x, to, *, results, seed):
+    return integers(seed, results[0].shape, 0, to)
+
+
+@traces("aten::random_.from", "aten::random.from")
+def random_from(x, low=0, to=None, *, results, seed, **named):
+    low = named.get("from", low)
+    return NotImplemented if to is None else integers(seed, results[0].shape, low, to)
+
+
+@traces("aten::exponential_", "aten::exponential")
+def exponential(x, lambd=1.0, *, results, seed):
+    """-log(1 - u) / lambda"""
+    if not _is_float(results[0]):
+        return NotImplemented
+    u = uniform(seed, results[0].shape, results[0].dtype)
+    return -build.log1p(-u) / like(lambd, u)

@@ -1,0 +1,780 @@
+"""The reference backend: one torch CPU call for each primitive.
+
+It says what every op of ir/ops.py means, it is the oracle of the tests, and it is the page that a
+vendor starts from: a table of rows, a loop that turns the graph into a list of steps, and a launch
+that runs the list.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.philox import random_bits
+from ltc.errors import InvalidGraph
+from ltc.ir import ops
+from ltc.ir.graph import Graph, Origin, schedule
+from ltc.ir.infer import window_extent
+from ltc.ir.node import Node, constant_value
+from ltc.ir.ops import Op
+from ltc.ir.template import Template, fill
+
+aten = torch.ops.aten
+Compute = Callable[..., Any]
+
+# --- the meaning of each op: a node -> what computes it from its operands ------------------------
+
+
+def _calls(function: Compute) -> Callable[[Node], Compute]:
+    """For an op without attributes."""
+
+    def row(node: Node) -> Compute:
+        return function
+
+    return row
+
+
+def _constant(node: Node) -> Compute:
+    value = torch.tensor(constant_value(node), dtype=node.dtype)
+    return lambda: value
+
+
+def _iota(node: Node) -> Compute:
+    size = node.attr("size")
+    return lambda: torch.arange(size)
+
+
+def _cast(node: Node) -> Compute:
+    dtype = node.dtype
+    return lambda x: x.to(dtype)
+
+
+def _bitcast(node: Node) -> Compute:
+    dtype = node.dtype
+    return lambda x: x.contiguous().view(dtype)
+
+
+def _wrap_index(node: Node) -> Compute:
+    size, dim = node.attr("size"), node.attr("dim")
+
+    def compute(index: torch.Tensor) -> torch.Tensor:
+        wrong = (index < -size) | (index >= size)
+        if wrong.any():
+            raise IndexError(
+                f"index {index[wrong][0].item()} is out of bounds for dimension {dim} "
+                f"with size {size}"
+            )
+        return torch.where(index < 0, index + size, index)
+
+    return compute
+
+
+def _over_dims(function: Compute) -> Callable[[Node], Compute]:
+    def row(node: Node) -> Compute:
+        dims = node.attr("dims")
+        return lambda x: function(x, dims)
+
+    return row
+
+
+def _sum(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return torch.sum(x, dims, dtype=x.dtype)
+
+
+def _prod(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    for dim in reversed(dims):
+        x = torch.prod(x, dim, dtype=x.dtype)
+    return x
+
+
+def _along_dim(function: Compute) -> Callable[[Node], Compute]:
+    def row(node: Node) -> Compute:
+        dim = node.attr("dim")
+        return lambda x: function(x, dim)
+
+    return row
+
+
+def _scan(function: Compute) -> Callable[[Node], Compute]:
+    def row(node: Node) -> Compute:
+        dim, dtype = node.attr("dim"), node.dtype
+        return lambda x: function(x, dim, dtype=dtype)
+
+    return row
+
+
+def _permute(node: Node) -> Compute:
+    dims = node.attr("dims")
+    return lambda x: x.permute(dims)
+
+
+def _slices(node: Node) -> tuple[slice, ...]:
+    return tuple(map(slice, node.attr("starts"), node.attr("limits"), node.attr("steps")))
+
+
+def _slice(node: Node) -> Compute:
+    slices = _slices(node)
+    return lambda x: x[slices]
+
+
+def _expand(node: Node) -> Compute:
+    shape = node.shape
+    return lambda x: x.expand(shape)
+
+
+def _reshape(node: Node) -> Compute:
+    shape = node.shape
+    return lambda x: x.reshape(shape)
+
+
+def _flip(node: Node) -> Compute:
+    dims = node.attr("dims")
+    return lambda x: torch.flip(x, dims)
+
+
+def _pad(node: Node) -> Compute:
+    inner = tuple(slice(a, a + n) for a, n in zip(node.attr("low"), node.inputs[0].shape))
+    shape = node.shape
+
+    def compute(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        result = torch.empty(shape, dtype=x.dtype)
+        result.copy_(value)
+        result[inner] = x
+        return result
+
+    return compute
+
+
+def _concat(node: Node) -> Compute:
+    dim = node.attr("dim")
+    return lambda *parts: torch.cat(parts, dim)
+
+
+def _insert(node: Node) -> Compute:
+    starts, steps, extents = node.attr("starts"), node.attr("steps"), node.inputs[1].shape
+    region = tuple(
+        slice(start, start + max((n - 1) * step + 1, 0) if n else start, step)
+        for start, step, n in zip(starts, steps, extents)
+    )
+
+    def compute(base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        result = base.clone(memory_format=torch.contiguous_format)
+        result[region] = new
+        return result
+
+    return compute
+
+
+def _take(node: Node) -> Compute:
+    dim, shape = node.attr("dim"), node.shape
+    return lambda x, index: torch.index_select(x, dim, index.reshape(-1)).reshape(shape)
+
+
+def _put(node: Node) -> Compute:
+    dim, base_shape = node.attr("dim"), node.shape
+    function = {"set": torch.index_copy, "add": torch.index_add}[node.attr("mode")]
+    lead, trail = base_shape[:dim], base_shape[dim + 1 :]
+    count = node.inputs[1].type.size
+
+    def compute(base: torch.Tensor, index: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return function(base, dim, index.reshape(-1), new.reshape(*lead, count, *trail))
+
+    return compute
+
+
+def _gather(node: Node) -> Compute:
+    dim = node.attr("dim")
+    return lambda x, index: torch.gather(x, dim, index)
+
+
+def _scatter(node: Node) -> Compute:
+    dim = node.attr("dim")
+    function = {"set": torch.scatter, "add": torch.scatter_add}[node.attr("mode")]
+    return lambda base, index, new: function(base, dim, index, new)
+
+
+def _geometry(node: Node) -> tuple[Any, ...]:
+    """Stride, padding, dilation, transposed, output padding, groups: as torch's overloads want."""
+    padding = node.attr("padding")
+    no_padding = [0] * len(padding)
+    return (
+        node.attr("stride"), padding, node.attr("dilation"), False, no_padding, node.attr("groups"),
+    )  # fmt: skip
+
+
+def _convolution(node: Node) -> Compute:
+    geometry = _geometry(node)
+    return lambda x, weight: torch.convolution(x, weight, None, *geometry)
+
+
+def _convolution_input_gradient(node: Node) -> Compute:
+    geometry, shape = _geometry(node), node.shape
+
+    def compute(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x = grad.new_empty(()).expand(shape)  # only its shape is read
+        wanted = (True, False, False)
+        return aten.convolution_backward(grad, x, weight, None, *geometry, wanted)[0]
+
+    return compute
+
+
+def _convolution_weight_gradient(node: Node) -> Compute:
+    geometry, shape = _geometry(node), node.shape
+
+    def compute(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        weight = grad.new_empty(()).expand(shape)  # only its shape is read
+        wanted = (False, True, False)
+        return aten.convolution_backward(grad, x, weight, None, *geometry, wanted)[1]
+
+    return compute
+
+
+def _rounds_up(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    """Whether the result has windows that lie partly outside: torch's ceil_mode."""
+    kernel, stride, padding = (node.attr(name) for name in ("kernel", "stride", "padding"))
+    rank = len(kernel)
+    whole = tuple(
+        window_extent(n, k, s, p, p, d)
+        for n, k, s, p, d in zip(operand[-rank:], kernel, stride, padding, node.attr("dilation"))
+    )
+    return whole != result[-rank:]
+
+
+def _max_pool(node: Node) -> Compute:
+    names = ("kernel", "stride", "padding", "dilation")
+    arguments = [node.attr(name) for name in names]
+    arguments.append(_rounds_up(node, node.inputs[0].shape, node.attr("shape")))
+    rank = len(node.attr("kernel"))
+    function = {2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}[rank]
+    return lambda x: function(x, *arguments)
+
+
+def _max_pool_gradient(node: Node) -> Compute:
+    shape, rank = node.shape, len(node.attr("shape")) - 2
+    flat = (*shape[:2], int(np.prod(shape[2:])))
+    assert rank >= 1
+
+    def compute(grad: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        zeros = grad.new_zeros(flat)
+        return zeros.scatter_add_(2, indices.flatten(2), grad.flatten(2)).reshape(shape)
+
+    return compute
+
+
+def _pool_arguments(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> list[Any]:
+    return [
+        node.attr("kernel"), node.attr("stride"), node.attr("padding"),
+        _rounds_up(node, operand, result), node.attr("count_padding"), node.attr("divisor") or None,
+    ]  # fmt: skip
+
+
+def _average_pool(node: Node) -> Compute:
+    arguments = _pool_arguments(node, node.inputs[0].shape, node.shape)
+    function = {2: aten.avg_pool2d, 3: aten.avg_pool3d}[len(node.attr("kernel"))]
+    return lambda x: function(x, *arguments)
+
+
+def _average_pool_gradient(node: Node) -> Compute:
+    arguments, shape = _pool_arguments(node, node.shape, node.inputs[0].shape), node.shape
+    rank = len(node.attr("kernel"))
+    function = {2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}[rank]
+    return lambda grad: function(grad.contiguous(), grad.new_empty(shape), *arguments)
+
+
+def _random_bits(node: Node) -> Compute:
+    shape, count = node.shape, node.type.size
+    bits, stream = node.attr("bits"), node.attr("stream")
+
+    def compute(seed: torch.Tensor) -> torch.Tensor:
+        words = random_bits(seed.item() & 0xFFFFFFFFFFFFFFFF, count, bits, stream)
+        return torch.from_numpy(words).reshape(shape)
+
+    return compute
+
+
+def _get(node: Node) -> Compute:
+    index = node.attr("index")
+    return lambda results: results[index]
+
+
+def _barrier(node: Node) -> Compute:
+    return lambda x: x
+
+
+# --- extern: torch's own kernel ------------------------------------------------------------------
+
+_random_state = threading.Lock()  # held while the process's default generator is borrowed
+
+
+def overload_named(name: str) -> Any:
+    """The overload of "aten::add.Tensor"; raises AttributeError where this torch lacks it."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def _extern(node: Node) -> Compute:
+    template: Template = node.attr("template")
+    overload, types = overload_named(template.overload), node.type
+    takes_generator = any(a.name == "generator" for a in overload._schema.arguments)
+
+    def compute(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = _arguments(template, operands)
+        if template.seed is None:
+            returned = overload(*args, **kwargs)
+        else:
+            seed = operands[template.seed].item()
+            returned = _call_random(overload, args, kwargs, seed, takes_generator)
+        written = [_argument(args, kwargs, place) for place in template.mutated]
+        found = _tensors(written) + (_tensors(returned) if template.returned else [])
+        kept = [tensor for tensor, present in zip(found, template.present) if present]
+        return tuple(_settled(t, type, operands, template) for t, type in zip(kept, types))
+
+    return compute
+
+
+def _arguments(template: Template, operands: tuple[torch.Tensor, ...]) -> tuple[list, dict]:
+    def value_of(hole):
+        return operands[hole.operand].item() if hole.number else operands[hole.operand]
+
+    args = fill(template.args, value_of)
+    kwargs = {name: fill(argument, value_of) for name, argument in template.kwargs}
+    for place in template.mutated:
+        holder = args if isinstance(place, int) else kwargs
+        holder[place] = _cloned(holder[place])
+    return args, kwargs
+
+
+def _cloned(argument: Any) -> Any:
+    if isinstance(argument, list):
+        return [_cloned(a) for a in argument]
+    return argument if argument is None else argument.clone()
+
+
+def _argument(args: list, kwargs: dict, place: int | str) -> Any:
+    return args[place] if isinstance(place, int) else kwargs[place]
+
+
+def _call_random(overload, args, kwargs, seed: int, takes_generator: bool) -> Any:
+    if takes_generator:
+        generator = torch.Generator().manual_seed(seed)
+        return overload(*args, **{**kwargs, "generator": generator})
+    default = torch.default_generator
+    with _random_state:
+        before = default.get_state()
+        try:
+            default.manual_seed(seed)
+            return overload(*args, **kwargs)
+        finally:
+            default.set_state(before)
+
+
+def _tensors(value: Any) -> list[Any]:
+    """What a call gives, flat; an undefined tensor is None, a number a 0-dim tensor."""
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _tensors(v)]
+    if value is None or isinstance(value, torch.Tensor):
+        return [value]
+    return [torch.tensor(value)]
+
+
+def _settled(tensor, type, operands, template: Template) -> torch.Tensor:
+    """The tensor as a node's result is: of the recorded type, contiguous, sharing no memory."""
+    if tensor is None or tuple(tensor.shape) != type.shape:
+        got = None if tensor is None else list(tensor.shape)
+        raise InvalidGraph(
+            f"{template.overload} was recorded as giving {type} and gave shape {got} on the CPU"
+        )
+    result = tensor.to(type.dtype).resolve_conj().resolve_neg().contiguous()
+    memory = result.untyped_storage().data_ptr()
+    shared = any(memory == x.untyped_storage().data_ptr() for x in operands)
+    return result.clone() if shared or result.untyped_storage().nbytes() > result.nbytes else result
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+COMPUTE: dict[Op, Callable[[Node], Compute]] = {
+    ops.CONSTANT: _constant,
+    ops.IOTA: _iota,
+    ops.NEG: _calls(torch.neg),
+    ops.ABS: _calls(torch.abs),
+    ops.SIGN: _calls(torch.sign),
+    ops.EXP: _calls(torch.exp),
+    ops.EXP2: _calls(torch.exp2),
+    ops.EXPM1: _calls(torch.expm1),
+    ops.LOG: _calls(torch.log),
+    ops.LOG1P: _calls(torch.log1p),
+    ops.LOG2: _calls(torch.log2),
+    ops.LOG10: _calls(torch.log10),
+    ops.SQRT: _calls(torch.sqrt),
+    ops.RSQRT: _calls(torch.rsqrt),
+    ops.SIN: _calls(torch.sin),
+    ops.COS: _calls(torch.cos),
+    ops.TAN: _calls(torch.tan),
+    ops.ASIN: _calls(torch.asin),
+    ops.ACOS: _calls(torch.acos),
+    ops.ATAN: _calls(torch.atan),
+    ops.SINH: _calls(torch.sinh),
+    ops.COSH: _calls(torch.cosh),
+    ops.TANH: _calls(torch.tanh),
+    ops.ASINH: _calls(torch.asinh),
+    ops.ACOSH: _calls(torch.acosh),
+    ops.ATANH: _calls(torch.atanh),
+    ops.ERF: _calls(torch.erf),
+    ops.ERFC: _calls(torch.erfc),
+    ops.ERFINV: _calls(torch.erfinv),
+    ops.LGAMMA: _calls(torch.lgamma),
+    ops.DIGAMMA: _calls(torch.digamma),
+    ops.FLOOR: _calls(torch.floor),
+    ops.CEIL: _calls(torch.ceil),
+    ops.TRUNC: _calls(torch.trunc),
+    ops.ROUND: _calls(torch.round),
+    ops.NOT: _calls(torch.bitwise_not),
+    ops.ADD: _calls(torch.add),
+    ops.SUB: _calls(torch.sub),
+    ops.MUL: _calls(torch.mul),
+    ops.DIV: _calls(torch.div),
+    ops.FLOOR_DIVIDE: _calls(torch.floor_divide),
+    ops.TRUNC_DIVIDE: _calls(lambda x, y: torch.div(x, y, rounding_mode="trunc")),
+    ops.REMAINDER: _calls(torch.remainder),
+    ops.FMOD: _calls(torch.fmod),
+    ops.POW: _calls(torch.pow),
+    ops.ATAN2: _calls(torch.atan2),
+    ops.HYPOT: _calls(torch.hypot),
+    ops.NEXTAFTER: _calls(torch.nextafter),
+    ops.COPYSIGN: _calls(torch.copysign),
+    ops.MAXIMUM: _calls(torch.maximum),
+    ops.MINIMUM: _calls(torch.minimum),
+    ops.AND: _calls(torch.bitwise_and),
+    ops.OR: _calls(torch.bitwise_or),
+    ops.XOR: _calls(torch.bitwise_xor),
+    ops.SHIFT_LEFT: _calls(torch.bitwise_left_shift),
+    ops.SHIFT_RIGHT: _calls(torch.bitwise_right_shift),
+    ops.EQ: _calls(torch.eq),
+    ops.NE: _calls(torch.ne),
+    ops.LT: _calls(torch.lt),
+    ops.LE: _calls(torch.le),
+    ops.GT: _calls(torch.gt),
+    ops.GE: _calls(torch.ge),
+    ops.WHERE: _calls(torch.where),
+    ops.CAST: _cast,
+    ops.BITCAST: _bitcast,
+    ops.WRAP_INDEX: _wrap_index,
+    ops.SUM: _over_dims(_sum),
+    ops.PROD: _over_dims(_prod),
+    ops.MAX: _over_dims(torch.amax),
+    ops.MIN: _over_dims(torch.amin),
+    ops.ANY: _over_dims(torch.any),
+    ops.ALL_TRUE: _over_dims(torch.all),
+    ops.ARGMAX: _along_dim(torch.argmax),
+    ops.ARGMIN: _along_dim(torch.argmin),
+    ops.CUMSUM: _scan(torch.cumsum),
+    ops.CUMPROD: _scan(torch.cumprod),
+    ops.PERMUTE: _permute,
+    ops.SLICE: _slice,
+    ops.EXPAND: _expand,
+    ops.RESHAPE: _reshape,
+    ops.FLIP: _flip,
+    ops.PAD: _pad,
+    ops.CONCAT: _concat,
+    ops.INSERT: _insert,
+    ops.TAKE: _take,
+    ops.PUT: _put,
+    ops.GATHER: _gather,
+    ops.SCATTER: _scatter,
+    ops.MATMUL: _calls(torch.matmul),
+    ops.CONVOLUTION: _convolution,
+    ops.CONVOLUTION_INPUT_GRADIENT: _convolution_input_gradient,
+    ops.CONVOLUTION_WEIGHT_GRADIENT: _convolution_weight_gradient,
+    ops.MAX_POOL: _max_pool,
+    ops.MAX_POOL_GRADIENT: _max_pool_gradient,
+    ops.AVERAGE_POOL: _average_pool,
+    ops.AVERAGE_POOL_GRADIENT: _average_pool_gradient,
+    ops.RANDOM_BITS: _random_bits,
+    ops.EXTERN: _extern,
+    ops.GET: _get,
+    ops.BARRIER: _barrier,
+}
+
+# --- from a graph to a list of steps -------------------------------------------------------------
+
+LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
+SHARES_MEMORY = frozenset(
+    {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BITCAST, ops.BARRIER}
+)  # the result may be a view of the first operand
+TAKES_OUT = frozenset(
+    {ops.ADD, ops.SUB, ops.MUL, ops.DIV, ops.NEG, ops.SQRT, ops.MAXIMUM, ops.MINIMUM, ops.EXP}
+)
+
+
+class Step(NamedTuple):
+    """One node made runnable.
+
+    compute   called with the values in `operands`
+    result    the slot it fills
+    dead      slots that nothing reads afterwards
+    writes    the position of the donated input it writes over, or None
+    origin    for the note on an error
+    """
+
+    compute: Compute
+    operands: tuple[int, ...]
+    result: int
+    dead: tuple[int, ...]
+    writes: int | None
+    origin: Origin | None
+
+
+def _roots(order: list[Node]) -> dict[Node, Node]:
+    """For each node, the one whose memory its value may lie in."""
+    roots: dict[Node, Node] = {}
+    for node in order:
+        roots[node] = roots[node.inputs[0]] if node.op in SHARES_MEMORY else node
+    return roots
+
+
+def _overwrites(graph: Graph, order: list[Node], donated: frozenset[int]) -> dict[Node, Node]:
+    """Output -> the donated input whose buffer it may take: elementwise, same type, made from it."""
+    roots = _roots(order)
+    kept = {roots[output] for output in graph.outputs}
+    free = {n for n in graph.inputs if n.attr("index") in donated and n not in kept}
+    chosen: dict[Node, Node] = {}
+    for output in graph.outputs:
+        if output.op.kind == "elementwise" and not ops.may_fail(output) and output not in chosen:
+            source = _source(output, free)
+            if source is not None:
+                chosen[output] = source
+                free.discard(source)
+    return chosen
+
+
+def _source(output: Node, free: set[Node]) -> Node | None:
+    """The nearest free input of the output's type that elementwise nodes lead to it from."""
+    waiting, seen = [output], set()
+    for node in waiting:
+        for operand in node.inputs:
+            if operand in free and operand.type == output.type:
+                return operand
+            is_new = operand not in seen and operand.op.kind == "elementwise"
+            if is_new and len(seen) < 64:  # an update formula is short; a whole network is not
+                seen.add(operand)
+                waiting.append(operand)
+    return None
+
+
+def _writes_last(order: list[Node], chosen: dict[Node, Node]) -> tuple[list[Node], dict]:
+    """The order with overwriting outputs, and what depends on them, after all that can fail.
+
+    An overwrite that some later node contradicts, by reading the old value or by being able to
+    fail, is dropped.
+    """
+    chosen, roots = dict(chosen), _roots(order)
+    while True:
+        late = _dependants(order, chosen)
+        moved = [n for n in order if n not in late] + [n for n in order if n in late]
+        wrong = _contradicted(moved, late, chosen, roots)
+        if not wrong:
+            return moved, chosen
+        for output in wrong:
+            del chosen[output]
+
+
+def _dependants(order: list[Node], nodes: dict[Node, Node]) -> set[Node]:
+    late: set[Node] = set()
+    for node in order:
+        if node in nodes or any(n in late for n in node.inputs):
+            late.add(node)
+    return late
+
+
+def _contradicted(moved, late, chosen, roots) -> set[Node]:
+    wrong: set[Node] = set()
+    writer_of: dict[Node, Node] = {}  # inputs overwritten so far
+    for node in moved:
+        if node not in late:
+            continue
+        if ops.may_fail(node):
+            return set(chosen)
+        for operand in node.inputs:
+            root = roots[operand]
+            if root in writer_of:
+                wrong.add(writer_of[root])
+            if node in chosen and root is chosen[node] and operand is not root:
+                wrong.add(node)  # it would read through a view what it has written already
+        if node in chosen:
+            writer_of[chosen[node]] = node
+    return wrong
+
+
+def _writing(compute: Compute, op: Op) -> Compute:
+    """`compute` with its last operand taking the result."""
+    if op in TAKES_OUT:
+        return lambda *operands: compute(*operands[:-1], out=operands[-1])
+    return lambda *operands: operands[-1].copy_(compute(*operands[:-1]))
+
+
+def _owned(x: torch.Tensor) -> torch.Tensor:
+    """`x` contiguous, and alone in its memory."""
+    x = x.contiguous()
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+class EagerComputation:
+    """A graph as a flat list of steps; its buffers are contiguous CPU tensors."""
+
+    def __init__(self, graph: Graph, donated: frozenset[int]):
+        order = schedule(*graph.outputs)
+        order, overwritten = _writes_last(order, _overwrites(graph, order, donated))
+        self._slots = {node: slot for slot, node in enumerate(order)}
+        self._inputs = [(n.attr("index"), s) for n, s in self._slots.items() if n.op is ops.INPUT]
+        self._scalars = [
+            (n.attr("slot"), s, n.dtype) for n, s in self._slots.items() if n.op is ops.SCALAR
+        ]
+        self._start: list[Any] = [None] * len(order)
+        self._outputs = self._ownership(graph.outputs, _roots(order), overwritten)
+        self._steps = self._make_steps(graph, order, overwritten)
+        del self._slots  # the nodes are not needed to launch
+
+    def _ownership(self, outputs, roots, overwritten) -> list[tuple[int, Compute]]:
+        """For each output its slot, and how it becomes a buffer that shares nothing."""
+        result, taken = [], set()
+        for output in outputs:
+            root = roots[output]
+            fresh = root.op not in LEAVES and root not in taken
+            taken.add(root)
+            result.append((self._slots[output], _owned if fresh else _copied))
+        return result
+
+    def _make_steps(self, graph: Graph, order: list[Node], overwritten) -> list[Step]:
+        last_reader = {n: node for node in order for n in node.inputs}
+        last_reader.update({target: node for node, target in overwritten.items()})
+        last_reader.update(dict.fromkeys(graph.outputs))
+        steps = []
+        for node in order:
+            if node.op is ops.INPUT or node.op is ops.SCALAR:
+                continue
+            compute = LOWERING.lower(node)
+            if node.op is ops.CONSTANT:
+                self._start[self._slots[node]] = compute()
+                continue
+            operands, target = node.inputs, overwritten.get(node)
+            if target is not None:
+                compute, operands = _writing(compute, node.op), (*operands, target)
+            dead = {n for n in operands if last_reader[n] is node and n.op is not ops.CONSTANT}
+            steps.append(
+                Step(
+                    compute,
+                    tuple(self._slots[n] for n in operands),
+                    self._slots[node],
+                    tuple(self._slots[n] for n in dead),
+                    None if target is None else target.attr("index"),
+                    graph.origins.get(node),
+                )
+            )
+        return steps
+
+    def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        with _Undisturbed():
+            values = self._start.copy()
+            for position, slot in self._inputs:
+                values[slot] = buffers[position]
+            for position, slot, dtype in self._scalars:
+                values[slot] = torch.as_tensor(scalars[position], dtype=dtype)
+            self._run(values)
+            return [own(values[slot]) for slot, own in self._outputs]
+
+    def _run(self, values: list[Any]) -> None:
+        step = None
+        try:
+            for step in self._steps:
+                compute, operands, result, dead, _, _ = step
+                values[result] = compute(*[values[slot] for slot in operands])
+                for slot in dead:
+                    values[slot] = None
+        except BaseException as error:
+            if step.origin is not None and isinstance(error, Exception):
+                error.add_note(f"while running {step.origin}")
+            tried = self._steps[: self._steps.index(step) + 1]
+            error.overwritten = tuple(s.writes for s in tried if s.writes is not None)
+            raise
+
+    @staticmethod
+    def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def download(buffer: torch.Tensor) -> torch.Tensor:
+        return buffer
+
+    @staticmethod
+    def wait(device: int) -> None:
+        """A launch returns when it has finished."""
+
+
+class _Undisturbed:
+    """Plain CPU kernels inside, whatever modes the calling thread is in.
+
+    Autocast, dispatch and function modes, functorch levels, a default device and inference mode
+    would all change what a torch call does; one guard replaces the thread's dispatch state.
+    """
+
+    def __enter__(self) -> None:
+        self._guards = [
+            torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED),
+            torch._C.DisableTorchFunction(),
+        ]
+        if torch.is_inference_mode_enabled():
+            self._guards.append(torch.inference_mode(False))
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(None, None, None)
+
+
+def _key_set(*names: str) -> Any:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
+    for name in names[1:]:
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    return keys
+
+
+_INCLUDED = _key_set("BackendSelect")
+_EXCLUDED = _key_set(
+    "AutogradCPU", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView", "AutocastCPU"
+)
+
+
+class EagerBackend:
+    """Runs graphs on this machine's CPU through torch."""
+
+    name = "eager"
+    computation = EagerComputation
+
+    def __init__(self) -> None:
+        self.lowering = LOWERING
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return (DeviceInfo("CPU", "this machine through torch"),)
+
+    def target(self) -> Target:
+        return Target(kind="cpu")
+
+    def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> EagerComputation:
+        return EagerComputation(graph, donated)
+
+    def prepare_to_exit(self) -> None:
+        """Nothing runs between launches."""
+
+
+LOWERING = NodeLowering(COMPUTE)

@@ -1,0 +1,192 @@
+"""What a vendor implements to make a device run ltc's graphs, and how it becomes known.
+
+Everything else (recording, tracing, caching, threads, files) ltc does itself. The reference is
+backends/eager.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from ltc.errors import BackendMissing
+from ltc.ir.graph import Graph
+from ltc.ir.lowering import LoweringContext, NodeLowering
+
+__all__ = [
+    "BackendImplInterface",
+    "BackendRegistrar",
+    "Computation",
+    "DeviceInfo",
+    "LoweringContext",
+    "NodeLowering",
+    "Target",
+]
+
+ENTRY_POINT_GROUP = "ltc.backends"
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One device: its kind ("CPU", "GPU", ...), a name for people, its memory in bytes or 0."""
+
+    kind: str
+    name: str
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the passes may assume of a backend; they ask it, never the host.
+
+    kind               "cpu", "gpu", ...
+    lanes              bytes of one vector register
+    fast_memory_bytes  what a tile should fit in
+    tasks              how many blocks of work run at once
+    epilogues          names of the ops that a matmul or convolution can hold
+    halos              whether buffers may carry a border, so that padding needs no copy
+    streaming_stores   whether stores may go past the caches
+    """
+
+    kind: str
+    lanes: int = 1
+    fast_memory_bytes: int = 0
+    tasks: int = 1
+    epilogues: frozenset[str] = frozenset()
+    halos: bool = False
+    streaming_stores: bool = False
+
+
+@runtime_checkable
+class Computation(Protocol):
+    """A compiled graph, and how its device moves data."""
+
+    @staticmethod
+    def upload(tensor: torch.Tensor, device: int) -> Any:
+        """A new buffer on the device with the values of a contiguous CPU tensor."""
+
+    @staticmethod
+    def download(buffer: Any) -> torch.Tensor:
+        """The buffer as a CPU tensor, which may share its memory: the caller copies."""
+
+    @staticmethod
+    def wait(device: int) -> None:
+        """Returns when everything launched on the device has finished."""
+
+    def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        """Run the graph; one new buffer for each output.
+
+        buffers  one for each input, by its `index`
+        scalars  Python numbers, or 0-dim CPU tensors where the node is not `wrapped`, by `slot`
+
+        An error leaves donated buffers as they were, or carries `overwritten`: the positions of
+        those that were not.
+        """
+
+
+@runtime_checkable
+class BackendImplInterface(Protocol):
+    """A kind of device and its compiler.
+
+    name         what LTC_BACKEND and the registrar call it
+    lowering     its table: primitive -> how to emit it
+    computation  its class of Computations
+    """
+
+    name: str
+    lowering: NodeLowering
+    computation: type[Computation]
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices of this kind that this process can use, in index order."""
+
+    def target(self) -> Target:
+        """What the passes may assume."""
+
+    def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> Computation:
+        """A launchable form of the graph, which may write over the donated inputs.
+
+        donated  positions of the inputs whose buffers nobody reads after the launch
+        """
+
+    def prepare_to_exit(self) -> None:
+        """Finish what runs; called once, before the interpreter ends."""
+
+
+MEMBERS = ("name", "lowering", "computation", "devices", "target", "compile", "prepare_to_exit")
+COMPUTATION_MEMBERS = ("upload", "download", "wait", "launch")
+
+
+class BackendRegistrar:
+    """The backends this process knows: registered ones, then those of installed packages.
+
+    A package makes one known through the entry-point group `ltc.backends`: name = the backend's
+    name, object = a function without arguments (or a class) that gives the backend.
+    """
+
+    _makers: dict[str, Callable[[], BackendImplInterface]] = {}
+    _backends: dict[str, BackendImplInterface] = {}
+
+    @classmethod
+    def register(cls, name: str, make: Callable[[], BackendImplInterface]) -> None:
+        """Make `name` available; `make` is called when it is first wanted."""
+        cls._makers[name] = make
+        cls._backends.pop(name, None)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(sorted({*cls._makers, *(point.name for point in _entry_points())}))
+
+    @classmethod
+    def get(cls, name: str) -> BackendImplInterface:
+        """The backend of that name, made once.
+
+        Raises BackendMissing where there is none, suggesting the nearest name, and TypeError
+        naming the missing members where what was registered is no backend.
+        """
+        if name not in cls._backends:
+            backend = cls._maker(name)()
+            _require(backend, MEMBERS, "BackendImplInterface")
+            _require(backend.computation, COMPUTATION_MEMBERS, "Computation")
+            cls._backends.setdefault(name, backend)  # another thread may have won the race
+        return cls._backends[name]
+
+    @classmethod
+    def prepare_to_exit(cls) -> None:
+        """Tell every backend in use that the interpreter ends."""
+        for backend in cls._backends.values():
+            backend.prepare_to_exit()
+
+    @classmethod
+    def _maker(cls, name: str) -> Callable[[], BackendImplInterface]:
+        if name in cls._makers:
+            return cls._makers[name]
+        for point in _entry_points():
+            if point.name == name:
+                return point.load()
+        near = difflib.get_close_matches(name, cls.names(), n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise BackendMissing(
+            f"There is no backend called {name!r}; there are {', '.join(cls.names())}.{guess} "
+            f"Register one with BackendRegistrar.register({name!r}, ...), install a package that "
+            f"offers it in the entry-point group {ENTRY_POINT_GROUP!r}, or set LTC_BACKEND."
+        )
+
+
+def _entry_points() -> tuple[metadata.EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _require(candidate: Any, members: tuple[str, ...], protocol: str) -> None:
+    missing = [member for member in members if not hasattr(candidate, member)]
+    if missing:
+        name = candidate.__name__ if isinstance(candidate, type) else type(candidate).__name__
+        raise TypeError(
+            f"{name} is not a {protocol}: it lacks {', '.join(missing)}. "
+            f"See ltc/backends/interface.py."
+        )

@@ -1,0 +1,43 @@
+"""The seeds' import paths: `lazy_tensor_core.x.y` is the very module `ltc.x.y`.
+
+Installed as a top-level package. Its own names are those of `ltc`.
+"""
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+import ltc
+
+
+class _Alias(MetaPathFinder, Loader):
+    """Finds every module below this package among those below `ltc`."""
+
+    def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
+        if not fullname.startswith(f"{__name__}.") or find_spec(_real(fullname)) is None:
+            return None
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(_real(spec.name))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # It has run already, under its real name; importlib has just put the alias's spec on it.
+        module.__spec__ = module.__spec__.loader_state
+
+
+def _real(name: str) -> str:
+    return ltc.__name__ + name.removeprefix(__name__)
+
+
+def __getattr__(name: str):
+    return getattr(ltc, name)
+
+
+# First: a package found here is the real one, whose folder would yield second copies of modules.
+sys.meta_path.insert(0, _Alias())

@@ -1,0 +1,183 @@
+"""Every environment variable that ltc reads, in one table: name, how it is read, default, meaning.
+
+A variable is read when its value is needed, so setting `os.environ` in a running program works.
+One that is unset, or set to nothing, has its default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+def boolean(text: str) -> bool:
+    """"1" or "true" is True, "0" or "false" is False, in any case of letters."""
+    if text.lower() in ("1", "true"):
+        return True
+    if text.lower() in ("0", "false"):
+        return False
+    raise ValueError("expected 1, 0, true or false")
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """A reader of integers not below `minimum`."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number < minimum:
+            raise ValueError(f"expected an integer of at least {minimum}")
+        return number
+
+    return read
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A reader of one word out of `choices`."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def fractions(text: str) -> tuple[float, ...]:
+    """Numbers from 0 to 1 with colons between them: "0.5:0.99"."""
+    numbers = tuple(float(part) for part in text.split(":"))
+    if not all(0 <= number <= 1 for number in numbers):
+        raise ValueError("expected numbers from 0 to 1, with colons between them")
+    return numbers
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One environment variable.
+
+    read   text -> value; raises ValueError where the text is not acceptable
+    older  another name for it, which counts where `name` is not set
+    """
+
+    name: str
+    read: Callable[[str], Any]
+    default: Any
+    meaning: str
+    older: str = ""
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+_PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
+
+FLAGS = (
+    Flag("LTC_BACKEND", str, "eager", "the registered backend that runs graphs"),
+    Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
+    Flag("LTC_SYNC_WAIT", boolean, False, "every mark_step waits until its step has run"),
+    Flag("LTC_EMIT_STEPLOG", boolean, False, "every mark_step writes one line to stderr"),
+    Flag("LTC_FALLBACK", one_of("count", "warn", "error"), "count", "what an op run eagerly does"),
+    Flag("LTC_FORCE_FALLBACK", str, "", "ops to run eagerly, as aten::add, with commas between"),
+    # What is recorded and kept.
+    Flag("LTC_LINES", boolean, False, "calls from different lines are different recordings"),
+    Flag(
+        "LTC_MAX_PENDING_NODES",
+        at_least(1),
+        20_000,
+        "recorded calls after which a step is cut without mark_step",
+        older="TRIM_GRAPH_SIZE",
+    ),
+    Flag(
+        "LTC_MAX_PENDING_BYTES",
+        at_least(1),
+        _half_of_memory(),
+        "bytes of pending results after which a step is cut (half of the machine's memory)",
+    ),
+    Flag("LTC_MAX_RECORDED", at_least(1), 200_000, "recorded entries kept per device"),
+    Flag("LTC_MAX_IN_FLIGHT", at_least(1), 4, "steps that may wait or run behind the caller"),
+    Flag(
+        "LTC_CACHE_PROGRAMS",
+        at_least(1),
+        1024,
+        "compiled programs kept; the least recently used go first",
+        older="COMPILATION_CACHE_SIZE",
+    ),
+    Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
+    # Looking inside.
+    Flag("LTC_CHECK", boolean, False, "verify the graph after every pass"),
+    Flag("LTC_DUMP", str, "", "passes after which to print the graph, with commas between"),
+    Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
+    Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
+    Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "form of that graph"),
+    Flag("LTC_METRICS_FILE", str, "", "file that gets a report each step; STDOUT and STDERR work"),
+    Flag("LTC_METRICS_SAMPLES", at_least(1), 1024, "latest samples kept of each metric"),
+    Flag("LTC_METRICS_PERCENTILES", fractions, _PERCENTILES, "percentiles in the report"),
+    Flag("RATE_TRACKER_SMOOTHING", float, 0.4, "weight of RateTracker's previous rate"),
+    Flag("DEBUG", boolean, False, "xu.get_print_fn() prints to stderr"),
+    # Who this process is; set by a launcher.
+    Flag("XRT_SHARD_WORLD_SIZE", at_least(1), 1, "replicas in all processes"),
+    Flag("XRT_SHARD_ORDINAL", at_least(0), 0, "this process's number among all"),
+    Flag("XRT_SHARD_LOCAL_ORDINAL", at_least(-1), -1, "its number on this host; -1: not set"),
+)
+
+_BY_NAME = {name: flag for flag in FLAGS for name in (flag.name, flag.older) if name}
+_TABLE_DEFAULT = object()
+
+
+def _flag(name: str) -> Flag:
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        nearest = difflib.get_close_matches(name, _BY_NAME, n=1)
+        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        raise KeyError(f"{name} is not in the table of ltc/config.py.{hint}") from None
+
+
+def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
+    """What the variable is set to, converted; else `default` where given, else the table's.
+
+    Raises ValueError, naming the variable and its text, where the text can not be read.
+    """
+    flag = _BY_NAME.get(name) or _flag(name)
+    text = os.environ.get(flag.name) or (flag.older and os.environ.get(flag.older))
+    if not text:
+        return flag.default if default is _TABLE_DEFAULT else default
+    try:
+        return flag.read(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text}: {error}. It sets: {flag.meaning}.") from None
+
+
+def _as_text(setting: Any) -> str:
+    if isinstance(setting, bool):
+        return str(int(setting))
+    if isinstance(setting, (tuple, list)):
+        return ":".join(map(str, setting))
+    return str(setting)
+
+
+@contextmanager
+def override(**settings: Any) -> Iterator[None]:
+    """Set variables inside the block, for this process and those it starts; None unsets one.
+
+    The environment belongs to the whole process: other threads see the change too.
+    """
+    before = {_flag(name).name: os.environ.get(_flag(name).name) for name in settings}
+    try:
+        for name, setting in settings.items():
+            _put(_flag(name).name, None if setting is None else _as_text(setting))
+        yield
+    finally:
+        for name, text in before.items():
+            _put(name, text)
+
+
+def _put(name: str, text: str | None) -> None:
+    if text is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = text

@@ -1,0 +1,199 @@
+"""ltm: devices, steps, data and checkpoints, under the names of the lazy tensor core.
+
+This file is a front door: it holds names and documentation, and no state or logic.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ltc.device import names, step
+from ltc.device.tensor import current_device, device_of, is_lazy, set_current_device
+from ltc.distributed import world
+from ltc.runtime.buffer import account_of
+from ltc.runtime.transfers import backend
+from ltc.utils import steps, transfer
+from ltc.utils.rate_tracker import RateTracker
+from ltc.utils.saving import save_for_cpu
+from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_data_to_device
+
+__all__ = [
+    "RateTracker", "ToLazyTensorArena", "add_step_closure", "check_view_sharing",
+    "get_lazy_supported_devices", "get_local_ordinal", "get_memory_info", "get_ordinal",
+    "get_rng_state", "is_lazy_tensor", "is_master_ordinal", "lazy_device", "lazy_device_hw",
+    "lazy_real_devices", "lazy_replication_devices", "mark_step", "master_print",
+    "optimizer_step", "parse_lazy_device", "save", "send_cpu_data_to_device", "set_replication",
+    "set_rng_state", "unlazy", "wait_device_ops", "xrt_world_size",
+]
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+def is_lazy_tensor(tensor) -> bool:
+    """Whether it is a tensor on an ltc device."""
+    return is_lazy(tensor)
+
+
+def parse_lazy_device(device: str) -> tuple[str, int] | None:
+    """("CPU", 3) of "CPU:3", a real device's name; None of anything else."""
+    return names.parse_real_device(device)
+
+
+def get_lazy_supported_devices(
+    devkind: str | None = None, max_devices: int | None = None
+) -> list[str] | None:
+    """`ltc:i` for every device of a kind, at most `max_devices`; None where there is none.
+
+    devkind  "TPU", "GPU" or "CPU"; None means the first of these that this process has
+    """
+    return names.supported_devices(devkind, max_devices)
+
+
+def lazy_device(n: int | None = None, devkind: str | None = None) -> torch.device:
+    """The lazy device number `n`, or the thread's current one; it becomes the current one.
+
+    devkind  the first device of this kind; AssertionError where there is none
+    """
+    if n is not None:
+        device = device_of(n)
+    elif devkind is not None:
+        found = names.supported_devices(devkind)
+        assert found, f"No devices of {devkind} kind"
+        device = device_of(found[0])
+    else:
+        device = current_device()
+    set_current_device(device)
+    return device.torch_device
+
+
+def lazy_real_devices(devices: Sequence) -> list[str]:
+    """What the lazy devices really are: ["CPU:0"] of ["ltc:0"]; RuntimeError for another format."""
+    return names.real_devices(devices)
+
+
+def lazy_device_hw(device) -> str:
+    """The kind of hardware behind a lazy device: "CPU"."""
+    return names.kind_of(names.real_devices([device])[0])
+
+
+def lazy_replication_devices(local_devices: Sequence) -> list[str]:
+    """The real names of all devices to replicate over; RuntimeError unless all are given."""
+    return world.replication_devices(local_devices)
+
+
+def set_replication(device, devices: Sequence) -> None:
+    """Make `device` the thread's current one and a replica among `devices`; [] ends replication."""
+    world.set_replication(device, devices)
+
+
+def get_memory_info(device=None) -> dict[str, int]:
+    """{"kb_free", "kb_total"} of a device's memory."""
+    chosen = current_device() if device is None else device_of(device)
+    known = backend().devices()
+    total = known[min(chosen.index, len(known) - 1)].memory_bytes
+    free = max(total - account_of(chosen.index).bytes, 0)
+    return {"kb_free": free // 1024, "kb_total": total // 1024}
+
+
+# --- who this replica is ----------------------------------------------------------------------
+
+def xrt_world_size(defval: int = 1) -> int:
+    """Replicas that train together; `defval` where no launcher said."""
+    return world.world_size(defval)
+
+
+def get_ordinal(defval: int = 0) -> int:
+    """This replica's number among all; `defval` where no launcher said."""
+    return world.ordinal(defval)
+
+
+def get_local_ordinal(defval: int = 0) -> int:
+    """This replica's number on its host; `defval` where nobody said."""
+    return world.local_ordinal(defval)
+
+
+def is_master_ordinal(local: bool = True) -> bool:
+    """Whether this replica is number 0 of its host (`local`) or of all."""
+    return world.is_master(local)
+
+
+def master_print(*args: Any, fd=None, local: bool = False, flush: bool = False) -> None:
+    """print(*args) on the master replica only; `fd` is the file, stdout where None."""
+    if world.is_master(local):
+        print(*args, file=sys.stdout if fd is None else fd, flush=flush)
+
+
+# --- steps ------------------------------------------------------------------------------------
+
+def mark_step(device=None, wait: bool = False) -> None:
+    """End a step: everything recorded so far becomes one program, which is started.
+
+    device  the thread's current one where None
+    wait    return only when it has run; LTC_SYNC_WAIT=1 does so for every step
+    """
+    steps.mark(None if device is None else device_of(device), wait)
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict | None = None,
+    groups=None,
+) -> Any:
+    """`optimizer.step(**optimizer_args)`; with `barrier` it also ends the step.
+
+    A device loader ends the step at its next batch, so `barrier` is for loops without one.
+    groups  of replicas to average gradients among; with one replica there is nothing to average
+    return  what `optimizer.step` returned
+    """
+    result = optimizer.step(**(optimizer_args or {}))
+    if barrier:
+        mark_step()
+    return result
+
+
+def add_step_closure(closure: Callable, args: tuple = (), run_async: bool = False) -> None:
+    """Have `closure(*args)` called when the current step has been marked.
+
+    Tensors in `args` are computed with the step; reading them needs no program of its own.
+    run_async  call it in another thread, behind the training
+    """
+    steps.closures_of(current_device()).add(closure, args, run_async)
+
+
+def wait_device_ops(devices: Sequence = ()) -> None:
+    """Block until everything started on the devices (all where none are given) is over.
+
+    Raises the error of a step that failed.
+    """
+    step.wait_device_ops([device_of(d) for d in devices] or None)
+
+
+def unlazy(tensors: Sequence[torch.Tensor]) -> None:
+    """Compute the tensors and wait for them."""
+    transfer.materialize(tensors)
+
+
+# --- random numbers ---------------------------------------------------------------------------
+
+def set_rng_state(seed: int, device=None) -> None:
+    """Seed a device (the thread's current one where None)."""
+    (current_device() if device is None else device_of(device)).random.reset(seed)
+
+
+def get_rng_state(device=None) -> int:
+    """The running seed of a device: setting it again repeats what is drawn from here on."""
+    return (current_device() if device is None else device_of(device)).random.running
+
+
+# --- files ------------------------------------------------------------------------------------
+
+def save(data: Any, file_or_path, master_only: bool = True, global_master: bool = False) -> None:
+    """torch.save of `data` with every lazy tensor as a CPU tensor, fetched in one go.
+
+    file_or_path   a path is replaced when the whole file is on disk, or not at all
+    master_only    only replica 0 writes (of its host, or of all with `global_master`)
+    """
+    save_for_cpu(data, file_or_path, not master_only or world.is_master(local=not global_master))

@@ -1,0 +1,102 @@
+"""Autocast for ltc tensors, with the op lists of the CPU's autocast; free where it is off.
+
+torch has no autocast kernels for an outside device at all, so everything falls through but the
+overloads listed here, which cast their operands first.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.device.torch_api import AUTOCAST_KEYS, DEVICE_TYPE, exclude_dispatch_keys
+
+# Source: aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP and the CPU's lists.
+LOWER_PRECISION = """
+    conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding conv_tbc bmm mm linalg_vecdot
+    baddbmm addmm addmv addbmm linear _convolution.deprecated matmul conv_transpose1d
+    conv_transpose2d.input conv_transpose3d.input scaled_dot_product_attention
+    _native_multi_head_attention _convolution convolution einsum mv prelu addr chain_matmul
+    linalg_multi_dot
+""".split()
+FLOAT32 = """
+    avg_pool3d binary_cross_entropy grid_sampler polar prod prod.dim_int quantile quantile.scalar
+    nanquantile nanquantile.scalar stft stft.center cdist trace view_as_complex cholesky
+    cholesky_inverse cholesky_solve inverse lu_solve orgqr ormqr pinverse max_pool3d max_unpool2d
+    max_unpool3d adaptive_avg_pool3d reflection_pad1d reflection_pad2d replication_pad1d
+    replication_pad2d replication_pad3d mse_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss poisson_nll_loss smooth_l1_loss cross_entropy_loss l1_loss huber_loss
+    margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss ctc_loss.IntList
+    ctc_loss.Tensor kl_div multilabel_margin_loss binary_cross_entropy_with_logits fft_fft fft_ifft
+    fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn
+    fft_irfftn fft_hfft fft_ihfft linalg_cond linalg_cond.p_str linalg_matrix_rank
+    linalg_matrix_rank.tol_tensor linalg_solve linalg_cholesky linalg_svdvals linalg_eigvals
+    linalg_eigvalsh linalg_inv linalg_householder_product linalg_tensorinv linalg_tensorsolve
+    fake_quantize_per_tensor_affine geqrf _lu_with_info qr svd triangular_solve fractional_max_pool2d
+    fractional_max_pool3d adaptive_max_pool3d multilabel_margin_loss_forward linalg_qr
+    linalg_cholesky_ex linalg_svd linalg_eig linalg_eigh linalg_lstsq linalg_inv_ex
+""".split()
+WIDEST = "stack cat index_copy".split()
+
+
+def install(library, fallback_library) -> list[str]:
+    """Register the autocast kernels; returns the listed names that this torch lacks."""
+    fallback_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    absent = []
+    for names, dtype_for in ((LOWER_PRECISION, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
+        for name in names:
+            base, _, overload = name.partition(".")
+            packet = getattr(torch.ops.aten, base, None)
+            target = getattr(packet, overload or "default", None) if packet else None
+            if target is None:
+                absent.append(name)
+            else:
+                library.impl(name, _kernel(target, dtype_for), "AutocastPrivateUse1")
+    return absent
+
+
+def _kernel(overload, dtype_for):
+    def kernel(*args, **kwargs):
+        with exclude_dispatch_keys(AUTOCAST_KEYS):
+            dtype = dtype_for([*args, *kwargs.values()])
+            return overload(
+                *[_cast(a, dtype) for a in args],
+                **{name: _cast(a, dtype) for name, a in kwargs.items()},
+            )
+
+    return kernel
+
+
+def _lower(operands) -> torch.dtype:
+    return torch.get_autocast_dtype(DEVICE_TYPE)
+
+
+def _float32(operands) -> torch.dtype:
+    return torch.float32
+
+
+def _widest(operands) -> torch.dtype | None:
+    dtypes = {tensor.dtype for operand in operands for tensor in _eligible(operand)}
+    if not dtypes:
+        return None
+    return torch.float32 if torch.float32 in dtypes else dtypes.pop()
+
+
+def _eligible(operand) -> list[torch.Tensor]:
+    """Tensors that autocast may touch: floating point on an ltc device, but not float64."""
+    if isinstance(operand, (list, tuple)):
+        return [tensor for part in operand for tensor in _eligible(part)]
+    fits = (
+        isinstance(operand, torch.Tensor)
+        and operand.device.type == DEVICE_TYPE
+        and operand.is_floating_point()
+        and operand.dtype != torch.float64
+    )
+    return [operand] if fits else []
+
+
+def _cast(operand, dtype: torch.dtype | None):
+    if dtype is None:
+        return operand
+    if isinstance(operand, (list, tuple)):
+        return type(operand)(_cast(part, dtype) for part in operand)
+    return operand.to(dtype) if _eligible(operand) else operand

@@ -1,0 +1,148 @@
+"""Overloads that torch gives no CPU kernel, written with overloads that it does: RNN cells, the
+pieces of SyncBatchNorm, and a batch norm whose schema says what it writes."""
+
+from __future__ import annotations
+
+import torch
+
+aten = torch.ops.aten
+
+
+# --- recurrent cells --------------------------------------------------------------------------
+
+def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
+    """aten::_thnn_fused_lstm_cell.  Source: torch.nn.LSTM's documentation."""
+    gates = input_gates + hidden_gates
+    if input_bias is not None:
+        gates = gates + input_bias + hidden_bias
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+
+
+def lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
+    """aten::_thnn_fused_lstm_cell_backward_impl: gradients of the gates, of cx, of the bias."""
+    if grad_hy is None and grad_cy is None:
+        return None, None, None
+    i, f, g, o = workspace.chunk(4, 1)
+    tanh_cy = cy.tanh()
+    grad_c = torch.zeros_like(cy) if grad_cy is None else grad_cy
+    grad_o = torch.zeros_like(cy)
+    if grad_hy is not None:
+        grad_c = grad_c + grad_hy * o * (1 - tanh_cy * tanh_cy)
+        grad_o = grad_hy * tanh_cy
+    grad_gates = torch.cat(
+        [
+            grad_c * g * i * (1 - i), grad_c * cx * f * (1 - f), grad_c * i * (1 - g * g),
+            grad_o * o * (1 - o),
+        ],
+        1,
+    )
+    return grad_gates, grad_c * f, grad_gates.sum(0) if has_bias else None
+
+
+def gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):
+    """aten::_thnn_fused_gru_cell.  Source: torch.nn.GRU's documentation."""
+    if input_bias is not None:
+        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+    input_r, input_z, input_n = input_gates.chunk(3, 1)
+    hidden_r, hidden_z, hidden_n = hidden_gates.chunk(3, 1)
+    r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
+    n = (input_n + r * hidden_n).tanh()
+    return n + z * (hx - n), torch.cat([r, z, n, hx, hidden_n], 1)
+
+
+def gru_cell_backward(grad_hy, workspace, has_bias):
+    """aten::_thnn_fused_gru_cell_backward: gradients of both gates, of hx, of both biases."""
+    r, z, n, hx, hidden_n = workspace.chunk(5, 1)
+    grad_z = grad_hy * (hx - n) * z * (1 - z)
+    grad_n = grad_hy * (1 - z) * (1 - n * n)
+    grad_r = grad_n * hidden_n * r * (1 - r)
+    grad_input = torch.cat([grad_r, grad_z, grad_n], 1)
+    grad_hidden = torch.cat([grad_r, grad_z, grad_n * r], 1)
+    biases = (grad_input.sum(0), grad_hidden.sum(0)) if has_bias else (None, None)
+    return grad_input, grad_hidden, grad_hy * z, *biases
+
+
+# --- batch norm -------------------------------------------------------------------------------
+
+def native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """aten::native_batch_norm, through the overload whose schema says that statistics change."""
+    if running_mean is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+    if training:
+        return aten._native_batch_norm_legit.default(
+            x, weight, bias, running_mean, running_var, True, momentum, eps
+        )
+    return aten._native_batch_norm_legit_no_training.default(
+        x, weight, bias, running_mean, running_var, momentum, eps
+    )
+
+
+def _per_channel(x, vector):
+    return vector.view([1, -1] + [1] * (x.dim() - 2))
+
+
+def _all_but_channel(x) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def batch_norm_stats(x, eps):
+    """aten::batch_norm_stats: mean and 1/std of every channel."""
+    dims = _all_but_channel(x)
+    return x.mean(dims), torch.rsqrt(x.var(dims, unbiased=False) + eps)
+
+
+def batch_norm_gather_stats_with_counts(
+    x, mean, invstd, running_mean, running_var, momentum, eps, counts
+):
+    """aten::batch_norm_gather_stats_with_counts: statistics of all replicas from those of each."""
+    n = counts.view(-1, 1).to(mean.dtype)
+    total = n.sum()
+    all_mean = (mean * n).sum(0) / total
+    variance = ((invstd.pow(-2) - eps + (mean - all_mean).pow(2)) * n).sum(0) / total
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(all_mean * momentum)
+        running_var.mul_(1 - momentum).add_(variance * total / (total - 1) * momentum)
+    return all_mean, torch.rsqrt(variance + eps)
+
+
+def batch_norm_elemt(x, weight, bias, mean, invstd, eps):
+    """aten::batch_norm_elemt: the normalisation itself."""
+    y = (x - _per_channel(x, mean)) * _per_channel(x, invstd)
+    if weight is not None:
+        y = y * _per_channel(x, weight) + _per_channel(x, bias)
+    return y
+
+
+def batch_norm_backward_reduce(grad, x, mean, invstd, weight, input_grad, weight_grad, bias_grad):
+    """aten::batch_norm_backward_reduce: sums of the gradient, per channel."""
+    dims = _all_but_channel(x)
+    sum_dy = grad.sum(dims)
+    sum_dy_xmu = (grad * (x - _per_channel(x, mean))).sum(dims)
+    grad_weight = sum_dy_xmu * invstd if weight_grad else None
+    return sum_dy, sum_dy_xmu, grad_weight, sum_dy.clone() if bias_grad else None
+
+
+def batch_norm_backward_elemt(grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
+    """aten::batch_norm_backward_elemt: the gradient of the input."""
+    n = count.sum().to(x.dtype)
+    centred = x - _per_channel(x, mean)
+    slope = _per_channel(x, invstd * invstd * sum_dy_xmu / n)
+    result = (grad - _per_channel(x, sum_dy / n) - centred * slope) * _per_channel(x, invstd)
+    return result * _per_channel(x, weight) if weight is not None else result
+
+
+KERNELS = {
+    "_thnn_fused_lstm_cell": lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
+    "_thnn_fused_gru_cell": gru_cell,
+    "_thnn_fused_gru_cell_backward": gru_cell_backward,
+    "native_batch_norm": native_batch_norm,
+    "batch_norm_stats": batch_norm_stats,
+    "batch_norm_gather_stats_with_counts": batch_norm_gather_stats_with_counts,
+    "batch_norm_elemt": batch_norm_elemt,
+    "batch_norm_backward_reduce": batch_norm_backward_reduce,
+    "batch_norm_backward_elemt": batch_norm_backward_elemt,
+}

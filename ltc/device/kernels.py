@@ -1,0 +1,256 @@
+"""One Python kernel per overload, written by this file from the overload's schema.
+
+A generated kernel does the common case and nothing else: every operand is a lazy tensor or a
+number, and the call is the one that followed here the last time.  It then moves the cursor, puts
+the numbers on the walk's list, and gives a new tensor (or a new value to an old one) the recorded
+result.  Whatever else may be is `record`'s business.  `print(source_of("aten::add.Tensor"))` shows
+one.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+
+import torch
+
+from ltc.device.record import record
+from ltc.device.recorder import KERNEL_FILE
+from ltc.device.signature import (
+    ATTRIBUTE, NUMBER, NUMBERS, OPTIONAL_TENSOR, TENSOR, TENSORS, Argument, Signature,
+)
+from ltc.device.state import State
+from ltc.device.step import value_of, values_of
+from ltc.device.torch_api import is_view_replay_enabled, storage_of
+from ltc.device.views import link_view, write
+
+_NAMESPACE = {
+    "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "get_ident": get_ident, "State": State,
+    "write": write, "link_view": link_view, "is_view_replay_enabled": is_view_replay_enabled,
+    "number_types": frozenset((float, int, bool, complex)),
+    # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
+    "other_operand": (AttributeError, TypeError, NotImplementedError),
+}
+
+
+def build_kernel(signature: Signature):
+    """The function to register for this overload."""
+    def slow(*args, **kwargs):
+        return record(signature, *args, **kwargs)
+
+    source = _source(signature)
+    if source is None:
+        return slow
+    namespace = dict(_NAMESPACE, slow=slow, overload=signature.overload)
+    for position, argument in enumerate(signature.arguments):
+        namespace[f"default{position}"] = argument.default
+        namespace[f"static{position}"] = argument.static
+    exec(compile(source, KERNEL_FILE, "exec"), namespace)
+    return namespace["kernel"]
+
+
+def lazily_built(signature_of, overload):
+    """A stand-in that builds the kernel at the first call: most overloads are never called."""
+    built = None
+
+    def kernel(*args, **kwargs):
+        nonlocal built
+        if built is None:
+            built = build_kernel(signature_of(overload))
+        return built(*args, **kwargs)
+
+    return kernel
+
+
+def source_of(name: str) -> str:
+    """The generated kernel of an overload, as text; "" where it always goes the thorough way."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    return _source(Signature(getattr(packet, overload or "default"))) or ""
+
+
+# --- the text of a kernel ---------------------------------------------------------------------
+
+def _source(signature: Signature) -> str | None:
+    """The kernel's source, or None for an overload that none of the forms below fits."""
+    arguments = signature.arguments
+    first = next((i for i, a in enumerate(arguments) if a.kind in (TENSOR, TENSORS)), None)
+    if first is None or not signature.returns_tensors:
+        return None
+    if any(a.written and a.kind not in (TENSOR, TENSORS) for a in arguments):
+        return None
+    if signature.is_view and (signature.returns != ("Tensor",) or first != 0):
+        return None
+    reads, key, scalars = _reads(signature)
+    recorder_of = f"value{first}[0]" if arguments[first].kind == TENSORS else f"value{first}"
+    body = [
+        "try:", *_indent(reads), f"    recorder = {recorder_of}.recorder",
+        f"except {_errors(arguments[first])}:", f"    return {_call_slow(arguments)}",
+        "entry = recorder.cursor",
+        f"if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident():",
+        "    recorder.last = entry", "    recorder.cursor = entry.next",
+        *_indent(_scalar_lines(signature, scalars)), *_indent(_result_lines(signature)),
+        f"return {_call_slow(arguments)}",
+    ]
+    return "\n".join([f"def kernel({_parameters(arguments)}):", *_indent(body)])
+
+
+def _errors(first: Argument) -> str:
+    return "(*other_operand, IndexError)" if first.kind == TENSORS else "other_operand"
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+def _parameters(arguments: tuple[Argument, ...]) -> str:
+    parts, keyword_only = [], False
+    for position, argument in enumerate(arguments):
+        if argument.keyword_only and not keyword_only:
+            keyword_only = True
+            parts.append("*")
+        default = f"=default{position}" if argument.has_default else ""
+        parts.append(f"a{position}{default}" if not argument.keyword_only else f"{argument.name}{default}")
+    return ", ".join(parts)
+
+
+def _name(position: int, argument: Argument) -> str:
+    return argument.name if argument.keyword_only else f"a{position}"
+
+
+def _call_slow(arguments: tuple[Argument, ...]) -> str:
+    parts = [
+        f"{a.name}={a.name}" if a.keyword_only else f"a{i}" for i, a in enumerate(arguments)
+    ]
+    return f"slow({', '.join(parts)})"
+
+
+def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
+    """Lines that read the operands; the parts of the key; lines that put numbers on the list."""
+    reads: list[str] = []
+    key: list[str] = []
+    scalars: list[str] = []
+    numbers_allowed = torch.Tag.pointwise in signature.overload.tags
+    seen_tensor = False
+    for i, argument in enumerate(signature.arguments):
+        name = _name(i, argument)
+        if argument.kind == TENSOR:
+            may_be_number = numbers_allowed and seen_tensor and not argument.written
+            seen_tensor = True
+            reads += _read_tensor(i, name, may_be_number)
+            key.append(f"value{i}")
+            if may_be_number:
+                scalars += [f"if value{i}.__class__ is type:", f"    recorder.scalars.append({name})"]
+        elif argument.kind == OPTIONAL_TENSOR:
+            reads += [f"if {name} is None:", f"    value{i} = None", "else:"]
+            reads += _indent(_read_tensor(i, name, False))
+            key.append(f"value{i}")
+        elif argument.kind == TENSORS:
+            reads += _read_tensors(i, name)
+            key.append(f"value{i}")
+        elif argument.kind == NUMBER:
+            key.append(_number_key(i, name, argument))
+            scalars += _number_lines(i, name, argument)
+        elif argument.kind == NUMBERS:
+            reads += [f"kinds{i} = None if {name} is None else [n.__class__ for n in {name}]"]
+            key.append(f"kinds{i}")
+            scalars += [f"if {name} is not None:", f"    recorder.scalars.extend({name})"]
+        elif argument.kind == ATTRIBUTE:
+            key.append(name)
+        elif argument.kind not in ("device", "ignored", "generator"):
+            raise AssertionError(f"{signature.name}: no fast form for {argument}")
+    return reads, key, scalars
+
+
+def _read_tensor(i: int, name: str, may_be_number: bool) -> list[str]:
+    lines = [
+        f"state{i} = storage_of({name}).lazy", f"value{i} = state{i}.value",
+        f"if value{i} is None:", f"    value{i} = value_of(state{i})",
+    ]
+    if not may_be_number:
+        return lines
+    return [
+        f"if {name}.__class__ in number_types:", f"    value{i} = {name}.__class__", "else:",
+        *_indent(lines),
+    ]
+
+
+def _read_tensors(i: int, name: str) -> list[str]:
+    return [
+        f"states{i} = [storage_of(t).lazy for t in {name}]",
+        f"value{i} = [s.value for s in states{i}]",
+        f"if not all(value{i}):", f"    value{i} = values_of(states{i})",
+    ]
+
+
+def _number_key(i: int, name: str, argument: Argument) -> str:
+    if argument.static is None:
+        return f"({name}.__class__, {name})"
+    if argument.static:
+        return f"(({name}.__class__, {name}) if {name} in static{i} else {name}.__class__)"
+    return f"{name}.__class__"
+
+
+def _number_lines(i: int, name: str, argument: Argument) -> list[str]:
+    if argument.static is None:
+        return []
+    conditions = []
+    if argument.static:
+        conditions.append(f"{name} not in static{i}")
+    if argument.has_default and argument.default is None or not argument.has_default:
+        conditions.append(f"{name} is not None")
+    line = f"recorder.scalars.append({name})"
+    return [f"if {' and '.join(conditions)}:", f"    {line}"] if conditions else [line]
+
+
+def _scalar_lines(signature: Signature, scalars: list[str]) -> list[str]:
+    seed = ["recorder.scalars.append(recorder.draw())"] if signature.random else []
+    return seed + scalars
+
+
+def _result_lines(signature: Signature) -> list[str]:
+    """Lines that give the results to tensors, and the return."""
+    arguments, written = signature.arguments, signature.written
+    if signature.is_view:
+        return ["return link_view(recorder, state0, entry.value, entry.link)"]
+    lines: list[str] = []
+    position = 0
+    for i in written:
+        if arguments[i].kind == TENSOR:
+            result = "entry.value" if position == 0 else f"entry.call.results[{position}]"
+            lines += _write_lines(f"state{i}", result)
+            position += 1
+        else:
+            lines += [f"for state, result in zip(states{i}, entry.call.results):"]
+            lines += _indent(_write_lines("state", "result"))
+    if signature.returns_written:
+        names = [_name(i, arguments[i]) for i in written]
+        if not signature.returns:
+            return [*lines, "return"]
+        return [*lines, f"return {names[0] if len(signature.returns) == 1 else ', '.join(names)}"]
+    return lines + _new_tensor_lines(signature, position)
+
+
+def _write_lines(state: str, result: str) -> list[str]:
+    return [
+        f"if {state}.views is None:", f"    {state}.value = {result}", f"    {state}.buffer = None",
+        "else:", f"    write({state}, {result})",
+    ]
+
+
+def _new_tensor_lines(signature: Signature, written: int) -> list[str]:
+    new = [
+        "tensor = recorder.new_tensor(value.shape, value.dtype)",
+        "storage_of(tensor).lazy = state = State(value, recorder.device)",
+        "recorder.live.append(state)",
+    ]
+    if signature.returns == ("Tensor",):
+        return [f"value = {'entry.value' if not written else f'entry.call.results[{written}]'}",
+                *new, "return tensor"]
+    rest = f"entry.call.results[{written}:]" if written else "entry.call.results"
+    return [
+        "tensors = []", f"for value in {rest}:", "    if value is None:",
+        "        tensors.append(None)", "        continue", *_indent(new),
+        "    tensors.append(tensor)",
+        "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
+    ]

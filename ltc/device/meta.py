@@ -1,0 +1,98 @@
+"""What a call gives, found without running it: dtype and shape, by torch's Meta kernels, remembered."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from ltc.aten.call import Scalar, Value
+from ltc.debug import metrics
+
+Types = tuple  # ((shape, dtype) or None, …)
+
+
+class NoTypes(Exception):
+    """Meta inference cannot tell; `__cause__` is why. The call has to run to be known."""
+
+
+_known: dict = {}
+_without_meta: set = set()
+
+
+def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
+    """(shape, dtype) of every result in the order of `Call.results`; None for an undefined tensor.
+
+    Raises NoTypes where the shape depends on data, where there is no Meta kernel, or where that
+    kernel rejects the call: then the CPU kernel has to say what is wrong, in its own words.
+    """
+    key = (overload, _key(args), tuple([(name, _key(value)) for name, value in kwargs.items()]))
+    try:
+        types = _known.get(key)
+    except TypeError:  # an argument that does not hash
+        return _infer(overload, args, kwargs, mutated, returned)
+    if types is None:
+        types = _known[key] = _infer(overload, args, kwargs, mutated, returned)
+    return types
+
+
+def _key(argument):
+    kind = argument.__class__
+    if kind is Value:
+        return (argument.shape, argument.dtype)
+    if kind is Scalar:
+        return (Scalar, argument.dtype, argument.wrapped, argument.sample.__class__)
+    if kind is list or kind is tuple:
+        return (list, *[_key(part) for part in argument])
+    return (kind, argument)  # 1, 1.0 and True are equal but not the same argument
+
+
+def _infer(overload, args, kwargs, mutated, returned) -> Types:
+    if overload in _without_meta:
+        raise NoTypes(f"{overload} has no Meta kernel")
+    metrics.count("MetaInference")
+    twins: dict[Value, torch.Tensor] = {}
+    meta_args = [_twin(argument, twins) for argument in args]
+    meta_kwargs = {name: _twin(argument, twins) for name, argument in kwargs.items()}
+    try:
+        with torch.no_grad():
+            result = overload(*meta_args, **meta_kwargs)
+    except (NotImplementedError, DataDependentOutputException, DynamicOutputShapeException) as error:
+        _without_meta.add(overload)
+        raise NoTypes(str(error)) from error
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+        raise NoTypes(str(error)) from error
+    types: list = []
+    for name in mutated:
+        _collect(meta_args[name] if isinstance(name, int) else meta_kwargs[name], types)
+    if returned:
+        _collect(result, types)
+    return tuple(types)
+
+
+def _twin(argument, twins: dict):
+    kind = argument.__class__
+    if kind is Value:
+        if argument not in twins:
+            twins[argument] = torch.empty(argument.shape, dtype=argument.dtype, device="meta")
+        return twins[argument]
+    if kind is Scalar:
+        return argument.sample
+    if kind is list or kind is tuple:
+        return [_twin(part, twins) for part in argument]
+    if kind is torch.device:
+        return torch.device("meta")
+    return argument
+
+
+def _collect(result, types: list) -> None:
+    if result is None:
+        types.append(None)
+    elif isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided:
+            raise NoTypes(f"the result has layout {result.layout}")
+        types.append((tuple(result.shape), result.dtype))
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            _collect(part, types)
+    else:
+        raise NoTypes(f"the result is a {type(result).__name__}, not a tensor")

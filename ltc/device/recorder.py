@@ -1,0 +1,271 @@
+"""A step as a walk: every recorded call is an entry, and a step like an earlier one only moves a cursor.
+
+Each (device, thread) has its own recorder.  The entries that can follow one another form a tree;
+a kernel compares one tuple with the entry at the cursor and moves on, or, where they differ, takes
+another branch or makes a new entry.  Numbers, seeds and buffers are no part of an entry: they are
+put on side lists, so a learning rate may change without anything being recorded anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.aten.call import Call, Value
+from ltc.debug import metrics
+from ltc.device.rng import RandomState
+from ltc.device.state import State
+from ltc.device.torch_api import DEVICE_TYPE, create_empty_tensor, empty_tensor
+from ltc.runtime.buffer import Buffer, byte_size
+
+INPUT = "ltc::input"
+KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames show it
+
+
+class Entry:
+    """One call on a recorded path.
+
+    key          what the kernel compares: overload, producers, attributes, kinds of numbers
+    next         the entry that followed the last time; END where none has
+    branches     every entry that has ever followed, by its key, or None
+    parent       the entry before it
+    call         what was recorded
+    value        the first of `call.results`; most calls have one
+    link         of a view: the link it adds to its chain
+    depth, size  entries and bytes of results on the path up to here
+    programs     keys of programs for walks that end here, by what was alive, or None
+    follow       the entry that began the walk after one that ended here
+    """
+
+    __slots__ = (
+        "key", "next", "branches", "parent", "call", "value", "link", "depth", "size", "programs",
+        "follow",
+    )
+
+    def __init__(self, key, parent: "Entry | None", call: Call | None):
+        self.key, self.parent, self.call = key, parent, call
+        self.next, self.branches, self.programs, self.follow = END, None, None, END
+        self.value = call.results[0] if call is not None and call.results else None
+        self.link = (call.overload, call.args[1:], call.kwargs, None) if call is not None else None
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.size = 0 if parent is None else parent.size + _bytes_of(call)
+
+
+END: Any = None  # compared with every key, equal to none
+END = Entry(None, None, None)
+END.next = END.follow = END
+
+
+def _bytes_of(call: Call) -> int:
+    return sum(byte_size(v.shape, v.dtype) for v in call.results if v is not None)
+
+
+def _hashable(key):
+    """`key` with its lists as tuples: attributes arrive as lists, which compare but do not hash."""
+    return tuple(
+        [_hashable(part) if part.__class__ is list or part.__class__ is tuple else part for part in key]
+    )
+
+
+class Recorder:
+    """The walk of one thread on one device.
+
+    cursor   the entry expected next
+    last     the entry recorded last
+    live     states made by calls of this walk, newest last
+    bound    states whose buffer is an input of this walk, parallel to `inputs`
+    inputs   Buffers, in the order of the path's input entries
+    scalars  numbers, 0-dim CPU tensors and seeds, in the order the entries refer to them
+    foreign  values in this walk of states that another thread's walk uses as well
+    """
+
+    __slots__ = (
+        "device", "thread", "new_tensor", "root", "cursor", "last", "live", "bound", "inputs",
+        "scalars", "foreign", "ended", "entries", "lock", "draw", "__weakref__",
+    )
+
+    def __init__(self, device: "Device") -> None:
+        self.device, self.thread = device, get_ident()
+        self.new_tensor, self.draw = device.new_tensor, device.random.draw
+        self.live: list[State] = []
+        self.bound: list[State] = []
+        self.inputs: list[Buffer] = []
+        self.scalars: list = []
+        self.foreign: dict[State, Value] = {}
+        self.lock = threading.RLock()
+        self._plant()
+
+    def _plant(self) -> None:
+        self.root = self.last = self.ended = Entry(None, None, None)
+        self.cursor = END
+        self.entries = 0
+
+    # --- walking
+
+    def advance(self, key: tuple, make_call) -> Entry:
+        """Move to the entry of `key`, made by `make_call() -> Call` where no walk had it before."""
+        last = self.last
+        entry = last.next
+        if entry.key != key:
+            branch = _hashable(key)
+            entry = last.branches.get(branch) if last.branches is not None else None
+            if entry is None:
+                entry = self._add(key, branch, make_call())
+            last.next = entry
+        if last is self.root:
+            self.ended.follow = entry  # the best guess for the walk after the one just ended
+        self.last = entry
+        self.cursor = entry.next
+        return entry
+
+    def _add(self, key: tuple, branch: tuple, call: Call) -> Entry:
+        last = self.last
+        entry = Entry(key, last, call)
+        if last.branches is None:
+            last.branches = {}
+        last.branches[branch] = entry
+        self.entries += 1
+        metrics.count("RecordedEntries")
+        return entry
+
+    def values(self, call: Call, types) -> None:
+        """Give `call` its results: one Value for each (shape, dtype), None for an undefined tensor."""
+        call.results = tuple(
+            None if one is None else Value(self, call, index, one[0], one[1])
+            for index, one in enumerate(types)
+        )
+
+    def bind(self, state: State) -> Value:
+        """Make the buffer of `state` an input of this walk; returns the input's value.
+
+        What the state itself holds is the caller's business.
+        """
+        buffer = state.buffer
+        execution = buffer.execution
+        if execution is not None and execution.failure is not None:
+            buffer = state.buffer = buffer.settled()
+        entry = self.cursor
+        if entry.key is buffer.key:
+            self.last, self.cursor = entry, entry.next
+        else:
+            with self.lock:
+                entry = self.advance(buffer.key, lambda: self._input_call(buffer))
+        self.inputs.append(buffer)
+        self.bound.append(state)
+        return entry.value
+
+    def _input_call(self, buffer: Buffer) -> Call:
+        call = Call(INPUT, (len(self.inputs),), {})
+        self.values(call, [(buffer.shape, buffer.dtype)])
+        return call
+
+    def bind_foreign(self, state: State) -> Value:
+        """The value here of a state that another thread's walk has bound: its own is left alone."""
+        value = self.foreign.get(state)
+        if value is None:
+            value = self.foreign[state] = self.bind(state)
+        return value
+
+    # --- bounds
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the walk has reached LTC_MAX_PENDING_NODES or LTC_MAX_PENDING_BYTES."""
+        last = self.last
+        return last.depth >= config.value("LTC_MAX_PENDING_NODES") or (
+            last.size >= config.value("LTC_MAX_PENDING_BYTES")
+        )
+
+    @property
+    def nothing_pending(self) -> bool:
+        return self.last is self.root
+
+    def path(self) -> list[Call]:
+        """The calls of the walk so far, in recorded order."""
+        calls, entry = [], self.last
+        while entry.call is not None:
+            calls.append(entry.call)
+            entry = entry.parent
+        calls.reverse()
+        return calls
+
+    def restart(self) -> None:
+        """Begin a new walk; forget every path where LTC_MAX_RECORDED entries are exceeded."""
+        self.live, self.bound, self.inputs, self.scalars = [], [], [], []
+        self.foreign.clear()
+        self.ended = self.last
+        if self.entries > config.value("LTC_MAX_RECORDED"):
+            metrics.count("RecordedPathsForgotten")
+            self._plant()
+            return
+        self.last = self.root
+        self.cursor = self.ended.follow if self.ended.follow is not END else self.root.next
+
+
+class Device:
+    """One ltc device of this process, with a recorder for each thread that uses it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.torch_device = torch.device(DEVICE_TYPE, index)
+        self.random = RandomState()
+        self.recorders: dict[int, Recorder] = {}
+        self.warned_of_no_mark = False
+
+    def new_tensor(self, shape, dtype) -> torch.Tensor:
+        return empty_tensor(shape, dtype, self.index)
+
+    def recorder(self) -> Recorder:
+        """The calling thread's recorder."""
+        return self.recorders.get(get_ident()) or self._add_recorder()
+
+    def _add_recorder(self) -> Recorder:
+        self._drop_recorders_of_ended_threads()
+        recorder = self.recorders[get_ident()] = Recorder(self)
+        return recorder
+
+    def _drop_recorders_of_ended_threads(self) -> None:
+        running = sys._current_frames()
+        for thread, recorder in list(self.recorders.items()):
+            if thread not in running and recorder.nothing_pending:
+                del self.recorders[thread]
+
+    def after_fork_in_child(self) -> None:
+        for recorder in self.recorders.values():
+            recorder.lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return str(self.torch_device)
+
+
+class _FirstDevice(Device):
+    """ltc:0: torch makes its tensors without the detour that other indices need."""
+
+    new_tensor = staticmethod(create_empty_tensor)
+
+
+_devices: list[Device] = []
+
+
+def devices() -> list[Device]:
+    """This process's devices, in index order; LTC_NUM_DEVICES of them, read at the first use."""
+    if not _devices:
+        count = config.value("LTC_NUM_DEVICES")
+        _devices.extend([_FirstDevice(0), *(Device(index) for index in range(1, count))])
+    return _devices
+
+
+def device_at(index: int) -> Device:
+    """The device of that index; raises RuntimeError where there is none."""
+    known = _devices or devices()
+    if 0 <= index < len(known):
+        return known[index]
+    raise RuntimeError(
+        f"ltc:{index} does not exist: this process has {len(known)} ltc device(s), "
+        f"ltc:0 to ltc:{len(known) - 1}. Set LTC_NUM_DEVICES before the first use for more."
+    )

@@ -1,0 +1,121 @@
+"""Bring the device into being.  Importing this module does it, once, in the order that works.
+
+One CPU backward first (then the autograd engine starts no device thread and fork stays legal), then
+the name, hooks and guard, then kernels, autocast, and the patches of torch's Python code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+import torch
+
+from ltc.backends.interface import BackendRegistrar
+from ltc.device import (
+    autocast, copies, decompositions, generator, module, patches, pickling, torch_api,
+)
+from ltc.device.kernels import build_kernel, lazily_built
+from ltc.device.recorder import devices
+from ltc.device.signature import Signature
+from ltc.device.state import liveness_is_as_assumed
+from ltc.device.step import wait_device_ops
+from ltc.errors import LtcError
+from ltc.runtime.cache import PROGRAMS
+from ltc.runtime.executor import all_executors
+
+# Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized
+# and nested tensors, which ltc devices do not hold.
+KEPT_IN_CPP = frozenset("""
+    detach alias lift lift_fresh is_pinned _pin_memory detach_ set_data _version output_nr
+    requires_grad_ is_same_size _has_same_storage_numel rename_ rename _fw_primal _make_dual
+    _unpack_dual _make_dual_copy resize_as_sparse_ data _values values indices _indices
+    crow_indices col_indices ccol_indices row_indices _coalesced_ _nnz dense_dim sparse_dim
+    _nested_get_values _nested_view_from_jagged _cudnn_init_dropout_state retain_grad _lazy_clone
+    qscheme q_scale q_zero_point
+""".split())
+
+skipped: list[str] = []  # overloads this torch lists but cannot give, and autocast names it lacks
+_libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
+
+
+def _library(namespace: str) -> torch.library.Library:
+    _libraries.append(torch.library.Library(namespace, "IMPL"))
+    return _libraries[-1]
+
+
+def _register_kernels(library) -> None:
+    special = {**copies.KERNELS, **decompositions.KERNELS, **pickling.KERNELS}
+    for name in torch_api.all_overload_names():
+        rest = name.removeprefix("aten::")
+        if rest == name or rest in special or rest.partition(".")[0] in KEPT_IN_CPP:
+            continue
+        if torch_api.has_kernel(name, "CompositeImplicitAutograd"):
+            continue
+        overload = _overload(rest)
+        if overload is None:
+            skipped.append(name)
+        else:
+            library.impl(rest, lazily_built(Signature, overload), torch_api.PRIVATE_USE_1.name)
+    for rest, kernel in special.items():
+        if _overload(rest) is not None:
+            library.impl(rest, kernel, torch_api.PRIVATE_USE_1.name)
+        else:
+            skipped.append(f"aten::{rest}")
+    library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
+
+
+def _overload(rest: str):
+    base, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+    return found if isinstance(found, torch_api.OpOverload) else None
+
+
+def _other_namespaces(library) -> None:
+    """Custom ops that have a CPU kernel only run too: recorded where they have a fake."""
+    built: dict = {}
+
+    def kernel(overload, *args, **kwargs):
+        if overload not in built:
+            built[overload] = build_kernel(Signature(overload))
+        return built[overload](*args, **kwargs)
+
+    library.fallback(kernel, "PrivateUse1", with_keyset=False)
+
+
+def _after_fork_in_child() -> None:
+    for executor in all_executors():
+        executor.after_fork_in_child()
+    for device in devices():
+        device.after_fork_in_child()
+    PROGRAMS.after_fork_in_child()
+
+
+def _prepare_to_exit() -> None:
+    """Let what runs end, so that no thread works on while Python takes itself apart."""
+    for executor in all_executors():
+        executor.wait()
+    BackendRegistrar.prepare_to_exit()
+
+
+def _register() -> None:
+    torch_api.register_device(module)
+    torch_api.self_test()
+    if not liveness_is_as_assumed():
+        raise LtcError(
+            "This Python counts references in a way ltc does not know, so it cannot tell which "
+            "tensors are alive. Free-threaded builds are not supported; use a regular CPython."
+        )
+    aten, everywhere = _library("aten"), _library("_")
+    _register_kernels(aten)
+    _other_namespaces(everywhere)
+    skipped.extend(autocast.install(aten, everywhere))
+    pickling.install()
+    generator.install()
+    patches.install()
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+    atexit.register(_prepare_to_exit)
+
+
+_register()

@@ -1,0 +1,56 @@
+"""Random state of every ltc device: a running seed, drawn from while recording.
+
+Every random call takes the next running seed as a run-time input, so drawing never recompiles.
+The law is that of the lazy tensor core: default seed 101; a draw advances the running seed,
+a step mark reseeds it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+DEFAULT_SEED = 101
+_MASK = (1 << 64) - 1
+
+
+class RandomState:
+    """The seeds of one device.
+
+    seed     what the step began from
+    running  what the next draw advances
+    """
+
+    __slots__ = ("seed", "running", "initial")
+
+    def __init__(self, seed: int = DEFAULT_SEED) -> None:
+        self.reset(seed)
+
+    def reset(self, seed: int) -> None:
+        self.initial = self.seed = self.running = seed & _MASK
+
+    def draw(self) -> int:
+        """The seed of one random call: a signed 64-bit integer."""
+        self.running = (214013 * self.running + 2531011) & _MASK
+        return _signed(self.running)
+
+    def end_step(self) -> None:
+        """A step mark: the next step draws from a seed of its own."""
+        self.seed = self.running = (7012063 * self.seed + 1012031) & _MASK
+
+    def as_tensor(self) -> torch.Tensor:
+        """The state as bytes, for torch.ltc.get_rng_state and checkpoints."""
+        words = [_signed(self.seed), _signed(self.running), _signed(self.initial)]
+        return torch.tensor(words, dtype=torch.int64).view(torch.uint8).clone()
+
+    def restore(self, state: torch.Tensor) -> None:
+        if state.dtype != torch.uint8 or state.numel() != 24:
+            raise RuntimeError(
+                f"An ltc random state is a ByteTensor of 24 elements, got {state.dtype} of "
+                f"{state.numel()}. Pass what torch.ltc.get_rng_state() returned."
+            )
+        words = state.cpu().clone().view(torch.int64).tolist()
+        self.seed, self.running, self.initial = (word & _MASK for word in words)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

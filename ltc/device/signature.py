@@ -1,0 +1,94 @@
+"""What the recorder has to know of an overload, read off its schema once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ltc.aten.registry import static_arguments
+
+TENSOR, OPTIONAL_TENSOR, TENSORS, OPTIONAL_TENSORS = "tensor", "tensor?", "tensor[]", "tensor?[]"
+NUMBER, NUMBERS, ATTRIBUTE = "number", "number[]", "attribute"
+DEVICE, GENERATOR, IGNORED = "device", "generator", "ignored"
+
+_KINDS = {
+    "Tensor": TENSOR, "Optional[Tensor]": OPTIONAL_TENSOR,
+    "List[Tensor]": TENSORS, "List[Optional[Tensor]]": OPTIONAL_TENSORS,
+    "number": NUMBER, "Optional[number]": NUMBER, "float": NUMBER, "Optional[float]": NUMBER,
+    "List[number]": NUMBERS, "List[float]": NUMBERS,
+    "Device": DEVICE, "Optional[Device]": DEVICE,
+    "Generator": GENERATOR, "Optional[Generator]": GENERATOR,
+}
+# Names, since their types are plain ints and bools in a schema.
+_IGNORED = frozenset({"pin_memory", "non_blocking"})
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an overload.
+
+    kind    how the recorder treats it: one of the words above
+    static  of a NUMBER: the values that are part of the formula, None for all, () for none
+    """
+
+    name: str
+    kind: str
+    keyword_only: bool
+    has_default: bool
+    default: Any
+    written: bool
+    static: frozenset | None | tuple = ()
+
+
+class Signature:
+    """An overload's arguments and what it does to them."""
+
+    def __init__(self, overload) -> None:
+        self.overload = overload
+        self.name = overload.name()
+        static = static_arguments(self.name)
+        self.arguments = tuple(_argument(a, static) for a in overload._schema.arguments)
+        self.returns = tuple(str(r.type) for r in overload._schema.returns)
+        self.random = torch.Tag.nondeterministic_seeded in overload.tags
+
+    @cached_property
+    def written(self) -> tuple[int, ...]:
+        """Positions, in schema order, of the arguments that are written to."""
+        return tuple(i for i, a in enumerate(self.arguments) if a.written)
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether a result shares the memory of an argument without being it."""
+        returns = self.overload._schema.returns
+        return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+    @cached_property
+    def returns_written(self) -> bool:
+        """Whether what it returns are the arguments it wrote to (or nothing)."""
+        returns = self.overload._schema.returns
+        return bool(self.written) and all(r.alias_info is not None for r in returns)
+
+    @cached_property
+    def returns_tensors(self) -> bool:
+        return all(r in ("Tensor", "Optional[Tensor]", "List[Tensor]") for r in self.returns)
+
+    def in_schema_order(self, args: tuple, kwargs: dict) -> list:
+        """Every argument's value, defaults filled in: boxed calls leave them out."""
+        values = list(args)
+        for argument in self.arguments[len(args):]:
+            values.append(kwargs.get(argument.name, argument.default))
+        return values
+
+
+def _argument(schema, static: dict) -> Argument:
+    kind = IGNORED if schema.name in _IGNORED else _KINDS.get(str(schema.type), ATTRIBUTE)
+    alias = schema.alias_info
+    return Argument(
+        schema.name, kind, schema.kwarg_only, schema.has_default_value(),
+        schema.default_value if schema.has_default_value() else None,
+        alias is not None and alias.is_write,
+        static.get(schema.name, ()) if kind == NUMBER else (),
+    )

@@ -1,0 +1,77 @@
+"""What an ltc tensor is: a state that hangs on its storage object.
+
+The storage's Python object lives as long as the C++ storage, so everything that shares the
+storage (detach, .data, nn.Parameter, a tensor saved for backward) shares the state without any
+Python.  Tensors always appear contiguous; a view is a state of its own that knows its base.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+
+from ltc.device.torch_api import empty_tensor, storage_of
+
+_ids = itertools.count(1)
+
+
+class State:
+    """The value of one tensor.
+
+    value   its Value in the walk of some recorder, or None where nothing is pending
+    device  the Device it is on
+    buffer  the Buffer that holds it, or None where it has to be computed first
+    views   weak references to the states that are views of the same base (shared by the base and
+            all of them), or None where there is no view
+    base    the state this one is a view of, or None
+    chain   how it is derived from its base: (overload, arguments, keywords, output index) each
+
+    A view whose value is None is stale: it is derived from its base again when read.
+    """
+
+    __slots__ = ("value", "device", "buffer", "views", "base", "chain", "number", "__weakref__")
+
+    def __init__(self, value, device):
+        self.value = value
+        self.device = device
+        self.buffer = self.views = self.base = None
+
+    @property
+    def tensor_id(self) -> int:
+        """A number of its own, given when first asked for: 1, 2, …"""
+        try:
+            return self.number
+        except AttributeError:
+            self.number = next(_ids)
+            return self.number
+
+    def forget_ended_views(self) -> None:
+        """Of a base: drop the references to views that are gone."""
+        views = [view for view in self.views if view() is not None]
+        if views:
+            self.views[:] = views
+        else:
+            self.views = None
+
+
+def _references_of_a_dead_state() -> int:
+    """What sys.getrefcount says of a state that only the recorder's list held, once popped."""
+    states = [State(None, None)]
+    state = states.pop()
+    return sys.getrefcount(state)
+
+
+DEAD = _references_of_a_dead_state()
+
+
+def liveness_is_as_assumed() -> bool:
+    """Whether a reference count tells a live state from a dead one on this interpreter."""
+    tensor = empty_tensor((1,), torch.float32, 0)
+    storage_of(tensor).lazy = State(None, None)
+    states = [storage_of(tensor).lazy]
+    state = states.pop()
+    alive = sys.getrefcount(state) > DEAD
+    del tensor
+    return alive and sys.getrefcount(state) == DEAD

@@ -1,0 +1,319 @@
+"""The end of a walk: what is still alive becomes the outputs of one program, which is started.
+
+A walk ends at a step mark, when a value is read, when it has become too long, or when another
+thread needs something that is pending in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from sys import getrefcount
+from threading import get_ident
+
+from ltc import config
+from ltc.aten.call import Call, Value
+from ltc.debug import metrics
+from ltc.device.lines import user_line
+from ltc.device.meta import result_types
+from ltc.device.recorder import (
+    END, INPUT, KERNEL_FILE, Device, Recorder, device_at, devices,
+)
+from ltc.device.state import DEAD, State
+from ltc.runtime.buffer import Buffer, Execution, Failure
+from ltc.runtime.compile import program_for
+from ltc.runtime.executor import executor_of
+from ltc.runtime.program import InputRole
+from ltc.runtime.transfers import backend
+
+
+# --- reading values ---------------------------------------------------------------------------
+
+def value_of(state: State) -> Value:
+    """The Value that `state` has in the calling thread's walk, bound or derived where needed."""
+    recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
+    value = state.value
+    if value is None:
+        if state.buffer is None:
+            return derive_view(state)
+        value = state.value = recorder.bind(state)
+        return value
+    if value.recorder is recorder:
+        return value
+    if state.buffer is not None:
+        return recorder.bind_foreign(state)
+    flush_other_thread(value.recorder)
+    return value_of(state)
+
+
+def values_of(states: list[State]) -> list[Value]:
+    """`value_of` each, in order: what list kernels call where not all have a value yet."""
+    recorder = states[0].device.recorder()
+    inputs, bound = recorder.inputs, recorder.bound
+    values = []
+    for state in states:
+        value = state.value
+        if value is None:
+            buffer, entry = state.buffer, recorder.cursor
+            # the common case of Recorder.bind, without its calls: a list may be long
+            if buffer is not None and entry.key is buffer.key and buffer.execution is None:
+                recorder.last, recorder.cursor = entry, entry.next
+                inputs.append(buffer)
+                bound.append(state)
+                value = state.value = entry.value
+            else:
+                value = value_of(state)
+        elif value.recorder is not recorder:
+            value = value_of(state)
+        values.append(value)
+    return values
+
+
+def derive_view(state: State) -> Value:
+    """Apply a stale view's chain to the present value of its base."""
+    value = value_of(state.base)
+    with value.recorder.lock:
+        for overload, args, kwargs, index in state.chain:
+            value = view_value(value, overload, args, kwargs)[index or 0]
+    state.value = value
+    return value
+
+
+def view_value(value: Value, overload, args: tuple, kwargs: dict) -> tuple[Value, ...]:
+    """The results of a view overload on `value`, as an entry of the walk."""
+    key = (overload, value, args, tuple(kwargs.items()))
+    return value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs)).call.results
+
+
+def _view_call(value: Value, overload, args: tuple, kwargs: dict) -> Call:
+    call = Call(overload, (value, *args), kwargs, line=user_line())
+    value.recorder.values(call, result_types(overload, (value, *args), kwargs))
+    return call
+
+
+def ready_buffer(state: State) -> Buffer:
+    """The buffer of a state that is not a view; what is pending for it is started first."""
+    if state.buffer is None:
+        value = state.value
+        metrics.count("EarlySyncLiveTensorsCount")
+        if value.recorder.thread == get_ident():
+            flush(value.recorder)
+        else:
+            flush_other_thread(value.recorder)
+    buffer = state.buffer = state.buffer.settled()
+    return buffer
+
+
+# --- ending a walk ----------------------------------------------------------------------------
+
+def flush(recorder: Recorder) -> None:
+    """Start everything pending in `recorder`; its own thread, or one that stopped it, calls this.
+
+    Raises the error of an earlier program that nobody has seen yet (what was pending then fails
+    with it), or the error of this one where it ran at once.
+    """
+    with recorder.lock:
+        if recorder.nothing_pending:
+            _raise_unreported(recorder.device)
+            return
+        walk = _Walk(recorder)
+        try:
+            walk.start()
+        finally:
+            recorder.restart()
+
+
+class _Walk:
+    """A walk that has ended: which states are alive, and what they are to hold."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.outputs: dict[Value, list[State]] = {}
+        self.alive: list[State] = []
+        live, bound = recorder.live, recorder.bound
+        metrics.count("CreateLtcTensor", len(live) or 1)
+        self._collect_live(live)
+        self.replaced = self._collect_bound(bound)
+
+    def _collect_live(self, live: list[State]) -> None:
+        """Newest first, so that a dead view no longer keeps its base alive when that is looked at."""
+        outputs, alive, recorder = self.outputs, self.alive, self.recorder
+        while live:
+            state = live.pop()
+            if getrefcount(state) > DEAD:
+                value = state.value
+                if value is None or value.recorder is not recorder:
+                    continue
+                alive.append(state)
+                if state.base is None and state.buffer is None:
+                    holders = outputs.get(value)
+                    if holders is None:
+                        outputs[value] = [state]
+                    else:
+                        holders.append(state)
+
+    def _collect_bound(self, bound: list[State]) -> dict[Value, int]:
+        """Add the bound states that were written to; returns which input each one replaces."""
+        replaced, recorder = {}, self.recorder
+        position = len(bound)
+        while bound:
+            state = bound.pop()
+            position -= 1
+            if getrefcount(state) <= DEAD:
+                continue
+            value = state.value
+            if value is None or value.recorder is not recorder:
+                continue
+            self.alive.append(state)
+            if state.buffer is None and state.base is None:
+                self.outputs.setdefault(value, []).append(state)
+                replaced[value] = position
+        return replaced
+
+    def start(self) -> None:
+        recorder, device = self.recorder, self.recorder.device
+        self._reuse_inputs()
+        self.values = tuple(self.outputs)
+        failed = executor_of(device.index).unreported()
+        try:
+            if failed is not None:
+                failed.raise_it()
+            buffers = self._launch() if self.values else []
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._settle(buffers)
+        if buffers:
+            execution = buffers[0].execution
+            if execution is not None and execution.done:
+                execution.raise_failure()
+
+    def _reuse_inputs(self) -> None:
+        """A value that is an input needs no output: its holders share the input's buffer."""
+        for value in [v for v in self.outputs if v.call.overload == INPUT]:
+            buffer = self.recorder.inputs[value.call.args[0]]
+            for state in self.outputs.pop(value):
+                state.buffer = buffer
+            self.replaced.pop(value, None)
+
+    def _launch(self) -> list[Buffer]:
+        recorder = self.recorder
+        inputs, values = recorder.inputs, self.values
+        replaced = {i: self.replaced[v] for i, v in enumerate(values) if v in self.replaced}
+        # a buffer that only the launch refers to may be overwritten
+        donated = frozenset([p for p in replaced.values() if getrefcount(inputs[p]) <= 2])
+        end = recorder.last
+        if end.programs is None:
+            end.programs = {}
+        signature = (values, donated, tuple(replaced.items()))
+        program, end.programs[signature] = program_for(
+            end.programs.get(signature), recorder.path, values, recorder.device.index,
+            donated, replaced, self._roles,
+        )
+        return program.launch(recorder.device.index, inputs, recorder.scalars)
+
+    def _roles(self) -> tuple[InputRole, ...]:
+        states = set(self.replaced.values())
+        return tuple(
+            InputRole("state" if position in states else "data", position)
+            for position in range(len(self.recorder.inputs))
+        )
+
+    def _settle(self, buffers: list[Buffer]) -> None:
+        for buffer, states in zip(buffers, self.outputs.values()):
+            for state in states:
+                state.buffer = buffer
+        for state in self.alive:
+            state.value = None
+            if state.views is not None and state.base is None:
+                state.forget_ended_views()
+
+    def _fail(self, error: BaseException) -> None:
+        """Everything pending has failed with `error`; a state that was replaced keeps its old buffer."""
+        execution, failure = Execution(), Failure(error)
+        failure.reported = True
+        execution.finish(failure)
+        inputs, index = self.recorder.inputs, self.recorder.device.index
+        self._settle([
+            Buffer(v.shape, v.dtype, index, None, execution,
+                   inputs[self.replaced[v]] if v in self.replaced else None)
+            for v in self.outputs
+        ])
+
+
+def _raise_unreported(device: Device) -> None:
+    failed = executor_of(device.index).unreported()
+    if failed is not None:
+        failed.raise_it()
+
+
+# --- another thread's walk --------------------------------------------------------------------
+
+def flush_other_thread(recorder: Recorder) -> None:
+    """Start what is pending in a walk that another thread may be extending at this moment.
+
+    Its kernels take no lock, so it is stopped first: with END at the cursor its next call goes
+    the slow way, which waits for the lock; and a call under way shows as a frame of that thread.
+    """
+    metrics.count("CrossThreadFlush")
+    with recorder.lock:
+        while True:
+            recorder.cursor = END
+            if not _is_recording(recorder.thread):
+                break
+            recorder.lock.release()
+            time.sleep(0)  # lets the other thread finish its call
+            recorder.lock.acquire()
+        flush(recorder)
+
+
+def _is_recording(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename is KERNEL_FILE or frame.f_code.co_filename == KERNEL_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# --- step marks -------------------------------------------------------------------------------
+
+def end_step(device: Device) -> None:
+    """Start everything the calling thread has pending on a device; random draws begin anew."""
+    try:
+        flush(device.recorder())
+    finally:
+        device.random.end_step()
+
+
+def wait_device_ops(chosen: list[Device] | None = None) -> None:
+    """Block until what was started on the devices (all where None) is over; raise its errors."""
+    for device in chosen or devices():
+        executor_of(device.index).wait()
+        backend().computation.wait(device.index)
+    for device in chosen or devices():
+        _raise_unreported(device)
+
+
+def synchronize(device: Device | None = None) -> None:
+    """Start what the calling thread has pending on the device (all where None), and wait."""
+    chosen = devices() if device is None else [device]
+    for one in chosen:
+        flush(one.recorder())
+    wait_device_ops(chosen)
+
+
+def discard(device: Device) -> None:
+    """Drop what the calling thread has pending, unrun; bound tensors get their old values back.
+
+    What the dropped calls made has no value any more. For measuring the recording alone.
+    """
+    recorder = device.recorder()
+    with recorder.lock:
+        for state, buffer in zip(recorder.bound, recorder.inputs):
+            state.value, state.buffer = None, buffer
+        for state in recorder.live:
+            state.value = None
+        recorder.restart()
+    device.random.end_step()

@@ -1,0 +1,183 @@
+"""Tensors and their states: made, uploaded, read, identified."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from ltc.aten.call import Value
+from ltc.debug import metrics
+from ltc.device.recorder import Device, Recorder, device_at
+from ltc.device.signature import DEVICE, Signature
+from ltc.device.state import State
+from ltc.device.step import ready_buffer
+from ltc.device.torch_api import DEVICE_TYPE, storage_of
+from ltc.errors import NotLazyTensor
+from ltc.runtime.buffer import Buffer
+from ltc.runtime.transfers import download, upload
+
+
+def is_lazy(tensor) -> bool:
+    """Whether it is a tensor on an ltc device."""
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
+
+
+# --- states of tensors ------------------------------------------------------------------------
+
+def state_of(tensor: torch.Tensor, expected: Device | None = None) -> State:
+    """The state of a lazy tensor; raises where it is not one, or is not on `expected`."""
+    if tensor.device.type != DEVICE_TYPE:
+        raise NotLazyTensor(_not_lazy_text(tensor))
+    try:
+        state = storage_of(tensor).lazy
+    except AttributeError:
+        state = _uninitialised(tensor)
+    if expected is not None and state.device is not expected:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, "
+            f"{expected} and {state.device}!"
+        )
+    return state
+
+
+def _not_lazy_text(tensor: torch.Tensor) -> str:
+    return (
+        f"Input tensor is not a lazy tensor: {tensor.type()}. It is on {tensor.device}; "
+        f"move it with .to('{DEVICE_TYPE}')."
+    )
+
+
+def _uninitialised(tensor: torch.Tensor) -> State:
+    """The state of a tensor that C++ made without asking a kernel: zeros."""
+    device = device_at(tensor.device.index)
+    state = State(None, device)
+    state.buffer = uploaded(torch.zeros(tensor.shape, dtype=tensor.dtype), device)
+    storage_of(tensor).lazy = state
+    return state
+
+
+def device_of_call(signature: Signature, values: list) -> Device | None:
+    """The device a call runs on: its `device` argument's, else that of its first lazy tensor.
+
+    None where the call asks for a result on another kind of device.
+    """
+    for argument, value in zip(signature.arguments, values):
+        if argument.kind == DEVICE and value is not None:
+            return device_of(value) if value.type == DEVICE_TYPE else None
+    for value in values:
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, torch.Tensor) and part.device.type == DEVICE_TYPE:
+                return device_at(part.device.index)
+    return current_device()
+
+
+def device_of(device) -> Device:
+    """The Device of a torch.device, string or index; without an index, the thread's current one."""
+    if isinstance(device, int):
+        return device_at(device)
+    index = torch.device(device).index if not isinstance(device, torch.device) else device.index
+    return current_device() if index is None else device_at(index)
+
+
+_current = threading.local()
+
+
+def current_device() -> Device:
+    """The device that `ltc` without an index means in the calling thread."""
+    return getattr(_current, "device", None) or device_at(0)
+
+
+def set_current_device(device: Device) -> None:
+    _current.device = device
+
+
+# --- making tensors ---------------------------------------------------------------------------
+
+def wrap(recorder: Recorder, value: Value) -> torch.Tensor:
+    """A new tensor that holds a pending value."""
+    tensor = recorder.new_tensor(value.shape, value.dtype)
+    state = storage_of(tensor).lazy = State(value, recorder.device)
+    recorder.live.append(state)
+    return tensor
+
+
+def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
+    """A new tensor that holds a buffer."""
+    tensor = device.new_tensor(buffer.shape, buffer.dtype)
+    storage_of(tensor).lazy = _holding(buffer, device)
+    return tensor
+
+
+def _holding(buffer: Buffer, device: Device) -> State:
+    state = State(None, device)
+    state.buffer = buffer
+    return state
+
+
+def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
+    """A buffer with a copy of a CPU tensor's elements."""
+    started = time.perf_counter_ns()
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    buffer = Buffer(tuple(plain.shape), plain.dtype, device.index, upload(plain, device.index))
+    metrics.record("TransferToDeviceTime", time.perf_counter_ns() - started, "time")
+    metrics.record("OutboundData", buffer.nbytes, "bytes")
+    return buffer
+
+
+def to_device(tensor: torch.Tensor, device: Device) -> torch.Tensor:
+    """A CPU tensor's copy on an ltc device."""
+    return wrap_buffer(uploaded(tensor, device), device)
+
+
+def adopt(tensor: torch.Tensor, device: Device) -> State:
+    """A state with a copy of a CPU operand, for overloads that accept one."""
+    return _holding(uploaded(tensor, device), device)
+
+
+def upload_many(tensors, device) -> list[torch.Tensor]:
+    """Copies of CPU tensors on one device, in order; `requires_grad` is kept."""
+    target = device_of(device)
+    return [to_device(t, target).requires_grad_(t.requires_grad) for t in tensors]
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor's value as a contiguous CPU tensor, which may be device memory: do not write."""
+    return host_value(state_of(tensor))
+
+
+def host_value(state: State) -> torch.Tensor:
+    """A state's value as a contiguous CPU tensor, which may be device memory: do not write."""
+    if state.base is None or state.buffer is not None:
+        return _downloaded(ready_buffer(state))
+    plain = _downloaded(ready_buffer(state.base))
+    with torch.no_grad():
+        for overload, args, kwargs, index in state.chain:
+            result = overload(plain, *args, **kwargs)
+            plain = result if index is None else result[index]
+        return plain.resolve_conj().resolve_neg().contiguous()
+
+
+def _downloaded(buffer: Buffer) -> torch.Tensor:
+    started = time.perf_counter_ns()
+    value = download(buffer.ready())
+    metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")
+    metrics.record("InboundData", buffer.nbytes, "bytes")
+    return value
+
+
+def tensor_id(tensor: torch.Tensor) -> int:
+    """A number that identifies a lazy tensor's value in messages."""
+    return state_of(tensor).tensor_id
+
+
+def alias_id(tensor: torch.Tensor) -> int:
+    """The number of the base that a lazy tensor shares with its views; 0 where it has none."""
+    state = state_of(tensor)
+    if state.base is not None:
+        return state.base.tensor_id
+    has_views = state.views is not None and any(view() is not None for view in state.views)
+    return state.tensor_id if has_views else 0

@@ -1,0 +1,77 @@
+"""Which replicas there are, and which one this is.
+
+A replica is one device of one process.  World size and ordinal come from the environment that a
+launcher sets; inside a replicated thread the ordinal counts the thread's device too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from ltc import config
+from ltc.device.names import device_index, kind_of, real_devices, supported_devices
+from ltc.device.tensor import device_of, set_current_device
+
+
+class _Thread(threading.local):
+    replicas: tuple[int, ...] = ()  # indices of the devices replicated with this thread's
+    position = 0  # of this thread's device among them
+
+
+_thread = _Thread()
+
+
+def set_replication(device, devices: Sequence) -> None:
+    """Make `device` the thread's current one and `devices` its replicas; none ends replication."""
+    indices = tuple(device_index(d) for d in devices)
+    index = device_index(device)
+    if indices and index not in indices:
+        raise ValueError(f"ltc:{index} is not among the devices to replicate: {list(devices)}")
+    _thread.replicas = indices
+    _thread.position = indices.index(index) if indices else 0
+    set_current_device(device_of(index))
+
+
+def replication_devices(local_devices: Sequence[str]) -> list[str]:
+    """The real names of the devices to replicate over: every device of the kind, in order.
+
+    Raises RuntimeError where the given ones are of several kinds, or are not all of their kind.
+    """
+    real = real_devices(local_devices)
+    kinds = {kind_of(name) for name in real}
+    if len(kinds) != 1:
+        raise RuntimeError(
+            f"Cannot replicate across different device types: devices={list(local_devices)}/{real}"
+        )
+    everyone = real_devices(supported_devices(kinds.pop()) or [])
+    if len(real) != len(everyone):
+        raise RuntimeError(
+            f"Cannot replicate if number of devices ({len(real)}) is different from {len(everyone)}"
+        )
+    return everyone
+
+
+def world_size(default: int = 1) -> int:
+    """Replicas in all processes; `default` where no launcher said."""
+    processes = config.value("XRT_SHARD_WORLD_SIZE", default)
+    return processes * max(len(_thread.replicas), 1)
+
+
+def ordinal(default: int = 0) -> int:
+    """This replica's number among all; `default` where no launcher said."""
+    process = config.value("XRT_SHARD_ORDINAL", default)
+    return process * max(len(_thread.replicas), 1) + _thread.position
+
+
+def local_ordinal(default: int = 0) -> int:
+    """This replica's number on its host; `default` where neither launcher nor thread says."""
+    from_launcher = config.value("XRT_SHARD_LOCAL_ORDINAL")
+    if from_launcher >= 0:
+        return from_launcher * max(len(_thread.replicas), 1) + _thread.position
+    return _thread.position if _thread.replicas else default
+
+
+def is_master(local: bool = True) -> bool:
+    """Whether this is replica 0: of its host, or of all."""
+    return (local_ordinal() if local else ordinal()) == 0

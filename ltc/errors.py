@@ -1,0 +1,26 @@
+"""The errors ltc raises of its own; a wrong argument stays Python's ValueError or TypeError."""
+
+from __future__ import annotations
+
+
+class LtcError(RuntimeError):
+    """Anything that only ltc can get wrong."""
+
+
+class Unsupported(LtcError, NotImplementedError):
+    """Valid PyTorch that ltc, or this backend, can not run; the message says what to do instead."""
+
+
+class InvalidGraph(LtcError):
+    """A graph that breaks a rule of the IR: a fault of ltc or of a plug-in, never of the user."""
+
+
+class NotLazyTensor(RuntimeError):
+    """A tensor of another device where one of a lazy device was needed.
+
+    The text starts "Input tensor is not a lazy tensor: ", then the tensor's type.
+    """
+
+
+class BackendMissing(LtcError):
+    """The backend that should run a device is not there; the message names it and those that are."""

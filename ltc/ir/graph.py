@@ -1,0 +1,88 @@
+"""The nodes reachable from a step's outputs, and the text they print as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ltc.ir.node import Node, attr_text
+from ltc.ir.tensor_type import TensorType, type_text
+
+# Attributes that the type column already shows.
+_SHOWN_BY_TYPE = frozenset({"dtype", "shape", "results"})
+
+
+class Origin(NamedTuple):
+    """The recorded call a node was made for."""
+
+    overload: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.overload} called at {self.line}" if self.line else self.overload
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What one program computes.
+
+    inputs   INPUT nodes; a node's `index` attribute is its position in the launch's buffers
+    scalars  SCALAR nodes; a node's `slot` attribute is its position in the launch's scalars
+    outputs  what the launch gives back, in order
+    origins  where nodes come from; nodes that a pass made may be missing
+    """
+
+    inputs: tuple[Node, ...]
+    scalars: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    origins: Mapping[Node, Origin] = field(default_factory=dict, repr=False)
+
+    @property
+    def lines(self) -> dict[Node, str]:
+        """The user's line of each node that has one."""
+        return {node: origin.line for node, origin in self.origins.items()}
+
+    def with_outputs(self, outputs: Iterable[Node], origins: Mapping[Node, Origin]) -> Graph:
+        return replace(self, outputs=tuple(outputs), origins=origins)
+
+    def __str__(self) -> str:
+        return show(*self.outputs)
+
+
+def schedule(*outputs: Node) -> list[Node]:
+    """Every node the outputs need, each once, after its operands."""
+    order: list[Node] = []
+    placed: set[Node] = set()
+    waiting = [(output, False) for output in reversed(outputs)]  # no recursion: graphs are deep
+    while waiting:
+        node, operands_done = waiting.pop()
+        if node in placed:
+            continue
+        if operands_done or not node.inputs:
+            placed.add(node)
+            order.append(node)
+        else:
+            waiting.append((node, True))
+            waiting.extend([(n, False) for n in reversed(node.inputs) if n not in placed])
+    return order
+
+
+def show(*outputs: Node) -> str:
+    """The graph as text, one node a line: name, operation, type, attributes."""
+    names: dict[Node, str] = {}
+    rows = []
+    for position, node in enumerate(schedule(*outputs)):
+        names[node] = f"%{position}"
+        operands = "".join(f" {names[n]}" for n in node.inputs)
+        rows.append((f"%{position} = {node.op.name}{operands}", type_text(node.type), _attrs(node)))
+    if not rows:
+        return ""
+    first = max(len(row[0]) for row in rows) + 8
+    second = max(len(row[1]) for row in rows) + 4
+    return "\n".join(f"{a:<{first}}{b:<{second}}{c}".rstrip() for a, b, c in rows)
+
+
+def _attrs(node: Node) -> str:
+    hidden = _SHOWN_BY_TYPE if isinstance(node.type, TensorType) else {"results"}
+    return " ".join(f"{key}={attr_text(value)}" for key, value in node.attrs if key not in hidden)

@@ -1,0 +1,176 @@
+"""Operations applied to operations: frozen, interned, freed when nothing refers to them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ltc.errors import InvalidGraph
+from ltc.ir import ops
+from ltc.ir.ops import Op
+from ltc.ir.tensor_type import TensorType, TupleType, dtype_name, type_text
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Node:
+    """One operation applied to earlier nodes.
+
+    op      what is computed
+    inputs  the nodes it reads, in the order the op's type rule takes them
+    attrs   its static parameters, as sorted (name, value) pairs; every value hashable
+    type    dtype and shape of the result; derived from the other three, never passed in
+
+    Arithmetic with a Python number reads as the formula: `0.5 * x`.
+    """
+
+    op: Op
+    inputs: tuple["Node", ...]
+    attrs: tuple[tuple[str, Any], ...]
+    type: TensorType | TupleType = field(repr=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.type.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    def attr(self, name: str) -> Any:
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        raise InvalidGraph(f"{self.op} has no attribute {name!r}, only {dict(self.attrs)}")
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {type_text(self.type)}>"
+
+    def __neg__(self):
+        return make(ops.NEG, self)
+
+    def __add__(self, other):
+        return make(ops.ADD, self, like(other, self))
+
+    def __radd__(self, other):
+        return make(ops.ADD, like(other, self), self)
+
+    def __sub__(self, other):
+        return make(ops.SUB, self, like(other, self))
+
+    def __rsub__(self, other):
+        return make(ops.SUB, like(other, self), self)
+
+    def __mul__(self, other):
+        return make(ops.MUL, self, like(other, self))
+
+    def __rmul__(self, other):
+        return make(ops.MUL, like(other, self), self)
+
+    def __truediv__(self, other):
+        return make(ops.DIV, self, like(other, self))
+
+    def __rtruediv__(self, other):
+        return make(ops.DIV, like(other, self), self)
+
+    def __and__(self, other):
+        return make(ops.AND, self, like(other, self))
+
+    def __or__(self, other):
+        return make(ops.OR, self, like(other, self))
+
+    def __xor__(self, other):
+        return make(ops.XOR, self, like(other, self))
+
+    def __invert__(self):
+        return make(ops.NOT, self)
+
+    def __lt__(self, other):
+        return make(ops.LT, self, like(other, self))
+
+    def __le__(self, other):
+        return make(ops.LE, self, like(other, self))
+
+    def __gt__(self, other):
+        return make(ops.GT, self, like(other, self))
+
+    def __ge__(self, other):
+        return make(ops.GE, self, like(other, self))
+
+
+_interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+
+
+def make(op: Op, *inputs: Node, **attrs: Any) -> Node:
+    """The node for `op(*inputs, **attrs)`: the existing one where there is one.
+
+    Raises InvalidGraph where the op's type rule rejects these inputs.
+    """
+    pairs = tuple(sorted(attrs.items()))
+    # With the types of the values: 1, 1.0 and True are equal keys but different attributes.
+    key = (op, inputs, pairs, tuple([value.__class__ for _, value in pairs]))
+    node = _interned.get(key)
+    if node is None:
+        node = Node(op, inputs, pairs, _infer(op, inputs, attrs))
+        node = _interned.setdefault(key, node)  # another thread may have won the race
+    return node
+
+
+def _infer(op: Op, inputs: tuple[Node, ...], attrs: dict[str, Any]) -> TensorType | TupleType:
+    try:
+        return op.infer(*[n.type for n in inputs], **attrs)
+    except InvalidGraph as error:
+        error.add_note(f"while making {op} of {inputs} with {attrs}")
+        raise
+
+
+def constant(value: float | int | bool | complex, dtype: torch.dtype) -> Node:
+    """A 0-dim constant, rounded to `dtype` by whoever computes it."""
+    # Keyed by its text: == joins 0.0 with -0.0 and 1 with True, and parts NaN from itself.
+    return make(ops.CONSTANT, literal=repr(_in_kind(value, dtype)), dtype=dtype)
+
+
+def _in_kind(value: Any, dtype: torch.dtype) -> Any:
+    """`value` as the Python type that `dtype` holds, so that 1 and 1.0 of one dtype are one node."""
+    if dtype.is_complex:
+        return complex(value)
+    if dtype.is_floating_point:
+        return float(value)
+    return bool(value) if dtype == torch.bool else int(value)
+
+
+def constant_value(node: Node) -> float | int | bool | complex:
+    """The number that a CONSTANT node holds."""
+    text = node.attr("literal")
+    if node.dtype.is_complex:
+        return complex(text)
+    if node.dtype.is_floating_point:
+        return float(text)
+    return text == "True" if node.dtype == torch.bool else int(text)
+
+
+def is_number(operand: Any) -> bool:
+    """Whether the user wrote a number: a Python one, or one that was lifted to a scalar."""
+    if isinstance(operand, Node):
+        return operand.op is ops.SCALAR and operand.attr("wrapped")
+    return isinstance(operand, (bool, int, float, complex))
+
+
+def like(operand: Any, other: Node) -> Node:
+    """`operand` as a node of `other`'s dtype where it is a number; a tensor is left as it is."""
+    if isinstance(operand, Node):
+        if operand.type.dtype != other.dtype and is_number(operand):
+            return make(ops.CAST, operand, dtype=other.dtype)
+        return operand
+    return constant(operand, other.dtype)
+
+
+def attr_text(value: Any) -> str:
+    """How an attribute prints in the text of a graph."""
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, tuple):
+        return f"({','.join(map(attr_text, value))})"
+    return str(value)

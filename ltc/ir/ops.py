@@ -1,0 +1,179 @@
+"""The closed set of operations a backend must know: one row each, a name and a type rule.
+
+To follow an op, read its row here, its type rule in ir/infer.py, and its meaning in
+backends/eager.py (the reference).  `python scripts/where.py mul` prints the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ltc.ir import infer
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One row of the list.
+
+    name   as it prints
+    infer  operand types and attributes -> result type, or a tuple of them
+    kind   the family a pass or a vendor may ask for: "elementwise", "reduce", "view", ...
+    """
+
+    name: str
+    infer: Callable[..., Any]
+    kind: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ALL: dict[str, Op] = {}
+
+
+def _op(name: str, rule: Callable[..., Any], kind: str) -> Op:
+    assert name not in ALL, f"two ops are called {name}"
+    ALL[name] = Op(name, rule, kind)
+    return ALL[name]
+
+
+def _elementwise(name: str, rule: Callable[..., Any] = infer.elementwise) -> Op:
+    return _op(name, rule, "elementwise")
+
+
+# Leaves.  A scalar is a number the launch is given; a constant is keyed by its text.
+INPUT = _op("input", infer.leaf, "leaf")  # index, dtype, shape
+SCALAR = _op("scalar", infer.leaf, "leaf")  # slot, dtype, wrapped: a Python number, not a tensor
+CONSTANT = _op("constant", infer.leaf, "leaf")  # literal, dtype
+IOTA = _op("iota", infer.iota, "leaf")  # size: 0, 1, ..., size - 1 as i64
+
+# Elementwise, one operand.
+NEG = _elementwise("neg")
+ABS = _elementwise("abs")
+SIGN = _elementwise("sign")
+EXP = _elementwise("exp", infer.floating)
+EXP2 = _elementwise("exp2", infer.floating)
+EXPM1 = _elementwise("expm1", infer.floating)
+LOG = _elementwise("log", infer.floating)
+LOG1P = _elementwise("log1p", infer.floating)
+LOG2 = _elementwise("log2", infer.floating)
+LOG10 = _elementwise("log10", infer.floating)
+SQRT = _elementwise("sqrt", infer.floating)
+RSQRT = _elementwise("rsqrt", infer.floating)
+SIN = _elementwise("sin", infer.floating)
+COS = _elementwise("cos", infer.floating)
+TAN = _elementwise("tan", infer.floating)
+ASIN = _elementwise("asin", infer.floating)
+ACOS = _elementwise("acos", infer.floating)
+ATAN = _elementwise("atan", infer.floating)
+SINH = _elementwise("sinh", infer.floating)
+COSH = _elementwise("cosh", infer.floating)
+TANH = _elementwise("tanh", infer.floating)
+ASINH = _elementwise("asinh", infer.floating)
+ACOSH = _elementwise("acosh", infer.floating)
+ATANH = _elementwise("atanh", infer.floating)
+ERF = _elementwise("erf", infer.floating)
+ERFC = _elementwise("erfc", infer.floating)
+ERFINV = _elementwise("erfinv", infer.floating)
+LGAMMA = _elementwise("lgamma", infer.floating)
+DIGAMMA = _elementwise("digamma", infer.floating)
+FLOOR = _elementwise("floor", infer.floating)
+CEIL = _elementwise("ceil", infer.floating)
+TRUNC = _elementwise("trunc", infer.floating)
+ROUND = _elementwise("round", infer.floating)  # half to even
+NOT = _elementwise("not", infer.integral)  # every bit; on bool the logical one
+
+# Elementwise, two operands.  Integers wrap around.
+ADD = _elementwise("add")
+SUB = _elementwise("sub")
+MUL = _elementwise("mul")
+DIV = _elementwise("div", infer.floating)
+FLOOR_DIVIDE = _elementwise("floor_divide")  # may fail: an integer divided by zero
+TRUNC_DIVIDE = _elementwise("trunc_divide")  # may fail
+REMAINDER = _elementwise("remainder")  # sign of the divisor; may fail
+FMOD = _elementwise("fmod")  # sign of the dividend; may fail
+POW = _elementwise("pow")
+ATAN2 = _elementwise("atan2", infer.floating)
+HYPOT = _elementwise("hypot", infer.floating)
+NEXTAFTER = _elementwise("nextafter", infer.floating)
+COPYSIGN = _elementwise("copysign", infer.floating)
+MAXIMUM = _elementwise("maximum")  # NaN where either is NaN
+MINIMUM = _elementwise("minimum")
+AND = _elementwise("and", infer.integral)
+OR = _elementwise("or", infer.integral)
+XOR = _elementwise("xor", infer.integral)
+SHIFT_LEFT = _elementwise("shift_left", infer.integral)
+SHIFT_RIGHT = _elementwise("shift_right", infer.integral)  # arithmetic on signed integers
+EQ = _elementwise("eq", infer.comparison)
+NE = _elementwise("ne", infer.comparison)
+LT = _elementwise("lt", infer.comparison)
+LE = _elementwise("le", infer.comparison)
+GT = _elementwise("gt", infer.comparison)
+GE = _elementwise("ge", infer.comparison)
+
+# Elementwise, the rest.
+WHERE = _elementwise("where", infer.where)
+CAST = _elementwise("cast", infer.cast)  # dtype; to bool: x != 0
+BITCAST = _elementwise("bitcast", infer.bitcast)  # dtype of the same size
+WRAP_INDEX = _elementwise("wrap_index", infer.wrapped_index)  # size, dim; -1 is the last; may fail
+
+# Reductions over `dims`, which disappear.  Low precision sums in f32 and rounds once.
+SUM = _op("sum", infer.reduce, "reduce")
+PROD = _op("prod", infer.reduce, "reduce")
+MAX = _op("max", infer.reduce, "reduce")  # NaN where any is NaN
+MIN = _op("min", infer.reduce, "reduce")
+ANY = _op("any", infer.reduce_to_bool, "reduce")
+ALL_TRUE = _op("all", infer.reduce_to_bool, "reduce")
+ARGMAX = _op("argmax", infer.arg_reduce, "reduce")  # the first of equals; NaN is largest
+ARGMIN = _op("argmin", infer.arg_reduce, "reduce")  # the first of equals; NaN is smallest
+CUMSUM = _op("cumsum", infer.scan, "scan")
+CUMPROD = _op("cumprod", infer.scan, "scan")
+
+# Index maps.
+PERMUTE = _op("permute", infer.permute, "view")  # dims
+SLICE = _op("slice", infer.slice_, "view")  # starts, limits, steps, one for each dimension
+EXPAND = _op("expand", infer.expand, "view")  # shape; new dimensions come first
+RESHAPE = _op("reshape", infer.reshape, "view")  # shape
+FLIP = _op("flip", infer.flip, "view")  # dims
+PAD = _op("pad", infer.pad, "pad")  # (x, value) low, high
+CONCAT = _op("concat", infer.concat, "concat")  # dim
+INSERT = _op("insert", infer.insert, "insert")  # (base, new) starts, steps: a strided slice replaced
+
+# Indices that are data.  Each may fail: an index outside its dimension.
+TAKE = _op("take", infer.take, "gather")  # (x, index) dim: x[:, index] for dim 1
+GATHER = _op("gather", infer.gather, "gather")  # (x, index) dim: as torch.gather
+PUT = _op("put", infer.put, "scatter")  # (base, index, new) dim, mode "set" or "add": undoes take
+SCATTER = _op("scatter", infer.scatter, "scatter")  # (base, index, new) dim, mode: undoes gather
+
+MATMUL = _op("matmul", infer.matmul, "matmul")
+CONVOLUTION = _op("convolution", infer.convolution, "convolution")
+CONVOLUTION_INPUT_GRADIENT = _op(  # (grad, weight) shape of the input
+    "convolution_input_gradient", infer.convolution_gradient, "convolution"
+)
+CONVOLUTION_WEIGHT_GRADIENT = _op(  # (grad, x) shape of the weight
+    "convolution_weight_gradient", infer.convolution_gradient, "convolution"
+)
+# Windows: kernel, stride, padding, dilation; `shape` is the result's, which holds ceil_mode.
+MAX_POOL = _op("max_pool", infer.max_pool, "window")  # (values, flat spatial indices)
+MAX_POOL_GRADIENT = _op("max_pool_gradient", infer.max_pool_gradient, "window")  # (grad, indices)
+AVERAGE_POOL = _op("average_pool", infer.shaped, "window")  # also: count_padding, divisor or 0
+AVERAGE_POOL_GRADIENT = _op("average_pool_gradient", infer.shaped, "window")
+
+# Element i of stream s: bits of Philox4x32-10 keyed by the seed, from the counter that i and s make.
+RANDOM_BITS = _op("random_bits", infer.random_bits, "random")  # (seed) shape, bits, stream
+
+EXTERN = _op("extern", infer.extern, "extern")  # template, results: torch's own CPU kernel
+GET = _op("get", infer.element, "get")  # index: one result of a node that has several
+BARRIER = _op("barrier", infer.same, "barrier")  # position: the identity, never looked through
+
+_INTEGER_DIVISIONS = frozenset({FLOOR_DIVIDE, TRUNC_DIVIDE, REMAINDER, FMOD, POW})
+_CHECKS = frozenset({WRAP_INDEX, TAKE, GATHER, PUT, SCATTER, MAX_POOL_GRADIENT, EXTERN})
+
+
+def may_fail(node) -> bool:
+    """Whether the values in the operands can make this node raise."""
+    if node.op in _INTEGER_DIVISIONS:
+        return not node.type.dtype.is_floating_point
+    return node.op in _CHECKS

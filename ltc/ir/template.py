@@ -1,0 +1,70 @@
+"""How an extern node calls torch's own kernel: the call's arguments, with holes for operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+
+class Hole(NamedTuple):
+    """The place of operand `operand`; `number`: the kernel wants it as a Python number."""
+
+    operand: int
+    number: bool
+
+    def __repr__(self) -> str:
+        return f"{'#' if self.number else '%'}{self.operand}"
+
+
+class Template:
+    """One call of an overload.
+
+    overload  "aten::sort.stable"
+    args      positional arguments; Hole | constant | tuple of these, a list being a tuple
+    kwargs    (name, argument) pairs
+    mutated   positions and names of the arguments that the overload writes to
+    returned  whether it returns tensors besides those
+    present   for every result the call can have, whether it is defined
+    seed      the operand that holds the seed of a random overload, or None
+
+    Equal where the text is equal, so 1 and True are different arguments.
+    """
+
+    def __init__(self, overload, args, kwargs=(), mutated=(), returned=True, present=(True,), seed=None):
+        self.overload, self.args, self.kwargs = overload, args, kwargs
+        self.mutated, self.returned, self.present, self.seed = mutated, returned, present, seed
+
+    @cached_property
+    def text(self) -> str:
+        words = [repr(a) for a in self.args] + [f"{name}={a!r}" for name, a in self.kwargs]
+        writes = f" writing {self.mutated}" if self.mutated else ""
+        seed = f" seed %{self.seed}" if self.seed is not None else ""
+        missing = "" if all(self.present) else f" giving {self.present}"
+        return f"{self.overload}({', '.join(words)}){writes}{seed}{missing}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Template) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def fill(argument: Any, value_of: Callable[[Hole], Any]) -> Any:
+    """`argument` with every hole replaced; tuples become the lists that torch's parser wants."""
+    if isinstance(argument, Hole):
+        return value_of(argument)
+    if isinstance(argument, tuple):
+        return [fill(a, value_of) for a in argument]
+    return argument
+
+
+def holes(argument: Any) -> Iterator[Hole]:
+    if isinstance(argument, Hole):
+        yield argument
+    elif isinstance(argument, tuple):
+        for a in argument:
+            yield from holes(a)

@@ -1,0 +1,147 @@
+"""Device memory that a tensor's value lives in, present or on its way."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+_ELEMENT_BYTES: dict[torch.dtype, int] = {}
+
+
+def byte_size(shape, dtype: torch.dtype) -> int:
+    """Bytes of a contiguous tensor of `shape`."""
+    size = _ELEMENT_BYTES.get(dtype)
+    if size is None:
+        size = _ELEMENT_BYTES[dtype] = torch.empty(0, dtype=dtype).element_size()
+    for extent in shape:
+        size *= extent
+    return size
+
+
+_input_keys: dict[tuple, tuple] = {}
+
+
+def input_key(shape, dtype: torch.dtype) -> tuple:
+    """What a recorded path calls an input of this type: one object per type, compared by identity."""
+    key = _input_keys.get((shape, dtype))
+    if key is None:
+        key = _input_keys.setdefault((shape, dtype), ("ltc::input", shape, dtype))
+    return key
+
+
+class Account:
+    """Bytes held by the live buffers of one device, and the most there ever were."""
+
+    def __init__(self) -> None:
+        self.bytes = self.peak = self.buffers = 0
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.buffers += 1
+        if self.bytes > self.peak:
+            self.peak = self.bytes
+
+    def remove(self, nbytes: int) -> None:
+        self.bytes -= nbytes
+        self.buffers -= 1
+
+
+_accounts: dict[int, Account] = {}
+
+
+def account_of(device: int) -> Account:
+    return _accounts.get(device) or _accounts.setdefault(device, Account())
+
+
+class Failure:
+    """An error on its way to whoever waits: raised as it was first, and known to be seen or not."""
+
+    __slots__ = ("error", "traceback", "reported")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.traceback, self.reported = error, error.__traceback__, False
+
+    def raise_it(self) -> None:
+        self.reported = True
+        raise self.error.with_traceback(self.traceback)
+
+
+class Execution:
+    """One launch: over or not, and with what failure.
+
+    Every output of a failed launch raises its error, and so does every launch that reads one.
+    """
+
+    __slots__ = ("_running", "failure")
+
+    def __init__(self) -> None:
+        self._running = threading.Lock()
+        self._running.acquire()
+        self.failure: Failure | None = None
+
+    def finish(self, failure: Failure | None = None) -> None:
+        """Called once, by whoever ran it."""
+        self.failure = failure
+        self._running.release()
+
+    @property
+    def done(self) -> bool:
+        return not self._running.locked()
+
+    def wait(self) -> None:
+        """Block until it is over; a failure stays here."""
+        if self._running.locked():
+            with self._running:  # passed on to the next waiter on leaving
+                pass
+
+    def raise_failure(self) -> None:
+        """Raise the error this launch ended with, if any."""
+        if self.failure is not None:
+            self.failure.raise_it()
+
+
+class Buffer:
+    """The value of one tensor on a device.
+
+    handle     what the backend made: memory it understands; None until `execution` is done
+    key        its type, as recorded paths compare it
+    execution  the launch that fills it; None once it is known to have ended well
+    previous   the buffer this one replaces, kept until it is certain that nothing failed:
+               a parameter whose step failed keeps the value it had before
+    """
+
+    __slots__ = ("handle", "shape", "dtype", "key", "device", "execution", "previous", "nbytes")
+
+    def __init__(self, shape, dtype, device: int, handle: Any = None, execution=None, previous=None):
+        self.handle, self.shape, self.dtype, self.device = handle, shape, dtype, device
+        self.execution, self.previous = execution, previous
+        self.key = input_key(shape, dtype)
+        self.nbytes = byte_size(shape, dtype)
+        account_of(device).add(self.nbytes)
+
+    def __del__(self) -> None:
+        account = _accounts.get(self.device) if _accounts else None  # None while Python ends
+        if account is not None:
+            account.remove(self.nbytes)
+
+    def settled(self) -> "Buffer":
+        """This buffer, or the one it was to replace where its launch is known to have failed."""
+        buffer = self
+        while (
+            buffer.execution is not None
+            and buffer.execution.failure is not None
+            and buffer.previous is not None
+        ):
+            buffer = buffer.previous
+        return buffer
+
+    def ready(self) -> Any:
+        """The handle, waited for.  Raises the error of the launch that was to fill it."""
+        execution = self.execution
+        if execution is not None:
+            execution.wait()
+            execution.raise_failure()
+            self.execution = self.previous = None
+        return self.handle

@@ -1,0 +1,114 @@
+"""A compiled graph together with what it takes to launch it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ltc.debug import metrics
+from ltc.runtime.buffer import Buffer, Execution, Failure
+from ltc.runtime.executor import SHORT_SECONDS, executor_of
+
+
+@dataclass(frozen=True)
+class InputRole:
+    """What an input of a program is to the step that recorded it.
+
+    kind      "state" (replaced by the program), "data", "scalar" or "seed"
+    position  index in the launch's buffers, or slot in its scalars
+    origin    where it comes from: a scalar's argument name, a user's line
+    """
+
+    kind: str
+    position: int
+    origin: str = ""
+
+
+@dataclass
+class Program:
+    """One executable.
+
+    computation  what the backend compiled
+    types        (shape, dtype) of every output
+    replaced     output position -> position of the input that it takes the place of
+    donated      positions of inputs whose memory the program may overwrite
+    roles        every input and scalar, by role
+    text         the graph it was compiled from, printable
+    """
+
+    computation: Any
+    types: tuple[tuple, ...]
+    replaced: dict[int, int]
+    donated: frozenset[int]
+    roles: tuple[InputRole, ...] = ()
+    graph: Any = None
+    name: str = ""
+    seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
+
+    def launch(self, device: int, inputs: list[Buffer], scalars: list) -> list[Buffer]:
+        """Start the program; the outputs may still be on their way when this returns.
+
+        An error of a short program is raised here, that of a long one when an output is read,
+        at the next step mark, or in wait_device_ops().
+        """
+        executor = executor_of(device)
+        execution = Execution()
+        outputs = [
+            Buffer(shape, dtype, device, None, execution, self._replaced_buffer(i, inputs))
+            for i, (shape, dtype) in enumerate(self.types)
+        ]
+        work = _Work(self, executor, execution, inputs, scalars, outputs)
+        executor.run(work, execution, long=self.seconds > SHORT_SECONDS)
+        return outputs
+
+    def _replaced_buffer(self, output: int, inputs: list[Buffer]) -> Buffer | None:
+        position = self.replaced.get(output)
+        return None if position is None else inputs[position]
+
+
+class _Work:
+    """One run of a program, as the executor calls it: never raises, always ends its execution."""
+
+    __slots__ = ("program", "executor", "execution", "inputs", "scalars", "outputs")
+
+    def __init__(self, program, executor, execution, inputs, scalars, outputs):
+        self.program, self.executor, self.execution = program, executor, execution
+        self.inputs, self.scalars, self.outputs = inputs, scalars, outputs
+
+    def __call__(self) -> None:
+        failure = self._failure_of_an_input()
+        if failure is None:
+            try:
+                self._run()
+            except BaseException as error:
+                failure = self._failed(error)
+        self.inputs = self.scalars = None  # donated memory goes back with the last reference
+        self.execution.finish(failure)
+
+    def _failure_of_an_input(self) -> Failure | None:
+        for buffer in self.inputs:
+            execution = buffer.execution
+            if execution is not None and execution.failure is not None:
+                return execution.failure
+        return None
+
+    def _run(self) -> None:
+        handles = [buffer.handle for buffer in self.inputs]
+        started = time.perf_counter_ns()
+        results = self.program.computation.launch(handles, self.scalars)
+        elapsed = time.perf_counter_ns() - started
+        for buffer, handle in zip(self.outputs, results, strict=True):
+            buffer.handle = handle
+            buffer.execution = buffer.previous = None  # after the handle: readers look here first
+        self.program.seconds = elapsed * 1e-9
+        metrics.record("ExecuteTime", elapsed, "time")
+
+    def _failed(self, error: BaseException) -> Failure:
+        overwritten = set(getattr(error, "overwritten", ()))
+        for output, position in self.program.replaced.items():
+            if position in overwritten:
+                self.outputs[output].previous = None
+        failure = Failure(error)
+        self.executor.note_failure(failure)
+        return failure

@@ -1,0 +1,141 @@
+"""A graph cut where its backend cannot go on: those nodes run on the reference backend, counted.
+
+A node's stage is the number of changes of side on the way to it: even stages run on the backend,
+odd ones on the CPU.  Values cross by download and upload.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ltc.backends.eager import EagerBackend
+from ltc.backends.interface import BackendImplInterface
+from ltc.debug import metrics
+from ltc.ir import ops
+from ltc.ir.graph import Graph, schedule
+from ltc.ir.node import Node, make
+
+_GIVEN = frozenset({ops.INPUT, ops.SCALAR})  # both sides have them
+_REFERENCE = EagerBackend()
+
+
+def runs_on(backend: BackendImplInterface, node: Node) -> bool:
+    """Whether the backend itself runs this node; what the launch is given needs no running."""
+    return node.op in _GIVEN or backend.lowering.supports(node)
+
+
+def compile_in_segments(backend: BackendImplInterface, graph: Graph, device: int):
+    """A Computation that alternates between the backend and the CPU; nothing is donated."""
+    order = schedule(*graph.outputs)
+    stage = _stages(backend, order)
+    by_stage: dict[int, list[Node]] = defaultdict(list)
+    for node in order:
+        if node.op not in _GIVEN:
+            by_stage[stage[node]].append(node)
+    for number, nodes in by_stage.items():
+        if number % 2:
+            for node in nodes:
+                if node.op is not ops.GET:
+                    metrics.count(f"CutOut::{node.op}")
+    needed = _needed_later(order, stage, graph.outputs)
+    segments = [
+        _segment(backend, graph, device, by_stage[number], needed, on_cpu=number % 2 == 1)
+        for number in sorted(by_stage)
+    ]
+    return SegmentedComputation(backend.computation, segments, graph)
+
+
+def _stages(backend: BackendImplInterface, order: list[Node]) -> dict[Node, int]:
+    stage: dict[Node, int] = {}
+    for node in order:
+        if node.op in _GIVEN:
+            stage[node] = -1
+            continue
+        earliest = max((stage[n] for n in node.inputs), default=-1)
+        # one result of several stays with its producer: tuples do not cross
+        on_cpu = bool(earliest % 2) if node.op is ops.GET else not runs_on(backend, node)
+        earliest = max(earliest, 0)
+        stage[node] = earliest if bool(earliest % 2) == on_cpu else earliest + 1
+    return stage
+
+
+def _needed_later(order, stage, outputs) -> set[Node]:
+    """Nodes whose value leaves the stage that computes it."""
+    needed = {node for node in outputs if node.op not in _GIVEN}
+    for node in order:
+        needed.update(n for n in node.inputs if n.op not in _GIVEN and stage[n] != stage[node])
+    return needed
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes of one stage, compiled.
+
+    inputs   the nodes it is given, as buffers
+    results  the nodes it gives
+    """
+
+    computation: Any
+    on_cpu: bool
+    inputs: tuple[Node, ...]
+    results: tuple[Node, ...]
+
+
+def _segment(backend, graph: Graph, device: int, nodes, needed, on_cpu: bool) -> Segment:
+    inputs: dict[Node, Node] = {}
+    made: dict[Node, Node] = {}
+
+    def operand(node: Node) -> Node:
+        if node in made:
+            return made[node]
+        if node.op is ops.SCALAR:
+            return node
+        if node not in inputs:
+            inputs[node] = make(
+                ops.INPUT, index=len(inputs), dtype=node.dtype, shape=node.shape
+            )
+        return inputs[node]
+
+    for node in nodes:
+        made[node] = make(node.op, *[operand(n) for n in node.inputs], **dict(node.attrs))
+    results = tuple(node for node in nodes if node in needed)
+    part = Graph(
+        tuple(inputs.values()), graph.scalars, tuple(made[node] for node in results),
+        {made[node]: graph.origins[node] for node in nodes if node in graph.origins},
+    )
+    side = _REFERENCE if on_cpu else backend
+    return Segment(side.compile(part, device, frozenset()), on_cpu, tuple(inputs), results)
+
+
+class SegmentedComputation:
+    """Runs the segments in turn; a value is moved to the other side when it is first wanted there."""
+
+    def __init__(self, computation, segments: list[Segment], graph: Graph) -> None:
+        self.computation, self.segments, self.graph = computation, segments, graph
+        self.upload, self.download = computation.upload, computation.download
+        self.wait = computation.wait
+
+    def launch(self, buffers: list, scalars: list) -> list:
+        on_device: dict[Node, Any] = {
+            node: buffers[node.attr("index")] for node in self.graph.inputs
+        }
+        on_cpu: dict[Node, torch.Tensor] = {}
+        for segment in self.segments:
+            values = [self._value(n, segment.on_cpu, on_device, on_cpu) for n in segment.inputs]
+            results = segment.computation.launch(values, scalars)
+            (on_cpu if segment.on_cpu else on_device).update(zip(segment.results, results))
+        return [self._value(node, False, on_device, on_cpu) for node in self.graph.outputs]
+
+    def _value(self, node: Node, wanted_on_cpu: bool, on_device: dict, on_cpu: dict):
+        here, there = (on_cpu, on_device) if wanted_on_cpu else (on_device, on_cpu)
+        if node not in here:
+            value = there[node]
+            here[node] = (
+                self.download(value).clone() if wanted_on_cpu
+                else self.upload(value.contiguous(), 0)
+            )
+        return here[node]

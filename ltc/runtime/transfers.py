@@ -1,0 +1,28 @@
+"""The backend of this process, and tensors to and from its memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.backends.eager import EagerBackend
+from ltc.backends.interface import BackendImplInterface, BackendRegistrar
+
+BackendRegistrar.register(EagerBackend.name, EagerBackend)
+
+
+def backend() -> BackendImplInterface:
+    """The backend that LTC_BACKEND names; raises BackendMissing where there is none."""
+    return BackendRegistrar.get(config.value("LTC_BACKEND"))
+
+
+def upload(tensor: torch.Tensor, device: int) -> Any:
+    """A backend's buffer with a copy of a contiguous CPU tensor."""
+    return backend().computation.upload(tensor, device)
+
+
+def download(handle: Any) -> torch.Tensor:
+    """A buffer as a contiguous CPU tensor, which may share its memory."""
+    return backend().computation.download(handle)

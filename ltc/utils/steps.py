@@ -1,0 +1,40 @@
+"""The end of a step as a user marks it: run it, report it, call what was waiting for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from ltc import config
+from ltc.debug import metrics, metrics_saver, profiler
+from ltc.device import step
+from ltc.device.recorder import Device
+from ltc.device.tensor import current_device
+from ltc.utils.closures import AsyncClosureHandler, StepClosures
+
+_handler = AsyncClosureHandler()
+_closures: dict[int, StepClosures] = {}
+
+
+def closures_of(device: Device) -> StepClosures:
+    """What waits for the end of this device's step."""
+    return _closures.get(device.index) or _closures.setdefault(device.index, StepClosures(_handler))
+
+
+def mark(device: Device | None = None, wait: bool = False) -> None:
+    """End the step of a device (the thread's current one where None).
+
+    In order: everything pending is started; the metrics file is written; closures run.
+    """
+    device = device or current_device()
+    metrics.count("MarkStep")
+    if config.value("LTC_EMIT_STEPLOG"):
+        print(f"ltc step mark on {device} at {time.time():.6f}", file=sys.stderr, flush=True)
+    step.end_step(device)
+    if wait or config.value("LTC_SYNC_WAIT"):
+        step.wait_device_ops([device])
+    metrics_saver.save_metrics()
+    closures_of(device).run()
+
+
+profiler.install(mark)

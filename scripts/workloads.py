@@ -1,0 +1,221 @@
+"""Six training and compute workloads in ordinary PyTorch, to compare ways of running it.
+
+Each workload is build(device, mark=...) -> step: `step()` runs one iteration, calls `mark` at its
+end where one was given, and returns a scalar tensor (the loss).  Nothing here knows a backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+OPEN = ("mlp", "mnist_cnn", "resnet18", "gpt", "black_scholes", "adamw_many")
+
+
+class MnistCnn(nn.Module):
+    """[N, 1, 28, 28] images to [N, 10] logarithms of probabilities."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
+        self.drop1, self.drop2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = F.relu(self.conv2(F.relu(self.conv1(x))))
+        x = torch.flatten(self.drop1(F.max_pool2d(x, 2)), 1)
+        return F.log_softmax(self.fc2(self.drop2(F.relu(self.fc1(x)))), dim=1)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut.  Source: arXiv:1512.03385, figure 2."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int):
+        super().__init__()
+        self.c1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.b1 = nn.BatchNorm2d(channels)
+        self.c2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.b2 = nn.BatchNorm2d(channels)
+        self.short = nn.Sequential()
+        if stride != 1 or channels_in != channels:
+            self.short = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x):
+        y = self.b2(self.c2(F.relu(self.b1(self.c1(x)))))
+        return F.relu(y + self.short(x))
+
+
+class ResNet18(nn.Module):
+    """[N, 3, H, W] small images to [N, classes]: the 18-layer network with a 3x3 stem."""
+
+    def __init__(self, width: int = 64, classes: int = 10):
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        blocks, channels_in = [], width
+        for stage in range(4):
+            channels = width << stage
+            for stride in (2 if stage else 1, 1):
+                blocks.append(BasicBlock(channels_in, channels, stride))
+                channels_in = channels
+        self.blocks, self.fc = nn.Sequential(*blocks), nn.Linear(8 * width, classes)
+
+    def forward(self, x):
+        x = self.blocks(self.stem(x))
+        return self.fc(x.mean((2, 3)))
+
+
+class GptBlock(nn.Module):
+    """Causal attention and a feed-forward layer, each behind its norm; [N, T, D] to the same."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        n, t, d = x.shape
+        parts = self.qkv(self.ln1(x)).split(d, dim=2)
+        q, k, v = (p.reshape(n, t, self.heads, d // self.heads).transpose(1, 2) for p in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(n, t, d))
+        return x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    """[N, T] tokens to [N, T, vocabulary] logits."""
+
+    def __init__(self, vocabulary=1024, width=256, layers=4, heads=4, length=128):
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*[GptBlock(width, heads) for _ in range(layers)])
+        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head(self.ln(self.blocks(self.tok(tokens) + self.pos(positions))))
+
+
+def _training(model, optimizer, loss_of, batches, device, mark) -> Callable:
+    model = model.train().to(device)
+    optimizer = optimizer(model.parameters())
+    batches = [tuple(tensor.to(device) for tensor in batch) for batch in batches]
+    done = 0
+
+    def step():
+        nonlocal done
+        batch = batches[done % len(batches)]
+        done += 1
+        optimizer.zero_grad()
+        loss = loss_of(model, *batch)
+        loss.backward()
+        optimizer.step()
+        if mark:
+            mark()
+        return loss
+
+    return step
+
+
+def _images(n: int, channels: int, size: int, batches: int = 4) -> list[tuple]:
+    g = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(n, channels, size, size, generator=g), torch.randint(10, (n,), generator=g))
+        for _ in range(batches)
+    ]
+
+
+def _sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def _adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.1)
+
+
+def _cross_entropy(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def mlp(device, mark=None) -> Callable:
+    model = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 512),
+        nn.ReLU(),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
+    return _training(model, _sgd, _cross_entropy, _images(128, 1, 28), device, mark)
+
+
+def mnist_cnn(device, mark=None) -> Callable:
+    def loss_of(model, x, y):
+        return F.nll_loss(model(x), y)
+
+    return _training(MnistCnn(), _sgd, loss_of, _images(64, 1, 28), device, mark)
+
+
+def resnet18(device, mark=None) -> Callable:
+    return _training(ResNet18(), _sgd, _cross_entropy, _images(16, 3, 32, batches=2), device, mark)
+
+
+def gpt(device, mark=None) -> Callable:
+    g = torch.Generator().manual_seed(1)
+    batches = [tuple(torch.randint(1024, (2, 8, 128), generator=g)) for _ in range(4)]
+
+    def loss_of(model, x, y):
+        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    return _training(Gpt(), _adamw, loss_of, batches, device, mark)
+
+
+def _normal_cdf(x):
+    """P(Z <= x) for a standard normal Z."""
+    return 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def black_scholes(device, mark=None) -> Callable:
+    """The price of 4 million European calls: one long chain of elementwise operations."""
+    n, g = 1 << 22, torch.Generator().manual_seed(1)
+    ranges = ((50, 100), (50, 100), (0.1, 2))
+    spot, strike, years = ((torch.rand(n, generator=g) * hi + lo).to(device) for lo, hi in ranges)
+
+    def price(s, k, t, rate=0.03, volatility=0.2):
+        spread = volatility * torch.sqrt(t)
+        d1 = (torch.log(s / k) + (rate + volatility * volatility / 2) * t) / spread
+        return s * _normal_cdf(d1) - k * torch.exp(-rate * t) * _normal_cdf(d1 - spread)
+
+    def step():
+        with torch.no_grad():
+            prices = price(spot, strike, years)
+        if mark:
+            mark()
+        return prices[0]
+
+    return step
+
+
+def adamw_many(device, mark=None) -> Callable:
+    """The optimizer alone: 40 large and 80 small tensors."""
+    parameters = [torch.randn(n).to(device).requires_grad_() for n in [100_000] * 40 + [256] * 80]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = _adamw(parameters)
+
+    def step():
+        optimizer.step()
+        if mark:
+            mark()
+        return parameters[0][0]
+
+    return step

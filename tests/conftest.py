@@ -1,0 +1,112 @@
+"""What every test shares: four devices, checked graphs, and tests that compare ltc with the CPU."""
+
+import os
+
+os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before it
+os.environ.setdefault("LTC_CHECK", "1")  # every graph is verified between passes
+
+import random
+import warnings
+
+import pytest
+import torch
+
+import ltc  # noqa: F401  adds the device type
+
+# Both devices compute in float64 what the tests compare closely; what differs is the order of
+# sums, some units in the last place. float32 results pass through fewer than 1e4 roundings.
+TOLERANCES = {
+    torch.float64: (1e-9, 1e-9),
+    torch.complex128: (1e-9, 1e-9),
+    torch.float32: (1e-4, 1e-5),
+    torch.complex64: (1e-4, 1e-5),
+    torch.bfloat16: (2e-2, 1e-2),
+    torch.float16: (2e-3, 1e-3),
+}
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "compared: the test takes `device` and returns what it computed there; "
+        "it passes where ltc returns what the CPU returns",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a compared test once on each device and compare; leave every other test to pytest."""
+    names = pyfuncitem._fixtureinfo.argnames
+    if pyfuncitem.get_closest_marker("compared") is None or "device" not in names:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    results = []
+    for device in ("cpu", "ltc:0"):
+        seed_everything()
+        results.append(pyfuncitem.obj(**{**arguments, "device": device}))
+    on_cpu, on_ltc = results
+    assert on_cpu is not None, "a compared test returns what is to be compared"
+    assert_equal(on_ltc, on_cpu)
+    return True
+
+
+@pytest.fixture
+def device():
+    """The lazy device; a compared test is given "cpu" first."""
+    return "ltc:0"
+
+
+@pytest.fixture(autouse=True)
+def known_seeds():
+    seed_everything()
+
+
+def seed_everything() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+@pytest.fixture
+def equal():
+    """assert_equal, for tests that run both devices themselves."""
+    return assert_equal
+
+
+def assert_equal(on_ltc, on_cpu, path: str = "result") -> None:
+    """Compare nested results: tensors within the tolerance of their dtype, all else by ==."""
+    if isinstance(on_cpu, torch.Tensor):
+        assert isinstance(on_ltc, torch.Tensor), f"{path} is {type(on_ltc)} on ltc"
+        rtol, atol = TOLERANCES.get(on_cpu.dtype, (0, 0))
+        torch.testing.assert_close(
+            on_ltc.detach().cpu(), on_cpu.detach(), rtol=rtol, atol=atol, equal_nan=True,
+            msg=lambda text: f"{path}: {text}",
+        )
+    elif isinstance(on_cpu, dict):
+        assert on_ltc.keys() == on_cpu.keys(), path
+        for key in on_cpu:
+            assert_equal(on_ltc[key], on_cpu[key], f"{path}[{key!r}]")
+    elif isinstance(on_cpu, (list, tuple)) and not isinstance(on_cpu, torch.Size):
+        assert len(on_ltc) == len(on_cpu), path
+        for index, (mine, theirs) in enumerate(zip(on_ltc, on_cpu)):
+            assert_equal(mine, theirs, f"{path}[{index}]")
+    else:
+        assert on_ltc == on_cpu, path
+
+
+@pytest.fixture
+def error_of():
+    """The text of the RuntimeError that a call raises; fails where it raises none."""
+
+    def text(call) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        return str(caught.value)
+
+    return text
+
+
+@pytest.fixture(autouse=True)
+def quiet_known_warnings():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+        yield

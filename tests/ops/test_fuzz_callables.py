@@ -1,0 +1,42 @@
+"""Some of PyTorch's public callables, called with anything; other ones and other draws each day.
+
+All of them: `python scripts/fuzz_callables.py`.
+"""
+
+import argparse
+import datetime
+import os
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import case_runner  # noqa: E402
+import fuzz_callables  # noqa: E402
+
+STRIDE = 8
+SEED = int(os.environ.get("FUZZ_SEED", datetime.date.today().toordinal()))
+
+
+def run(names, draws):
+    arguments = argparse.Namespace(device="ltc", draws=draws, seed=SEED, processes=2, timeout=60)
+    outcomes = fuzz_callables.run_all(names, arguments, arguments.device)
+    return fuzz_callables.judged(outcomes, arguments)
+
+
+def test_no_call_ends_the_process():
+    outcomes = run(fuzz_callables.names()[SEED % STRIDE :: STRIDE], draws=20)
+    dead = [outcome for outcome in outcomes if outcome.status == "died"]
+    assert not dead, f"FUZZ_SEED={SEED}\n{case_runner.table(dead)}"
+
+
+def test_many_of_the_draws_are_calls_that_work():
+    outcomes = run(["torch.add", "torch.Tensor.mul_", "torch.nn.functional.relu"], draws=20)
+    assert all(int(outcome.reason.split()[0]) >= 4 for outcome in outcomes)
+
+
+def test_what_is_left_out_exists_and_says_why():
+    for name, why in fuzz_callables.LEFT_OUT.items():
+        prefix, _, attribute = name.rpartition(".")
+        assert hasattr(fuzz_callables.NAMESPACES[prefix], attribute), name
+        assert why

@@ -1,0 +1,502 @@
+"""Autograd, torch.func and autocast on ltc return what they return on the CPU."""
+
+import threading
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def ramp(*shape: int, device: str) -> torch.Tensor:
+    """Distinct float64 values from 1 upwards."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count).reshape(shape).double() / 7 + 1).to(device)
+
+
+def leaf(*shape: int, device: str) -> torch.Tensor:
+    return ramp(*shape, device=device).requires_grad_()
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor]:
+    return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+# --- higher derivatives -------------------------------------------------------------------------
+
+
+@pytest.mark.compared
+def test_double_backward(device):
+    x = leaf(3, device=device)
+    (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    return gradient, torch.autograd.grad(gradient.sum(), x)
+
+
+@pytest.mark.compared
+def test_gradient_penalty(device):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().to(device)
+    x = leaf(2, 3, device=device)
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (gradient.norm(2, 1) - 1).pow(2).mean().backward()
+    return gradients(model)
+
+
+@pytest.mark.compared
+def test_gradcheck_passes(device):
+    x, y = leaf(2, 2, device=device), leaf(2, device=device)
+    return (
+        torch.autograd.gradcheck(lambda x: x.sin() * x.t(), (x,)),
+        torch.autograd.gradgradcheck(torch.sin, (y,)),
+    )
+
+
+@pytest.mark.compared
+def test_functional_jacobian_and_hessian(device):
+    x = ramp(3, device=device)
+    return (
+        torch.autograd.functional.jacobian(lambda x: x**2, x),
+        torch.autograd.functional.hessian(lambda x: (x**3).sum(), x),
+    )
+
+
+@pytest.mark.compared
+def test_a_retained_graph_accumulates(device):
+    x = leaf(3, device=device)
+    y = (x * x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    return x.grad
+
+
+@pytest.mark.compared
+def test_a_graph_that_starts_and_ends_on_the_cpu_has_its_gradient(device):
+    x = torch.ones(3, dtype=torch.double, requires_grad=True)
+    ((x.to(device) * 2).sum().cpu() * 3).backward()
+    return x.grad
+
+
+# --- hooks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.compared
+def test_tensor_hooks_run(device):
+    x, seen = leaf(3, device=device), []
+    x.register_hook(lambda gradient: gradient * 2)
+    y = x * 3
+    y.register_hook(lambda gradient: seen.append(gradient))
+    y.retain_grad()
+    x.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
+    y.sum().backward()
+    return x.grad, y.grad, seen
+
+
+@pytest.mark.compared
+def test_module_hooks_run(device):
+    model, seen = nn.Linear(2, 2).double().to(device), []
+    model.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0]))
+    model.register_forward_hook(lambda module, inputs, output: output * 2)
+    model(leaf(2, 2, device=device)).sum().backward()
+    return seen, model.weight.grad
+
+
+@pytest.mark.compared
+def test_a_multi_gradient_hook_gets_every_gradient(device):
+    a, b, seen = leaf(2, device=device), leaf(2, device=device), []
+    torch.autograd.graph.register_multi_grad_hook((a, b), seen.extend)
+    (a * b).sum().backward()
+    return seen
+
+
+class Raised(Exception):
+    """What the hooks below raise."""
+
+
+def fail(*arguments):
+    raise Raised("from a hook")
+
+
+def by_tensor_hook(x):
+    y = x * 2
+    y.register_hook(fail)
+    return y.sum()
+
+
+def by_leaf_hook(x):
+    x.register_hook(fail)
+    return (x * 2).sum()
+
+
+def by_post_accumulate_hook(x):
+    x.register_post_accumulate_grad_hook(fail)
+    return (x * 2).sum()
+
+
+def by_node_hook(x):
+    y = (x * 2).sum()
+    y.grad_fn.register_hook(fail)
+    return y
+
+
+def by_node_prehook(x):
+    y = (x * 2).sum()
+    y.grad_fn.register_prehook(fail)
+    return y
+
+
+def by_module_hook(x):
+    model = nn.Linear(3, 3).double().to(x.device)
+    model.register_full_backward_hook(fail)
+    return model(x).sum()
+
+
+def by_saved_tensor_hook(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, fail):
+        return x.exp().sum()
+
+
+@pytest.mark.parametrize(
+    "raising",
+    [
+        by_tensor_hook, by_leaf_hook, by_post_accumulate_hook, by_node_hook, by_node_prehook,
+        by_module_hook, by_saved_tensor_hook,
+    ],
+)
+@pytest.mark.parametrize("device", ["ltc:0", "ltc:1"])
+def test_a_raising_hook_raises_in_the_caller(raising, device, equal):
+    loss = raising(leaf(3, device=device))
+    with pytest.raises(Raised, match="from a hook"):
+        loss.backward()
+    again = leaf(3, device=device)  # and the device is none the worse
+    (again * 2).sum().backward()
+    equal(again.grad, torch.full((3,), 2.0, dtype=torch.double))
+
+
+def test_a_raising_function_raises_in_the_caller():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise Raised("from a hook")
+
+    with pytest.raises(Raised):
+        Fails.apply(leaf(3, device="ltc")).sum().backward()
+
+
+def test_backward_runs_in_the_callers_thread():
+    threads, x = [], leaf(3, device="ltc:1")
+    x.register_hook(lambda gradient: threads.append(threading.get_ident()))
+    (x * 2).sum().backward()
+    assert threads == [threading.get_ident()]
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(device, reentrant):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double().to(device)
+    x = leaf(2, 3, device=device)
+    checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    return x.grad, gradients(model)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_draws_the_same_dropout_again(reentrant):
+    x = torch.ones(1000, device="ltc", requires_grad=True)
+    y = checkpoint(lambda x: F.dropout(x, 0.5) * x, x, use_reentrant=reentrant)
+    y.sum().backward()
+    assert torch.equal(x.grad.cpu() > 0, y.detach().cpu() > 0)
+    assert 300 < int((y > 0).sum()) < 700
+
+
+# --- custom functions ---------------------------------------------------------------------------
+
+
+class ScaledSine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.sin() * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * ctx.factor, None
+
+
+class DoubledInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Sorted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, order = x.sort()
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(order)
+        ctx.set_materialize_grads(False)
+        return values, order
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (order,) = ctx.saved_tensors
+        return torch.zeros_like(gradient).scatter(0, order, gradient)
+
+
+@pytest.mark.compared
+def test_a_custom_function(device):
+    x = leaf(3, device=device)
+    ScaledSine.apply(x, 2.0).sum().backward()
+    return x.grad
+
+
+@pytest.mark.compared
+def test_a_custom_function_that_writes_in_place(device):
+    x = leaf(3, device=device)
+    y = x * 1
+    DoubledInPlace.apply(y).sum().backward()
+    return x.grad, y
+
+
+@pytest.mark.compared
+def test_a_custom_function_with_an_output_without_gradient(device):
+    x = (-ramp(3, device=device)).requires_grad_()
+    values, order = Sorted.apply(x)
+    (values * ramp(3, device=device)).sum().backward()
+    return x.grad, order
+
+
+# --- torch.func and forward mode ----------------------------------------------------------------
+
+
+@pytest.mark.compared
+def test_func_grad(device):
+    cube = torch.func.grad(torch.func.grad(lambda x: x**3))
+    return (
+        torch.func.grad(lambda x: (x**3).sum())(ramp(3, device=device)),
+        cube(torch.tensor(2.0).to(device)),
+    )
+
+
+@pytest.mark.compared
+def test_vmap(device):
+    a, b = ramp(3, 4, device=device), ramp(3, 4, device=device)
+    return (
+        torch.vmap(lambda a, b: (a * b).sum())(a, b),
+        torch.vmap(torch.matmul, (0, None))(ramp(3, 2, 4, device=device), ramp(4, 2, device=device)),
+        torch.vmap(lambda x, i: x[i], (0, 0))(a, torch.tensor([0, 1, 2]).to(device)),
+    )
+
+
+@pytest.mark.compared
+def test_vmap_over_a_write_in_place(device):
+    def written(x):
+        y = x.clone()
+        y[0] = 5
+        y.add_(1)
+        return y
+
+    return torch.vmap(written)(ramp(3, 4, device=device))
+
+
+def test_vmap_draws_differently_for_each_sample():
+    add_noise = torch.vmap(lambda x: x + torch.randn_like(x), randomness="different")
+    drawn = add_noise(torch.ones(3, 2, device="ltc")).cpu()
+    assert len(set(drawn.flatten().tolist())) == 6
+
+
+@pytest.mark.compared
+def test_jacobians_and_hessian(device):
+    x = ramp(3, device=device)
+
+    def f(x):
+        return x.sin() * x.sum()
+
+    return (
+        torch.func.jacrev(f)(x),
+        torch.func.jacfwd(f)(x),
+        torch.func.hessian(lambda x: (x**3).sum())(x),
+    )
+
+
+@pytest.mark.compared
+def test_jvp_and_vjp(device):
+    x = ramp(3, device=device)
+    value, tangent = torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
+    _, pull_back = torch.func.vjp(torch.sin, x)
+    return value, tangent, pull_back(torch.ones_like(x))
+
+
+@pytest.mark.compared
+def test_gradients_per_sample(device):
+    model = nn.Linear(3, 2).double().to(device)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).pow(2).sum()
+
+    each = torch.vmap(torch.func.grad(loss), (None, 0))
+    return each(dict(model.named_parameters()), ramp(5, 3, device=device))
+
+
+@pytest.mark.compared
+def test_an_ensemble_of_stacked_modules(device):
+    models = [nn.Linear(3, 2).double().to(device) for _ in range(3)]
+    parameters, _ = torch.func.stack_module_state(models)
+    base = nn.Linear(3, 2).double().to("meta")
+
+    def one(parameters, x):
+        return torch.func.functional_call(base, parameters, (x,))
+
+    return torch.vmap(one, (0, None))(parameters, ramp(5, 3, device=device))
+
+
+@pytest.mark.compared
+def test_functionalize(device):
+    return torch.func.functionalize(lambda x: (x[0].add_(1), x)[1])(ramp(3, 4, device=device))
+
+
+@pytest.mark.compared
+def test_forward_mode(device):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(ramp(3, device=device), torch.ones(3).double().to(device))
+        return forward_ad.unpack_dual(dual.sin() * dual).tangent
+
+
+# --- saved tensors, modes, subclasses -----------------------------------------------------------
+
+
+@pytest.mark.compared
+def test_saved_tensors_pass_through_their_hooks(device):
+    x, packed = leaf(3, device=device), []
+
+    def pack(saved):
+        packed.append(saved.shape)
+        return saved.cpu()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.to(device)):
+        y = (x.exp() * x).sum()
+    y.backward()
+    return x.grad, len(packed)
+
+
+@pytest.mark.compared
+def test_tensors_can_be_saved_on_the_cpu(device):
+    x = leaf(3, device=device)
+    with torch.autograd.graph.save_on_cpu():
+        y = (x.exp() * x).sum()
+    y.backward()
+    return x.grad
+
+
+@pytest.mark.compared
+def test_anomaly_mode_passes_what_is_finite(device):
+    x = leaf(3, device=device)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        (x * 2).sum().backward()
+    return x.grad
+
+
+@pytest.mark.compared
+@pytest.mark.filterwarnings("ignore:Error detected")
+def test_anomaly_mode_names_the_function_that_made_a_nan(device, error_of):
+    x = torch.zeros(3, device=device, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        y = (x.sqrt() * 0).sum()
+        return error_of(y.backward)
+
+
+@pytest.mark.compared
+def test_inference_mode(device):
+    with torch.inference_mode():
+        x = ramp(3, device=device)
+        x.add_(1)
+        view = x[0:2]
+        view.mul_(2)
+        return x.clone(), view.clone(), x.is_inference()
+
+
+@pytest.mark.compared
+def test_parametrizations(device):
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).double()).to(device)
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2).double()).to(device)
+    x = ramp(2, 3, device=device)
+    out = normed(x).sum() + spectral(x).sum()
+    out.backward()
+    return out, gradients(normed), gradients(spectral)
+
+
+@pytest.mark.compared
+def test_a_dispatch_mode_sees_the_operations(device):
+    seen = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Names():
+        y = ramp(2, 2, device=device) @ ramp(2, 2, device=device)
+    return y, "aten.mm.default" in seen
+
+
+@pytest.mark.compared
+def test_floating_point_operations_are_counted(device):
+    with FlopCounterMode(display=False) as counter:
+        ramp(2, 2, device=device) @ ramp(2, 2, device=device)
+    return counter.get_total_flops()
+
+
+@pytest.mark.compared
+def test_a_subclass_keeps_its_type(device):
+    class Tagged(torch.Tensor):
+        pass
+
+    y = ramp(3, device=device).as_subclass(Tagged) + 1
+    return type(y).__name__, y.as_subclass(torch.Tensor)
+
+
+# --- autocast -----------------------------------------------------------------------------------
+
+
+@pytest.mark.compared
+def test_autocast_chooses_the_dtypes_of_the_cpu(device):
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).to(device)
+    x = torch.randn(3, 8).to(device)
+    with torch.autocast(device.split(":")[0], dtype=torch.bfloat16):
+        hidden, out = model[0](x), model(x)
+        loss = F.cross_entropy(out, torch.tensor([0, 1, 2]).to(device))
+    loss.backward()
+    return hidden.dtype, out.dtype, loss.dtype, [g.bfloat16().sign() for g in gradients(model)]
+
+
+@pytest.mark.compared
+def test_a_gradient_scaler_skips_a_step_that_overflowed(device):
+    model = nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler(device.split(":")[0], init_scale=1024.0)
+    x, scales = torch.ones(2, 4).to(device), []
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(x).sum() * factor).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return model.weight, scales

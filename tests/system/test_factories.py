@@ -1,0 +1,259 @@
+"""Factories, random numbers, generators, and modules moved to ltc and back."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+FACTORIES = {
+    "zeros": lambda d: torch.zeros(2, device=d, dtype=torch.bool),
+    "ones": lambda d: torch.ones(2, 0, 3, device=d),
+    "full": lambda d: torch.full((2,), 3, device=d),
+    "arange": lambda d: torch.arange(1, 7, 2, device=d),
+    "arange of floats": lambda d: torch.arange(0.0, 1.0, 0.3, device=d),
+    "linspace": lambda d: torch.linspace(0, 1, 3, device=d),
+    "logspace": lambda d: torch.logspace(0, 2, 3, device=d),
+    "eye": lambda d: torch.eye(2, 3, device=d),
+    "tensor": lambda d: torch.tensor([[1.0, 2], [3, 4]], device=d),
+    "a number": lambda d: torch.tensor(3.5, device=d),
+    "complex": lambda d: torch.tensor([1 + 2j], device=d),
+    "tril_indices": lambda d: torch.tril_indices(3, 3, device=d),
+    "as_tensor of numpy": lambda d: torch.as_tensor(np.ones(3), device=d),
+    "new_full": lambda d: torch.ones(2, device=d).new_full((3,), 4),
+    "zeros_like": lambda d: torch.zeros_like(torch.ones(2, 3, device=d), dtype=torch.int8),
+    "hann_window": lambda d: torch.hann_window(5, device=d),
+    "empty_strided": lambda d: torch.empty_strided((2, 3), (1, 2), device=d).fill_(2).sum(),
+    "meshgrid": lambda d: torch.meshgrid(
+        torch.arange(2, device=d), torch.arange(3, device=d), indexing="ij"
+    ),
+}
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_factory_makes_what_the_cpu_makes(device, name):
+    return FACTORIES[name](device)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_factories_make_tensors_on_the_device_they_are_given(index):
+    device = torch.device("ltc", index)
+    for made in (torch.ones(2, device=device), torch.randn(2, device=device)):
+        assert made.device == device
+        assert made.new_zeros(3).device == device
+        assert torch.empty_like(made).device == device
+
+
+def test_a_device_without_index_is_the_first():
+    assert torch.ones(1, device="ltc").device == torch.device("ltc", 0)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(RuntimeError, match="9"):
+        torch.ones(2, device="ltc:9")
+
+
+def test_the_default_device_can_be_set():
+    torch.set_default_device("ltc:1")
+    try:
+        assert torch.ones(2).device == torch.device("ltc:1")
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_device_is_a_context():
+    with torch.device("ltc:2"):
+        made = torch.randn(2), nn.Linear(2, 2).weight, torch.tensor([1.0])
+    assert {tensor.device for tensor in made} == {torch.device("ltc:2")}
+
+
+def test_the_accelerator_is_ltc():
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator().type == "ltc"
+    assert torch.accelerator.device_count() == 4
+    torch.accelerator.synchronize()
+
+
+def test_tensors_and_modules_have_the_devices_shortcuts():
+    assert torch.ones(2).ltc(1).device == torch.device("ltc:1")
+    assert torch.ones(2, device="ltc").is_ltc
+    assert nn.Linear(1, 1).ltc().weight.is_ltc
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+        torch.complex128, torch.float8_e4m3fn,
+    ],
+    ids=str,
+)
+def test_every_dtype_crosses_both_ways(device, dtype):
+    values = torch.tensor([0, 1, 3, 100]).to(dtype)
+    moved = values.to(device)
+    return moved.dtype, moved.cpu().view(torch.uint8) if dtype.itemsize == 1 else moved
+
+
+# --- random numbers -----------------------------------------------------------------------------
+
+DRAWS = {
+    "randn": lambda d: torch.randn(5, 5, device=d),
+    "rand": lambda d: torch.rand(5, device=d),
+    "randint": lambda d: torch.randint(0, 1000, (5,), device=d),
+    "randperm": lambda d: torch.randperm(50, device=d),
+    "normal_": lambda d: torch.empty(5, device=d).normal_(2, 1),
+    "uniform_": lambda d: torch.empty(5, device=d).uniform_(1, 2),
+    "exponential_": lambda d: torch.empty(5, device=d).exponential_(),
+    "bernoulli_": lambda d: torch.zeros(200, device=d).bernoulli_(0.3),
+    "dropout": lambda d: F.dropout(torch.ones(200, device=d), 0.3),
+    "multinomial": lambda d: torch.multinomial(torch.ones(50, device=d), 20),
+    "Gamma": lambda d: torch.distributions.Gamma(torch.ones(5, device=d), 1.0).sample(),
+    "Normal": lambda d: torch.distributions.Normal(torch.zeros(5, device=d), 1.0).rsample(),
+    "gumbel_softmax": lambda d: F.gumbel_softmax(torch.zeros(5, device=d)),
+    "kaiming_uniform_": lambda d: nn.init.kaiming_uniform_(torch.empty(5, 5, device=d)),
+    "trunc_normal_": lambda d: nn.init.trunc_normal_(torch.empty(5, device=d)),
+    "orthogonal_": lambda d: nn.init.orthogonal_(torch.empty(5, 5, device=d)),
+    "rrelu": lambda d: F.rrelu(-torch.ones(5, device=d), training=True),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_repeat_with_the_seed_and_differ_without(name):
+    def drawn():
+        return DRAWS[name]("ltc").cpu()
+
+    torch.manual_seed(7)
+    first, second = drawn(), drawn()
+    torch.manual_seed(7)
+    assert torch.equal(drawn(), first)
+    assert not torch.equal(first, second)
+
+
+def test_draws_follow_their_distributions():
+    """Each bound is more than six standard errors of 100 000 samples wide."""
+    n = 100_000
+    x = torch.empty(n, device="ltc")
+    assert abs(x.normal_(2, 1).mean().item() - 2) < 0.02
+    assert abs(x.normal_(2, 3).std().item() - 3) < 0.05
+    uniform = x.uniform_(1, 2).cpu()
+    assert uniform.min() >= 1 and uniform.max() <= 2 and abs(uniform.mean() - 1.5) < 0.01
+    assert abs(x.exponential_(2).mean().item() - 0.5) < 0.01
+    assert abs(x.bernoulli_(0.3).mean().item() - 0.3) < 0.01
+    assert abs(F.dropout(torch.ones(n, device="ltc"), 0.3).mean().item() - 1) < 0.02
+    assert torch.equal(torch.randperm(99, device="ltc").sort()[0].cpu(), torch.arange(99))
+
+
+def test_the_state_of_the_generator_can_be_taken_and_set():
+    state = torch.ltc.get_rng_state()
+    first = torch.rand(3, device="ltc").cpu()
+    torch.ltc.set_rng_state(state)
+    assert torch.equal(torch.rand(3, device="ltc").cpu(), first)
+
+
+def test_a_cpu_generator_seeds_draws_on_the_device():
+    generator = torch.Generator().manual_seed(3)
+    first = torch.randn(3, device="ltc", generator=generator).cpu()
+    second = torch.randn(3, device="ltc", generator=generator).cpu()
+    generator.manual_seed(3)
+    assert torch.equal(torch.empty(3, device="ltc").normal_(generator=generator).cpu(), first)
+    assert not torch.equal(first, second)
+
+
+def test_a_generator_of_the_device_draws_on_it():
+    generator = torch.Generator(device="ltc").manual_seed(3)
+    assert isinstance(generator, torch.Generator)
+    assert generator.device.type == "ltc" and generator.initial_seed() == 3
+    state = generator.get_state()
+    first = torch.randn(3, device="ltc", generator=generator).cpu()
+    generator.set_state(state)
+    assert torch.equal(torch.randn(3, device="ltc", generator=generator).cpu(), first)
+    assert isinstance(torch.Generator(), torch.Generator)
+
+
+def test_a_generator_of_its_own_leaves_the_devices_alone():
+    torch.manual_seed(5)
+    expected = torch.randn(3, device="ltc").cpu()
+    torch.manual_seed(5)
+    torch.randn(3, device="ltc", generator=torch.Generator(device="ltc").manual_seed(9))
+    assert torch.equal(torch.randn(3, device="ltc").cpu(), expected)
+
+
+# --- modules that move --------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+def test_parameters_keep_their_identity_when_a_module_moves():
+    model = nn.Linear(3, 2)
+    before = list(model.parameters())
+    model.to("ltc")
+    assert all(mine is theirs for mine, theirs in zip(model.parameters(), before))
+    assert all(parameter.is_ltc for parameter in before)
+    model.to("cpu")
+    assert all(mine is theirs for mine, theirs in zip(model.parameters(), before))
+
+
+def test_tied_weights_stay_tied_when_a_module_moves():
+    model = Tied().to("ltc")
+    assert model.head.weight is model.embedding.weight
+    copied = copy.deepcopy(model)
+    assert copied.head.weight is copied.embedding.weight is not model.head.weight
+
+
+@pytest.mark.compared
+def test_tied_weights_train_as_one(device):
+    model = Tied().double().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.arange(7, device=device)).logsumexp(1).mean().backward()
+        optimizer.step()
+    return model.head.weight, model.embedding.weight
+
+
+@pytest.mark.compared
+def test_an_optimizer_built_before_the_move_trains_the_moved_model(device):
+    model = nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model.to(device)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3, device=device, dtype=torch.double)).pow(2).sum().backward()
+        optimizer.step()
+    return list(model.parameters())
+
+
+def test_a_module_on_the_cpu_moves_as_without_ltc():
+    model = nn.Linear(3, 2)
+    data_pointer = model.weight.data_ptr()
+    model.to("cpu")
+    assert model.weight.data_ptr() == data_pointer
+    assert not torch.__future__.get_swap_module_params_on_conversion()
+
+
+def test_a_module_made_empty_on_the_device_loads_a_state():
+    source = nn.Linear(3, 2)
+    model = nn.Linear(3, 2, device="meta").to_empty(device="ltc")
+    model.load_state_dict(source.state_dict())
+    assert torch.equal(model.weight.cpu(), source.weight)
+    assigned = nn.Linear(3, 2)
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    assert assigned.weight.is_ltc
+
+
+def test_pinned_memory_is_accepted():
+    assert torch.equal(torch.ones(2).pin_memory().to("ltc", non_blocking=True).cpu(), torch.ones(2))

@@ -1,0 +1,157 @@
+"""Fork and spawn after the parent has used the device, data loader workers, queues."""
+
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import ltc  # noqa: F401  a spawned child imports this module and needs the device
+
+METHODS = ["fork", "spawn"]
+
+
+@pytest.fixture(autouse=True)
+def used_in_the_parent():
+    """The parent has run a graph, a backward, and holds a tensor on the device."""
+    model = nn.Linear(50, 2).to("ltc")
+    x = torch.randn(50, 50, device="ltc")
+    (model(x) @ model(x).t()).sum().backward()
+    assert model.weight.grad.isfinite().all()
+    yield x
+
+
+def trained(device: str) -> list[float]:
+    """The losses of a few steps, from weights and data that depend on nothing else."""
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Linear(3, 2).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator))
+    model = model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    x = torch.rand(4, 3, generator=generator, dtype=torch.double).to(device)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def put_trained(results, device):
+    results.put(trained(device))
+
+
+def in_child(method: str, target, *arguments):
+    """What `target(queue, *arguments)` puts into its queue, run in a child process."""
+    context = multiprocessing.get_context(method)
+    results = context.Queue()
+    child = context.Process(target=target, args=(results, *arguments))
+    child.start()
+    result = results.get()
+    child.join()
+    assert child.exitcode == 0
+    return result
+
+
+@pytest.mark.parametrize("device", ["ltc:0", "ltc:1"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_child_trains_though_the_parent_used_the_device(method, device):
+    assert in_child(method, put_trained, device) == pytest.approx(trained("cpu"), rel=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_parent_trains_on_after_its_child_ended(method):
+    in_child(method, put_trained, "ltc")
+    assert trained("ltc") == pytest.approx(trained("cpu"), rel=1e-9)
+
+
+def put_sum(results, x):
+    results.put((str(x.device), (x * 2).sum().item()))
+
+
+def test_a_forked_child_reads_what_the_parent_computed():
+    x = torch.arange(4.0, device="ltc") + 1
+    x.sum().item()
+    assert in_child("fork", put_sum, x) == ("ltc:0", 20.0)
+
+
+def test_a_tensor_is_sent_to_a_spawned_child():
+    assert in_child("spawn", put_sum, torch.arange(4.0, device="ltc:1") + 1) == ("ltc:1", 20.0)
+
+
+def put_pending(results, x):
+    try:
+        results.put(x.sum().item())
+    except RuntimeError as error:
+        results.put(str(error))
+
+
+def test_work_pending_at_a_fork_is_computed_or_refused_in_the_child():
+    pending = torch.ones(8, device="ltc") * 3
+    answer = in_child("fork", put_pending, pending)
+    assert answer == 24.0 or "fork" in answer
+    assert pending.sum().item() == 24.0
+
+
+def spawned(index: int) -> None:
+    assert torch.ones(3, device=f"ltc:{index}").mul(2).sum().item() == 6
+
+
+def test_torchs_own_spawn_starts_children_that_use_the_device():
+    torch.multiprocessing.spawn(spawned, args=(), nprocs=2)
+
+
+class Rows(Dataset):
+    """Eight rows on the CPU."""
+
+    device = "cpu"
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((3,), float(index), device=self.device), index
+
+
+class LazyRows(Rows):
+    """Eight rows that the worker makes on the device."""
+
+    device = "ltc"
+
+
+@pytest.mark.parametrize("rows", [Rows, LazyRows])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loaders_workers_fill_batches(method, rows):
+    loader = DataLoader(rows(), batch_size=4, num_workers=1, multiprocessing_context=method)
+    assert sum(batch.to("ltc").sum().item() for batch, _ in loader) == 84
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_a_loader_with_pinned_memory_fills_batches():
+    loader = DataLoader(Rows(), batch_size=4, num_workers=1, pin_memory=True)
+    assert sum(batch.to("ltc", non_blocking=True).sum().item() for batch, _ in loader) == 84
+
+
+def test_the_interpreter_ends_with_work_pending():
+    program = "import torch, ltc; x = torch.ones(9, device='ltc'); y = x @ x; print('end')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_the_import_prints_nothing_and_starts_no_thread():
+    program = (
+        "import threading, torch\n"
+        "before = threading.active_count()\n"
+        "import ltc\n"
+        "assert threading.active_count() == before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,152 @@
+"""Threads: one device each, or all on one device, with the CPU's results."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ltc.core.lazy_model as ltm
+from ltc.debug import metrics
+
+STEPS = 15
+
+
+def train(index: int, device: str, batches=None, steps: int = STEPS, between=None):
+    """Train a small network with writes through a view in each step; its last loss and weights."""
+    generator = torch.Generator().manual_seed(100 + index)
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 10))
+    model = model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+    model = model.to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for step in range(steps):
+        x, y = batches() if batches else batch(generator, device)
+        optimizer.zero_grad()
+        hidden = model(x) * 1
+        hidden[0].mul_(2)
+        loss = F.cross_entropy(hidden, y)
+        loss.backward()
+        optimizer.step()
+        if device != "cpu":
+            ltm.mark_step(torch.device(device))
+        if between:
+            between(step)
+    return loss.detach(), [parameter.detach() for parameter in model.parameters()]
+
+
+def batch(generator: torch.Generator, device: str):
+    x = torch.randn(8, 20, generator=generator, dtype=torch.double)
+    return x.to(device), torch.randint(0, 10, (8,), generator=generator).to(device)
+
+
+def in_threads(*calls):
+    """The result of each call, all of them run at once."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def test_four_threads_train_on_four_devices(equal):
+    expected = [train(index, "cpu") for index in range(4)]
+    trained = in_threads(*(lambda i=i: train(i, f"ltc:{i}") for i in range(4)))
+    equal(trained, expected)
+
+
+class Loader:
+    """Uploads batches in a thread of its own, a few ahead; called, it gives the next one."""
+
+    def __init__(self, index: int, device: str):
+        self._room, self._filled = threading.Semaphore(3), threading.Semaphore(0)
+        self._batches, self._stopped = [], False
+        self._generator, self._device = torch.Generator().manual_seed(500 + index), device
+        self._thread = threading.Thread(target=self._fill)
+        self._thread.start()
+
+    def _fill(self):
+        while self._room.acquire() and not self._stopped:
+            self._batches.append(batch(self._generator, self._device))
+            self._filled.release()
+
+    def __call__(self):
+        self._filled.acquire()
+        self._room.release()
+        return self._batches.pop(0)
+
+    def close(self):
+        self._stopped = True
+        self._room.release()
+        self._thread.join()
+
+
+def test_two_threads_train_on_one_device_while_loaders_upload(equal):
+    """Equal to the CPU, and once both are warm no step records or compiles anything new."""
+    warm, steps = 5, 40
+    barrier, grown = threading.Barrier(2), metrics.counted()
+
+    def between(step):
+        if step == warm and barrier.wait() == 0:
+            ltm.wait_device_ops()
+            grown.__enter__()
+        if step == warm:
+            barrier.wait()
+
+    def run(index, device, between):
+        loader = Loader(index, device)
+        try:
+            return train(index, device, loader, steps, between)
+        finally:
+            loader.close()
+
+    expected = [run(index, "cpu", None) for index in range(2)]
+    trained = in_threads(
+        lambda: run(0, "ltc:0", between),
+        lambda: run(1, "ltc:0", between),
+    )
+    new_entries, new_graphs = grown["RecordedEntries"], grown["UncachedCompile"]
+    grown.__exit__()
+    equal(trained, expected)
+    assert (new_entries, new_graphs) == (0, 0)
+
+
+def test_a_tensor_pending_in_another_thread_is_made_ready_there(equal):
+    made, started, taken = [], threading.Event(), threading.Event()
+
+    def make():
+        made.append(torch.arange(6.0, device="ltc") * 2 + 1)  # pending when the thread waits
+        started.set()
+        taken.wait()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    started.wait()
+    try:
+        y = made[0] + 1
+        made[0].mul_(10)
+        equal(y, torch.arange(6.0) * 2 + 2)
+        equal(made[0], (torch.arange(6.0) * 2 + 1) * 10)
+    finally:
+        taken.set()
+        thread.join()
+
+
+def test_a_tensor_outlives_the_thread_that_recorded_it(equal):
+    (x,) = in_threads(lambda: torch.arange(6.0, device="ltc").cos())
+    equal(x + 1, torch.arange(6.0).cos() + 1)
+
+
+def test_many_threads_read_one_tensor():
+    x = torch.arange(1000.0, device="ltc").sum()
+    assert in_threads(*[x.item] * 8) == [499500.0] * 8
+
+
+def test_an_error_in_a_thread_leaves_the_other_training(equal):
+    def fail():
+        with pytest.raises(RuntimeError):
+            torch.ones(2, 3, device="ltc") @ torch.ones(2, 3, device="ltc")
+
+    trained, _ = in_threads(lambda: train(0, "ltc:0"), lambda: [fail() for _ in range(20)])
+    equal(trained, train(0, "cpu"))

@@ -1,0 +1,103 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ltc import config
+
+ROOT = Path(config.__file__).parent
+SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}
+
+
+def test_every_variable_is_in_the_table():
+    used = {name for text in SOURCES.values() for name in re.findall(r"\bLTC_[A-Z0-9_]+", text)}
+    assert used <= {flag.name for flag in config.FLAGS}
+
+
+def test_every_variable_of_the_table_is_read_somewhere():
+    elsewhere = "".join(text for path, text in SOURCES.items() if path != ROOT / "config.py")
+    unread = [flag.name for flag in config.FLAGS if f'"{flag.name}"' not in elsewhere]
+    assert not unread
+
+
+def test_the_environment_is_read_through_the_table_alone():
+    """But by xu, whose callers name the variable."""
+    allowed = {ROOT / "config.py", ROOT / "utils" / "utils.py"}
+    pattern = re.compile(r"os\.(environ|getenv)")
+    assert {path for path, text in SOURCES.items() if pattern.search(text)} <= allowed
+
+
+def test_no_name_stands_for_two_flags():
+    names = [name for flag in config.FLAGS for name in (flag.name, flag.older) if name]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("flag", config.FLAGS, ids=lambda flag: flag.name)
+def test_every_default_is_what_its_own_text_reads_as(flag):
+    with config.override(**{flag.name: flag.default}):
+        assert config.value(flag.name) == flag.default
+
+
+def test_an_unset_variable_and_an_empty_one_have_the_default():
+    with config.override(LTC_SYNC_WAIT=None):
+        assert config.value("LTC_SYNC_WAIT") is False
+    with config.override(LTC_SYNC_WAIT=""):
+        assert config.value("LTC_SYNC_WAIT") is False
+
+
+def test_a_callers_default_counts_only_where_nothing_is_set():
+    with config.override(XRT_SHARD_WORLD_SIZE=None):
+        assert config.value("XRT_SHARD_WORLD_SIZE", 7) == 7
+    with config.override(XRT_SHARD_WORLD_SIZE=2):
+        assert config.value("XRT_SHARD_WORLD_SIZE", 7) == 2
+
+
+@pytest.mark.parametrize("text", ["1", "true", "0", "False"])
+def test_a_boolean_is_written_as_a_digit_or_a_word(text):
+    with config.override(LTC_CHECK=text):
+        assert config.value("LTC_CHECK") is (text in ("1", "true"))
+
+
+def test_a_number_is_a_number():
+    with config.override(LTC_MAX_ASYNC_QUEUE="5"):
+        assert config.value("LTC_MAX_ASYNC_QUEUE") == 5
+
+
+@pytest.mark.parametrize(
+    "name,text,message",
+    [
+        ("LTC_CHECK", "yes", "LTC_CHECK=yes: expected 1, 0, true or false"),
+        ("LTC_MAX_IN_FLIGHT", "0", "LTC_MAX_IN_FLIGHT=0: expected an integer of at least 1"),
+        ("LTC_FALLBACK", "shout", "LTC_FALLBACK=shout: expected one of count, warn, error"),
+        ("LTC_METRICS_PERCENTILES", "0.5:2", "expected numbers from 0 to 1"),
+    ],
+)
+def test_a_text_that_can_not_be_read_is_named(name, text, message):
+    with config.override(**{name: text}), pytest.raises(ValueError, match=message):
+        config.value(name)
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(KeyError, match="Did you mean LTC_SYNC_WAIT"):
+        config.value("LTC_SYNC_WAITS")
+
+
+def test_an_older_name_counts_where_the_newer_is_not_set():
+    with config.override(LTC_CACHE_PROGRAMS=None):
+        os.environ["COMPILATION_CACHE_SIZE"] = "9"
+        try:
+            assert config.value("LTC_CACHE_PROGRAMS") == 9
+            assert config.value("COMPILATION_CACHE_SIZE") == 9
+            with config.override(LTC_CACHE_PROGRAMS=3):
+                assert config.value("LTC_CACHE_PROGRAMS") == 3
+        finally:
+            del os.environ["COMPILATION_CACHE_SIZE"]
+
+
+def test_an_override_ends_with_its_block_also_when_that_raises():
+    with config.override(LTC_DUMP="fuse"):
+        with pytest.raises(ZeroDivisionError), config.override(LTC_DUMP="simplify"):
+            assert config.value("LTC_DUMP") == "simplify"
+            raise ZeroDivisionError
+        assert config.value("LTC_DUMP") == "fuse"

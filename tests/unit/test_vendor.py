@@ -1,0 +1,205 @@
+"""The vendor interface: what a backend outside the package can do, and what its errors say."""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.backends import interface
+from ltc.backends.interface import BackendRegistrar
+from ltc.debug import metrics
+from ltc.errors import BackendMissing
+from ltc.ir import build, ops
+from ltc.ir.graph import Graph
+from ltc.ir.node import make
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+import toy_vendor  # noqa: E402
+from toy_vendor import ToyBackend  # noqa: E402
+
+DTYPE = torch.float64
+
+
+def train_mlp(device, steps=5):
+    """Losses and parameters of a network with a hidden layer, after a few steps of Adam."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(DTYPE)
+    inputs, targets = torch.randn(8, 6, dtype=DTYPE), torch.randn(8, 3, dtype=DTYPE)
+    model, inputs, targets = model.to(device), inputs.to(device), targets.to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        if device != "cpu":
+            ltm.mark_step()
+        losses.append(loss.detach())
+    return [t.detach().cpu() for t in (*losses, *model.parameters())]
+
+
+def test_the_toy_vendor_trains_an_mlp_and_cuts_nothing_out():
+    with config.override(LTC_BACKEND="toy"), metrics.counted() as grown:
+        on_toy = train_mlp("ltc")
+    assert grown["UncachedCompile"] >= 1
+    assert not [name for name in grown if name.startswith("CutOut::")]
+    for ours, theirs in zip(on_toy, train_mlp("cpu"), strict=True):
+        # NumPy sums in another order: a few units in the last place, over five steps
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_primitive_that_the_vendor_lacks_is_cut_out_and_counted():
+    torch.manual_seed(0)
+    x, index = torch.randn(4, 5, dtype=DTYPE), torch.tensor([[0, 4], [1, 1], [2, 3], [0, 0]])
+    with config.override(LTC_BACKEND="toy"), metrics.counted() as grown:
+        result = ((x.to("ltc") * 2).gather(1, index.to("ltc")) + 1).cpu()
+    assert grown["CutOut::gather"] == 1
+    assert torch.equal(result, (x * 2).gather(1, index) + 1)
+
+
+def test_a_dtype_that_the_vendor_lacks_is_cut_out_too():
+    x = torch.arange(6).to(torch.bfloat16)
+    with config.override(LTC_BACKEND="toy"), metrics.counted() as grown:
+        result = (x.to("ltc") * 2).float().cpu()
+    assert grown["CutOut::cast"] >= 1
+    assert torch.equal(result, (x * 2).float())
+
+
+def test_an_error_of_the_vendors_launch_reaches_the_reader():
+    with config.override(LTC_BACKEND="toy"):
+        zero = torch.zeros(3, dtype=torch.int64).to("ltc")
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            (7 // zero).cpu()
+
+
+def test_the_toy_vendor_claims_what_it_promises():
+    kinds = {"elementwise", "reduce", "view", "pad", "concat", "insert", "matmul"}
+    promised = {op for op in ops.ALL.values() if op.kind in kinds}
+    assert promised <= set(ToyBackend.lowering.table)
+    assert len((ROOT / "tests" / "toy_vendor.py").read_text().splitlines()) <= 150
+
+
+ELEMENTWISE = [op for op in ops.ALL.values() if op.kind == "elementwise"]
+WITH_ATTRIBUTES = {ops.CAST: {"dtype": torch.int32}, ops.BITCAST: {"dtype": torch.int64}}
+WITH_ATTRIBUTES[ops.WRAP_INDEX] = {"size": 9, "dim": 0}
+INTEGRAL = {ops.NOT, ops.AND, ops.OR, ops.XOR, ops.SHIFT_LEFT, ops.SHIFT_RIGHT, ops.WRAP_INDEX}
+UNARY = set(ELEMENTWISE[: ELEMENTWISE.index(ops.ADD)]) | set(WITH_ATTRIBUTES)
+
+
+@pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.name)
+def test_each_elementwise_row_computes_what_the_reference_computes(op):
+    first = torch.tensor([-7.5, -2.0, -0.25, 0.0, 0.5, 0.75, 3.0, 8.0], dtype=DTYPE)
+    second = torch.tensor([2.0, -3.0, 0.5, 1.5, -0.5, 2.0, 2.5, 3.0], dtype=DTYPE)
+    if op in INTEGRAL:
+        first, second = first.to(torch.int64), second.to(torch.int64).abs()
+    values = [first] if op in UNARY else [first, second]
+    if op is ops.WHERE:
+        values = [first > 0, first, second]
+    nodes = [
+        make(ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape))
+        for index, value in enumerate(values)
+    ]
+    graph = Graph(tuple(nodes), (), (make(op, *nodes, **WITH_ATTRIBUTES.get(op, {})),))
+    ours, theirs = (_launch(name, graph, values) for name in ("toy", "eager"))
+    # two implementations of one function: digamma's series is the least exact, about 1e-11
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def _launch(name, graph, values):
+    backend = BackendRegistrar.get(name)
+    computation = backend.compile(graph, 0, frozenset())
+    buffers = [backend.computation.upload(value, 0) for value in values]
+    (result,) = computation.launch(buffers, [])
+    return backend.computation.download(result)
+
+
+def test_movement_and_reductions_compute_what_the_reference_computes():
+    x = make(ops.INPUT, index=0, dtype=DTYPE, shape=(3, 4))
+    filler, corner = build.constant(0.5, DTYPE), dict(starts=(0, 0), limits=(3, 2), steps=(1, 1))
+    for node in (
+        make(ops.PERMUTE, x, dims=(1, 0)),
+        make(ops.SLICE, x, starts=(0, 1), limits=(3, 4), steps=(2, 2)),
+        make(ops.EXPAND, x, shape=(2, 3, 4)),
+        make(ops.RESHAPE, x, shape=(2, 6)),
+        make(ops.FLIP, x, dims=(1,)),
+        make(ops.PAD, x, filler, low=(1, 0), high=(0, 2)),
+        make(ops.CONCAT, x, x, dim=1),
+        make(ops.INSERT, x, make(ops.SLICE, x, **corner), starts=(0, 1), steps=(1, 2)),
+        make(ops.SUM, x, dims=(0, 1)),
+        make(ops.PROD, x, dims=(1,)),
+        make(ops.MAX, x, dims=(0,)),
+        make(ops.MIN, x, dims=(1,)),
+        make(ops.ARGMAX, x, dim=1),
+        make(ops.ARGMIN, x, dim=0),
+        make(ops.ANY, make(ops.CAST, x, dtype=torch.bool), dims=(0,)),
+        make(ops.ALL_TRUE, make(ops.CAST, x, dtype=torch.bool), dims=(0,)),
+        make(ops.MATMUL, x, make(ops.PERMUTE, x, dims=(1, 0))),
+    ):
+        values = [torch.tensor([[3.0, 1, 0, 2], [7, 2, 9, -4], [1, 1, 5, 5]], dtype=DTYPE)]
+        graph = Graph((x,), (), (node,))
+        ours, theirs = (_launch(name, graph, values) for name in ("toy", "eager"))
+        torch.testing.assert_close(ours, theirs, msg=lambda text: f"{node}: {text}")
+
+
+def test_a_missing_backend_is_named_with_the_nearest_one():
+    with pytest.raises(BackendMissing, match=r"no backend called 'toi'.*mean 'toy'.*ltc\.backends"):
+        BackendRegistrar.get("toi")
+
+
+def test_running_on_a_missing_backend_names_it():
+    with config.override(LTC_BACKEND="warp_drive"):
+        with pytest.raises(BackendMissing, match="no backend called 'warp_drive'"):
+            (torch.ones(2, device="ltc") + 1).cpu()
+
+
+def test_an_incomplete_backend_is_told_what_it_lacks():
+    class Half:
+        name, lowering, computation = "half", ToyBackend.lowering, toy_vendor.ToyComputation
+
+        def devices(self):
+            return ()
+
+    BackendRegistrar.register("half", Half)
+    lacking = "Half is not a BackendImplInterface: it lacks target, compile, prepare_to_exit"
+    with pytest.raises(TypeError, match=lacking):
+        BackendRegistrar.get("half")
+
+
+def test_an_incomplete_computation_is_told_what_it_lacks():
+    class Deaf:
+        def launch(self, buffers, scalars):
+            return buffers
+
+    class Backend(ToyBackend):
+        computation = Deaf
+
+    BackendRegistrar.register("deaf", Backend)
+    lacking = "Deaf is not a Computation: it lacks upload, download, wait"
+    with pytest.raises(TypeError, match=lacking):
+        BackendRegistrar.get("deaf")
+
+
+def test_an_installed_package_is_found_through_its_entry_point(monkeypatch):
+    point = metadata.EntryPoint("boxed", "toy_vendor:ToyBackend", interface.ENTRY_POINT_GROUP)
+    installed = {interface.ENTRY_POINT_GROUP: (point,)}
+    monkeypatch.setattr(metadata, "entry_points", lambda group: installed.get(group, ()))
+    assert "boxed" in BackendRegistrar.names()
+    assert isinstance(BackendRegistrar.get("boxed"), ToyBackend)
+
+
+def test_the_page_on_writing_a_backend_shows_the_toy_vendor_as_it_is():
+    shown, page = ROOT / "tests" / "toy_vendor.py", ROOT / "docs" / "vendor.md"
+    assert f"```python\n{shown.read_text()}```" in page.read_text()
+
+
+@pytest.fixture(autouse=True)
+def no_registration_outlives_its_test(monkeypatch):
+    monkeypatch.setattr(BackendRegistrar, "_makers", dict(BackendRegistrar._makers))
+    monkeypatch.setattr(BackendRegistrar, "_backends", dict(BackendRegistrar._backends))
