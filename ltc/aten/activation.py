@@ -16,6 +16,7 @@ from ltc.ir.node import Node, like
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 CUBIC = 0.044715
+ONE_SIXTH = 0.16666667163372040  # 1 / 6 as a float32, which torch's kernel uses for every dtype
 
 
 @traces("aten::relu")
@@ -206,7 +207,7 @@ def _clamp_to_6(x: Node) -> Node:
 @traces("aten::hardsigmoid_backward")
 def hardsigmoid_backward(grad, x):
     grad, x = promote(grad, x)
-    return where((x > -3.0) & (x < 3.0), grad * (1.0 / 6.0), 0.0)
+    return where((x > -3.0) & (x < 3.0), grad * ONE_SIXTH, 0.0)
 
 
 @traces("aten::hardswish")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
+from ltc.ir.infer import window_extent
 from ltc.ir.node import Node, make
 
 
@@ -29,6 +30,19 @@ def _geometry(weight: Node, stride, padding, dilation, groups) -> dict[str, Any]
     }
 
 
+def _has_windows(wide: tuple, weight: Node, narrow: tuple, geometry: dict[str, Any]) -> bool:
+    """Whether convolving `wide` gives as many windows as `narrow` has: an output padding beyond
+    the stride makes room for more."""
+    windows = tuple(
+        window_extent(extent, kernel, s, p, p, d)
+        for extent, kernel, s, p, d in zip(
+            wide[2:], weight.shape[2:], geometry["stride"], geometry["padding"],
+            geometry["dilation"],
+        )
+    )  # fmt: skip
+    return windows == tuple(narrow[2:])
+
+
 @traces("aten::convolution", "aten::convolution_overrideable")
 def convolution(
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *, results
@@ -40,6 +54,8 @@ def convolution(
     geometry = _geometry(weight, stride, padding, dilation, groups)
     if transposed:
         shape = results[0].shape
+        if not _has_windows(shape, weight, x.shape, geometry):
+            return NotImplemented
         y = make(ops.CONVOLUTION_INPUT_GRADIENT, x, weight, shape=shape, **geometry)
     else:
         y = make(ops.CONVOLUTION, x, weight, **geometry)
@@ -67,6 +83,8 @@ def convolution_backward(
         return NotImplemented
     geometry = _geometry(weight, stride, padding, dilation, groups)
     if transposed:
+        if not _has_windows(grad.shape, weight, x.shape, geometry):
+            return NotImplemented
         input_gradient = make(ops.CONVOLUTION, grad, weight, **geometry)
         pair = (x, grad)
     else:

@@ -115,6 +115,8 @@ def native_dropout(x, p, train=None, *, seed):
 
 @traces("aten::native_dropout_backward")
 def native_dropout_backward(grad, mask, scale):
+    if not grad.dtype.is_floating_point:
+        return NotImplemented
     wide = build.cast(grad, compute_dtype(grad.dtype))
     return wide * build.cast(mask, wide.dtype) * scale
 

@@ -16,7 +16,7 @@ import torch
 from ltc.device.record import record
 from ltc.device.recorder import KERNEL_FILE
 from ltc.device.signature import (
-    ATTRIBUTE, NUMBER, NUMBERS, OPTIONAL_TENSOR, TENSOR, TENSORS, Argument, Signature,
+    ATTRIBUTE, GENERATOR, NUMBER, NUMBERS, OPTIONAL_TENSOR, TENSOR, TENSORS, Argument, Signature,
 )
 from ltc.device.state import State
 from ltc.device.step import value_of, values_of
@@ -87,12 +87,19 @@ def _source(signature: Signature) -> str | None:
         "try:", *_indent(reads), f"    recorder = {recorder_of}.recorder",
         f"except {_errors(arguments[first])}:", f"    return {_call_slow(arguments)}",
         "entry = recorder.cursor",
-        f"if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident():",
+        f"if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident()"
+        f"{_without_generator(arguments)}:",
         "    recorder.last = entry", "    recorder.cursor = entry.next",
         *_indent(_scalar_lines(signature, scalars)), *_indent(_result_lines(signature)),
         f"return {_call_slow(arguments)}",
     ]
     return "\n".join([f"def kernel({_parameters(arguments)}):", *_indent(body)])
+
+
+def _without_generator(arguments: tuple[Argument, ...]) -> str:
+    """A condition: a seed from a generator that the user passes is drawn the thorough way."""
+    names = [_name(i, a) for i, a in enumerate(arguments) if a.kind == GENERATOR]
+    return "".join(f" and {name} is None" for name in names)
 
 
 def _errors(first: Argument) -> str:

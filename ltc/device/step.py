@@ -77,6 +77,7 @@ def derive_view(state: State) -> Value:
         for overload, args, kwargs, index in state.chain:
             value = view_value(value, overload, args, kwargs)[index or 0]
     state.value = value
+    value.recorder.live.append(state)  # so that the end of this walk makes it stale again
     return value
 
 

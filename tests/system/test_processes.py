@@ -45,59 +45,61 @@ def trained(device: str) -> list[float]:
     return losses
 
 
-def put_trained(results, device):
-    results.put(trained(device))
+def send_trained(answer, device):
+    answer.send(trained(device))
 
 
 def in_child(method: str, target, *arguments):
-    """What `target(queue, *arguments)` puts into its queue, run in a child process."""
+    """What `target(answer, *arguments)` sends, run in a child process."""
     context = multiprocessing.get_context(method)
-    results = context.Queue()
-    child = context.Process(target=target, args=(results, *arguments))
+    receiver, answer = context.Pipe(duplex=False)
+    child = context.Process(target=target, args=(answer, *arguments))
     child.start()
-    result = results.get()
-    child.join()
-    assert child.exitcode == 0
-    return result
+    answer.close()  # so that a child that dies ends the wait below
+    try:
+        return receiver.recv()
+    finally:
+        child.join()
+        assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("device", ["ltc:0", "ltc:1"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_child_trains_though_the_parent_used_the_device(method, device):
-    assert in_child(method, put_trained, device) == pytest.approx(trained("cpu"), rel=1e-9)
+    assert in_child(method, send_trained, device) == pytest.approx(trained("cpu"), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_parent_trains_on_after_its_child_ended(method):
-    in_child(method, put_trained, "ltc")
+    in_child(method, send_trained, "ltc")
     assert trained("ltc") == pytest.approx(trained("cpu"), rel=1e-9)
 
 
-def put_sum(results, x):
-    results.put((str(x.device), (x * 2).sum().item()))
+def send_sum(answer, x):
+    answer.send((str(x.device), (x * 2).sum().item()))
 
 
 def test_a_forked_child_reads_what_the_parent_computed():
     x = torch.arange(4.0, device="ltc") + 1
     x.sum().item()
-    assert in_child("fork", put_sum, x) == ("ltc:0", 20.0)
+    assert in_child("fork", send_sum, x) == ("ltc:0", 20.0)
 
 
 def test_a_tensor_is_sent_to_a_spawned_child():
-    assert in_child("spawn", put_sum, torch.arange(4.0, device="ltc:1") + 1) == ("ltc:1", 20.0)
+    assert in_child("spawn", send_sum, torch.arange(4.0, device="ltc:1") + 1) == ("ltc:1", 20.0)
 
 
-def put_pending(results, x):
+def send_pending(answer, x):
     try:
-        results.put(x.sum().item())
+        answer.send(x.sum().item())
     except RuntimeError as error:
-        results.put(str(error))
+        answer.send(str(error))
 
 
 def test_work_pending_at_a_fork_is_computed_or_refused_in_the_child():
     pending = torch.ones(8, device="ltc") * 3
-    answer = in_child("fork", put_pending, pending)
-    assert answer == 24.0 or "fork" in answer
+    said = in_child("fork", send_pending, pending)
+    assert said == 24.0 or "fork" in said
     assert pending.sum().item() == 24.0
 
 

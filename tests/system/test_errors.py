@@ -1,0 +1,220 @@
+"""Errors say what was asked, at the line that asked it, and leave the device as it was."""
+
+import traceback
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ltc.core.lazy_model as ltm
+
+SHAPE = (3, 4)
+
+
+def lazy(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, device="ltc")
+
+
+# --- tensors of two devices ---------------------------------------------------------------------
+
+MIXED_WITH_CPU = {
+    "add": lambda x: x + torch.ones(4),
+    "cpu first": lambda x: torch.ones(3, 4) * x,
+    "matmul": lambda x: x @ torch.ones(4, 2),
+    "linear": lambda x: nn.Linear(4, 2)(x),
+    "cat": lambda x: torch.cat([x, torch.ones(1, 4)]),
+    "loss": lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2])),
+    "embedding": lambda x: F.embedding(torch.tensor([1]), x),
+    "in place": lambda x: torch.ones(4).add_(x[0]),
+    "out": lambda x: torch.add(x[0], 1, out=torch.ones(4)),
+    "list": lambda x: torch._foreach_add([x], [torch.ones(3, 4)]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED_WITH_CPU)
+def test_a_cpu_tensor_among_lazy_ones_is_refused(name, error_of):
+    text = error_of(lambda: MIXED_WITH_CPU[name](lazy(*SHAPE)))
+    assert text.startswith("Input tensor is not a lazy tensor: torch.")
+
+
+def test_the_refused_tensors_type_is_named(error_of):
+    text = error_of(lambda: lazy(2).double() + torch.ones(2, dtype=torch.double))
+    assert text.startswith("Input tensor is not a lazy tensor: torch.DoubleTensor")
+
+
+def test_two_lazy_devices_are_both_named(error_of):
+    text = error_of(lambda: lazy(2) + torch.ones(2, device="ltc:1"))
+    assert "ltc:0" in text and "ltc:1" in text
+
+
+@pytest.mark.compared
+def test_cpu_numbers_and_indices_are_accepted(device):
+    x = torch.arange(12.0).reshape(3, 4).to(device)
+    return (
+        x + torch.tensor(2.0),
+        (x * torch.tensor(2.0, dtype=torch.double)).dtype,
+        x[torch.tensor([0, 2])],
+        x[(x > 5).cpu()],
+        torch.where(x > 5, x, torch.tensor(0.0)),
+    )
+
+
+# --- wrong shapes, dtypes, arguments ------------------------------------------------------------
+
+WRONG = {
+    "matmul": lambda x: x @ x,
+    "add": lambda x: x + x.new_ones(3),
+    "index": lambda x: x[5],
+    "dim": lambda x: x.sum(5),
+    "cat": lambda x: torch.cat([x, x.new_ones(1, 5)]),
+    "copy_": lambda x: x.copy_(x.new_ones(5)),
+    "view": lambda x: x.view(5),
+    "expand": lambda x: x.expand(2, 3),
+    "softmax of integers": lambda x: x.long().softmax(0),
+    "linear of doubles": lambda x: nn.Linear(4, 2).to(x.device)(x.double()),
+    "conv2d": lambda x: F.conv2d(x[None, None], x.new_ones(1, 2, 3, 3)),
+    "dtype of out": lambda x: torch.add(x, 1, out=x.long()),
+    "gather": lambda x: x.gather(0, x.new_zeros(3, 4)),
+    "bernoulli": lambda x: x.bernoulli_(2.0),
+    "full bool": lambda x: x.bool() - x.bool(),
+}
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_raises_eagers_error(device, name):
+    x = torch.ones(*SHAPE, device=device)
+    with pytest.raises((RuntimeError, IndexError, NotImplementedError)) as caught:
+        WRONG[name](x)
+    return type(caught.value), str(caught.value).split("\n")[0].replace("ltc:0", "cpu")
+
+
+def test_a_wrong_shape_raises_at_the_users_line():
+    x = lazy(3, 4)
+    try:
+        y = x.exp()
+        y @ x  # the line the traceback names
+    except RuntimeError as error:
+        last = traceback.extract_tb(error.__traceback__)
+        assert any("the line the traceback names" in frame.line for frame in last)
+    else:
+        pytest.fail("no error")
+
+
+def test_the_device_works_after_an_error():
+    x = lazy(3, 4)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            x @ x
+    assert (x @ x.t()).sum().item() == 36
+
+
+# --- errors that only running shows -------------------------------------------------------------
+
+
+def test_an_index_out_of_range_is_reported_with_the_users_line():
+    x, far = lazy(3, 4), torch.tensor([7], device="ltc")
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        rows = x[far]  # made here
+        rows.cpu()
+    text = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "out of" in text and "test_errors.py" in text
+
+
+def test_a_tensor_that_failed_says_so_each_time_it_is_read():
+    failed = lazy(3, 4)[torch.tensor([7], device="ltc")] + 1
+    for _ in range(2):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            failed.cpu()
+    assert lazy(2).sum().item() == 2
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.embedding(tokens)))
+
+
+def good_batch():
+    return torch.arange(8) % 10, torch.arange(8) % 5
+
+
+BAD_BATCHES = {
+    "a token": (torch.tensor([0, 1, 2, 3, 99, 5, 6, 7]), torch.arange(8) % 5),
+    "a label": (torch.arange(8) % 10, torch.tensor([0, 1, 2, 3, 4, 99, 1, 2])),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_BATCHES)
+@pytest.mark.parametrize("form", ["foreach", "single"])
+def test_a_bad_batch_fails_its_step_and_no_other(bad, form, equal):
+    """That error with the user's line, parameters bit-equal to before, and the next step right."""
+
+    def make(device):
+        torch.manual_seed(2)
+        model = Classifier().double().to(device)
+        return model, torch.optim.Adam(model.parameters(), 1e-2, foreach=form == "foreach")
+
+    def step(model, optimizer, batch, device):
+        tokens, labels = (part.to(device) for part in batch)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens), labels)
+        loss.backward()
+        optimizer.step()
+        if device != "cpu":
+            ltm.mark_step()
+        return loss.detach()
+
+    model, optimizer = make("ltc")
+    for _ in range(2):
+        step(model, optimizer, good_batch(), "ltc")
+    before = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        step(model, optimizer, BAD_BATCHES[bad], "ltc")
+        ltm.wait_device_ops()
+    text = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "out of" in text and "test_errors.py" in text
+
+    after = {name: value.cpu() for name, value in model.named_parameters()}
+    assert all(torch.equal(after[name], before[name]) for name in after)
+
+    reference, reference_optimizer = make("cpu")
+    for _ in range(3):
+        loss = step(reference, reference_optimizer, good_batch(), "cpu")
+    for state in optimizer.state.values():
+        state["step"].fill_(2)  # a number on the CPU, which the failed step may have counted
+    equal(step(model, optimizer, good_batch(), "ltc"), loss)
+    equal(dict(model.named_parameters()), dict(reference.named_parameters()))
+
+
+def test_a_read_names_no_error_of_another_step():
+    with pytest.raises((IndexError, RuntimeError)):
+        lazy(3)[torch.tensor([9], device="ltc")].cpu()
+    ltm.mark_step()
+    ltm.wait_device_ops()
+    assert (lazy(3) + 1).tolist() == [2, 2, 2]
+
+
+# --- what ltc does not do -----------------------------------------------------------------------
+
+
+def test_numpy_of_a_lazy_tensor_says_what_to_call():
+    with pytest.raises(TypeError, match=r"cpu\(\)"):
+        lazy(2).numpy()
+
+
+def test_sparse_and_quantized_tensors_are_refused_without_harm():
+    for call in (
+        lambda: lazy(2, 2).to_sparse(),
+        lambda: torch.quantize_per_tensor(lazy(2), 0.1, 0, torch.qint8),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            call()
+    assert lazy(2).sum().item() == 2

@@ -1,0 +1,144 @@
+"""Memory stays bounded, and nothing recurses, however long a program goes without a mark."""
+
+import gc
+import os
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import ltc.core.lazy_model as ltm
+from ltc import config
+
+MIB = 2**20
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+linux_only = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+
+
+def test_a_chain_of_200_000_operations_records_runs_and_is_freed():
+    """With the cut far away, so that all of it is one graph; no recursion at any point."""
+    with config.override(LTC_MAX_PENDING_NODES=10**9):
+        x = torch.zeros((), device="ltc")
+        for _ in range(200_000):
+            x = x + 1
+        assert x.item() == 200_000
+    del x
+    gc.collect()
+    assert torch.ones(2, device="ltc").sum().item() == 2
+
+
+def test_a_long_chain_dropped_unread_is_freed():
+    with config.override(LTC_MAX_PENDING_NODES=10**9):
+        x = torch.zeros((), device="ltc")
+        for _ in range(50_000):
+            x = x + 1
+        del x
+        gc.collect()
+        ltm.mark_step()
+    assert torch.ones(2, device="ltc").sum().item() == 2
+
+
+def test_a_long_chain_of_views_written_at_its_end():
+    x = torch.zeros(4, device="ltc")
+    view = x
+    for _ in range(2_000):
+        view = view.view(4)
+    view.add_(1)
+    assert x.tolist() == [1, 1, 1, 1] and view.tolist() == [1, 1, 1, 1]
+
+
+@linux_only
+@pytest.mark.filterwarnings("ignore")
+def test_a_sum_without_a_mark_stays_small():
+    """`total = total + 1` cuts itself: what is pending is bounded, by nodes and by bytes."""
+    total = torch.zeros((), device="ltc")
+    for _ in range(25_000):
+        total = total + 1
+    before = resident_bytes()
+    for _ in range(60_000):
+        total = total + 1
+    assert resident_bytes() - before < 50 * MIB
+    assert total.item() == 85_000
+
+
+def test_a_cut_without_a_mark_warns_once_with_the_users_line(recwarn):
+    with config.override(LTC_MAX_PENDING_NODES=200):
+        x = torch.zeros((), device="ltc:3")  # a device no other test cuts on
+        for _ in range(1_000):
+            x = x + 1
+        assert x.item() == 1_000
+    warned = [w for w in recwarn if "mark_step" in str(w.message)]
+    assert len(warned) <= 1
+    assert all("test_memory.py" in str(w.message) or "test_memory.py" in w.filename for w in warned)
+
+
+def test_pending_bytes_are_bounded():
+    with config.override(LTC_MAX_PENDING_BYTES=MIB):
+        kept = [torch.full((MIB // 16,), float(i), device="ltc") for i in range(64)]
+        assert [int(tensor[0]) for tensor in kept] == list(range(64))
+
+
+@linux_only
+def test_steps_do_not_grow_memory():
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).to("ltc")
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(16, 32).to("ltc")).square().mean().backward()
+        optimizer.step()
+        ltm.mark_step()
+
+    for _ in range(100):
+        step()
+    ltm.wait_device_ops()
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(400):
+        step()
+    ltm.wait_device_ops()
+    gc.collect()
+    assert resident_bytes() - before < 2 * MIB
+
+
+@linux_only
+def test_buffers_are_freed_with_their_tensors():
+    def grown(count):
+        before = resident_bytes()
+        tensors = [torch.randn(MIB, device="ltc") for _ in range(count)]
+        ltm.mark_step()
+        ltm.wait_device_ops()
+        return tensors, resident_bytes() - before
+
+    first, growth = grown(16)  # 4 MiB each
+    assert growth > 32 * MIB
+    before = resident_bytes()
+    del first
+    gc.collect()
+    second, _ = grown(16)
+    assert resident_bytes() - before < 32 * MIB
+    del second
+
+
+def test_tensors_die_without_the_collector():
+    gc.disable()
+    try:
+        x = torch.ones(3, device="ltc") * 2
+        reference = weakref.ref(x)
+        del x
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_the_memory_of_a_device_can_be_asked_for():
+    info = ltm.get_memory_info(ltm.lazy_device())
+    assert info["kb_total"] >= info["kb_free"] > 0
