@@ -175,9 +175,8 @@ def log_sigmoid_forward(x, results):
 def log_sigmoid_backward(grad, x, buffer):
     grad, x = promote(grad, x)
     z = build.exp(-build.absolute(x))
-    negative = x < 0
     ratio = z / (1.0 + z)
-    return grad * (where(negative, 1.0, 0.0) - where(negative, 1.0, -1.0) * ratio)
+    return grad * where(x < 0, 1.0 - ratio, ratio)
 
 
 @traces("aten::hardtanh")

@@ -8,6 +8,7 @@ from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
 from ltc.ir.node import Node
+from ltc.ir.tensor_type import LOW_PRECISION
 
 
 @traces("aten::mm", "aten::bmm")
@@ -44,13 +45,15 @@ def baddbmm(x, a, b, beta=1, alpha=1):
 
 @traces("aten::addbmm", static={"beta": (0, 1), "alpha": (1,)})
 def addbmm(x, a, b, beta=1, alpha=1):
+    if a.dtype in LOW_PRECISION:
+        return NotImplemented  # torch rounds after each product of the batch
     return _blend(x, build.sum_of(build.matmul(a, b), 0), beta, alpha)
 
 
 @traces("aten::addr", static={"beta": (0, 1), "alpha": (1,)})
 def addr(x, a, b, beta=1, alpha=1):
     """beta * x + alpha * the outer product of a and b"""
-    if not x.dtype.is_floating_point:
+    if not x.dtype.is_floating_point or x.dtype in LOW_PRECISION:
         return NotImplemented
     return _blend(x, build.unsqueeze(a, 1) * build.unsqueeze(b, 0), beta, alpha)
 

@@ -18,7 +18,7 @@ from ltc.ir.infer import broadcast
 from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import TensorType
 
-RULES: dict[str, Rule] = {}  # noqa: F821  the class is below: rows of this table are made by it
+RULES: dict[str, Rule] = {}
 SKIPPED: list[str] = []  # overloads that have a rule here and do not exist in this torch
 
 
@@ -137,8 +137,6 @@ SHAPE_ARGUMENTS = {
     "aten::range": {"start": None, "end": None, "step": None},
     "aten::linspace": {"start": None, "end": None},
     "aten::logspace": {"start": None, "end": None, "base": None},
-    "aten::_upsample_nearest_exact1d": {"scales": None},
-    "aten::upsample_nearest1d": {"scales": None},
 }
 
 

@@ -16,7 +16,8 @@ import torch
 from ltc.device.record import record
 from ltc.device.recorder import KERNEL_FILE
 from ltc.device.signature import (
-    ATTRIBUTE, GENERATOR, NUMBER, NUMBERS, OPTIONAL_TENSOR, TENSOR, TENSORS, Argument, Signature,
+    ATTRIBUTE, GENERATOR, NUMBER, NUMBERS, OPTIONAL_TENSOR, OPTIONAL_TENSORS, TENSOR,
+    TENSORS, Argument, Signature,
 )
 from ltc.device.state import State
 from ltc.device.step import value_of, values_of
@@ -155,6 +156,9 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
         elif argument.kind == TENSORS:
             reads += _read_tensors(i, name)
             key.append(f"value{i}")
+        elif argument.kind == OPTIONAL_TENSORS:
+            reads += _read_optional_tensors(i, name)
+            key.append(f"value{i}")
         elif argument.kind == NUMBER:
             key.append(_number_key(i, name, argument))
             scalars += _number_lines(i, name, argument)
@@ -190,6 +194,11 @@ def _read_tensors(i: int, name: str) -> list[str]:
     ]
 
 
+def _read_optional_tensors(i: int, name: str) -> list[str]:
+    value = "storage_of(t).lazy.value or value_of(storage_of(t).lazy)"
+    return [f"value{i} = [None if t is None else {value} for t in {name}]"]
+
+
 def _number_key(i: int, name: str, argument: Argument) -> str:
     if argument.static is None:
         return f"({name}.__class__, {name})"
@@ -220,22 +229,30 @@ def _result_lines(signature: Signature) -> list[str]:
     arguments, written = signature.arguments, signature.written
     if signature.is_view:
         return ["return link_view(recorder, state0, entry.value, entry.link)"]
-    lines: list[str] = []
-    position = 0
-    for i in written:
-        if arguments[i].kind == TENSOR:
-            result = "entry.value" if position == 0 else f"entry.call.results[{position}]"
-            lines += _write_lines(f"state{i}", result)
-            position += 1
-        else:
-            lines += [f"for state, result in zip(states{i}, entry.call.results):"]
-            lines += _indent(_write_lines("state", "result"))
-    if signature.returns_written:
-        names = [_name(i, arguments[i]) for i in written]
-        if not signature.returns:
-            return [*lines, "return"]
-        return [*lines, f"return {names[0] if len(signature.returns) == 1 else ', '.join(names)}"]
-    return lines + _new_tensor_lines(signature, position)
+    if len(written) == 1 and arguments[written[0]].kind == TENSOR and signature.returns_written:
+        lines = _write_lines(f"state{written[0]}", "entry.value")
+    elif written:
+        lines = ["results = iter(entry.call.results)"]
+        for i in written:
+            lines += _write_next_lines(i, arguments[i].kind)
+    else:
+        lines = []
+    if not signature.returns_written:
+        return lines + _new_tensor_lines(signature)
+    names = [_name(i, arguments[i]) for i in written]
+    if not signature.returns:
+        return [*lines, "return"]
+    return [*lines, f"return {names[0] if len(signature.returns) == 1 else ', '.join(names)}"]
+
+
+def _write_next_lines(i: int, kind: str) -> list[str]:
+    """Lines that give a written argument its share of `results`."""
+    if kind == TENSOR:
+        return ["result = next(results)", *_write_lines(f"state{i}", "result")]
+    # the states first: zip must not take a result that it has no state for
+    return [
+        f"for state, result in zip(states{i}, results):", *_indent(_write_lines("state", "result"))
+    ]
 
 
 def _write_lines(state: str, result: str) -> list[str]:
@@ -245,19 +262,19 @@ def _write_lines(state: str, result: str) -> list[str]:
     ]
 
 
-def _new_tensor_lines(signature: Signature, written: int) -> list[str]:
+def _new_tensor_lines(signature: Signature) -> list[str]:
     new = [
         "tensor = recorder.new_tensor(value.shape, value.dtype)",
         "storage_of(tensor).lazy = state = State(value, recorder.device)",
         "recorder.live.append(state)",
     ]
     if signature.returns == ("Tensor",):
-        return [f"value = {'entry.value' if not written else f'entry.call.results[{written}]'}",
-                *new, "return tensor"]
-    rest = f"entry.call.results[{written}:]" if written else "entry.call.results"
+        return [f"value = {'next(results)' if signature.written else 'entry.value'}", *new,
+                "return tensor"]
     return [
-        "tensors = []", f"for value in {rest}:", "    if value is None:",
-        "        tensors.append(None)", "        continue", *_indent(new),
-        "    tensors.append(tensor)",
+        "tensors = []",
+        f"for value in {'results' if signature.written else 'entry.call.results'}:",
+        "    if value is None:", "        tensors.append(None)", "        continue",
+        *_indent(new), "    tensors.append(tensor)",
         "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
     ]

@@ -16,6 +16,9 @@ from ltc.runtime.buffer import account_of
 from ltc.runtime.transfers import backend
 
 
+_initialized = True  # torch.utils.checkpoint keeps a device's random state only where it says so
+
+
 def _device(device=None) -> Device:
     return _current_device() if device is None else device_of(device)
 

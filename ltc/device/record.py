@@ -194,9 +194,11 @@ class _Lowered:
         for argument, operand, value in zip(
             self.signature.arguments, self.template, self.values
         ):
-            if argument.kind in (DEVICE, IGNORED, GENERATOR):
+            if argument.kind == GENERATOR:
+                continue  # always last; the seed takes its place
+            if argument.kind in (DEVICE, IGNORED):
                 if not argument.keyword_only:
-                    args.append(None if argument.kind == GENERATOR else argument.default)
+                    args.append(argument.default)
             elif not argument.keyword_only:
                 args.append(operand)
             elif operand is not None:
@@ -235,9 +237,6 @@ def _draw(recorder: Recorder, generator) -> int:
     """The seed of a random call: the device's next one, or one drawn from the user's generator."""
     if generator is None:
         return recorder.draw()
-    draw = getattr(generator, "draw", None)
-    if draw is not None:
-        return draw()
     return int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
 
 

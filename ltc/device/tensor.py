@@ -158,7 +158,8 @@ def host_value(state: State) -> torch.Tensor:
         for overload, args, kwargs, index in state.chain:
             result = overload(plain, *args, **kwargs)
             plain = result if index is None else result[index]
-        return plain.resolve_conj().resolve_neg().contiguous()
+            plain = plain.resolve_conj().resolve_neg().contiguous()  # as every lazy tensor appears
+    return plain
 
 
 def _downloaded(buffer: Buffer) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from ltc.ir import ops
 from ltc.ir.infer import broadcast
-from ltc.ir.node import Node, constant, like, make
+from ltc.ir.node import Node, constant, is_number, like, make
 from ltc.ir.ops import Op
 
 Shape = Sequence[int]
@@ -38,7 +38,8 @@ def _binary(op: Op) -> Callable[[Any, Any], Node]:
 def _anchor(*operands: Any) -> Node:
     """The operand that fixes the dtype: the first tensor that is no bare number."""
     nodes = [n for n in operands if isinstance(n, Node)]
-    return next((n for n in nodes if n.op is not ops.SCALAR), nodes[0])
+    assert nodes, f"a formula of {operands} alone has no dtype: make one a node with `full`"
+    return next((n for n in nodes if not is_number(n)), nodes[0])
 
 
 exp, exp2, expm1 = _unary(ops.EXP), _unary(ops.EXP2), _unary(ops.EXPM1)

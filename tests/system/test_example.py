@@ -132,7 +132,7 @@ DAMAGES = {
     ),
     "promises": lambda folder: cut_short(folder / "train-images-idx3-ubyte"),
     "gzipped and damaged": lambda folder: (folder / "train-images-idx3-ubyte").write_bytes(
-        gzip.compress(bytes(1000))[:50]
+        gzip.compress(bytes(1000))[:-9]
     ),
 }
 
