@@ -13,6 +13,7 @@ from ltc.aten.promote import (
     compute_dtype,
     promote,
     promote_exact,
+    promote_factors,
     promote_float,
     to_dtype,
 )
@@ -236,13 +237,13 @@ def subtract_from(x, y, alpha=1):
 
 @traces("aten::mul.Tensor", "aten::mul.Scalar")
 def multiply(x, y):
-    x, y = promote(x, y)
+    x, y = promote_factors(x, y)
     return x & y if x.dtype == torch.bool else x * y
 
 
 @traces("aten::div.Tensor", "aten::div.Scalar")
 def divide(x, y):
-    x, y = promote_float(x, y)
+    x, y = promote_factors(x, y, real=True)
     return x / y
 
 

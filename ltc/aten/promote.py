@@ -75,10 +75,15 @@ def to_dtype(operand: Any, dtype: torch.dtype) -> Any:
     return build.cast(operand, dtype) if isinstance(operand, Node) else constant(operand, dtype)
 
 
+def _widened(operand: Any, dtype: torch.dtype) -> Any:
+    """The operand rounded to `dtype`, then as what that computes in."""
+    return to_dtype(to_dtype(operand, dtype), compute_dtype(dtype))
+
+
 def promote(*operands: Any) -> tuple[Node, ...]:
     """The operands as nodes of the dtype in which torch computes with them."""
-    dtype = compute_dtype(common_dtype(*operands))
-    return tuple(to_dtype(x, dtype) for x in operands)
+    dtype = common_dtype(*operands)
+    return tuple(_widened(x, dtype) for x in operands)
 
 
 def promote_exact(*operands: Any) -> tuple[Node, ...]:
@@ -87,9 +92,25 @@ def promote_exact(*operands: Any) -> tuple[Node, ...]:
     return tuple(to_dtype(x, dtype) for x in operands)
 
 
-def promote_float(*operands: Any) -> tuple[Node, ...]:
-    """The same for a function of real numbers: integers and bool become the default float."""
+def _float_dtype(*operands: Any) -> torch.dtype:
+    """What a function of real numbers computes in: integers and bool become the default float."""
     dtype = common_dtype(*operands)
-    if not dtype.is_floating_point and not dtype.is_complex:
-        dtype = torch.get_default_dtype()
-    return tuple(to_dtype(x, compute_dtype(dtype)) for x in operands)
+    is_number = dtype.is_floating_point or dtype.is_complex
+    return dtype if is_number else torch.get_default_dtype()
+
+
+def promote_float(*operands: Any) -> tuple[Node, ...]:
+    """The same as `promote`, for a function of real numbers."""
+    dtype = _float_dtype(*operands)
+    return tuple(_widened(x, dtype) for x in operands)
+
+
+def promote_factors(x: Any, y: Any, real: bool = False) -> tuple[Node, Node]:
+    """The same for products and quotients, of which torch does not round a 0-dim right operand.
+
+    real  a quotient: integers become the default float
+    """
+    dtype = _float_dtype(x, y) if real else common_dtype(x, y)
+    whole = not isinstance(y, Node) or not y.shape
+    right = to_dtype(y, compute_dtype(dtype)) if whole else _widened(y, dtype)
+    return _widened(x, dtype), right

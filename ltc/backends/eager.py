@@ -324,6 +324,7 @@ def _extern(node: Node) -> Compute:
     takes_generator = any(a.name == "generator" for a in overload._schema.arguments)
 
     def compute(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        operands = tuple(x.contiguous() for x in operands)  # as lazy tensors appear
         args, kwargs = _arguments(template, operands)
         if template.seed is None:
             returned = overload(*args, **kwargs)

@@ -168,6 +168,7 @@ class Recorder:
         """The value here of a state that another thread's walk has bound: its own is left alone."""
         value = self.foreign.get(state)
         if value is None:
+            state.buffer.shared = True
             value = self.foreign[state] = self.bind(state)
         return value
 

@@ -194,6 +194,7 @@ class _Walk:
         """A value that is an input needs no output: its holders share the input's buffer."""
         for value in [v for v in self.outputs if v.call.overload == INPUT]:
             buffer = self.recorder.inputs[value.call.args[0]]
+            buffer.shared = True
             for state in self.outputs.pop(value):
                 state.buffer = buffer
             self.replaced.pop(value, None)
@@ -202,15 +203,13 @@ class _Walk:
         recorder = self.recorder
         inputs, values = recorder.inputs, self.values
         replaced = {i: self.replaced[v] for i, v in enumerate(values) if v in self.replaced}
-        # a buffer that only the launch refers to may be overwritten
-        donated = frozenset([p for p in replaced.values() if getrefcount(inputs[p]) <= 2])
         end = recorder.last
         if end.programs is None:
             end.programs = {}
-        signature = (values, donated, tuple(replaced.items()))
+        signature = (values, tuple(replaced.items()))
         program, end.programs[signature] = program_for(
-            end.programs.get(signature), recorder.path, values, recorder.device.index,
-            donated, replaced, self._roles,
+            end.programs.get(signature), recorder.path, values, recorder.device.index, replaced,
+            self._roles,
         )
         return program.launch(recorder.device.index, inputs, recorder.scalars)
 
@@ -223,6 +222,7 @@ class _Walk:
 
     def _settle(self, buffers: list[Buffer]) -> None:
         for buffer, states in zip(buffers, self.outputs.values()):
+            buffer.shared = len(states) > 1
             for state in states:
                 state.buffer = buffer
         for state in self.alive:

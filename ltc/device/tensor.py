@@ -163,6 +163,8 @@ def host_value(state: State) -> torch.Tensor:
 
 
 def _downloaded(buffer: Buffer) -> torch.Tensor:
+    if len(device_at(buffer.device).recorders) > 1:
+        buffer.shared = True  # another thread's step must not overwrite it while it is read here
     started = time.perf_counter_ns()
     value = download(buffer.ready())
     metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")

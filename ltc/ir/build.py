@@ -14,7 +14,7 @@ import torch
 
 from ltc.ir import ops
 from ltc.ir.infer import broadcast
-from ltc.ir.node import Node, constant, is_number, like, make
+from ltc.ir.node import Node, constant, like, make, paired
 from ltc.ir.ops import Op
 
 Shape = Sequence[int]
@@ -29,17 +29,9 @@ def _unary(op: Op) -> Callable[[Node], Node]:
 
 def _binary(op: Op) -> Callable[[Any, Any], Node]:
     def build(x: Any, y: Any) -> Node:
-        anchor = _anchor(x, y)
-        return make(op, like(x, anchor), like(y, anchor))
+        return make(op, *paired(x, y))
 
     return build
-
-
-def _anchor(*operands: Any) -> Node:
-    """The operand that fixes the dtype: the first tensor that is no bare number."""
-    nodes = [n for n in operands if isinstance(n, Node)]
-    assert nodes, f"a formula of {operands} alone has no dtype: make one a node with `full`"
-    return next((n for n in nodes if not is_number(n)), nodes[0])
 
 
 exp, exp2, expm1 = _unary(ops.EXP), _unary(ops.EXP2), _unary(ops.EXPM1)
@@ -64,8 +56,8 @@ lt, le, gt, ge = _binary(ops.LT), _binary(ops.LE), _binary(ops.GT), _binary(ops.
 
 
 def where(condition: Node, x: Any, y: Any) -> Node:
-    anchor = _anchor(x, y)
-    return make(ops.WHERE, condition, like(x, anchor), like(y, anchor))
+    assert isinstance(x, Node) or isinstance(y, Node), "two numbers have no dtype: use `full`"
+    return make(ops.WHERE, condition, *paired(x, y))
 
 
 def cast(x: Node, dtype: torch.dtype) -> Node:

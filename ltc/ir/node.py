@@ -52,52 +52,52 @@ class Node:
         return make(ops.NEG, self)
 
     def __add__(self, other):
-        return make(ops.ADD, self, like(other, self))
+        return make(ops.ADD, *paired(self, other))
 
     def __radd__(self, other):
-        return make(ops.ADD, like(other, self), self)
+        return make(ops.ADD, *paired(other, self))
 
     def __sub__(self, other):
-        return make(ops.SUB, self, like(other, self))
+        return make(ops.SUB, *paired(self, other))
 
     def __rsub__(self, other):
-        return make(ops.SUB, like(other, self), self)
+        return make(ops.SUB, *paired(other, self))
 
     def __mul__(self, other):
-        return make(ops.MUL, self, like(other, self))
+        return make(ops.MUL, *paired(self, other))
 
     def __rmul__(self, other):
-        return make(ops.MUL, like(other, self), self)
+        return make(ops.MUL, *paired(other, self))
 
     def __truediv__(self, other):
-        return make(ops.DIV, self, like(other, self))
+        return make(ops.DIV, *paired(self, other))
 
     def __rtruediv__(self, other):
-        return make(ops.DIV, like(other, self), self)
+        return make(ops.DIV, *paired(other, self))
 
     def __and__(self, other):
-        return make(ops.AND, self, like(other, self))
+        return make(ops.AND, *paired(self, other))
 
     def __or__(self, other):
-        return make(ops.OR, self, like(other, self))
+        return make(ops.OR, *paired(self, other))
 
     def __xor__(self, other):
-        return make(ops.XOR, self, like(other, self))
+        return make(ops.XOR, *paired(self, other))
 
     def __invert__(self):
         return make(ops.NOT, self)
 
     def __lt__(self, other):
-        return make(ops.LT, self, like(other, self))
+        return make(ops.LT, *paired(self, other))
 
     def __le__(self, other):
-        return make(ops.LE, self, like(other, self))
+        return make(ops.LE, *paired(self, other))
 
     def __gt__(self, other):
-        return make(ops.GT, self, like(other, self))
+        return make(ops.GT, *paired(self, other))
 
     def __ge__(self, other):
-        return make(ops.GE, self, like(other, self))
+        return make(ops.GE, *paired(self, other))
 
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
@@ -165,6 +165,12 @@ def like(operand: Any, other: Node) -> Node:
             return make(ops.CAST, operand, dtype=other.dtype)
         return operand
     return constant(operand, other.dtype)
+
+
+def paired(x: Any, y: Any) -> tuple[Node, Node]:
+    """Two operands of a formula, a number among them in the dtype of the tensor beside it."""
+    anchor = y if not isinstance(x, Node) or isinstance(y, Node) and is_number(x) else x
+    return like(x, anchor), like(y, anchor)
 
 
 def attr_text(value: Any) -> str:

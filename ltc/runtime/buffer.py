@@ -108,16 +108,19 @@ class Buffer:
     handle     what the backend made: memory it understands; None until `execution` is done
     key        its type, as recorded paths compare it
     execution  the launch that fills it; None once it is known to have ended well
+    shared     whether anything but one tensor may still read it: then it is never overwritten
     previous   the buffer this one replaces, kept until it is certain that nothing failed:
                a parameter whose step failed keeps the value it had before
     """
 
-    __slots__ = ("handle", "shape", "dtype", "key", "device", "execution", "previous", "nbytes")
+    __slots__ = (
+        "handle", "shape", "dtype", "key", "device", "execution", "shared", "previous", "nbytes",
+    )
 
     def __init__(self, shape, dtype, device: int, handle: Any = None, execution=None, previous=None):
         self.handle, self.shape, self.dtype, self.device = handle, shape, dtype, device
         self.execution, self.previous = execution, previous
-        self.key = input_key(shape, dtype)
+        self.key, self.shared = input_key(shape, dtype), False
         self.nbytes = byte_size(shape, dtype)
         account_of(device).add(self.nbytes)
 

@@ -24,7 +24,6 @@ def program_for(
     path: Callable[[], list[Call]],
     outputs: tuple[Value, ...],
     device: int,
-    donated: frozenset[int],
     replaced: dict[int, int],
     roles: Callable[[], tuple[InputRole, ...]],
 ) -> tuple[Program, tuple]:
@@ -37,16 +36,16 @@ def program_for(
     if known_key is None or known_key[1] != config.value("LTC_BACKEND"):
         calls = live_calls(path(), outputs)
         known_key = (
-            fingerprint(calls, outputs), config.value("LTC_BACKEND"), donated,
-            tuple(replaced.items()),
+            fingerprint(calls, outputs), config.value("LTC_BACKEND"), tuple(replaced.items()),
         )
 
     def build() -> Program:
         needed = live_calls(path(), outputs) if calls is None else calls
-        return _compile(needed, outputs, device, donated, replaced, roles(), known_key[0])
+        return _compile(needed, outputs, device, replaced, roles())
 
     program, compiled = PROGRAMS.get(known_key, build)
     metrics.count("UncachedCompile" if compiled else "CachedCompile")
+    metrics.record("TensorsGraphSize", program.calls)
     return program, known_key
 
 
@@ -73,16 +72,14 @@ def _producers(call: Call) -> list[Call]:
     return found
 
 
-def _compile(calls, outputs, device, donated, replaced, roles, name) -> Program:
+def _compile(calls, outputs, device, replaced, roles) -> Program:
     started = time.perf_counter_ns()
     graph = pipeline.run(expand(calls, outputs))
-    chosen = backend()
-    computation = _computation(chosen, graph, device, donated)
+    computation = _computation(backend(), graph, device, frozenset(replaced.values()))
     metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
-    metrics.record("TensorsGraphSize", len(calls), "value")
-    metrics.record("InputOutputAliasCount", len(donated), "value")
+    metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
-    return Program(computation, types, dict(replaced), donated, roles, graph, name)
+    return Program(computation, types, dict(replaced), roles, graph, len(calls))
 
 
 def _computation(chosen: BackendImplInterface, graph, device: int, donated: frozenset[int]):

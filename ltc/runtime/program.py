@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ltc.debug import metrics
 from ltc.runtime.buffer import Buffer, Execution, Failure
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
+from ltc.runtime.transfers import copy_of
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Program:
 
     computation  what the backend compiled
     types        (shape, dtype) of every output
-    replaced     output position -> position of the input that it takes the place of
-    donated      positions of inputs whose memory the program may overwrite
+    replaced     output position -> position of the input that it takes the place of, and whose
+                 memory it may write over
     roles        every input and scalar, by role
     text         the graph it was compiled from, printable
     """
@@ -40,11 +42,15 @@ class Program:
     computation: Any
     types: tuple[tuple, ...]
     replaced: dict[int, int]
-    donated: frozenset[int]
     roles: tuple[InputRole, ...] = ()
     graph: Any = None
-    name: str = ""
+    calls: int = 0
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
+
+    @cached_property
+    def donated(self) -> frozenset[int]:
+        """Positions of the inputs whose memory the program may overwrite."""
+        return frozenset(self.replaced.values())
 
     def launch(self, device: int, inputs: list[Buffer], scalars: list) -> list[Buffer]:
         """Start the program; the outputs may still be on their way when this returns.
@@ -95,6 +101,9 @@ class _Work:
 
     def _run(self) -> None:
         handles = [buffer.handle for buffer in self.inputs]
+        for position in self.program.donated:
+            if self.inputs[position].shared:
+                handles[position] = copy_of(handles[position], self.executor.device)
         started = time.perf_counter_ns()
         results = self.program.computation.launch(handles, self.scalars)
         elapsed = time.perf_counter_ns() - started

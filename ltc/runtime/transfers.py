@@ -26,3 +26,8 @@ def upload(tensor: torch.Tensor, device: int) -> Any:
 def download(handle: Any) -> torch.Tensor:
     """A buffer as a contiguous CPU tensor, which may share its memory."""
     return backend().computation.download(handle)
+
+
+def copy_of(handle: Any, device: int) -> Any:
+    """A second buffer with the same elements."""
+    return upload(download(handle), device)

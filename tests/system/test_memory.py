@@ -63,10 +63,10 @@ def test_a_sum_without_a_mark_stays_small():
     for _ in range(25_000):
         total = total + 1
     before = resident_bytes()
-    for _ in range(60_000):
+    for _ in range(30_000):
         total = total + 1
     assert resident_bytes() - before < 50 * MIB
-    assert total.item() == 85_000
+    assert total.item() == 55_000
 
 
 def test_a_cut_without_a_mark_warns_once_with_the_users_line(recwarn):
@@ -102,30 +102,21 @@ def test_steps_do_not_grow_memory():
     ltm.wait_device_ops()
     gc.collect()
     before = resident_bytes()
-    for _ in range(400):
+    for _ in range(200):
         step()
     ltm.wait_device_ops()
     gc.collect()
     assert resident_bytes() - before < 2 * MIB
 
 
-@linux_only
 def test_buffers_are_freed_with_their_tensors():
-    def grown(count):
-        before = resident_bytes()
-        tensors = [torch.randn(MIB, device="ltc") for _ in range(count)]
-        ltm.mark_step()
-        ltm.wait_device_ops()
-        return tensors, resident_bytes() - before
-
-    first, growth = grown(16)  # 4 MiB each
-    assert growth > 32 * MIB
-    before = resident_bytes()
-    del first
+    before = torch.ltc.memory_allocated()
+    tensors = [torch.randn(MIB, device="ltc") for _ in range(8)]  # 4 MiB each
+    ltm.mark_step(wait=True)
+    assert torch.ltc.memory_allocated() - before >= 32 * MIB
+    del tensors
     gc.collect()
-    second, _ = grown(16)
-    assert resident_bytes() - before < 32 * MIB
-    del second
+    assert torch.ltc.memory_allocated() - before < 4 * MIB
 
 
 def test_tensors_die_without_the_collector():

@@ -1,0 +1,293 @@
+"""Each overload's rule against torch's own kernel: pointwise exact, the rest to some roundings."""
+
+import pytest
+import torch
+
+from ltc.aten import registry
+from ltc.errors import InvalidGraph
+from tests.ops.harness import CheckingMode, Recording, compare, record, run_both
+
+aten = torch.ops.aten
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SHAPES = ((), (0,), (5,), (3, 4), (2, 0, 3), (2, 3, 4))
+
+
+def random(shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).mul(3).to(dtype)
+
+
+def positive(shape, dtype, seed=0):
+    """Of unsigned dtypes and bool too, for which a negative number has no meaning."""
+    return random(shape, torch.float64, seed).abs().to(dtype)
+
+
+def exactly(made, expected):
+    for mine, theirs in zip(made, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+EXACT = (aten.add, aten.sub, aten.mul, aten.div, aten.lt, aten.eq, aten.maximum)
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.int32))
+@pytest.mark.parametrize("packet", EXACT, ids=lambda p: str(p))
+def test_arithmetic_and_comparison_are_bit_equal_to_eager(packet, dtype):
+    overload = getattr(packet, "Tensor", None) if "Tensor" in packet.overloads() else packet.default
+    for shape in SHAPES:
+        exactly(*run_both(overload, random(shape, dtype), random(shape, dtype, 1)))
+    exactly(*run_both(overload, random((3, 1), dtype), random((4,), dtype, 1)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("number", (2, 0.1, True, -1e-3, 1e30))
+def test_numbers_are_bit_equal_to_eager(dtype, number):
+    x = random((257,), dtype)
+    for overload in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.lt.Scalar):
+        if overload is aten.sub.Tensor and number is True:
+            continue  # torch refuses it
+        exactly(*run_both(overload, x, number))
+    exactly(*run_both(aten.sqrt.default, x.abs()))
+
+
+ALL_DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+@pytest.mark.parametrize("second", ALL_DTYPES)
+@pytest.mark.parametrize("first", ALL_DTYPES)
+def test_promotion_is_torchs(first, second):
+    for a, b in (((3,), (3,)), ((3,), ()), ((), (3,)), ((), ())):
+        exactly(*run_both(aten.add.Tensor, positive(a, first), positive(b, second, 1)))
+    for number in (True, 2, 0.5):
+        exactly(*run_both(aten.mul.Tensor, positive((3,), first), number))
+
+
+def test_in_place_and_out_forms_use_the_functional_rule():
+    assert registry.rule_of("aten::add_.Tensor") is registry.rule_of("aten::add.Tensor")
+    assert registry.rule_of("aten::add.out") is registry.rule_of("aten::add.Tensor")
+    assert registry.rule_of("aten::_foreach_add_.List") is registry.rule_of("aten::_foreach_add.List")
+    x = random((3, 4), torch.float32)
+    exactly(*run_both(aten.add_.Tensor, x, random((4,), torch.float64)))
+    exactly(*run_both(aten.mul_.Tensor, x, 3))
+    exactly(*run_both(aten.sub.out, x, x * 2, out=torch.empty(3, 4)))
+
+
+LIST = [random((3,), torch.float32), random((2, 2), torch.float32, 1), random((), torch.float32, 2)]
+LISTS = [
+    (aten._foreach_add.List, (LIST, LIST), {"alpha": 0.1}),
+    (aten._foreach_add_.Scalar, (LIST, 0.3), {}),
+    (aten._foreach_mul_.ScalarList, (LIST, [0.1, 2.0, 3.0]), {}),
+    (aten._foreach_addcmul_.Scalar, (LIST, LIST, LIST, 0.1), {}),
+    (aten._foreach_addcdiv_.ScalarList, (LIST, LIST, LIST, [0.1, 0.2, 0.3]), {}),
+    (aten._foreach_lerp_.Scalar, (LIST, LIST[::1], 0.1), {}),
+    (aten._foreach_sqrt, (LIST,), {}),
+    (aten._foreach_norm.Scalar, (LIST, 2), {}),
+    (aten._foreach_zero_, (LIST,), {}),
+    (aten._foreach_pow.Scalar, (LIST, 2), {}),
+    (aten._foreach_maximum.List, (LIST, LIST), {}),
+]
+
+
+@pytest.mark.parametrize("overload, args, kwargs", LISTS, ids=lambda a: str(a)[:40])
+def test_lists_equal_eager(overload, args, kwargs):
+    overload = overload if hasattr(overload, "_schema") else overload.default
+    for mine, theirs in zip(*run_both(overload, *args, **kwargs), strict=True):
+        compare(overload.name(), mine, theirs)
+
+
+CHAINS = [
+    [(aten.t.default, ())],
+    [(aten.select.int, (0, 1))],
+    [(aten.slice.Tensor, (1, 1, 6, 2))],
+    [(aten.slice.Tensor, (0, -3, None))],
+    [(aten.transpose.int, (0, 1)), (aten.slice.Tensor, (0, 1, 5)), (aten.select.int, (1, -1))],
+    [(aten.view.default, ([2, 2, 6],)), (aten.permute.default, ([2, 0, 1],)), (aten.select.int, (0, 3))],
+    [(aten.split.Tensor, (2, 1), 2)],
+    [(aten.split_with_sizes.default, ([1, 2, 3], 1), 1), (aten.t.default, ())],
+    [(aten.unbind.int, (0,), 2), (aten.slice.Tensor, (0, 2, 4))],
+    [(aten.unsqueeze.default, (1,)), (aten.squeeze.dim, (1,)), (aten.select.int, (0, 0))],
+    [(aten.diagonal.default, (1,))],
+    [(aten.t.default, ()), (aten.diagonal.default, (-1, 1, 0)), (aten.slice.Tensor, (0, 1, 3))],
+    [(aten.as_strided.default, ([2, 3], [6, 2], 1))],
+    [(aten.unfold.default, (1, 2, 3)), (aten.select.int, (1, 0))],
+    [(aten.view.dtype, (torch.int32,)), (aten.select.int, (0, 1))],
+    [(aten.alias.default, ()), (aten.select.int, (0, 1))],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda c: "-".join(s[0].name()[6:] for s in c))
+def test_a_write_through_views_changes_what_they_select(chain):
+    base = random((4, 6), torch.float32)
+    links = tuple((s[0], s[1], {}, s[2] if len(s) > 2 else None) for s in chain)
+    expected = base.clone()
+    view = expected
+    for overload, args, _, index in links:
+        view = overload(view, *args)
+        view = view if index is None else view[index]
+    new = torch.arange(view.numel(), dtype=view.dtype).reshape(view.shape) + 100
+    view.copy_(new)
+    recording = Recording()
+    (result,) = recording.call(
+        "ltc::write_view", (recording.give(base), recording.give(new), links), {}, [expected]
+    )
+    exactly(recording.run([result]), [expected])
+
+
+CASES = {
+    "softmax": lambda f: f.softmax(random((3, 5), torch.float64).requires_grad_(), 1),
+    "cross_entropy": lambda f: f.cross_entropy(
+        random((4, 5), torch.float64).requires_grad_(), torch.tensor([1, 0, -100, 4])
+    ),
+    "layer_norm": lambda f: f.layer_norm(random((3, 5), torch.float64).requires_grad_(), (5,)),
+    "conv": lambda f: f.conv2d(
+        random((2, 4, 7, 6), torch.float64).requires_grad_(),
+        random((6, 2, 3, 3), torch.float64, 1).requires_grad_(),
+        random((6,), torch.float64, 2).requires_grad_(), stride=2, padding=1, groups=2,
+    ),
+    "conv_transpose": lambda f: f.conv_transpose2d(
+        random((2, 4, 3, 3), torch.float64).requires_grad_(),
+        random((4, 3, 3, 3), torch.float64, 1).requires_grad_(), stride=2, output_padding=1,
+    ),
+    "max_pool": lambda f: f.max_pool2d(
+        random((2, 3, 7, 7), torch.float64).requires_grad_(), 3, 2, 1, ceil_mode=True
+    ),
+    "avg_pool": lambda f: f.avg_pool2d(
+        random((2, 3, 7, 7), torch.float64).requires_grad_(), 3, 2, 1, ceil_mode=True
+    ),
+    "gelu": lambda f: f.gelu(random((50,), torch.float64).requires_grad_()),
+    "gelu_tanh": lambda f: f.gelu(random((50,), torch.float64).requires_grad_(), approximate="tanh"),
+    "embedding": lambda f: f.embedding(
+        torch.tensor([[1, 2], [2, 0]]), random((4, 3), torch.float64).requires_grad_(), 2
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_network_function_and_its_gradient_equal_eager(name):
+    mode = CheckingMode(compare)
+    with mode:
+        CASES[name](torch.nn.functional).square().sum().backward()
+    assert mode.checked and mode.failures == [] and mode.extern == set()
+
+
+def test_batch_norm_updates_its_statistics():
+    x, running = random((4, 3, 5), torch.float64), [torch.zeros(3), torch.ones(3)]
+    weight = random((3,), torch.float64, 1)
+    args = (x, weight, weight, *[r.double() for r in running], True, 0.1, 1e-5)
+    for mine, theirs in zip(*run_both(aten._native_batch_norm_legit.default, *args), strict=True):
+        compare("batch norm", mine, theirs)
+
+
+OPTIMIZERS = [
+    lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1, amsgrad=True, fused=True),
+    lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, fused=True),
+    lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
+    lambda p: torch.optim.NAdam(p, lr=0.1, foreach=True),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_an_optimizer_step_equals_eager(make):
+    parameters = [random((3, 4), torch.float64).requires_grad_(), random((), torch.float64).requires_grad_()]
+    optimizer, mode = make(parameters), CheckingMode(compare)
+    for step in range(2):
+        for p in parameters:
+            p.grad = random(p.shape, torch.float64, step)
+        with mode:
+            optimizer.step()
+    assert mode.checked and mode.failures == []
+
+
+def drawn(overload, args, like, seed=1, **kwargs):
+    recording, values = record(overload, args, kwargs, [like], seed)
+    return recording.run(values)[0]
+
+
+def test_random_numbers_have_their_distributions():
+    like = torch.empty(100_000)
+    u = drawn(aten.rand.default, ([100_000],), like)
+    assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 0.005  # 5 sigma
+    z = drawn(aten.randn.default, ([100_000],), like)
+    assert abs(z.mean()) < 0.016 and abs(z.std() - 1) < 0.012  # 5 sigma
+    assert abs(z.pow(4).mean() - 3) < 0.16
+    n = drawn(aten.randint.low, (-3, 4, [100_000]), like.long())
+    assert n.unique().tolist() == list(range(-3, 4))
+    b = drawn(aten.bernoulli_.float, (like, 0.25), like)
+    assert abs(b.mean() - 0.25) < 0.007
+
+
+def test_a_seed_gives_one_sequence_and_another_seed_another():
+    like = torch.empty(10)
+    first, again, other = (drawn(aten.rand.default, ([10],), like, seed) for seed in (1, 1, 2))
+    assert first.equal(again) and not first.equal(other)
+
+
+def test_an_extern_random_overload_takes_its_seed_and_leaves_the_default_generator():
+    rates = torch.full((50,), 4.0)
+    before = torch.random.get_rng_state()
+    first, again, other = (
+        drawn(aten.poisson.default, (rates,), rates, seed) for seed in (1, 1, 2)
+    )
+    assert first.equal(again) and not first.equal(other)
+    assert torch.random.get_rng_state().equal(before)
+
+
+def test_dropout_keeps_and_scales():
+    x = torch.ones(10_000)
+    recording, values = record(aten.native_dropout.default, (x, 0.25, True), {}, [x, x.bool()], 1)
+    y, kept = recording.run(values)
+    assert abs(kept.double().mean() - 0.75) < 0.022  # 5 sigma
+    torch.testing.assert_close(y, kept.float() / 0.75)
+
+
+def test_complex_numbers_are_left_to_torch():
+    x = torch.randn(3, dtype=torch.complex64)
+    exactly(*run_both(aten.mul.Tensor, x, x))
+    exactly(*run_both(aten.abs.default, x))
+    exactly(*run_both(aten.t.default, x.reshape(3, 1)))
+
+
+def test_a_missing_overload_is_skipped_and_a_second_rule_refused():
+    @registry.traces("aten::no_such_overload.at_all")
+    def nothing(x):
+        return x
+
+    assert "aten::no_such_overload.at_all" in registry.SKIPPED
+    assert "aten::no_such_overload.at_all" not in registry.RULES
+    registry.SKIPPED.remove("aten::no_such_overload.at_all")
+    with pytest.raises(ValueError, match=r"aten::relu has two rules: .*activation.py:\d+ and .*test_rules"):
+        registry.traces("aten::relu")(nothing)
+
+
+def test_static_arguments_are_those_that_change_the_formula():
+    assert registry.static_arguments("aten::pow.Tensor_Scalar")["exponent"] >= {-1, 0.5, 2}
+    assert registry.static_arguments("aten::arange.start_step") == dict.fromkeys(("start", "end", "step"))
+    assert registry.static_arguments("aten::var.correction") == {"correction": None}
+    assert registry.static_arguments("aten::add.Tensor") == {}
+    assert registry.static_arguments("aten::pow_.Scalar") == registry.static_arguments("aten::pow.Tensor_Scalar")
+
+
+def test_a_recorded_shape_that_the_rule_does_not_give_is_refused():
+    recording = Recording()
+    x = recording.give(torch.ones(3))
+    (wrong,) = recording.call(aten.neg.default, (x,), {}, [torch.ones(4)])
+    with pytest.raises(InvalidGraph, match=r"aten::neg: its rule gives f32\[3\] where f32\[4\]"):
+        recording.graph([wrong])
+
+
+def test_an_index_out_of_range_raises_torchs_error():
+    x, index = torch.zeros(3), torch.tensor([5])
+    recording, values = record(aten.index.Tensor, (x, [index]), {}, [torch.zeros(1)])
+    with pytest.raises(IndexError, match="index 5 is out of bounds for dimension 0 with size 3"):
+        recording.run(values)
+
+
+def test_powers_of_small_numbers_are_their_own_formulas():
+    x = random((50,), torch.float32)
+    for exponent in (0, 1, 2, 3, -1, -2):
+        exactly(*run_both(aten.pow.Tensor_Scalar, x, exponent))
+    (made,), (expected,) = run_both(aten.pow.Tensor_Scalar, x.abs(), 1.7)
+    torch.testing.assert_close(made, expected, rtol=1e-6, atol=0)
