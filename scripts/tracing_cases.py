@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 ADDITIONS = 100  # in one step of `add`
-LISTED_TENSORS = 120
+LISTED_TENSORS, LIST_OPERATIONS = 120, 8  # as many as an AdamW step has
 
 
 class TiedTransformer(nn.Module):
@@ -86,7 +86,12 @@ def listed_tensors(device) -> tuple[list, list]:
 
 def list_operation(device) -> tuple[Callable, int]:
     values, others = listed_tensors(device)
-    return lambda: torch._foreach_add_(values, others, alpha=0.5), LISTED_TENSORS
+
+    def step():
+        for _ in range(LIST_OPERATIONS):
+            torch._foreach_add_(values, others, alpha=0.5)
+
+    return step, LISTED_TENSORS * LIST_OPERATIONS
 
 
 def adamw_over_a_list(device) -> tuple[Callable, int]:

@@ -215,3 +215,22 @@ def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
     y = y if weight is None else y * _per_channel(weight, len(shape))
     y = y if bias is None else y + _per_channel(bias, len(shape))
     return y, build.reshape(mean, (N, group)), build.reshape(inverse, (N, group))
+
+
+@traces("aten::native_group_norm_backward")
+def native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
+    """As of a layer norm over each group, the weight being one of each channel."""
+    if not x.type.size:
+        return NotImplemented
+    shape, rank = x.shape, len(x.shape)
+    grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)
+    g = grad if weight is None else grad * _per_channel(weight, rank)
+    g, x = build.reshape(g, (N, group, -1)), build.reshape(x, (N, group, -1))
+    mean, rstd = build.unsqueeze(mean, -1), build.unsqueeze(rstd, -1)
+    h = (x - mean) * rstd
+    drift = build.mean_of(g, -1, keepdim=True) + h * build.mean_of(g * h, -1, keepdim=True)
+    dx = build.reshape((g - drift) * rstd, shape)
+    dims = _over_batch(grad)
+    dweight = build.sum_of(grad * build.reshape(h, shape), dims)
+    gradients = (dx, dweight, build.sum_of(grad, dims))
+    return tuple(g if wanted else None for g, wanted in zip(gradients, output_mask))

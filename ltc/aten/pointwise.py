@@ -11,6 +11,7 @@ import torch
 from ltc.aten.promote import (
     common_dtype,
     compute_dtype,
+    float_dtype,
     promote,
     promote_exact,
     promote_factors,
@@ -60,8 +61,7 @@ def real_function(name: str) -> Callable[[Node], Node]:
     function = REAL_FUNCTIONS[name]
 
     def rule(x: Node) -> Node:
-        (x,) = promote_float(x)
-        return function(x)
+        return function(build.cast(x, float_dtype(x)))  # one operation rounds once by itself
 
     return rule
 

@@ -92,7 +92,7 @@ def promote_exact(*operands: Any) -> tuple[Node, ...]:
     return tuple(to_dtype(x, dtype) for x in operands)
 
 
-def _float_dtype(*operands: Any) -> torch.dtype:
+def float_dtype(*operands: Any) -> torch.dtype:
     """What a function of real numbers computes in: integers and bool become the default float."""
     dtype = common_dtype(*operands)
     is_number = dtype.is_floating_point or dtype.is_complex
@@ -101,7 +101,7 @@ def _float_dtype(*operands: Any) -> torch.dtype:
 
 def promote_float(*operands: Any) -> tuple[Node, ...]:
     """The same as `promote`, for a function of real numbers."""
-    dtype = _float_dtype(*operands)
+    dtype = float_dtype(*operands)
     return tuple(_widened(x, dtype) for x in operands)
 
 
@@ -110,7 +110,7 @@ def promote_factors(x: Any, y: Any, real: bool = False) -> tuple[Node, Node]:
 
     real  a quotient: integers become the default float
     """
-    dtype = _float_dtype(x, y) if real else common_dtype(x, y)
+    dtype = float_dtype(x, y) if real else common_dtype(x, y)
     whole = not isinstance(y, Node) or not y.shape
     right = to_dtype(y, compute_dtype(dtype)) if whole else _widened(y, dtype)
     return _widened(x, dtype), right

@@ -47,7 +47,7 @@ def rand(x, dtype=None, *_, results, seed, **__):
     return uniform(seed, results[0].shape, results[0].dtype)
 
 
-@traces("aten::randn", "aten::randn_like", "aten::normal_functional_standard")
+@traces("aten::randn", "aten::randn_like")
 def randn(x, dtype=None, *_, results, seed, **__):
     if not _is_float(results[0]):
         return NotImplemented

@@ -7,22 +7,22 @@ that runs the list.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from ltc.backends.donation import memory_roots, overwrites, writes_last
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.philox import random_bits
-from ltc.errors import InvalidGraph
+from ltc.backends.torch_call import extern
+from ltc.backends.undisturbed import Undisturbed
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.infer import window_extent
 from ltc.ir.node import Node, constant_value
 from ltc.ir.ops import Op
-from ltc.ir.template import Template, fill
 
 aten = torch.ops.aten
 Compute = Callable[..., Any]
@@ -306,97 +306,6 @@ def _barrier(node: Node) -> Compute:
     return lambda x: x
 
 
-# --- extern: torch's own kernel ------------------------------------------------------------------
-
-_random_state = threading.Lock()  # held while the process's default generator is borrowed
-
-
-def overload_named(name: str) -> Any:
-    """The overload of "aten::add.Tensor"; raises AttributeError where this torch lacks it."""
-    namespace, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-
-
-def _extern(node: Node) -> Compute:
-    template: Template = node.attr("template")
-    overload, types = overload_named(template.overload), node.type
-    takes_generator = any(a.name == "generator" for a in overload._schema.arguments)
-
-    def compute(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        operands = tuple(x.contiguous() for x in operands)  # as lazy tensors appear
-        args, kwargs = _arguments(template, operands)
-        if template.seed is None:
-            returned = overload(*args, **kwargs)
-        else:
-            seed = operands[template.seed].item()
-            returned = _call_random(overload, args, kwargs, seed, takes_generator)
-        written = [_argument(args, kwargs, place) for place in template.mutated]
-        found = _tensors(written) + (_tensors(returned) if template.returned else [])
-        kept = [tensor for tensor, present in zip(found, template.present) if present]
-        return tuple(_settled(t, type, operands, template) for t, type in zip(kept, types))
-
-    return compute
-
-
-def _arguments(template: Template, operands: tuple[torch.Tensor, ...]) -> tuple[list, dict]:
-    def value_of(hole):
-        return operands[hole.operand].item() if hole.number else operands[hole.operand]
-
-    args = fill(template.args, value_of)
-    kwargs = {name: fill(argument, value_of) for name, argument in template.kwargs}
-    for place in template.mutated:
-        holder = args if isinstance(place, int) else kwargs
-        holder[place] = _cloned(holder[place])
-    return args, kwargs
-
-
-def _cloned(argument: Any) -> Any:
-    if isinstance(argument, list):
-        return [_cloned(a) for a in argument]
-    return argument if argument is None else argument.clone()
-
-
-def _argument(args: list, kwargs: dict, place: int | str) -> Any:
-    return args[place] if isinstance(place, int) else kwargs[place]
-
-
-def _call_random(overload, args, kwargs, seed: int, takes_generator: bool) -> Any:
-    if takes_generator:
-        generator = torch.Generator().manual_seed(seed)
-        return overload(*args, **{**kwargs, "generator": generator})
-    default = torch.default_generator
-    with _random_state:
-        before = default.get_state()
-        try:
-            default.manual_seed(seed)
-            return overload(*args, **kwargs)
-        finally:
-            default.set_state(before)
-
-
-def _tensors(value: Any) -> list[Any]:
-    """What a call gives, flat; an undefined tensor is None, a number a 0-dim tensor."""
-    if isinstance(value, (list, tuple)):
-        return [t for v in value for t in _tensors(v)]
-    if value is None or isinstance(value, torch.Tensor):
-        return [value]
-    return [torch.tensor(value)]
-
-
-def _settled(tensor, type, operands, template: Template) -> torch.Tensor:
-    """The tensor as a node's result is: of the recorded type, contiguous, sharing no memory."""
-    if tensor is None or tuple(tensor.shape) != type.shape:
-        got = None if tensor is None else list(tensor.shape)
-        raise InvalidGraph(
-            f"{template.overload} was recorded as giving {type} and gave shape {got} on the CPU"
-        )
-    result = tensor.to(type.dtype).resolve_conj().resolve_neg().contiguous()
-    memory = result.untyped_storage().data_ptr()
-    shared = any(memory == x.untyped_storage().data_ptr() for x in operands)
-    return result.clone() if shared or result.untyped_storage().nbytes() > result.nbytes else result
-
-
 # --- the table -----------------------------------------------------------------------------------
 
 COMPUTE: dict[Op, Callable[[Node], Compute]] = {
@@ -497,7 +406,7 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.AVERAGE_POOL: _average_pool,
     ops.AVERAGE_POOL_GRADIENT: _average_pool_gradient,
     ops.RANDOM_BITS: _random_bits,
-    ops.EXTERN: _extern,
+    ops.EXTERN: extern,
     ops.GET: _get,
     ops.BARRIER: _barrier,
 }
@@ -505,9 +414,6 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
 # --- from a graph to a list of steps -------------------------------------------------------------
 
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
-SHARES_MEMORY = frozenset(
-    {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BITCAST, ops.BARRIER}
-)  # the result may be a view of the first operand
 TAKES_OUT = frozenset(
     {ops.ADD, ops.SUB, ops.MUL, ops.DIV, ops.NEG, ops.SQRT, ops.MAXIMUM, ops.MINIMUM, ops.EXP}
 )
@@ -529,87 +435,6 @@ class Step(NamedTuple):
     dead: tuple[int, ...]
     writes: int | None
     origin: Origin | None
-
-
-def _roots(order: list[Node]) -> dict[Node, Node]:
-    """For each node, the one whose memory its value may lie in."""
-    roots: dict[Node, Node] = {}
-    for node in order:
-        roots[node] = roots[node.inputs[0]] if node.op in SHARES_MEMORY else node
-    return roots
-
-
-def _overwrites(graph: Graph, order: list[Node], donated: frozenset[int]) -> dict[Node, Node]:
-    """Output -> the donated input whose buffer it may take: elementwise, same type, made from it."""
-    roots = _roots(order)
-    kept = {roots[output] for output in graph.outputs}
-    free = {n for n in graph.inputs if n.attr("index") in donated and n not in kept}
-    chosen: dict[Node, Node] = {}
-    for output in graph.outputs:
-        if output.op.kind == "elementwise" and not ops.may_fail(output) and output not in chosen:
-            source = _source(output, free)
-            if source is not None:
-                chosen[output] = source
-                free.discard(source)
-    return chosen
-
-
-def _source(output: Node, free: set[Node]) -> Node | None:
-    """The nearest free input of the output's type that elementwise nodes lead to it from."""
-    waiting, seen = [output], set()
-    for node in waiting:
-        for operand in node.inputs:
-            if operand in free and operand.type == output.type:
-                return operand
-            is_new = operand not in seen and operand.op.kind == "elementwise"
-            if is_new and len(seen) < 64:  # an update formula is short; a whole network is not
-                seen.add(operand)
-                waiting.append(operand)
-    return None
-
-
-def _writes_last(order: list[Node], chosen: dict[Node, Node]) -> tuple[list[Node], dict]:
-    """The order with overwriting outputs, and what depends on them, after all that can fail.
-
-    An overwrite that some later node contradicts, by reading the old value or by being able to
-    fail, is dropped.
-    """
-    chosen, roots = dict(chosen), _roots(order)
-    while True:
-        late = _dependants(order, chosen)
-        moved = [n for n in order if n not in late] + [n for n in order if n in late]
-        wrong = _contradicted(moved, late, chosen, roots)
-        if not wrong:
-            return moved, chosen
-        for output in wrong:
-            del chosen[output]
-
-
-def _dependants(order: list[Node], nodes: dict[Node, Node]) -> set[Node]:
-    late: set[Node] = set()
-    for node in order:
-        if node in nodes or any(n in late for n in node.inputs):
-            late.add(node)
-    return late
-
-
-def _contradicted(moved, late, chosen, roots) -> set[Node]:
-    wrong: set[Node] = set()
-    writer_of: dict[Node, Node] = {}  # inputs overwritten so far
-    for node in moved:
-        if node not in late:
-            continue
-        if ops.may_fail(node):
-            return set(chosen)
-        for operand in node.inputs:
-            root = roots[operand]
-            if root in writer_of:
-                wrong.add(writer_of[root])
-            if node in chosen and root is chosen[node] and operand is not root:
-                wrong.add(node)  # it would read through a view what it has written already
-        if node in chosen:
-            writer_of[chosen[node]] = node
-    return wrong
 
 
 def _writing(compute: Compute, op: Op) -> Compute:
@@ -634,14 +459,14 @@ class EagerComputation:
 
     def __init__(self, graph: Graph, donated: frozenset[int]):
         order = schedule(*graph.outputs)
-        order, overwritten = _writes_last(order, _overwrites(graph, order, donated))
+        order, overwritten = writes_last(order, overwrites(graph, order, donated))
         self._slots = {node: slot for slot, node in enumerate(order)}
         self._inputs = [(n.attr("index"), s) for n, s in self._slots.items() if n.op is ops.INPUT]
         self._scalars = [
             (n.attr("slot"), s, n.dtype) for n, s in self._slots.items() if n.op is ops.SCALAR
         ]
         self._start: list[Any] = [None] * len(order)
-        self._outputs = self._ownership(graph.outputs, _roots(order), overwritten)
+        self._outputs = self._ownership(graph.outputs, memory_roots(order), overwritten)
         self._steps = self._make_steps(graph, order, overwritten)
         del self._slots  # the nodes are not needed to launch
 
@@ -684,7 +509,7 @@ class EagerComputation:
         return steps
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        with _Undisturbed():
+        with Undisturbed():
             values = self._start.copy()
             for position, slot in self._inputs:
                 values[slot] = buffers[position]
@@ -719,41 +544,6 @@ class EagerComputation:
     @staticmethod
     def wait(device: int) -> None:
         """A launch returns when it has finished."""
-
-
-class _Undisturbed:
-    """Plain CPU kernels inside, whatever modes the calling thread is in.
-
-    Autocast, dispatch and function modes, functorch levels, a default device and inference mode
-    would all change what a torch call does; one guard replaces the thread's dispatch state.
-    """
-
-    def __enter__(self) -> None:
-        self._guards = [
-            torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED),
-            torch._C.DisableTorchFunction(),
-        ]
-        if torch.is_inference_mode_enabled():
-            self._guards.append(torch.inference_mode(False))
-        for guard in self._guards:
-            guard.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(None, None, None)
-
-
-def _key_set(*names: str) -> Any:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
-    for name in names[1:]:
-        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    return keys
-
-
-_INCLUDED = _key_set("BackendSelect")
-_EXCLUDED = _key_set(
-    "AutogradCPU", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView", "AutocastCPU"
-)
 
 
 class EagerBackend:

@@ -95,15 +95,26 @@ def _patch_queues() -> None:
     def reduce_tensor(tensor):
         if not is_lazy(tensor):
             return original(tensor)
-        arguments = (host_tensor(tensor.detach()).clone(), str(tensor.device), tensor.requires_grad)
-        return (_restore_parameter if type(tensor) is torch.nn.Parameter else restore), arguments
+        plain = host_tensor(tensor.detach())
+        # by value: torch would send a handle of the copy's memory, which is freed at once
+        content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        is_parameter = type(tensor) is torch.nn.Parameter
+        return _restore_bytes, (
+            content, plain.dtype, tuple(plain.shape), str(tensor.device), tensor.requires_grad,
+            is_parameter,
+        )
 
     for kind in (*torch._tensor_classes, torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, reduce_tensor)
 
 
-def _restore_parameter(plain: torch.Tensor, device: str, requires_grad: bool):
-    return torch.nn.Parameter(restore(plain, device, False), requires_grad)
+def _restore_bytes(content, dtype, shape, device, requires_grad, is_parameter):
+    """The lazy tensor that another process sent."""
+    plain = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    tensor = restore(plain.reshape(shape), device, False)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
 
 
 # --- storages ---------------------------------------------------------------------------------

@@ -169,8 +169,15 @@ def like(operand: Any, other: Node) -> Node:
 
 def paired(x: Any, y: Any) -> tuple[Node, Node]:
     """Two operands of a formula, a number among them in the dtype of the tensor beside it."""
-    anchor = y if not isinstance(x, Node) or isinstance(y, Node) and is_number(x) else x
+    if isinstance(x, Node) and isinstance(y, Node) and x.type.dtype == y.type.dtype:
+        return x, y
+    anchor = max((n for n in (x, y) if isinstance(n, Node)), key=_fixes_dtype)
     return like(x, anchor), like(y, anchor)
+
+
+def _fixes_dtype(operand: Node) -> tuple[bool, bool]:
+    """A tensor before a number, a float before an integer."""
+    return not is_number(operand), operand.dtype.is_floating_point
 
 
 def attr_text(value: Any) -> str:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 import case_runner  # noqa: E402
 import fuzz_callables  # noqa: E402
 
-STRIDE = 8
+STRIDE = 24
 SEED = int(os.environ.get("FUZZ_SEED", datetime.date.today().toordinal()))
 
 

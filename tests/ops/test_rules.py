@@ -1,7 +1,13 @@
 """Each overload's rule against torch's own kernel: pointwise exact, the rest to some roundings."""
 
+import contextlib
+import itertools
+import random as random_module
+
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves
 
 from ltc.aten import registry
 from ltc.errors import InvalidGraph
@@ -291,3 +297,32 @@ def test_powers_of_small_numbers_are_their_own_formulas():
         exactly(*run_both(aten.pow.Tensor_Scalar, x, exponent))
     (made,), (expected,) = run_both(aten.pow.Tensor_Scalar, x.abs(), 1.7)
     torch.testing.assert_close(made, expected, rtol=1e-6, atol=0)
+
+
+def opinfo_samples(info, dtype, count=3):
+    """(sample, whether to differentiate) for the first samples of an OpInfo entry."""
+    if dtype not in info.supported_dtypes("cpu"):
+        return
+    differentiate = dtype == torch.float64 and info.supports_autograd
+    samples = info.sample_inputs("cpu", dtype, requires_grad=differentiate)
+    yield from ((s, differentiate) for s in itertools.islice(samples, count))
+
+
+def run_sample(info, sample, differentiate):
+    out = info(sample.input, *sample.args, **sample.kwargs)
+    leaves = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if differentiate and leaves:
+        sum(t.abs().sum() for t in leaves).backward()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_rules_that_samples_of_torchs_own_tests_reach_equal_eager(part):
+    seed = random_module.randrange(10**6)
+    chosen = random_module.Random(seed).sample(op_db, 12)
+    mode = CheckingMode(compare)
+    for info in chosen:
+        for dtype in (torch.float64, torch.float32, torch.int64, torch.bool):
+            for sample, differentiate in opinfo_samples(info, dtype):
+                with mode, contextlib.suppress(Exception):  # an entry that fails in eager too
+                    run_sample(info, sample, differentiate)
+    assert mode.failures == [], f"seed {seed}, {[info.name for info in chosen]}"

@@ -28,8 +28,8 @@ def test_a_chain_of_200_000_operations_records_runs_and_is_freed():
     with config.override(LTC_MAX_PENDING_NODES=10**9):
         x = torch.zeros((), device="ltc")
         for _ in range(200_000):
-            x = x + 1
-        assert x.item() == 200_000
+            x = x.cos()
+        assert abs(x.item() - 0.7390851) < 1e-6  # the number that is its own cosine
     del x
     gc.collect()
     assert torch.ones(2, device="ltc").sum().item() == 2

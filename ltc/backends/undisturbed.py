@@ -1,0 +1,42 @@
+"""Torch calls that do what they say, whatever the calling thread has switched on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def _key_set(*names: str) -> Any:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
+    for name in names[1:]:
+        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    return keys
+
+
+_INCLUDED = _key_set("BackendSelect")
+_EXCLUDED = _key_set(
+    "AutogradCPU", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView", "AutocastCPU"
+)
+
+
+class Undisturbed:
+    """Plain CPU kernels inside, whatever modes the calling thread is in.
+
+    Autocast, dispatch and function modes, functorch levels, a default device and inference mode
+    would all change what a torch call does; one guard replaces the thread's dispatch state.
+    """
+
+    def __enter__(self) -> None:
+        self._guards = [
+            torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED),
+            torch._C.DisableTorchFunction(),
+        ]
+        if torch.is_inference_mode_enabled():
+            self._guards.append(torch.inference_mode(False))
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(None, None, None)
