@@ -7,9 +7,9 @@
 Every public callable of torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.fft and
 torch.special is called 20 times in a process of its own.  Most draws are a valid sample of
 PyTorch's operator table, where it has one, with at most one argument changed; the others are put
-together from the signature or from nothing.  Results are read.  Exceptions are fine; death by a signal is
-the failure.  A callable that ends its process has the same draws once more on the CPU: where those
-end it too the fault is eager PyTorch's own, listed but not counted.
+together from the signature or from nothing.  Results are read.  Exceptions are fine; death by a
+signal is the failure.  A callable that ends its process has the same draws once more on the CPU:
+where those end it too the fault is eager PyTorch's own, listed but not counted.
 """
 
 from __future__ import annotations

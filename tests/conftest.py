@@ -4,6 +4,8 @@ import contextlib
 import os
 
 os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before it
+# The tensors here are tiny: on shared cores, threads would wait for each other longer than they work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LTC_CHECK", "1")  # every graph is verified between passes
 
 import random

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ltc.aten.schema import optional_tensors
 from ltc.ir import build, ops
 from ltc.ir.node import Node, is_number, make
 from ltc.ir.template import Hole, Template
@@ -19,11 +20,11 @@ class _Holes:
     def __init__(self) -> None:
         self.operands: list[Node] = []
 
-    def template(self, argument: Any) -> Any:
+    def template(self, argument: Any, as_tensor: bool = False) -> Any:
         if isinstance(argument, Node):
             if argument not in self.operands:
                 self.operands.append(argument)
-            return Hole(self.operands.index(argument), is_number(argument))
+            return Hole(self.operands.index(argument), is_number(argument) and not as_tensor)
         if isinstance(argument, (list, tuple)):
             return tuple(self.template(a) for a in argument)
         if isinstance(argument, torch.device):
@@ -44,8 +45,9 @@ def extern(
 ) -> tuple[Node | None, ...]:
     """One node for each of `results`, computed by the overload; None where the result is None."""
     holes = _Holes()
-    filled = tuple(holes.template(a) for a in args)
-    named = tuple((name, holes.template(a)) for name, a in sorted((kwargs or {}).items()))
+    tensors = optional_tensors(overload)
+    filled = tuple(holes.template(a, i in tensors) for i, a in enumerate(args))
+    named = tuple((k, holes.template(a, k in tensors)) for k, a in sorted((kwargs or {}).items()))
     seed_operand = None
     if seed is not None:
         seed_operand = holes.template(seed).operand

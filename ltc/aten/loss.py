@@ -76,7 +76,7 @@ LEAST_LOG = -100.0
 
 @traces("aten::binary_cross_entropy")
 def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
-    x, target, weight = promote(x, target, weight) if weight is not None else (*promote(x, target), None)
+    x, target, weight = promote(x, target, weight)
     lowest = like(LEAST_LOG, x)
     log_x = build.maximum(build.log(x), lowest)
     log_rest = build.maximum(build.log1p(-x), lowest)
@@ -111,7 +111,7 @@ def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, re
 
 
 def _class_dim(x: Node) -> int:
-    """[C], [N, C] and [N, C, H, W] hold the classes in their second dimension, or their only one."""
+    """[N, C] and [N, C, H, W] hold the classes in their second dimension, [C] in its only one."""
     return 0 if len(x.shape) == 1 else 1
 
 

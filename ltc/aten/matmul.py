@@ -1,4 +1,4 @@
-"""Rules of matrix and vector products.  Letters: B batch, M rows, N columns, K the summed extent."""
+"""Rules of matrix and vector products.  Letters: M rows, N columns, K the summed extent."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def native_layer_norm(x, normalized_shape, weight, bias, eps):
 def native_layer_norm_backward(
     grad, x, normalized_shape, mean, rstd, weight, bias, output_mask
 ):
-    """With h the normalized x and g the gradient of h: dx = rstd * (g - mean(g) - h * mean(g * h))."""
+    """With h the normalized x, g its gradient: dx = rstd * (g - mean(g) - h * mean(g * h))."""
     if not x.type.size:
         return NotImplemented
     grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)

@@ -35,7 +35,9 @@ def _unless(found_inf: Node | None, new: Node, old: Node) -> Node:
     return where(skipped, old, build.cast(new, old.dtype))
 
 
-def _adam_step(p, grad, m, v, v_max, step, lr, beta1, beta2, weight_decay, eps, maximize, decoupled):
+def _adam_step(
+    p, grad, m, v, v_max, step, lr, beta1, beta2, weight_decay, eps, maximize, decoupled
+):
     """(parameter, first moment, second moment, its maximum).  Source: arXiv:1412.6980, algorithm 1;
     the decoupled decay: arXiv:1711.05101, algorithm 2."""
     dtype = p.dtype

@@ -508,9 +508,8 @@ for _name, _op in {
     "bitwise_right_shift": ops.SHIFT_RIGHT,
 }.items():
     _scalar_form = "Tensor_Scalar" if "shift" in _name else "Scalar"
-    traces(f"aten::{_name}.Tensor", f"aten::{_name}.{_scalar_form}", f"aten::{_name}.Scalar_Tensor")(
-        _on_bits(_op)
-    )
+    for _variant in ("Tensor", _scalar_form, "Scalar_Tensor"):
+        traces(f"aten::{_name}.{_variant}")(_on_bits(_op))
 
 for _name, _op in {"and": ops.AND, "or": ops.OR, "xor": ops.XOR}.items():
     traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_on_bits(_op))
@@ -519,7 +518,9 @@ for _name, _op in {"lshift": ops.SHIFT_LEFT, "rshift": ops.SHIFT_RIGHT}.items():
     traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_on_bits(_op))
 
 
-@traces("aten::where.self", "aten::where.ScalarSelf", "aten::where.ScalarOther", "aten::where.Scalar")
+@traces(
+    "aten::where.self", "aten::where.ScalarSelf", "aten::where.ScalarOther", "aten::where.Scalar"
+)
 def where_rule(condition, x, y):
     x, y = promote_exact(x, y)
     return where(_as_bool(condition), x, y)

@@ -160,7 +160,7 @@ def cumprod(x, dim, dtype=None, *, results):
 
 
 def _moments(x: Node, dim: Any, correction: Any, keepdim: bool) -> tuple[Node, Node]:
-    """(variance, mean): the squared distances from the mean, over their number less `correction`."""
+    """(variance, mean): squared distances from the mean, over their number less `correction`."""
     x = build.cast(x, compute_dtype(x.dtype))
     mean = build.mean_of(x, dim, keepdim=True)
     distance = x - mean

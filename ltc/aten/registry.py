@@ -11,10 +11,10 @@ import torch
 
 from ltc.aten.call import Call, Scalar, Value
 from ltc.aten.extern import extern
+from ltc.aten.schema import schema_of
 from ltc.errors import InvalidGraph, Unsupported
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
-from ltc.ir.infer import broadcast
 from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import TensorType
 
@@ -72,16 +72,6 @@ def _add(overload: str, rule: Rule) -> None:
     RULES[overload] = rule
 
 
-@functools.cache
-def schema_of(overload: str) -> Any:
-    """The overload's schema, or None where this torch has no such overload."""
-    name, _, variant = overload.partition(".")
-    try:
-        return torch._C._get_schema(name, variant)
-    except RuntimeError:
-        return None
-
-
 # --- in-place and out forms ----------------------------------------------------------------------
 
 
@@ -124,7 +114,7 @@ def _signature(schema: Any) -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def static_arguments(overload: str) -> dict[str, frozenset | None]:
-    """Scalar arguments whose value is part of the graph: name -> the values that are, None for all."""
+    """Scalar arguments whose value is part of the graph: name -> those values, None for all."""
     rule = rule_of(overload)
     found = dict(rule.static) if rule is not None else {}
     found.update(SHAPE_ARGUMENTS.get(overload.partition(".")[0].removesuffix("_"), {}))
@@ -261,7 +251,9 @@ def _functional_kwargs(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in kwargs.items() if k not in outs and k not in PLACEMENT}
 
 
-PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
+PLACEMENT = frozenset(
+    {"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"}
+)
 
 
 def _flat(made: Any) -> Iterable[Node | None]:
@@ -310,4 +302,4 @@ def _settled(node: Node | None, type: TensorType | None, name: str) -> Node | No
     return build.cast(node, type.dtype)
 
 
-__all__ = ["RULES", "SKIPPED", "broadcast", "expand", "rule_of", "static_arguments", "traces"]
+__all__ = ["RULES", "SKIPPED", "expand", "rule_of", "static_arguments", "traces"]

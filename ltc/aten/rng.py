@@ -13,7 +13,6 @@ import torch
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
-from ltc.ir.build import where
 from ltc.ir.node import Node, like
 
 # Bits of a uniform number: as many as the dtype's significand holds.
@@ -134,7 +133,7 @@ def integers(seed: Node, shape: Any, low: Any, high: Any) -> Node:
 
 @traces("aten::randint", "aten::randint_like")
 def randint(first, second, *_, results, seed, **__):
-    """`first` is the size and `second` the limit in one overload, the other way round in the other."""
+    """The limit is the first argument, or the second, after a tensor of the size."""
     high = first if isinstance(second, (list, tuple)) else second
     return integers(seed, results[0].shape, 0, high)
 

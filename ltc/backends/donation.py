@@ -28,7 +28,7 @@ def memory_roots(order: list[Node]) -> dict[Node, Node]:
 
 
 def overwrites(graph: Graph, order: list[Node], donated: frozenset[int]) -> dict[Node, Node]:
-    """Output -> the donated input whose buffer it may take: elementwise, same type, made from it."""
+    """Elementwise output -> the donated input of its type, that it is made from, to write over."""
     roots = memory_roots(order)
     kept = {roots[output] for output in graph.outputs}
     free = {n for n in graph.inputs if n.attr("index") in donated and n not in kept}

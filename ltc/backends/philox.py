@@ -48,7 +48,7 @@ def random_words(seed: int, count: int, stream: int) -> np.ndarray:
 
 
 def random_bits(seed: int, count: int, bits: int, stream: int) -> np.ndarray:
-    """`count` int64 below 2**bits: the top bits of word i, or of words 2i (low) and 2i + 1 (high)."""
+    """`count` int64 below 2**bits: the top bits of word i, or of words 2i (low), 2i + 1 (high)."""
     if bits <= 32:
         return (random_words(seed, count, stream) >> np.uint64(32 - bits)).astype(np.int64)
     low, high = random_words(seed, 2 * count, stream).reshape(count, 2).T

@@ -187,7 +187,8 @@ def put(base: TensorType, index: TensorType, new: TensorType, *, dim, mode) -> T
 
 
 def gather(x: TensorType, index: TensorType, *, dim) -> TensorType:
-    _need(index.dtype == torch.int64 and index.rank == x.rank, "gather needs i64 of x's rank", x, index)
+    is_index = index.dtype == torch.int64 and index.rank == x.rank
+    _need(is_index, "gather needs i64 of the operand's rank", x, index)
     fits = all(n <= extent for d, (n, extent) in enumerate(zip(index.shape, x.shape)) if d != dim)
     _need(fits and 0 <= dim < x.rank, f"gather along {dim}: the index is too large", x, index)
     return TensorType(x.dtype, index.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +103,17 @@ class Node:
 
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+# Reentrant: the collector may run while a node is added, and a finaliser may make nodes.
+_adding = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _adding
+    _adding = threading.RLock()
+
+
+# A child of fork would otherwise wait for a thread that only its parent has.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def make(op: Op, *inputs: Node, **attrs: Any) -> Node:
@@ -113,8 +126,9 @@ def make(op: Op, *inputs: Node, **attrs: Any) -> Node:
     key = (op, inputs, pairs, tuple([value.__class__ for _, value in pairs]))
     node = _interned.get(key)
     if node is None:
-        node = Node(op, inputs, pairs, _infer(op, inputs, attrs))
-        node = _interned.setdefault(key, node)  # another thread may have won the race
+        made = Node(op, inputs, pairs, _infer(op, inputs, attrs))
+        with _adding:
+            node = _interned.setdefault(key, made)  # another thread may have won the race
     return node
 
 
@@ -133,7 +147,7 @@ def constant(value: float | int | bool | complex, dtype: torch.dtype) -> Node:
 
 
 def _in_kind(value: Any, dtype: torch.dtype) -> Any:
-    """`value` as the Python type that `dtype` holds, so that 1 and 1.0 of one dtype are one node."""
+    """`value` as what `dtype` holds, so that 1 and 1.0 of one dtype are one node."""
     if dtype.is_complex:
         return complex(value)
     if dtype.is_floating_point:

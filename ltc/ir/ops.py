@@ -139,7 +139,7 @@ RESHAPE = _op("reshape", infer.reshape, "view")  # shape
 FLIP = _op("flip", infer.flip, "view")  # dims
 PAD = _op("pad", infer.pad, "pad")  # (x, value) low, high
 CONCAT = _op("concat", infer.concat, "concat")  # dim
-INSERT = _op("insert", infer.insert, "insert")  # (base, new) starts, steps: a strided slice replaced
+INSERT = _op("insert", infer.insert, "insert")  # (base, new) starts, steps: replaces a slice
 
 # Indices that are data.  Each may fail: an index outside its dimension.
 TAKE = _op("take", infer.take, "gather")  # (x, index) dim: x[:, index] for dim 1
@@ -161,7 +161,7 @@ MAX_POOL_GRADIENT = _op("max_pool_gradient", infer.max_pool_gradient, "window") 
 AVERAGE_POOL = _op("average_pool", infer.shaped, "window")  # also: count_padding, divisor or 0
 AVERAGE_POOL_GRADIENT = _op("average_pool_gradient", infer.shaped, "window")
 
-# Element i of stream s: bits of Philox4x32-10 keyed by the seed, from the counter that i and s make.
+# Element i of stream s: Philox4x32-10 keyed by the seed, of the counter that i and s make.
 RANDOM_BITS = _op("random_bits", infer.random_bits, "random")  # (seed) shape, bits, stream
 
 EXTERN = _op("extern", infer.extern, "extern")  # template, results: torch's own CPU kernel

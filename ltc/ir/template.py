@@ -31,7 +31,9 @@ class Template:
     Equal where the text is equal, so 1 and True are different arguments.
     """
 
-    def __init__(self, overload, args, kwargs=(), mutated=(), returned=True, present=(True,), seed=None):
+    def __init__(
+        self, overload, args, kwargs=(), mutated=(), returned=True, present=(True,), seed=None
+    ):
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.present, self.seed = mutated, returned, present, seed
 

@@ -14,7 +14,7 @@ from ltc.passes.simplify import simplify
 
 @dataclass(frozen=True)
 class Pass:
-    """A function from graph to graph, its name in metrics and dumps, and why it is worth its time."""
+    """A function from graph to graph, its name in metrics and dumps, why it is worth its time."""
 
     name: str
     run: Callable[[Graph], Graph]

@@ -112,7 +112,7 @@ def writes_of(overload, args, kwargs):
 
 
 def results_in_eager(overload, args, kwargs) -> list:
-    """What the call gives on the CPU, in the order of `Call.results`, on copies of the arguments."""
+    """What the call gives on copies of its arguments, in the order of `Call.results`."""
     args, kwargs = tree_map(_copy, (list(args), dict(kwargs)))
     made = overload(*args, **kwargs)
     mutated, returned = writes_of(overload, args, kwargs)
@@ -190,10 +190,16 @@ class CheckingMode(TorchDispatchMode):
                     self.compare(name, mine, theirs)
         except Exception as error:
             notes = " | ".join(getattr(error, "__notes__", []))
-            shapes = tree_map(lambda t: f"{t.dtype}{list(t.shape)}" if isinstance(t, torch.Tensor) else t, (args, kwargs))
-            self.failures.append((name, f"{type(error).__name__}: {error} {notes} {shapes}"))
+            operands = tree_map(_type_text, (args, kwargs))
+            self.failures.append((name, f"{type(error).__name__}: {error} {notes} {operands}"))
 
 
+def _type_text(value):
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else value
+
+
+# Formulas of at most some tens of roundings; low precision computes in float32 and rounds once or
+# twice where eager's kernels round elsewhere.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 

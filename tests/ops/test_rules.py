@@ -50,9 +50,10 @@ def test_arithmetic_and_comparison_are_bit_equal_to_eager(packet, dtype):
 @pytest.mark.parametrize("number", (2, 0.1, True, -1e-3, 1e30))
 def test_numbers_are_bit_equal_to_eager(dtype, number):
     x = random((257,), dtype)
-    for overload in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.lt.Scalar):
-        if overload is aten.sub.Tensor and number is True:
-            continue  # torch refuses it
+    tensor_forms = [packet.Tensor for packet in (aten.add, aten.mul, aten.div)]
+    if number is not True:  # torch refuses to subtract it
+        tensor_forms.append(aten.sub.Tensor)
+    for overload in (*tensor_forms, aten.lt.Scalar):
         exactly(*run_both(overload, x, number))
     exactly(*run_both(aten.sqrt.default, x.abs()))
 
@@ -72,7 +73,8 @@ def test_promotion_is_torchs(first, second):
 def test_in_place_and_out_forms_use_the_functional_rule():
     assert registry.rule_of("aten::add_.Tensor") is registry.rule_of("aten::add.Tensor")
     assert registry.rule_of("aten::add.out") is registry.rule_of("aten::add.Tensor")
-    assert registry.rule_of("aten::_foreach_add_.List") is registry.rule_of("aten::_foreach_add.List")
+    of_lists = registry.rule_of("aten::_foreach_add.List")
+    assert registry.rule_of("aten::_foreach_add_.List") is of_lists is not None
     x = random((3, 4), torch.float32)
     exactly(*run_both(aten.add_.Tensor, x, random((4,), torch.float64)))
     exactly(*run_both(aten.mul_.Tensor, x, 3))
@@ -108,7 +110,10 @@ CHAINS = [
     [(aten.slice.Tensor, (1, 1, 6, 2))],
     [(aten.slice.Tensor, (0, -3, None))],
     [(aten.transpose.int, (0, 1)), (aten.slice.Tensor, (0, 1, 5)), (aten.select.int, (1, -1))],
-    [(aten.view.default, ([2, 2, 6],)), (aten.permute.default, ([2, 0, 1],)), (aten.select.int, (0, 3))],
+    [
+        (aten.view.default, ([2, 2, 6],)), (aten.permute.default, ([2, 0, 1],)),
+        (aten.select.int, (0, 3)),
+    ],
     [(aten.split.Tensor, (2, 1), 2)],
     [(aten.split_with_sizes.default, ([1, 2, 3], 1), 1), (aten.t.default, ())],
     [(aten.unbind.int, (0,), 2), (aten.slice.Tensor, (0, 2, 4))],
@@ -162,7 +167,9 @@ CASES = {
         random((2, 3, 7, 7), torch.float64).requires_grad_(), 3, 2, 1, ceil_mode=True
     ),
     "gelu": lambda f: f.gelu(random((50,), torch.float64).requires_grad_()),
-    "gelu_tanh": lambda f: f.gelu(random((50,), torch.float64).requires_grad_(), approximate="tanh"),
+    "gelu_tanh": lambda f: f.gelu(
+        random((50,), torch.float64).requires_grad_(), approximate="tanh"
+    ),
     "embedding": lambda f: f.embedding(
         torch.tensor([[1, 2], [2, 0]]), random((4, 3), torch.float64).requires_grad_(), 2
     ),
@@ -197,7 +204,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_an_optimizer_step_equals_eager(make):
-    parameters = [random((3, 4), torch.float64).requires_grad_(), random((), torch.float64).requires_grad_()]
+    parameters = [random(shape, torch.float64).requires_grad_() for shape in ((3, 4), ())]
     optimizer, mode = make(parameters), CheckingMode(compare)
     for step in range(2):
         for p in parameters:
@@ -264,16 +271,18 @@ def test_a_missing_overload_is_skipped_and_a_second_rule_refused():
     assert "aten::no_such_overload.at_all" in registry.SKIPPED
     assert "aten::no_such_overload.at_all" not in registry.RULES
     registry.SKIPPED.remove("aten::no_such_overload.at_all")
-    with pytest.raises(ValueError, match=r"aten::relu has two rules: .*activation.py:\d+ and .*test_rules"):
+    both_places = r"aten::relu has two rules: .*activation.py:\d+ and .*test_rules"
+    with pytest.raises(ValueError, match=both_places):
         registry.traces("aten::relu")(nothing)
 
 
 def test_static_arguments_are_those_that_change_the_formula():
-    assert registry.static_arguments("aten::pow.Tensor_Scalar")["exponent"] >= {-1, 0.5, 2}
-    assert registry.static_arguments("aten::arange.start_step") == dict.fromkeys(("start", "end", "step"))
-    assert registry.static_arguments("aten::var.correction") == {"correction": None}
-    assert registry.static_arguments("aten::add.Tensor") == {}
-    assert registry.static_arguments("aten::pow_.Scalar") == registry.static_arguments("aten::pow.Tensor_Scalar")
+    static = registry.static_arguments
+    assert static("aten::pow.Tensor_Scalar")["exponent"] >= {-1, 0.5, 2}
+    assert static("aten::arange.start_step") == dict.fromkeys(("start", "end", "step"))
+    assert static("aten::var.correction") == {"correction": None}
+    assert static("aten::add.Tensor") == {}
+    assert static("aten::pow_.Scalar") == static("aten::pow.Tensor_Scalar")
 
 
 def test_a_recorded_shape_that_the_rule_does_not_give_is_refused():
@@ -326,3 +335,10 @@ def test_rules_that_samples_of_torchs_own_tests_reach_equal_eager(part):
                 with mode, contextlib.suppress(Exception):  # an entry that fails in eager too
                     run_sample(info, sample, differentiate)
     assert mode.failures == [], f"seed {seed}, {[info.name for info in chosen]}"
+
+
+def test_a_number_for_an_optional_tensor_reaches_torchs_kernel():
+    x = random((3, 3), torch.float64)
+    overload, expected = aten.linalg_pinv.atol_rtol_tensor, torch.linalg.pinv(x)
+    recording, values = record(overload, (x,), {"atol": 0.0, "rtol": 1e-15}, [expected])
+    compare("pinv", *recording.run(values), expected)

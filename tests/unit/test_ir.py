@@ -153,3 +153,19 @@ def test_a_missing_row_is_named():
     assert not lowering.supports(x)
     with pytest.raises(Unsupported, match="neg giving .* has no row"):
         LoweringContext(lowering, {x: 1}).lower(-x)
+
+
+def test_threads_that_make_the_same_nodes_share_them():
+    barrier, made = threading.Barrier(4), []
+
+    def run():
+        for i in range(300):
+            barrier.wait()
+            made.append((i, given(3, index=1000 + i)))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(x) for _, x in made}) == 300

@@ -46,7 +46,8 @@ def test_what_reads_the_old_value_runs_before_the_write():
     computation = compiled([p], [p + 1, build.sum_of(p * p)], donated=[0])
     buffer = torch.full((3,), 2.0)
     new, squares = computation.launch([buffer], [])
-    assert squares.item() == 12 and new.tolist() == [3, 3, 3] and new.data_ptr() == buffer.data_ptr()
+    assert squares.item() == 12 and new.tolist() == [3, 3, 3]
+    assert new.data_ptr() == buffer.data_ptr()
 
 
 def test_a_buffer_is_not_donated_where_a_view_of_it_is_read_by_the_write():
@@ -156,5 +157,6 @@ def test_half_a_backend_is_told_what_it_lacks():
             return ()
 
     BackendRegistrar.register("half-for-this-test", Half)
-    with pytest.raises(TypeError, match="Half is not a BackendImplInterface: it lacks target, compile"):
+    what_it_lacks = "Half is not a BackendImplInterface: it lacks target, compile"
+    with pytest.raises(TypeError, match=what_it_lacks):
         BackendRegistrar.get("half-for-this-test")
