@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = (
     ("rule", "ltc/aten/*.py", r'[":_]{name}(_?["."]|_?\.[A-Za-z_]+")'),
     ("row", "ltc/ir/ops.py", r'\("{name}"|^{upper} ='),
+    ("type rule", "ltc/ir/infer.py", r"^def {name}_?\("),
     ("identity", "ltc/passes/*.py", r"\bops\.{upper}:"),
     ("meaning", "ltc/backends/eager.py", r"\bops\.{upper}:"),
     ("instruction", "ltc/llvm/*.py", r"\bops\.{upper}\b"),

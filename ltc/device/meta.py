@@ -6,7 +6,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from ltc.aten.call import Scalar, Value
+from ltc.aten.registry import has_rule
 from ltc.debug import metrics
+from ltc.device import probe
 
 Types = tuple  # ((shape, dtype) or None, …)
 
@@ -50,6 +52,13 @@ def _infer(overload, args, kwargs, mutated, returned) -> Types:
     if overload in _without_meta:
         raise NoTypes(f"{overload} has no Meta kernel")
     metrics.count("MetaInference")
+    types = _by_meta(overload, args, kwargs, mutated, returned)
+    if not probe.is_small([*args, *kwargs.values()], types):
+        return types
+    return _by_probe(overload, args, kwargs, mutated, returned, types)
+
+
+def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     twins: dict[Value, torch.Tensor] = {}
     meta_args = [_twin(argument, twins) for argument in args]
     meta_kwargs = {name: _twin(argument, twins) for name, argument in kwargs.items()}
@@ -61,9 +70,24 @@ def _infer(overload, args, kwargs, mutated, returned) -> Types:
         raise NoTypes(str(error)) from error
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         raise NoTypes(str(error)) from error
+    return _types_of(result, meta_args, meta_kwargs, mutated, returned)
+
+
+def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:
+    """The CPU kernel's own answer; the Meta kernel's where a rule, not that kernel, will run."""
+    try:
+        found = probe.run_on_stand_ins(overload, args, kwargs, mutated)
+    except NotImplementedError:
+        return by_meta
+    except probe.Refused as error:
+        raise NoTypes(str(error)) from error
+    return by_meta if has_rule(overload.name()) else _types_of(*found, mutated, returned)
+
+
+def _types_of(result, args, kwargs, mutated, returned) -> Types:
     types: list = []
     for name in mutated:
-        _collect(meta_args[name] if isinstance(name, int) else meta_kwargs[name], types)
+        _collect(args[name] if isinstance(name, int) else kwargs[name], types)
     if returned:
         _collect(result, types)
     return tuple(types)
