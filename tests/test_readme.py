@@ -1,47 +1,119 @@
-"""Every Python block of the README and of the docs runs, page by page, as a reader would run it."""
+"""The README and the docs are true: their Python runs, and prints what they say it prints.
 
-import contextlib
-import io
+A page is run in a process of its own, block after block, as a reader would type it.  Blocks are
+marked by language:
+
+    python         runs; the names of earlier blocks of the page are there
+    output         what the block before it prints; "..." stands for any text, as in doctest
+    console        lines after "$ " are run from the checkout's root; the others are their output
+    python norun   shows what can not run here
+"""
+
+import doctest
+import importlib
+import inspect
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from ltc import config
+
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^(?P<indent>[ ]*)```(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=indent)```", re.M | re.S)
+BLOCK = re.compile(
+    r"^(?P<indent>[ ]*)```(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=indent)```", re.M | re.S
+)
+LINK = re.compile(r"\]\((?!https?:|#)(?P<target>[^)#\s]+)(#[^)\s]*)?\)")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 PAGES = [page for page in PAGES if page.exists()]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+# Runs [[line, code], ...] from stdin; writes what each printed, as JSON.
+RUNNER = """
+import contextlib, io, json, sys
+names, printed = {"__name__": "page"}, []
+for line, code in json.load(sys.stdin):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        # Blank lines in front make a traceback point into the page itself.
+        exec(compile("\\n" * (line - 1) + code, sys.argv[1], "exec"), names)
+    printed.append(said.getvalue())
+json.dump(printed, sys.stdout)
+"""
 
 
-def python_blocks(page: Path) -> list[tuple[int, str]]:
-    """(line of its first statement, code) of each block marked as Python.
-
-    A block marked "python norun" shows what can not run here, such as a vendor's own device.
-    """
+def blocks(page: Path, *languages: str) -> list[tuple[int, str, str]]:
+    """(line of its first statement, language, text) of each block in one of the languages."""
     text = page.read_text()
     return [
-        (text.count("\n", 0, match.start("body")) + 1, match["body"])
+        (text.count("\n", 0, match.start("body")) + 1, match["language"].strip(), match["body"])
         for match in BLOCK.finditer(text)
-        if match["language"].strip() == "python"
+        if match["language"].strip() in languages
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
-    """Blocks of one page share their names, and what they save lands in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    names = {"__name__": "page"}
-    for line, code in python_blocks(page):
-        # Blank lines in front make a traceback point into the page itself.
-        program = compile("\n" * (line - 1) + code, str(page), "exec")
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(program, names)
+def printed_by(page: Path, code: list[tuple[int, str]], folder: Path) -> list[str]:
+    """What each block prints; what they save lands in `folder`."""
+    # A reader's process has the defaults, not what the tests are run with.
+    environment = {n: v for n, v in os.environ.items() if not n.startswith(("LTC_", "XRT_"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, str(page.relative_to(ROOT))],
+        input=json.dumps(code), capture_output=True, text=True, cwd=folder, env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def difference(expected: str, printed: str) -> str:
+    """How `printed` differs from what the page shows; "" where it does not."""
+    checker, options = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.REPORT_NDIFF
+    if checker.check_output(expected, printed, options):
+        return ""
+    return checker.output_difference(doctest.Example("", expected), printed, options)
+
+
+@every_page
+def test_the_blocks_of_a_page_run_and_print_what_it_says(page, tmp_path):
+    found = blocks(page, "python", "output")
+    printed = iter(printed_by(page, [(n, text) for n, kind, text in found if kind == "python"], tmp_path))
+    wrong, latest = [], None
+    for line, kind, text in found:
+        if kind == "python":
+            latest = next(printed)
+        elif said := difference(text, latest):
+            wrong.append(f"{page.relative_to(ROOT)}:{line}\n{said}")
+    assert not wrong, "\n".join(wrong)
+
+
+@every_page
+def test_the_commands_of_a_page_print_what_it_says(page):
+    wrong = []
+    for line, _, text in blocks(page, "console"):
+        for command, expected in re.findall(r"^\$ ([^\n]*)\n((?:(?!\$ ).*\n)*)", text, re.M):
+            words = shlex.split(command)
+            words[0] = sys.executable if words[0] == "python" else words[0]
+            done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+            if said := difference(expected, done.stdout):
+                wrong.append(f"{page.relative_to(ROOT)}:{line}: {command}\n{said}{done.stderr}")
+    assert not wrong, "\n".join(wrong)
+
+
+@every_page
+def test_the_links_of_a_page_lead_somewhere(page):
+    missing = [m["target"] for m in LINK.finditer(page.read_text()) if not (page.parent / m["target"]).exists()]
+    assert not missing
 
 
 def test_the_readme_is_one_screen_and_has_an_example():
     readme = ROOT / "README.md"
     assert len(readme.read_text().splitlines()) <= 60
-    assert python_blocks(readme), "README.md shows no example"
+    assert blocks(readme, "python"), "README.md shows no example"
 
 
 def test_the_commands_of_the_readme_exist():
@@ -49,3 +121,62 @@ def test_the_commands_of_the_readme_exist():
     for script in ("scripts/mnist", "scripts/test"):
         assert script in readme
         assert (ROOT / script).stat().st_mode & 0o111, f"{script} is not executable"
+
+
+# --- the API page -------------------------------------------------------------------------------
+
+DOCUMENTED = (
+    "ltc", "ltc.core.lazy_model", "ltc.device.module", "ltc.debug.metrics",
+    "ltc.debug.metrics_saver", "ltc.debug.profiler", "ltc.utils.utils", "ltc.utils.closures",
+    "ltc.utils.keyd_queue", "ltc.utils.cached_dataset", "ltc.utils.checkpoint_tagger", "ltc.amp",
+    "ltc.amp.syncfree", "ltc.errors",
+)  # fmt: skip
+
+
+def public_names(module) -> list[str]:
+    """What the module offers: its __all__, or the functions and classes that it defines."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
+    ]
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_the_api_page_has_every_public_name(module):
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", api_page()))))
+    assert [n for n in public_names(importlib.import_module(module)) if n not in words] == []
+
+
+def test_the_api_page_has_every_variable():
+    rows = api_page().splitlines()
+    assert [row for row in map(variable_row, config.FLAGS) if row not in rows] == []
+
+
+@every_page
+def test_a_page_names_no_variable_that_does_not_exist(page):
+    known = {name for flag in config.FLAGS for name in (flag.name, flag.older)}
+    assert set(re.findall(r"\bLTC_[A-Z_]+[A-Z]", page.read_text())) - known == set()
+
+
+def api_page() -> str:
+    return (ROOT / "docs" / "api.md").read_text()
+
+
+def variable_row(flag: config.Flag) -> str:
+    """The flag's row in the page's table."""
+    return f"| `{flag.name}` | {default_text(flag)} | {flag.meaning} |"
+
+
+def default_text(flag: config.Flag) -> str:
+    if flag.read is config.boolean:
+        return str(int(flag.default))
+    if isinstance(flag.default, tuple):
+        return ":".join(map(str, flag.default))
+    if flag.name == "LTC_MAX_PENDING_BYTES":
+        return "half"  # of the memory of the machine the page is read on
+    return str(flag.default)

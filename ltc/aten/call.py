@@ -20,27 +20,30 @@ class Value:
     __slots__ = ("recorder", "call", "index", "shape", "dtype")
 
     def __init__(self, recorder, call, index, shape, dtype):
-        self.recorder, self.call, self.index, self.shape, self.dtype = recorder, call, index, shape, dtype
+        self.recorder, self.call, self.index = recorder, call, index
+        self.shape, self.dtype = shape, dtype
 
     def __repr__(self) -> str:
         return f"Value({self.call.name}[{self.index}] {self.dtype} {list(self.shape)})"
 
 
 class Scalar:
-    """A number that may differ from step to step: the program reads it from slot `slot` of its scalars.
+    """A number that may differ from step to step: the program is given it.
 
+    slot      where the walk puts it on its list
     sample    the number at the first recording: right in kind, not to be relied on in value
     dtype     float64, int64, bool or complex128: how the slot is held; for a 0-dim CPU tensor
               operand, that tensor's dtype
-    wrapped   True where the user wrote a Python number (it does not raise the result's category
-              in type promotion beyond its own), False where it was a 0-dim CPU tensor
+    wrapped   True where the user wrote a Python number (it does not raise the result's
+              category in type promotion beyond its own), False for a 0-dim CPU tensor
     origin    the argument's name, or "seed"
     """
 
     __slots__ = ("slot", "sample", "dtype", "wrapped", "origin")
 
     def __init__(self, slot: int, sample: Any, dtype: torch.dtype, wrapped: bool, origin: str):
-        self.slot, self.sample, self.dtype, self.wrapped, self.origin = slot, sample, dtype, wrapped, origin
+        self.slot, self.sample, self.dtype = slot, sample, dtype
+        self.wrapped, self.origin = wrapped, origin
 
     def __repr__(self) -> str:
         return f"Scalar({self.slot} {self.dtype} {self.origin})"
@@ -79,3 +82,32 @@ class Call:
     def name(self) -> str:
         """"aten::add.Tensor", or the ltc:: name."""
         return self.overload if isinstance(self.overload, str) else str(self.overload.name())
+
+
+class Numbering:
+    """The inputs and scalars that some calls use, counted from 0 in the order of their first use.
+
+    What a walk recorded besides, and nobody needs any more, then leaves no trace in the program.
+    inputs  position on the walk -> position among those the program is given
+    slots   likewise for its scalars
+    """
+
+    def __init__(self, calls) -> None:
+        self.inputs: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
+        for call in calls:
+            if call.overload == "ltc::input":
+                self.inputs.setdefault(call.args[0], len(self.inputs))
+                continue
+            if call.seed is not None:
+                self._count(call.seed)
+            for operand in (*call.args, *call.kwargs.values()):
+                self._count(operand)
+
+    def _count(self, operand) -> None:
+        kind = operand.__class__
+        if kind is Scalar:
+            self.slots.setdefault(operand.slot, len(self.slots))
+        elif kind is list or kind is tuple:
+            for part in operand:
+                self._count(part)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ltc.aten.call import Call, Scalar, Value
+from ltc.aten.call import Call, Numbering, Scalar, Value
 from ltc.aten.extern import extern
 from ltc.aten.schema import schema_of
 from ltc.errors import InvalidGraph, Unsupported
@@ -133,15 +133,18 @@ SHAPE_ARGUMENTS = {
 # --- expansion -----------------------------------------------------------------------------------
 
 
-def expand(calls: Sequence[Call], outputs: Sequence[Value]) -> Graph:
+def expand(
+    calls: Sequence[Call], outputs: Sequence[Value], numbering: Numbering | None = None
+) -> Graph:
     """The graph of the calls' formulas.
 
-    calls    in recorded order, each before those that read it
-    outputs  what the program gives back
+    calls      in recorded order, each before those that read it
+    outputs    what the program gives back
+    numbering  how the program counts its inputs and scalars; None: as the calls use them
 
     Raises InvalidGraph naming the overload whose rule gives another shape than was recorded.
     """
-    trace = _Trace()
+    trace = _Trace(numbering or Numbering(calls))
     for call in calls:
         trace.add(call)
     return trace.graph(outputs)
@@ -150,7 +153,8 @@ def expand(calls: Sequence[Call], outputs: Sequence[Value]) -> Graph:
 class _Trace:
     """What each value and scalar of the calls has become so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbering: Numbering) -> None:
+        self.numbering = numbering
         self.nodes: dict[Value, Node] = {}
         self.inputs: dict[int, Node] = {}
         self.scalars: dict[int, Node] = {}
@@ -201,7 +205,7 @@ class _Trace:
         return extern(call.name, args, kwargs, types, tuple(call.mutated), call.returned, seed)
 
     def _input(self, call: Call) -> Node:
-        (value,), index = call.results, call.args[0]
+        (value,), index = call.results, self.numbering.inputs[call.args[0]]
         node = make(ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape))
         self.inputs[index] = node
         self.origins.setdefault(node, Origin(call.name, call.line))
@@ -211,10 +215,11 @@ class _Trace:
         if isinstance(argument, Value):
             return self.nodes[argument]
         if isinstance(argument, Scalar):
+            slot = self.numbering.slots[argument.slot]
             node = make(
-                ops.SCALAR, slot=argument.slot, dtype=argument.dtype, wrapped=bool(argument.wrapped)
+                ops.SCALAR, slot=slot, dtype=argument.dtype, wrapped=bool(argument.wrapped)
             )
-            self.scalars[argument.slot] = node
+            self.scalars[slot] = node
             return node
         if isinstance(argument, (list, tuple)):
             return [self._operand(a) for a in argument]

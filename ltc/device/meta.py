@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from ltc.aten.call import Scalar, Value
-from ltc.aten.registry import has_rule
+from ltc.aten.registry import rule_of
 from ltc.debug import metrics
 from ltc.device import probe
 
@@ -81,7 +81,7 @@ def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Type
         return by_meta
     except probe.Refused as error:
         raise NoTypes(str(error)) from error
-    return by_meta if has_rule(overload.name()) else _types_of(*found, mutated, returned)
+    return by_meta if rule_of(overload.name()) else _types_of(*found, mutated, returned)
 
 
 def _types_of(result, args, kwargs, mutated, returned) -> Types:

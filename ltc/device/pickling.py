@@ -1,18 +1,23 @@
 """Lazy tensors in torch.save, pickle, copy.deepcopy and multiprocessing queues.
 
 A lazy tensor travels as a CPU tensor and the name of its device, and goes back to that device.
+Tensors of one value (tied parameters) come out tied.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from multiprocessing.reduction import ForkingPickler
+from weakref import WeakValueDictionary
 
 import torch
 import torch._utils
+import torch.serialization
 from torch.multiprocessing import reductions
 
 from ltc.device.recorder import device_at
+from ltc.device.state import State
 from ltc.device.tensor import device_of, host_tensor, is_lazy, state_of, to_device, wrap_buffer
 from ltc.device.torch_api import (
     DEVICE_TYPE, StorageBase, contiguous_strides, storage_from_pointer,
@@ -21,9 +26,9 @@ from ltc.errors import LtcError
 
 
 class _Saving(threading.local):
-    """Tensors met by the torch.save under way in this thread, by the base they share; or None."""
+    """What the torch.save under way in this thread has met, by base; None where none is."""
 
-    met: dict | None = None
+    met: dict[State, tuple[State, torch.UntypedStorage]] | None = None
 
 
 _saving = _Saving()
@@ -35,44 +40,15 @@ def install() -> None:
     _patch_save()
     _patch_queues()
     _patch_storages()
-    original = torch._C._has_storage
-    # deepcopy then clones, which keeps the device, instead of copying a storage
-    torch._C._has_storage = lambda tensor: not is_lazy(tensor) and original(tensor)
+    _patch_deepcopy()
+    torch.serialization.register_package(_BEFORE_CPU, _saved_from, lambda storage, location: None)
 
 
-def _patch_reduce() -> None:
-    original = torch.Tensor._reduce_ex_internal
+# --- torch.save -------------------------------------------------------------------------------
+# A lazy tensor is written as torch writes any other: a storage with the name of its device.  So
+# torch.load puts it back there, or where map_location says, which needs no ltc.
 
-    def _reduce_ex_internal(self, protocol):
-        if not is_lazy(self):
-            return original(self, protocol)
-        _refuse_shared_view(self)
-        plain = host_tensor(self.detach()).clone()
-        return restore, (plain, str(self.device), self.requires_grad)
-
-    torch.Tensor._reduce_ex_internal = _reduce_ex_internal
-    torch.serialization.add_safe_globals([restore])
-
-
-def restore(plain: torch.Tensor, device: str, requires_grad: bool) -> torch.Tensor:
-    """The lazy tensor that was saved; raises where its device is missing here."""
-    return to_device(plain, device_at(torch.device(device).index)).requires_grad_(requires_grad)
-
-
-def _refuse_shared_view(tensor: torch.Tensor) -> None:
-    """Saving a tensor together with a view of it would lose the relation: spec 004's error."""
-    met = _saving.met
-    if met is None:
-        return
-    state = state_of(tensor)
-    base = state if state.base is None else state.base
-    state.tensor_id  # numbered in the order of saving
-    other = met.setdefault(base, state)
-    if other is not state:
-        raise RuntimeError(
-            f"Tensor ID {state.tensor_id} is sharing a view with tensor ID {other.tensor_id}. "
-            f"Save one of them, or copies: x.clone()."
-        )
+_BEFORE_CPU = 5  # torch asks in this order whose storage it is; the CPU, which says yes, is at 10
 
 
 def _patch_save() -> None:
@@ -89,32 +65,131 @@ def _patch_save() -> None:
     torch.save = torch.serialization.save = save
 
 
+def _patch_reduce() -> None:
+    original = torch.Tensor._reduce_ex_internal
+
+    def _reduce_ex_internal(self, protocol):
+        if not is_lazy(self):
+            return original(self, protocol)
+        return _pickled(self) if _saving.met is None else _saved(self)
+
+    torch.Tensor._reduce_ex_internal = _reduce_ex_internal
+
+
+def _saved(tensor: torch.Tensor) -> tuple:
+    """How torch.save is to write a lazy tensor; tensors of one value share a storage."""
+    storage = _storage_to_save(tensor)
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
+    size = tuple(tensor.shape)
+    arguments = (typed, 0, size, contiguous_strides(size), tensor.requires_grad, OrderedDict())
+    return torch._utils._rebuild_tensor_v2, arguments
+
+
+def _storage_to_save(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """A CPU storage with the elements; raises spec 004's error for a view beside its base."""
+    state = state_of(tensor)
+    base = state if state.base is None else state.base
+    state.tensor_id  # numbered in the order of saving
+    if base not in _saving.met:
+        storage = _exact_storage(host_tensor(tensor.detach()))
+        storage.saved_from = str(tensor.device)
+        _saving.met[base] = state, storage
+    first, storage = _saving.met[base]
+    if first is not state:
+        raise RuntimeError(
+            f"Tensor ID {state.tensor_id} is sharing a view with tensor ID {first.tensor_id}. "
+            f"Save one of them, or copies: x.clone()."
+        )
+    return storage
+
+
+def _exact_storage(plain: torch.Tensor) -> torch.UntypedStorage:
+    """The storage of a contiguous tensor, copied where it holds more than the tensor."""
+    storage = plain.untyped_storage()
+    if plain.storage_offset() or storage.nbytes() != plain.numel() * plain.element_size():
+        return plain.clone().untyped_storage()
+    return storage
+
+
+def _saved_from(storage) -> str | None:
+    """The device a storage is saved from, where it is a lazy tensor's."""
+    return getattr(storage, "saved_from", None)
+
+
+# --- pickle and queues ------------------------------------------------------------------------
+
+class _Pickled:
+    """The value of one state on its way into a pickle, which writes it once."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+    def __reduce__(self):
+        plain = host_tensor(self.tensor)
+        # by value: torch would send a handle of a tensor's memory, which is freed at once
+        content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return restore, (content, plain.dtype, tuple(plain.shape), str(self.tensor.device))
+
+
+# By the number of the state: a pickler holds its _Pickled until it is done, and nobody longer.
+_being_pickled: WeakValueDictionary[int, _Pickled] = WeakValueDictionary()
+
+
+def _pickled(tensor: torch.Tensor) -> tuple:
+    number = state_of(tensor).tensor_id
+    shared = _being_pickled.get(number)
+    if shared is None:
+        shared = _being_pickled[number] = _Pickled(tensor.detach())
+    return tied, (shared, tensor.requires_grad)
+
+
+def restore(content: bytes, dtype: torch.dtype, shape: tuple, device: str) -> torch.Tensor:
+    """The lazy tensor that was pickled; raises where its device is missing here."""
+    plain = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    return to_device(plain.reshape(shape), device_at(torch.device(device).index))
+
+
+def tied(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """Another tensor of the same value."""
+    return tensor.detach().requires_grad_(requires_grad)
+
+
+def _tied_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor.detach(), requires_grad)
+
+
 def _patch_queues() -> None:
     original = reductions.reduce_tensor
 
     def reduce_tensor(tensor):
         if not is_lazy(tensor):
             return original(tensor)
-        plain = host_tensor(tensor.detach())
-        # by value: torch would send a handle of the copy's memory, which is freed at once
-        content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-        is_parameter = type(tensor) is torch.nn.Parameter
-        return _restore_bytes, (
-            content, plain.dtype, tuple(plain.shape), str(tensor.device), tensor.requires_grad,
-            is_parameter,
-        )
+        function, arguments = _pickled(tensor)
+        return (_tied_parameter if type(tensor) is torch.nn.Parameter else function), arguments
 
     for kind in (*torch._tensor_classes, torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, reduce_tensor)
 
 
-def _restore_bytes(content, dtype, shape, device, requires_grad, is_parameter):
-    """The lazy tensor that another process sent."""
-    plain = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
-    tensor = restore(plain.reshape(shape), device, False)
-    if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad)
-    return tensor.requires_grad_(requires_grad)
+# --- deepcopy ---------------------------------------------------------------------------------
+
+def _patch_deepcopy() -> None:
+    has_storage, original = torch._C._has_storage, torch.Tensor.__deepcopy__
+    # deepcopy then clones, which keeps the device, instead of copying a storage
+    torch._C._has_storage = lambda tensor: not is_lazy(tensor) and has_storage(tensor)
+
+    def __deepcopy__(self, memo):
+        if not is_lazy(self) or id(self) in memo or not self.is_leaf:
+            return original(self, memo)
+        copies = memo.setdefault("ltc", {})  # by state: what shared a value shares its copy
+        copied = copies.get(state_of(self))
+        if copied is None or self.grad is not None or vars(self):
+            copied = copies[state_of(self)] = original(self, memo)
+            return copied
+        again = memo[id(self)] = tied(copied, self.requires_grad)
+        return again
+
+    torch.Tensor.__deepcopy__ = __deepcopy__
 
 
 # --- storages ---------------------------------------------------------------------------------
@@ -164,14 +239,21 @@ def _bytes_of(storage) -> torch.Tensor:
 
 
 def _set_to_storage(self, source, storage_offset=0, size=None, stride=None):
-    """aten::set_ to a storage: the tensor gets a copy of the part it is to show."""
-    content = _bytes_of(source).clone()
+    """aten::set_ to a storage: the tensor gets a copy of the part it is to show.
+
+    Tensors set to the same part of one storage share that copy.
+    """
+    content = _bytes_of(source)
     if size is None:
         size = (content.numel() // self.element_size(),)
     stride = stride or contiguous_strides(size)
-    plain = torch.empty(0, dtype=self.dtype)
-    plain = plain.set_(content.untyped_storage(), storage_offset, size, stride).contiguous()
-    self.data = to_device(plain, state_of(self).device)
+    part = (self.dtype, self.device, storage_offset, tuple(size), tuple(stride))
+    copies = vars(source).setdefault("copies_of_parts", {})
+    if part not in copies:
+        plain = torch.empty(0, dtype=self.dtype)
+        plain = plain.set_(content.untyped_storage(), storage_offset, size, stride).contiguous()
+        copies[part] = to_device(plain, state_of(self).device)
+    self.data = copies[part]
     return self
 
 

@@ -24,7 +24,6 @@ from ltc.device.state import DEAD, State
 from ltc.runtime.buffer import Buffer, Execution, Failure
 from ltc.runtime.compile import program_for
 from ltc.runtime.executor import executor_of
-from ltc.runtime.program import InputRole
 from ltc.runtime.transfers import backend
 
 
@@ -200,24 +199,22 @@ class _Walk:
             self.replaced.pop(value, None)
 
     def _launch(self) -> list[Buffer]:
-        recorder = self.recorder
-        inputs, values = recorder.inputs, self.values
+        recorder, values = self.recorder, self.values
         replaced = {i: self.replaced[v] for i, v in enumerate(values) if v in self.replaced}
         end = recorder.last
         if end.programs is None:
             end.programs = {}
         signature = (values, tuple(replaced.items()))
-        program, end.programs[signature] = program_for(
-            end.programs.get(signature), recorder.path, values, recorder.device.index, replaced,
-            self._roles,
+        program, ending = program_for(
+            end.programs.get(signature), recorder.path, values, recorder.device.index, replaced
         )
-        return program.launch(recorder.device.index, inputs, recorder.scalars)
-
-    def _roles(self) -> tuple[InputRole, ...]:
-        states = set(self.replaced.values())
-        return tuple(
-            InputRole("state" if position in states else "data", position)
-            for position in range(len(self.recorder.inputs))
+        end.programs[signature] = ending
+        inputs, scalars = recorder.inputs, recorder.scalars
+        return program.launch(
+            recorder.device.index,
+            [inputs[position] for position in ending.inputs],
+            [scalars[slot] for slot in ending.scalars],
+            {output: inputs[position] for output, position in replaced.items()},
         )
 
     def _settle(self, buffers: list[Buffer]) -> None:

@@ -15,10 +15,14 @@ from typing import Any
 import torch
 
 
-def fingerprint(calls: Sequence[Any], outputs: Iterable[Any]) -> str:
-    """64 hexadecimal digits for these calls (aten/call.py) and the Values that are read of them."""
+def fingerprint(calls: Sequence[Any], outputs: Iterable[Any], slots: dict[int, int]) -> str:
+    """64 hexadecimal digits for these calls (aten/call.py) and the Values that are read of them.
+
+    slots  the scalars they use, numbered: aten/call.py's Numbering
+    """
     digest = hashlib.sha256()
-    positions = {call: position for position, call in enumerate(calls)}
+    positions: dict[Any, int] = {call: position for position, call in enumerate(calls)}
+    positions.update(slots)
     for call in calls:
         digest.update(_call_text(call, positions).encode())
     digest.update(";".join(_text(value, positions) for value in outputs).encode())
@@ -26,8 +30,9 @@ def fingerprint(calls: Sequence[Any], outputs: Iterable[Any]) -> str:
 
 
 def _call_text(call: Any, positions: dict[Any, int]) -> str:
-    # A barrier's second argument is unique to its recording.
-    args = call.args[:1] if call.name == "ltc::barrier" else call.args
+    # A barrier's second argument and an input's position are unique to their recording.
+    unique = {"ltc::barrier": call.args[:1], "ltc::input": ()}
+    args = unique.get(call.name, call.args)
     parts = [call.name, _text(list(args), positions), _text(call.kwargs, positions)]
     parts.append(",".join(map(repr, call.mutated)))
     parts.append(",".join(map(_type_text, call.results)))
@@ -44,7 +49,7 @@ def _text(argument: Any, positions: dict[Any, int]) -> str:
         return "-"
     # By attribute, not by class: the recorder's classes are of a layer above this one.
     if hasattr(argument, "slot"):
-        return f"scalar {argument.slot} {argument.dtype} {argument.wrapped}"
+        return f"scalar {positions[argument.slot]} {argument.dtype} {argument.wrapped}"
     if hasattr(argument, "call"):
         return f"%{positions[argument.call]}.{argument.index}"
     if isinstance(argument, (list, tuple)):

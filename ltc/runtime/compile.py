@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ltc import config
-from ltc.aten.call import Call, Value
+from ltc.aten.call import Call, Numbering, Scalar, Value
 from ltc.aten.registry import expand
 from ltc.backends.interface import BackendImplInterface
 from ltc.debug import metrics
@@ -19,34 +20,55 @@ from ltc.runtime.segments import compile_in_segments, runs_on
 from ltc.runtime.transfers import backend
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a walk that ended in a certain way is run, once that is known.
+
+    key      of the program, in the cache
+    inputs   positions on the walk of the buffers that the program is given, in its order
+    scalars  likewise of the scalars
+    """
+
+    key: tuple
+    inputs: tuple[int, ...]
+    scalars: tuple[int, ...]
+
+
 def program_for(
-    known_key,
+    known: Ending | None,
     path: Callable[[], list[Call]],
     outputs: tuple[Value, ...],
     device: int,
     replaced: dict[int, int],
-    roles: Callable[[], tuple[InputRole, ...]],
-) -> tuple[Program, tuple]:
-    """The program for a walk that ends with `outputs` alive, and its key in the cache.
+) -> tuple[Program, Ending]:
+    """The program for a walk that ends with `outputs` alive.
 
-    known_key  what an earlier call returned for the same walk, or None
-    path       gives the walk's calls in recorded order; asked for only where needed
+    known     what an earlier call returned for the same walk, or None
+    path      gives the walk's calls in recorded order; asked for only where needed
+    replaced  output position -> position on the walk of the input whose place it takes
     """
     calls = None
-    if known_key is None or known_key[1] != config.value("LTC_BACKEND"):
+    if known is None or known.key[1] != config.value("LTC_BACKEND"):
         calls = live_calls(path(), outputs)
-        known_key = (
-            fingerprint(calls, outputs), config.value("LTC_BACKEND"), tuple(replaced.items()),
-        )
+        known = _ending(calls, outputs, replaced)
 
     def build() -> Program:
         needed = live_calls(path(), outputs) if calls is None else calls
-        return _compile(needed, outputs, device, replaced, roles())
+        return _compile(needed, outputs, device, dict(known.key[2]))
 
-    program, compiled = PROGRAMS.get(known_key, build)
+    program, compiled = PROGRAMS.get(known.key, build)
     metrics.count("UncachedCompile" if compiled else "CachedCompile")
     metrics.record("TensorsGraphSize", program.calls)
-    return program, known_key
+    return program, known
+
+
+def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, int]) -> Ending:
+    numbering = Numbering(calls)
+    # an input that the outputs do not need is not given, so nothing takes its place
+    given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
+    name = fingerprint(calls, outputs, numbering.slots)
+    key = (name, config.value("LTC_BACKEND"), tuple(given.items()))
+    return Ending(key, tuple(numbering.inputs), tuple(numbering.slots))
 
 
 def live_calls(path: list[Call], outputs: tuple[Value, ...]) -> list[Call]:
@@ -72,14 +94,39 @@ def _producers(call: Call) -> list[Call]:
     return found
 
 
-def _compile(calls, outputs, device, replaced, roles) -> Program:
+def _compile(calls, outputs, device: int, replaced: dict[int, int]) -> Program:
     started = time.perf_counter_ns()
-    graph = pipeline.run(expand(calls, outputs))
+    numbering = Numbering(calls)
+    graph = pipeline.run(expand(calls, outputs, numbering))
     computation = _computation(backend(), graph, device, frozenset(replaced.values()))
     metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
-    return Program(computation, types, dict(replaced), roles, graph, len(calls))
+    return Program(computation, types, replaced, _roles(numbering, replaced, calls), graph, len(calls))
+
+
+def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[InputRole, ...]:
+    """Every input and scalar of the program, by what it is to the step."""
+    state = set(replaced.values())
+    roles = [
+        InputRole("state" if position in state else "data", position)
+        for position in numbering.inputs.values()
+    ]
+    for scalar in _scalars(calls):
+        kind = "seed" if scalar.origin == "seed" else "scalar"
+        roles.append(InputRole(kind, numbering.slots[scalar.slot], scalar.origin))
+    return tuple(dict.fromkeys(roles))
+
+
+def _scalars(calls) -> list[Scalar]:
+    found, waiting = [], [(*call.args, *call.kwargs.values(), call.seed) for call in calls]
+    while waiting:
+        for operand in waiting.pop():
+            if operand.__class__ is Scalar:
+                found.append(operand)
+            elif operand.__class__ is list or operand.__class__ is tuple:
+                waiting.append(operand)
+    return found
 
 
 def _computation(chosen: BackendImplInterface, graph, device: int, donated: frozenset[int]):

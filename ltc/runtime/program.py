@@ -52,25 +52,24 @@ class Program:
         """Positions of the inputs whose memory the program may overwrite."""
         return frozenset(self.replaced.values())
 
-    def launch(self, device: int, inputs: list[Buffer], scalars: list) -> list[Buffer]:
+    def launch(
+        self, device: int, inputs: list[Buffer], scalars: list, previous: dict[int, Buffer]
+    ) -> list[Buffer]:
         """Start the program; the outputs may still be on their way when this returns.
 
+        previous  output position -> the buffer whose place it takes if the program ends well
         An error of a short program is raised here, that of a long one when an output is read,
         at the next step mark, or in wait_device_ops().
         """
         executor = executor_of(device)
         execution = Execution()
         outputs = [
-            Buffer(shape, dtype, device, None, execution, self._replaced_buffer(i, inputs))
+            Buffer(shape, dtype, device, None, execution, previous.get(i))
             for i, (shape, dtype) in enumerate(self.types)
         ]
         work = _Work(self, executor, execution, inputs, scalars, outputs)
         executor.run(work, execution, long=self.seconds > SHORT_SECONDS)
         return outputs
-
-    def _replaced_buffer(self, output: int, inputs: list[Buffer]) -> Buffer | None:
-        position = self.replaced.get(output)
-        return None if position is None else inputs[position]
 
 
 class _Work:
