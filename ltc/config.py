@@ -87,7 +87,7 @@ FLAGS = (
     Flag(
         "LTC_MAX_PENDING_NODES",
         at_least(1),
-        20_000,
+        10_000,
         "recorded calls after which a step is cut without mark_step",
         older="TRIM_GRAPH_SIZE",
     ),

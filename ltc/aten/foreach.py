@@ -38,8 +38,10 @@ TWO_OPERANDS = {
     "clamp_max": pointwise.clamp_max,
 }
 for _name, _function in TWO_OPERANDS.items():
-    for _variant in ("List", "Scalar", "ScalarList"):
+    for _variant in ("Scalar", "ScalarList"):
         traces(f"aten::_foreach_{_name}.{_variant}")(_each(_function))
+    _static = pointwise.ALPHA if _name in ("add", "sub") else None
+    traces(f"aten::_foreach_{_name}.List", static=_static)(_each(_function))
 
 for _name in ("add", "mul", "div"):
     traces(f"aten::_foreach_{_name}.Tensor")(_each(TWO_OPERANDS[_name]))

@@ -210,13 +210,16 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
 # --- arithmetic ----------------------------------------------------------------------------------
 
 
+ALPHA = {"alpha": (1,)}  # the sum as it is usually meant needs no product
+
+
 def _scaled(y: Node, alpha: Any) -> Node:
     if isinstance(alpha, (bool, int, float)) and alpha == 1:
         return y
     return y * alpha
 
 
-@traces("aten::add.Tensor", "aten::add.Scalar")
+@traces("aten::add.Tensor", "aten::add.Scalar", static=ALPHA)
 def add(x, y, alpha=1):
     x, y = promote(x, y)
     if x.dtype == torch.bool:
@@ -224,13 +227,13 @@ def add(x, y, alpha=1):
     return x + _scaled(y, alpha)
 
 
-@traces("aten::sub.Tensor", "aten::sub.Scalar")
+@traces("aten::sub.Tensor", "aten::sub.Scalar", static=ALPHA)
 def subtract(x, y, alpha=1):
     x, y = promote(x, y)
     return x - _scaled(y, alpha)
 
 
-@traces("aten::rsub.Tensor", "aten::rsub.Scalar")
+@traces("aten::rsub.Tensor", "aten::rsub.Scalar", static=ALPHA)
 def subtract_from(x, y, alpha=1):
     return subtract(y, x, alpha)
 

@@ -7,6 +7,7 @@ that runs the list.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -76,7 +77,9 @@ def _wrap_index(node: Node) -> Compute:
 
 def _over_dims(function: Compute) -> Callable[[Node], Compute]:
     def row(node: Node) -> Compute:
-        dims = node.attr("dims")
+        dims, dtype = node.attr("dims"), node.dtype
+        if not dims:  # torch would reduce all of them
+            return lambda x: x.to(dtype)
         return lambda x: function(x, dims)
 
     return row
@@ -556,7 +559,8 @@ class EagerBackend:
         self.lowering = LOWERING
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return (DeviceInfo("CPU", "this machine through torch"),)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return (DeviceInfo("CPU", "this machine through torch", memory),)
 
     def target(self) -> Target:
         return Target(kind="cpu")

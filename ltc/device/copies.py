@@ -45,7 +45,18 @@ def _cast(value, dtype: torch.dtype):
 def _broadcast(value, shape: tuple):
     if value.shape == shape:
         return value
+    _require_broadcast(shape, value.shape)
     return _recorded(value, aten.expand_copy.default, (list(shape),), {})
+
+
+def _require_broadcast(shape: tuple, source: tuple) -> None:
+    """Raise eager's error where a tensor of shape `source` cannot be copied into one of `shape`."""
+    for step in range(1, max(len(shape), len(source)) + 1):
+        a = shape[-step] if step <= len(shape) else 1
+        b = source[-step] if step <= len(source) else 1
+        if b != 1 and a != b:
+            one = torch.zeros((), device="cpu")
+            torch.empty(shape, device="cpu").copy_(one.expand(source))  # raises
 
 
 def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -59,6 +70,7 @@ def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
         write(state, _broadcast(_cast(value, self.dtype), tuple(self.shape)))
         return self
     plain = host_tensor(source) if is_lazy(source) else source.detach()
+    _require_broadcast(tuple(self.shape), tuple(plain.shape))
     assign_host(self, plain.to("cpu", self.dtype).expand(self.shape).clone())
     return self
 

@@ -14,13 +14,14 @@ from ltc.device.signature import DEVICE, Signature
 from ltc.device.state import State
 from ltc.device.step import value_of
 from ltc.device.tensor import host_tensor, is_lazy, state_of, to_device, uploaded
+from ltc.device.torch_api import plain_functions
 from ltc.device.views import write
 from ltc.errors import Unsupported
 
 
 def count(signature: Signature) -> None:
     """Count one eager call; warn or raise where LTC_FALLBACK asks for it."""
-    name = "aten::" + signature.name.partition("::")[2].partition(".")[0]
+    name = signature.op
     metrics.count(name)
     policy = config.value("LTC_FALLBACK")
     if policy == "count":
@@ -40,7 +41,7 @@ def run_on_cpu(signature: Signature, values: list):
     return _call(signature, copies)
 
 
-def run_eagerly(signature: Signature, values: list, device: Device, forced: bool = False):
+def run_eagerly(signature: Signature, values: list, device: Device):
     """Run the CPU kernel on copies and bring back what it returns and what it wrote.
 
     An error of that kernel is eager PyTorch's own error for this call.
@@ -64,7 +65,7 @@ def run_eagerly(signature: Signature, values: list, device: Device, forced: bool
 def _call(signature: Signature, values: list):
     positional = [v for v, a in zip(values, signature.arguments) if not a.keyword_only]
     keywords = {a.name: v for v, a in zip(values, signature.arguments) if a.keyword_only}
-    with torch.no_grad():
+    with torch.no_grad(), plain_functions():
         return signature.overload(*positional, **keywords)
 
 

@@ -13,7 +13,8 @@ from threading import get_ident
 
 import torch
 
-from ltc.device.record import record
+from ltc import config
+from ltc.device.record import is_forced, record
 from ltc.device.recorder import KERNEL_FILE
 from ltc.device.signature import (
     ATTRIBUTE, GENERATOR, NUMBER, NUMBERS, OPTIONAL_TENSOR, OPTIONAL_TENSORS, TENSOR,
@@ -39,7 +40,7 @@ def build_kernel(signature: Signature):
         return record(signature, *args, **kwargs)
 
     source = _source(signature)
-    if source is None:
+    if source is None or is_forced(signature) or config.value("LTC_LINES"):
         return slow
     namespace = dict(_NAMESPACE, slow=slow, overload=signature.overload)
     for position, argument in enumerate(signature.arguments):
@@ -76,7 +77,9 @@ def _source(signature: Signature) -> str | None:
     """The kernel's source, or None for an overload that none of the forms below fits."""
     arguments = signature.arguments
     first = next((i for i, a in enumerate(arguments) if a.kind in (TENSOR, TENSORS)), None)
-    if first is None or not signature.returns_tensors:
+    if first is None or not signature.returns_tensors or signature.checks_values:
+        return None
+    if signature.has_no_result:
         return None
     if any(a.written and a.kind not in (TENSOR, TENSORS) for a in arguments):
         return None
@@ -163,7 +166,7 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
             key.append(_number_key(i, name, argument))
             scalars += _number_lines(i, name, argument)
         elif argument.kind == NUMBERS:
-            reads += [f"kinds{i} = None if {name} is None else [n.__class__ for n in {name}]"]
+            reads += [f"kinds{i} = None if {name} is None else list(map(type, {name}))"]
             key.append(f"kinds{i}")
             scalars += [f"if {name} is not None:", f"    recorder.scalars.extend({name})"]
         elif argument.kind == ATTRIBUTE:
@@ -188,7 +191,7 @@ def _read_tensor(i: int, name: str, may_be_number: bool) -> list[str]:
 
 def _read_tensors(i: int, name: str) -> list[str]:
     return [
-        f"states{i} = [storage_of(t).lazy for t in {name}]",
+        f"states{i} = [storage.lazy for storage in map(storage_of, {name})]",
         f"value{i} = [s.value for s in states{i}]",
         f"if not all(value{i}):", f"    value{i} = values_of(states{i})",
     ]

@@ -17,6 +17,7 @@ def user_line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if not (name.startswith((_OWN, _TORCH, "<ltc", "<frozen")) or name.startswith("<string>")):
-            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+            # interned: a loop records the same line many times
+            return sys.intern(f"{name}:{frame.f_lineno} in {frame.f_code.co_name}")
         frame = frame.f_back
     return ""

@@ -78,11 +78,12 @@ def _patch_reduce() -> None:
 
 def _saved(tensor: torch.Tensor) -> tuple:
     """How torch.save is to write a lazy tensor; tensors of one value share a storage."""
-    storage = _storage_to_save(tensor)
+    storage, size = _storage_to_save(tensor), tuple(tensor.shape)
+    described = (0, size, contiguous_strides(size), tensor.requires_grad, OrderedDict())
+    if tensor.dtype in torch.storage._new_dtypes():  # there is no typed storage of them
+        return torch._utils._rebuild_tensor_v3, (storage, *described, tensor.dtype)
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
-    size = tuple(tensor.shape)
-    arguments = (typed, 0, size, contiguous_strides(size), tensor.requires_grad, OrderedDict())
-    return torch._utils._rebuild_tensor_v2, arguments
+    return torch._utils._rebuild_tensor_v2, (typed, *described)
 
 
 def _storage_to_save(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -196,9 +197,13 @@ def _patch_deepcopy() -> None:
 # torch.load with map_location="ltc:0" and FSDP make storages directly.  C++ would crash on them,
 # so the bytes are kept on the Python object and become a value when a tensor is set to it.
 
+_NO_ADDRESS = 1 << 60  # nothing can be read there: no processor has such addresses
+
+
 def _patch_storages() -> None:
     storage = torch.UntypedStorage
     new, copy_, resize_ = storage.__new__, StorageBase.copy_, StorageBase.resize_
+    data_ptr = storage.data_ptr
 
     def __new__(cls, *args, **kwargs):
         device = kwargs.get("device")
@@ -224,7 +229,15 @@ def _patch_storages() -> None:
     def resize_bytes_(self, size):
         return self if self.device.type == DEVICE_TYPE else resize_(self, size)
 
+    def identity(self):
+        """Different for storages that share nothing: safetensors and others find ties by it."""
+        state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
+        if state is None:
+            return data_ptr(self)
+        return _NO_ADDRESS + ((state if state.base is None else state.base).tensor_id << 32)
+
     storage.__new__, storage.copy_, storage.resize_ = __new__, copy_bytes_, resize_bytes_
+    storage.data_ptr = identity
 
 
 def _bytes_of(storage) -> torch.Tensor:

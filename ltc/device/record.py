@@ -21,6 +21,7 @@ from ltc.device.signature import (
 )
 from ltc.device.step import flush, value_of
 from ltc.device.tensor import adopt, device_of_call, state_of, wrap
+from ltc.device.torch_api import plain_functions
 from ltc.device.views import link_view, write
 
 _NUMBER_TYPES = {
@@ -35,12 +36,18 @@ RESIZES = "resizes"  # in the key of an entry that changes the shape of what it 
 
 def record(signature: Signature, *args, **kwargs):
     """Record one call and return what the overload returns; the way for every special case."""
-    values = signature.in_schema_order(args, kwargs)
+    with metrics.timed("LazyTracing"), plain_functions():
+        return _record(signature, signature.in_schema_order(args, kwargs))
+
+
+def _record(signature: Signature, values: list):
     device = device_of_call(signature, values)
     if device is None:
         return fallback.run_on_cpu(signature, values)
-    if signature.name.partition(".")[0] in config.value("LTC_FORCE_FALLBACK").split(","):
-        return fallback.run_eagerly(signature, values, device, forced=True)
+    if signature.checks_values:
+        _check_values(signature, values)
+    if signature.has_no_result or is_forced(signature):
+        return fallback.run_eagerly(signature, values, device)
     recorder = device.recorder()
     with recorder.lock:
         if recorder.too_long:
@@ -54,6 +61,18 @@ def record(signature: Signature, *args, **kwargs):
         return fallback.run_eagerly(signature, values, device)
     recorder.scalars.extend(lowered.numbers)
     return _results(recorder, signature, values, entry)
+
+
+def is_forced(signature: Signature) -> bool:
+    """Whether LTC_FORCE_FALLBACK names this op; asked when its kernel is built."""
+    return signature.op in config.value("LTC_FORCE_FALLBACK").split(",")
+
+
+def _check_values(signature: Signature, values: list) -> None:
+    """Raise eager's error for numbers out of range, found on a tensor without elements."""
+    empty = torch.empty(0, dtype=values[0].dtype, device="cpu")
+    numbers = [v for v, a in zip(values, signature.arguments) if not a.keyword_only]
+    signature.overload(empty, *numbers[1:])
 
 
 def cut(recorder: Recorder) -> None:
@@ -105,6 +124,8 @@ class _Lowered:
             self.template.append(operand)
         if self._resizes():
             parts.append(RESIZES)
+        if config.value("LTC_LINES"):
+            parts.append(user_line())
         self.key = tuple(parts)
 
     def _seed(self) -> Scalar:
@@ -280,10 +301,12 @@ def returned_operands(signature: Signature, written: list):
 
 
 def _views(recorder: Recorder, signature: Signature, state, entry):
+    link = (entry.call.overload, entry.call.args[1:], entry.call.kwargs)
     if signature.returns == ("Tensor",):
+        entry.link = (*link, None)
         return link_view(recorder, state, entry.value, entry.link)
     return [
-        link_view(recorder, state, value, (*entry.link[:-1], index))
+        link_view(recorder, state, value, (*link, index))
         for index, value in enumerate(entry.call.results)
     ]
 

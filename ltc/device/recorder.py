@@ -32,7 +32,7 @@ class Entry:
 
     key          what the kernel compares: overload, producers, attributes, kinds of numbers
     next         the entry that followed the last time; END where none has
-    branches     every entry that has ever followed, by its key, or None
+    branches     every entry that has ever followed, by its key; None while `next` is the only one
     parent       the entry before it
     call         what was recorded
     value        the first of `call.results`; most calls have one
@@ -51,9 +51,21 @@ class Entry:
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.programs, self.follow = END, None, None, END
         self.value = call.results[0] if call is not None and call.results else None
-        self.link = (call.overload, call.args[1:], call.kwargs, None) if call is not None else None
+        self.link = None
         self.depth = 0 if parent is None else parent.depth + 1
         self.size = 0 if parent is None else parent.size + _bytes_of(call)
+
+    def branch(self, key: tuple) -> "Entry | None":
+        """The entry that has followed under this key, if any has; `next` is not looked at."""
+        return self.branches.get(_hashable(key)) if self.branches is not None else None
+
+    def add_branch(self, entry: "Entry") -> None:
+        """Let `entry` follow this one; the caller makes it `next`."""
+        if self.next is END:
+            return  # most entries are only ever followed by one: it needs no table
+        if self.branches is None:
+            self.branches = {_hashable(self.next.key): self.next}
+        self.branches[_hashable(entry.key)] = entry
 
 
 END: Any = None  # compared with every key, equal to none
@@ -112,10 +124,9 @@ class Recorder:
         last = self.last
         entry = last.next
         if entry.key != key:
-            branch = _hashable(key)
-            entry = last.branches.get(branch) if last.branches is not None else None
+            entry = last.branch(key)
             if entry is None:
-                entry = self._add(key, branch, make_call())
+                entry = self._add(key, make_call())
             last.next = entry
         if last is self.root:
             self.ended.follow = entry  # the best guess for the walk after the one just ended
@@ -123,12 +134,9 @@ class Recorder:
         self.cursor = entry.next
         return entry
 
-    def _add(self, key: tuple, branch: tuple, call: Call) -> Entry:
-        last = self.last
-        entry = Entry(key, last, call)
-        if last.branches is None:
-            last.branches = {}
-        last.branches[branch] = entry
+    def _add(self, key: tuple, call: Call) -> Entry:
+        entry = Entry(key, self.last, call)
+        self.last.add_branch(entry)
         self.entries += 1
         metrics.count("RecordedEntries")
         return entry

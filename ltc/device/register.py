@@ -46,7 +46,9 @@ def _library(namespace: str) -> torch.library.Library:
 
 
 def _register_kernels(library) -> None:
-    special = {**copies.KERNELS, **decompositions.KERNELS, **pickling.KERNELS}
+    special = {
+        **copies.KERNELS, **decompositions.KERNELS, **pickling.KERNELS, "expand": _expand(),
+    }
     for name in torch_api.all_overload_names():
         rest = name.removeprefix("aten::")
         if rest == name or rest in special or rest.partition(".")[0] in KEPT_IN_CPP:
@@ -57,13 +59,38 @@ def _register_kernels(library) -> None:
         if overload is None:
             skipped.append(name)
         else:
-            library.impl(rest, lazily_built(Signature, overload), torch_api.PRIVATE_USE_1.name)
+            library.impl(rest, lazily_built(Signature, overload), "PrivateUse1")
     for rest, kernel in special.items():
         if _overload(rest) is not None:
-            library.impl(rest, kernel, torch_api.PRIVATE_USE_1.name)
+            library.impl(rest, _without_modes(kernel), "PrivateUse1")
         else:
             skipped.append(f"aten::{rest}")
     library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
+
+
+def _expand():
+    """aten::expand: a view, but inside a backward a value of its own.
+
+    There it is the gradient of a sum.  Always contiguous as it looks, the engine would make it
+    `p.grad` without the copy it makes of a strided one, and no one could write to that gradient.
+    """
+    view = build_kernel(Signature(torch.ops.aten.expand.default))
+    copy = build_kernel(Signature(torch.ops.aten.expand_copy.default))
+
+    def kernel(self, size, *, implicit=False):
+        return (view if torch_api.graph_task() == -1 else copy)(self, size, implicit=implicit)
+
+    return kernel
+
+
+def _without_modes(kernel):
+    """A hand-written kernel calls torch itself; a user's function mode is not meant for that."""
+
+    def guarded(*args, **kwargs):
+        with torch_api.plain_functions():
+            return kernel(*args, **kwargs)
+
+    return guarded
 
 
 def _overload(rest: str):

@@ -26,6 +26,13 @@ _KINDS = {
 _IGNORED = frozenset({"pin_memory", "non_blocking"})
 
 
+# Random fills refuse numbers that are out of range; the numbers are no part of what is recorded.
+_CHECKS_VALUES = frozenset({
+    "aten::uniform_", "aten::random_", "aten::normal_", "aten::bernoulli_", "aten::exponential_",
+    "aten::geometric_", "aten::cauchy_", "aten::log_normal_",
+})
+
+
 @dataclass(frozen=True)
 class Argument:
     """One argument of an overload.
@@ -49,6 +56,7 @@ class Signature:
     def __init__(self, overload) -> None:
         self.overload = overload
         self.name = overload.name()
+        self.op = self.name.partition(".")[0]
         static = static_arguments(self.name)
         self.arguments = tuple(_argument(a, static) for a in overload._schema.arguments)
         self.returns = tuple(str(r.type) for r in overload._schema.returns)
@@ -70,6 +78,18 @@ class Signature:
         """Whether what it returns are the arguments it wrote to (or nothing)."""
         returns = self.overload._schema.returns
         return bool(self.written) and all(r.alias_info is not None for r in returns)
+
+    @cached_property
+    def has_no_result(self) -> bool:
+        """Whether it exists for the error it may raise only."""
+        return not self.returns and not self.written
+
+    @cached_property
+    def checks_values(self) -> bool:
+        """Whether its numbers have to be looked at in each call."""
+        return self.op in _CHECKS_VALUES and not any(
+            a.kind == TENSOR for a in self.arguments[1:]
+        )
 
     @cached_property
     def returns_tensors(self) -> bool:

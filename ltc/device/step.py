@@ -21,8 +21,9 @@ from ltc.device.recorder import (
     END, INPUT, KERNEL_FILE, Device, Recorder, device_at, devices,
 )
 from ltc.device.state import DEAD, State
-from ltc.runtime.buffer import Buffer, Execution, Failure
+from ltc.runtime.buffer import Buffer, Execution, Failure, account_of
 from ltc.runtime.compile import program_for
+from ltc.runtime.dump import save_graph
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 
@@ -132,13 +133,13 @@ class _Walk:
         self.outputs: dict[Value, list[State]] = {}
         self.alive: list[State] = []
         live, bound = recorder.live, recorder.bound
-        metrics.count("CreateLtcTensor", len(live) or 1)
         self._collect_live(live)
         self.replaced = self._collect_bound(bound)
 
     def _collect_live(self, live: list[State]) -> None:
         """Newest first, so that a dead view no longer keeps its base alive when that is looked at."""
         outputs, alive, recorder = self.outputs, self.alive, self.recorder
+        made = len(live)
         while live:
             state = live.pop()
             if getrefcount(state) > DEAD:
@@ -152,6 +153,9 @@ class _Walk:
                         outputs[value] = [state]
                     else:
                         holders.append(state)
+        if made:
+            metrics.count("CreateLtcTensor", made)
+            metrics.count("DestroyLtcTensor", made - len(alive))
 
     def _collect_bound(self, bound: list[State]) -> dict[Value, int]:
         """Add the bound states that were written to; returns which input each one replaces."""
@@ -209,6 +213,8 @@ class _Walk:
             end.programs.get(signature), recorder.path, values, recorder.device.index, replaced
         )
         end.programs[signature] = ending
+        if config.value("LTC_SAVE_TENSORS_FILE"):
+            save_graph(program, ending.key[0], user_line())
         inputs, scalars = recorder.inputs, recorder.scalars
         return program.launch(
             recorder.device.index,
@@ -283,6 +289,7 @@ def end_step(device: Device) -> None:
         flush(device.recorder())
     finally:
         device.random.end_step()
+        metrics.count("DestroyLtcTensor", account_of(device.index).take_freed())
 
 
 def wait_device_ops(chosen: list[Device] | None = None) -> None:

@@ -13,7 +13,7 @@ from ltc.device.recorder import Device, Recorder, device_at
 from ltc.device.signature import DEVICE, Signature
 from ltc.device.state import State
 from ltc.device.step import ready_buffer
-from ltc.device.torch_api import DEVICE_TYPE, storage_of
+from ltc.device.torch_api import DEVICE_TYPE, plain_functions, storage_of
 from ltc.errors import NotLazyTensor
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.transfers import download, upload
@@ -53,7 +53,9 @@ def _uninitialised(tensor: torch.Tensor) -> State:
     """The state of a tensor that C++ made without asking a kernel: zeros."""
     device = device_at(tensor.device.index)
     state = State(None, device)
-    state.buffer = uploaded(torch.zeros(tensor.shape, dtype=tensor.dtype), device)
+    state.buffer = uploaded(
+        torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"), device
+    )
     storage_of(tensor).lazy = state
     return state
 
@@ -118,12 +120,22 @@ def _holding(buffer: Buffer, device: Device) -> State:
 
 def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
     """A buffer with a copy of a CPU tensor's elements."""
+    return _uploaded_together([tensor], device)[0]
+
+
+def _uploaded_together(tensors: list[torch.Tensor], device: Device) -> list[Buffer]:
+    """Buffers with copies of CPU tensors, counted as one transfer."""
     started = time.perf_counter_ns()
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    buffer = Buffer(tuple(plain.shape), plain.dtype, device.index, upload(plain, device.index))
+    buffers = []
+    with plain_functions():
+        for tensor in tensors:
+            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            handle = upload(plain, device.index)
+            buffers.append(Buffer(tuple(plain.shape), plain.dtype, device.index, handle))
+    metrics.count("DeviceDataCacheMiss", len(buffers))
     metrics.record("TransferToDeviceTime", time.perf_counter_ns() - started, "time")
-    metrics.record("OutboundData", buffer.nbytes, "bytes")
-    return buffer
+    metrics.record("OutboundData", sum(buffer.nbytes for buffer in buffers), "bytes")
+    return buffers
 
 
 def to_device(tensor: torch.Tensor, device: Device) -> torch.Tensor:
@@ -139,7 +151,11 @@ def adopt(tensor: torch.Tensor, device: Device) -> State:
 def upload_many(tensors, device) -> list[torch.Tensor]:
     """Copies of CPU tensors on one device, in order; `requires_grad` is kept."""
     target = device_of(device)
-    return [to_device(t, target).requires_grad_(t.requires_grad) for t in tensors]
+    buffers = _uploaded_together(tensors, target)
+    return [
+        wrap_buffer(buffer, target).requires_grad_(tensor.requires_grad)
+        for buffer, tensor in zip(buffers, tensors)
+    ]
 
 
 # --- reading ----------------------------------------------------------------------------------
@@ -154,7 +170,7 @@ def host_value(state: State) -> torch.Tensor:
     if state.base is None or state.buffer is not None:
         return _downloaded(ready_buffer(state))
     plain = _downloaded(ready_buffer(state.base))
-    with torch.no_grad():
+    with torch.no_grad(), plain_functions():
         for overload, args, kwargs, index in state.chain:
             result = overload(plain, *args, **kwargs)
             plain = result if index is None else result[index]
@@ -167,7 +183,9 @@ def _downloaded(buffer: Buffer) -> torch.Tensor:
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
     started = time.perf_counter_ns()
     value = download(buffer.ready())
-    metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")
+    elapsed = time.perf_counter_ns() - started
+    metrics.record("TransferFromDeviceTime", elapsed, "time")
+    metrics.record("TensorToData", elapsed, "time")
     metrics.record("InboundData", buffer.nbytes, "bytes")
     return value
 

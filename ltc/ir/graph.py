@@ -68,14 +68,16 @@ def schedule(*outputs: Node) -> list[Node]:
     return order
 
 
-def show(*outputs: Node) -> str:
-    """The graph as text, one node a line: name, operation, type, attributes."""
+def show(*outputs: Node, notes: Mapping[Node, str] | None = None) -> str:
+    """The graph as text, one node a line: name, operation, type, attributes, and its note."""
+    notes = notes or {}
     names: dict[Node, str] = {}
     rows = []
     for position, node in enumerate(schedule(*outputs)):
         names[node] = f"%{position}"
         operands = "".join(f" {names[n]}" for n in node.inputs)
-        rows.append((f"%{position} = {node.op.name}{operands}", type_text(node.type), _attrs(node)))
+        rest = f"{_attrs(node)} {notes.get(node, '')}".strip()
+        rows.append((f"%{position} = {node.op.name}{operands}", type_text(node.type), rest))
     if not rows:
         return ""
     first = max(len(row[0]) for row in rows) + 8

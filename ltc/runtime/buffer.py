@@ -35,7 +35,7 @@ class Account:
     """Bytes held by the live buffers of one device, and the most there ever were."""
 
     def __init__(self) -> None:
-        self.bytes = self.peak = self.buffers = 0
+        self.bytes = self.peak = self.buffers = self.freed = 0
 
     def add(self, nbytes: int) -> None:
         self.bytes += nbytes
@@ -46,6 +46,12 @@ class Account:
     def remove(self, nbytes: int) -> None:
         self.bytes -= nbytes
         self.buffers -= 1
+        self.freed += 1
+
+    def take_freed(self) -> int:
+        """How many buffers were freed since this was last asked."""
+        freed, self.freed = self.freed, 0
+        return freed
 
 
 _accounts: dict[int, Account] = {}

@@ -12,7 +12,7 @@ from ltc.aten.registry import expand
 from ltc.backends.interface import BackendImplInterface
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
-from ltc.ir.graph import schedule
+from ltc.ir.graph import Graph, schedule
 from ltc.passes import pipeline
 from ltc.runtime.cache import PROGRAMS
 from ltc.runtime.program import InputRole, Program
@@ -97,12 +97,16 @@ def _producers(call: Call) -> list[Call]:
 def _compile(calls, outputs, device: int, replaced: dict[int, int]) -> Program:
     started = time.perf_counter_ns()
     numbering = Numbering(calls)
-    graph = pipeline.run(expand(calls, outputs, numbering))
-    computation = _computation(backend(), graph, device, frozenset(replaced.values()))
+
+    def graph_of() -> Graph:
+        return pipeline.run(expand(calls, outputs, numbering))
+
+    computation = _computation(backend(), graph_of(), device, frozenset(replaced.values()))
     metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
-    return Program(computation, types, replaced, _roles(numbering, replaced, calls), graph, len(calls))
+    roles = _roles(numbering, replaced, calls)
+    return Program(computation, types, replaced, roles, graph_of, len(calls))
 
 
 def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[InputRole, ...]:

@@ -44,10 +44,17 @@ class Executor:
                 work()
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._in_flight() < config.value("LTC_MAX_IN_FLIGHT"))
             self._waiting.append((work, execution))
             self._start_thread()
             self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Block while LTC_MAX_IN_FLIGHT programs wait or run."""
+        if self._in_flight() >= config.value("LTC_MAX_IN_FLIGHT"):
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._in_flight() < config.value("LTC_MAX_IN_FLIGHT")
+                )
 
     def _idle(self) -> bool:
         return not self._waiting and self._running is None

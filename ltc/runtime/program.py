@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,14 +37,15 @@ class Program:
     replaced     output position -> position of the input that it takes the place of, and whose
                  memory it may write over
     roles        every input and scalar, by role
-    text         the graph it was compiled from, printable
+    graph_of     makes the graph it was compiled from anew: kept, it would outweigh the rest
+    calls        how many recorded calls it runs
     """
 
     computation: Any
     types: tuple[tuple, ...]
     replaced: dict[int, int]
     roles: tuple[InputRole, ...] = ()
-    graph: Any = None
+    graph_of: Callable[[], Any] | None = None
     calls: int = 0
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
 
@@ -68,6 +70,9 @@ class Program:
             for i, (shape, dtype) in enumerate(self.types)
         ]
         work = _Work(self, executor, execution, inputs, scalars, outputs)
+        started = time.perf_counter_ns()
+        executor.wait_for_room()
+        metrics.record("DeviceLockWait", time.perf_counter_ns() - started, "time")
         executor.run(work, execution, long=self.seconds > SHORT_SECONDS)
         return outputs
 

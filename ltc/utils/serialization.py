@@ -13,14 +13,13 @@ import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from tqdm import tqdm
 
-from ltc.device.tensor import is_lazy, state_of
 from ltc.device.step import ready_buffer
+from ltc.device.tensor import is_lazy, state_of
 from ltc.distributed import world
 from ltc.utils import old_serialization, safetensors_format
 from ltc.utils.nested import check_table, find, from_table, tensors_of, to_table
@@ -30,7 +29,7 @@ from ltc.utils.safetensors_format import (
     read_header, sums_of,
 )
 from ltc.utils.saving import writing
-from ltc.utils.shared_tensors import Entry, Placement, arranged, as_bytes, contiguous_strides
+from ltc.utils.shared_tensors import Entry, Placement, arranged, as_bytes
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
 
@@ -58,21 +57,34 @@ def save(
     The path holds the old file until the new one is whole on disk. Tensors that share memory are
     stored once. Raises TypeError where `data` hold anything else, saying where it sits.
     """
-    named = tensors_of(data)
-    _start([tensor for _, tensor in named])  # on every replica, so that all run the same programs
+    plan = planned(data)
     if not master_only or world.is_master(local=not global_master):
-        _write(data, named, os.fspath(path), progress)
+        write(plan, path, progress)
 
 
-def _start(tensors: list[torch.Tensor]) -> None:
-    """Have everything computed that the tensors wait for, as one program per device."""
-    for tensor in tensors:
-        if is_lazy(tensor):
-            state = state_of(tensor)
-            ready_buffer(state if state.base is None else state.base)
+@dataclass
+class Plan:
+    """What a save is going to write.
+
+    header   with room for the checksums
+    entries  what follows it, in this order; each is fetched when its turn comes
+    """
+
+    header: bytearray
+    entries: list[Entry]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.header) + sum(bytes_of_type(e.dtype, e.shape) for e in self.entries)
 
 
-def _write(data: Any, named: list[tuple[str, torch.Tensor]], path: str, progress: bool) -> None:
+def planned(data: Any) -> Plan:
+    """What saving `data` takes; everything its tensors wait for is started, on every replica alike.
+
+    Raises TypeError where `data` hold something that can not be saved, saying where it sits.
+    """
+    named = tensors_of(data)
+    _start([tensor for _, tensor in named])
     entries, placements = arranged(named)
     # The widest elements first: then every tensor starts at a multiple of its element's size.
     entries.sort(key=lambda e: -e.dtype.itemsize)
@@ -87,19 +99,35 @@ def _write(data: Any, named: list[tuple[str, torch.Tensor]], path: str, progress
     metadata = {
         "format": "pt",
         "ltc.version": "1",
-        "ltc.order": json.dumps([e.name for e in entries], separators=(",", ":")),
-        "ltc.raw": json.dumps(raw, separators=(",", ":")),
-        "ltc.tree": json.dumps(table, separators=(",", ":")),
+        "ltc.order": _compact([e.name for e in entries]),
+        "ltc.raw": _compact(raw),
+        "ltc.tree": _compact(table),
     }
-    header = header_bytes(placed(_stored_type(e) for e in entries), metadata)
-    total = sum(bytes_of_type(e.dtype, e.shape) for e in entries)
-    with writing(path, len(header) + total) as file:
-        file.write(header)
-        with tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
-            sums = [_stream(entry, file, bar) for entry in entries]
-        fill_sums(header, sums)
+    return Plan(header_bytes(placed(_stored_type(e) for e in entries), metadata), entries)
+
+
+def _compact(x: Any) -> str:
+    return json.dumps(x, separators=(",", ":"))
+
+
+def _start(tensors: list[torch.Tensor]) -> None:
+    """Have everything computed that the tensors wait for, as one program per device."""
+    for tensor in tensors:
+        if is_lazy(tensor):
+            state = state_of(tensor)
+            ready_buffer(state if state.base is None else state.base)
+
+
+def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
+    """Carry a plan out: one tensor at a time, then the checksums, then the new file's name."""
+    path = os.fspath(path)
+    with writing(path, plan.nbytes) as file:
+        file.write(plan.header)
+        with tqdm(total=plan.nbytes, unit="B", unit_scale=True, disable=not progress) as bar:
+            sums = [_stream(entry, file, bar) for entry in plan.entries]
+        fill_sums(plan.header, sums)
         file.seek(0)
-        file.write(header)
+        file.write(plan.header)
     old_serialization.remove_tensors_of(path)
 
 

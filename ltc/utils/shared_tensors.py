@@ -41,13 +41,15 @@ class Layout:
 class Entry:
     """Something to be stored.
 
-    name   of the first tensor in it
-    fetch  () -> its elements as a contiguous CPU tensor, which may be live memory: do not write
+    name    of the first tensor in it
+    tensor  the one it is as a whole, or None where it is a stretch under several
+    fetch   () -> its elements as a contiguous CPU tensor, which may be live memory: do not write
     """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    tensor: torch.Tensor | None
     fetch: Callable[[], torch.Tensor]
 
 
@@ -196,7 +198,7 @@ def _part(entry: Entry, begin: int, layout: Layout, whole: Layout | None) -> Pla
 
 
 def _whole(tensor: torch.Tensor, name: str) -> Entry:
-    return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: _on_host(tensor))
+    return Entry(name, tensor.dtype, tuple(tensor.shape), tensor, lambda: _on_host(tensor))
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -208,7 +210,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _stretch(tensor: torch.Tensor, begin: int, end: int, name: str) -> Entry:
     """The bytes [begin, end) of the storage of a tensor."""
-    return Entry(name, torch.uint8, (end - begin,), lambda: _bytes_under(tensor)[begin:end])
+    return Entry(name, torch.uint8, (end - begin,), None, lambda: _bytes_under(tensor)[begin:end])
 
 
 def _bytes_under(tensor: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,7 @@ def a_step_of_everything():
     ltm.mark_step()
     weight.cpu()
     del weight
+    ltm.mark_step()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,7 +120,7 @@ def test_178_a_read_is_the_one_fallback_of_item():
 
 
 def test_179_tracing_is_timed_for_each_operation():
-    x = torch.ones(2, device=ltm.lazy_device())
+    x = torch.ones(next(sizes), device=ltm.lazy_device())  # a size not recorded before
     y = x + 1
     z = y * 2  # noqa: F841
     assert met.metric_data("LazyTracing")[0] > 1
