@@ -297,12 +297,14 @@ def _unique(kind: type) -> Callable[[list], Any]:
 
 def _named_tuple(parts: list, module: str, qualified: str, fields: list) -> tuple:
     """An instance of the named class where the program has it, else of a class just like it."""
+    for text in (module, qualified, *fields):
+        _exactly(text, str)
     if len(fields) != len(parts):
         raise ValueError(f"{len(parts)} values for {len(fields)} fields")
     kind = _known_class(module, qualified)
     known = isinstance(kind, type) and issubclass(kind, tuple)
     if not known or vars(kind).get("_fields") != tuple(fields):
-        kind = namedtuple(str(qualified).rpartition(".")[2], fields)  # checks the names
+        kind = namedtuple(qualified.rpartition(".")[2], fields)  # checks the names
     return tuple.__new__(kind, parts)
 
 
