@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
     r"^(?P<indent>[ ]*)```(?P<language>[^\n]*)\n(?P<body>.*?)^(?P=indent)```", re.M | re.S
 )
-LINK = re.compile(r"\]\((?!https?:|#)(?P<target>[^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#\s]*)(#(?P<heading>[^)\s]*))?\)")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 PAGES = [page for page in PAGES if page.exists()]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -61,7 +61,7 @@ def printed_by(page: Path, code: list[tuple[int, str]], folder: Path) -> list[st
     """What each block prints; what they save lands in `folder`."""
     # A reader's process has the defaults, not what the tests are run with.
     environment = {n: v for n, v in os.environ.items() if not n.startswith(("LTC_", "XRT_"))}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, str(page.relative_to(ROOT))],
         input=json.dumps(code), capture_output=True, text=True, cwd=folder, env=environment,
@@ -81,7 +81,8 @@ def difference(expected: str, printed: str) -> str:
 @every_page
 def test_the_blocks_of_a_page_run_and_print_what_it_says(page, tmp_path):
     found = blocks(page, "python", "output")
-    printed = iter(printed_by(page, [(n, text) for n, kind, text in found if kind == "python"], tmp_path))
+    code = [(line, text) for line, kind, text in found if kind == "python"]
+    printed = iter(printed_by(page, code, tmp_path))
     wrong, latest = [], None
     for line, kind, text in found:
         if kind == "python":
@@ -106,8 +107,18 @@ def test_the_commands_of_a_page_print_what_it_says(page):
 
 @every_page
 def test_the_links_of_a_page_lead_somewhere(page):
-    missing = [m["target"] for m in LINK.finditer(page.read_text()) if not (page.parent / m["target"]).exists()]
-    assert not missing
+    missing = []
+    for link in LINK.finditer(page.read_text()):
+        target = page.parent / link["target"] if link["target"] else page
+        if not target.exists() or (link["heading"] and link["heading"] not in headings(target)):
+            missing.append(link[0])
+    assert missing == []
+
+
+def headings(page: Path) -> set[str]:
+    """The page's headings, as a link names them."""
+    titles = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_readme_is_one_screen_and_has_an_example():
@@ -155,6 +166,14 @@ def test_the_api_page_has_every_public_name(module):
 def test_the_api_page_has_every_variable():
     rows = api_page().splitlines()
     assert [row for row in map(variable_row, config.FLAGS) if row not in rows] == []
+
+
+def test_the_api_page_has_every_counter_and_metric():
+    recorded = re.compile(r'metrics\.(?:count|record|timed)\(\s*f?"([\w:.]+)(?="|\{)')
+    sources = [path.read_text() for path in (ROOT / "ltc").rglob("*.py")]
+    names = {name for source in sources for name in recorded.findall(source)}
+    assert "MarkStep" in names
+    assert [name for name in sorted(names) if f"`{name}" not in api_page()] == []
 
 
 @every_page

@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 
 from ltc.aten.call import Call
 from ltc.device.lines import user_line
-from ltc.device.step import synchronize, value_of
+from ltc.device.step import exclusively, synchronize, value_of
 from ltc.device.tensor import device_of, is_lazy, state_of, wrap
 from ltc.device.torch_api import (
     DEVICE_TYPE, is_multithreading_enabled, set_multithreading_enabled, take_stashed_error,
@@ -80,16 +80,20 @@ def _keep_recomputation() -> None:
 
 def barrier(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a lazy tensor that no pass merges with anything else."""
-    from_state = value_of(state_of(tensor))
-    recorder = from_state.recorder
+    state = state_of(tensor)
+    recorder = state.device.recorder()
 
-    def make_call() -> Call:
-        call = Call("ltc::barrier", (from_state, recorder.last.depth), {}, line=user_line())
-        recorder.values(call, [(from_state.shape, from_state.dtype)])
-        return call
+    def record_barrier() -> torch.Tensor:
+        value = value_of(state)
 
-    with recorder.lock:
-        return wrap(recorder, recorder.advance(("ltc::barrier", from_state), make_call).value)
+        def make_call() -> Call:
+            call = Call("ltc::barrier", (value, recorder.last.depth), {}, line=user_line())
+            recorder.values(call, [(value.shape, value.dtype)])
+            return call
+
+        return wrap(recorder, recorder.advance(("ltc::barrier", value), make_call).value)
+
+    return exclusively(recorder, record_barrier)
 
 
 class _Barrier(torch.autograd.Function):

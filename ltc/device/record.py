@@ -19,7 +19,7 @@ from ltc.device.signature import (
     ATTRIBUTE, DEVICE, GENERATOR, IGNORED, NUMBER, NUMBERS, OPTIONAL_TENSOR, OPTIONAL_TENSORS,
     TENSOR, TENSORS, Signature,
 )
-from ltc.device.step import flush, value_of
+from ltc.device.step import exclusively, flush, value_of
 from ltc.device.tensor import adopt, device_of_call, state_of, wrap
 from ltc.device.torch_api import plain_functions
 from ltc.device.views import link_view, write
@@ -49,16 +49,18 @@ def _record(signature: Signature, values: list):
     if signature.has_no_result or is_forced(signature):
         return fallback.run_eagerly(signature, values, device)
     recorder = device.recorder()
-    with recorder.lock:
-        if recorder.too_long:
-            cut(recorder)
-        lowered = _Lowered(recorder, signature, values)
-        try:
-            entry = recorder.advance(lowered.key, lowered.make_call)
-        except NoTypes:
-            entry = None
-    if entry is None:  # outside the lock: it may wait for the device
+    try:
+        return exclusively(recorder, lambda: _extend(recorder, signature, values))
+    except NoTypes:
         return fallback.run_eagerly(signature, values, device)
+
+
+def _extend(recorder: Recorder, signature: Signature, values: list):
+    """Record one call at the end of the walk; raises NoTypes where it has to be run to be known."""
+    if recorder.too_long:
+        cut(recorder)
+    lowered = _Lowered(recorder, signature, values)
+    entry = recorder.advance(lowered.key, lowered.make_call)
     recorder.scalars.extend(lowered.numbers)
     return _results(recorder, signature, values, entry)
 

@@ -84,6 +84,14 @@ def _hashable(key):
     )
 
 
+class Interrupted(AttributeError):
+    """Another thread ended the walk while a kernel was reading its operands.
+
+    An AttributeError, as kernels meet it with every operand that is not theirs: they then go the
+    thorough way, which reads all of them again.
+    """
+
+
 class Recorder:
     """The walk of one thread on one device.
 
@@ -94,11 +102,12 @@ class Recorder:
     inputs   Buffers, in the order of the path's input entries
     scalars  numbers, 0-dim CPU tensors and seeds, in the order the entries refer to them
     foreign  values in this walk of states that another thread's walk uses as well
+    interrupted  whether another thread ended the walk: a kernel under way must read anew
     """
 
     __slots__ = (
         "device", "thread", "new_tensor", "root", "cursor", "last", "live", "bound", "inputs",
-        "scalars", "foreign", "ended", "entries", "lock", "draw", "__weakref__",
+        "scalars", "foreign", "interrupted", "ended", "entries", "lock", "draw", "__weakref__",
     )
 
     def __init__(self, device: "Device") -> None:
@@ -109,6 +118,7 @@ class Recorder:
         self.inputs: list[Buffer] = []
         self.scalars: list = []
         self.foreign: dict[State, Value] = {}
+        self.interrupted = False
         self.lock = threading.RLock()
         self._plant()
 
@@ -162,6 +172,8 @@ class Recorder:
             self.last, self.cursor = entry, entry.next
         else:
             with self.lock:
+                if self.interrupted:
+                    raise Interrupted
                 entry = self.advance(buffer.key, lambda: self._input_call(buffer))
         self.inputs.append(buffer)
         self.bound.append(state)

@@ -20,7 +20,8 @@ from ltc.device.kernels import build_kernel, lazily_built
 from ltc.device.recorder import devices
 from ltc.device.signature import Signature
 from ltc.device.state import liveness_is_as_assumed
-from ltc.device.step import wait_device_ops
+from ltc.device.step import exclusively, wait_device_ops
+from ltc.device.tensor import device_among
 from ltc.errors import LtcError
 from ltc.runtime.cache import PROGRAMS
 from ltc.runtime.executor import all_executors
@@ -47,7 +48,9 @@ def _library(namespace: str) -> torch.library.Library:
 
 def _register_kernels(library) -> None:
     special = {
-        **copies.KERNELS, **decompositions.KERNELS, **pickling.KERNELS, "expand": _expand(),
+        **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
+        **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
+        "expand": _expand(),
     }
     for name in torch_api.all_overload_names():
         rest = name.removeprefix("aten::")
@@ -62,7 +65,7 @@ def _register_kernels(library) -> None:
             library.impl(rest, lazily_built(Signature, overload), "PrivateUse1")
     for rest, kernel in special.items():
         if _overload(rest) is not None:
-            library.impl(rest, _without_modes(kernel), "PrivateUse1")
+            library.impl(rest, kernel, "PrivateUse1")
         else:
             skipped.append(f"aten::{rest}")
     library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
@@ -89,6 +92,17 @@ def _without_modes(kernel):
     def guarded(*args, **kwargs):
         with torch_api.plain_functions():
             return kernel(*args, **kwargs)
+
+    return guarded
+
+
+def _exclusive(kernel):
+    """A kernel that changes the walk by hand: no other thread may end it meanwhile."""
+
+    def guarded(*args, **kwargs):
+        recorder = device_among([*args, kwargs.get("device")]).recorder()
+        with torch_api.plain_functions():
+            return exclusively(recorder, lambda: kernel(*args, **kwargs))
 
     return guarded
 

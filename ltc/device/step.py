@@ -7,10 +7,12 @@ thread needs something that is pending in it.
 from __future__ import annotations
 
 import sys
+import threading
 import time
-import warnings
+from collections.abc import Callable
 from sys import getrefcount
 from threading import get_ident
+from typing import Any
 
 from ltc import config
 from ltc.aten.call import Call, Value
@@ -18,7 +20,7 @@ from ltc.debug import metrics
 from ltc.device.lines import user_line
 from ltc.device.meta import result_types
 from ltc.device.recorder import (
-    END, INPUT, KERNEL_FILE, Device, Recorder, device_at, devices,
+    END, INPUT, KERNEL_FILE, Device, Interrupted, Recorder, devices,
 )
 from ltc.device.state import DEAD, State
 from ltc.runtime.buffer import Buffer, Execution, Failure, account_of
@@ -28,29 +30,77 @@ from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 
 
+# --- a walk and its threads -------------------------------------------------------------------
+
+class _Thread(threading.local):
+    holding = 0  # how many walks of its own this thread has closed to others
+
+
+_this_thread = _Thread()
+
+
+class PendingElsewhere(Exception):
+    """What is needed is pending in another thread's walk, and this thread holds one of its own."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+
+def exclusively(recorder: Recorder, action: Callable[[], Any]) -> Any:
+    """`action()` while no other thread can end the walk of `recorder`, this thread's own.
+
+    Whatever changes a walk outside the generated kernels runs in here.  Two threads that held
+    their own walks and waited for each other's would wait for ever, so a thread that needs
+    another's lets go of its own first and begins anew: `action` reads before it writes.
+    """
+    while True:
+        try:
+            with recorder.lock:
+                recorder.interrupted = False  # what is read from here on is of one walk
+                _this_thread.holding += 1
+                try:
+                    return action()
+                finally:
+                    _this_thread.holding -= 1
+        except PendingElsewhere as pending:
+            if _this_thread.holding:
+                raise
+            flush_other_thread(pending.recorder)
+
+
+def _flush_foreign(recorder: Recorder) -> None:
+    if _this_thread.holding:
+        raise PendingElsewhere(recorder)
+    flush_other_thread(recorder)
+
+
 # --- reading values ---------------------------------------------------------------------------
 
 def value_of(state: State) -> Value:
     """The Value that `state` has in the calling thread's walk, bound or derived where needed."""
     recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
-    value = state.value
-    if value is None:
-        if state.buffer is None:
-            return derive_view(state)
-        value = state.value = recorder.bind(state)
-        return value
-    if value.recorder is recorder:
-        return value
-    if state.buffer is not None:
-        return recorder.bind_foreign(state)
-    flush_other_thread(value.recorder)
-    return value_of(state)
+    while True:
+        value = state.value
+        if value is None:
+            if state.buffer is not None:
+                value = state.value = recorder.bind(state)
+                return value
+            if state.base is not None:
+                if recorder.interrupted:
+                    raise Interrupted
+                return exclusively(recorder, lambda: derive_view(state))
+        elif value.recorder is recorder:
+            return value
+        elif state.buffer is not None:
+            return recorder.bind_foreign(state)
+        else:
+            _flush_foreign(value.recorder)
+        # else another thread is just writing to it: look again
 
 
 def values_of(states: list[State]) -> list[Value]:
     """`value_of` each, in order: what list kernels call where not all have a value yet."""
     recorder = states[0].device.recorder()
-    inputs, bound = recorder.inputs, recorder.bound
     values = []
     for state in states:
         value = state.value
@@ -59,8 +109,8 @@ def values_of(states: list[State]) -> list[Value]:
             # the common case of Recorder.bind, without its calls: a list may be long
             if buffer is not None and entry.key is buffer.key and buffer.execution is None:
                 recorder.last, recorder.cursor = entry, entry.next
-                inputs.append(buffer)
-                bound.append(state)
+                recorder.inputs.append(buffer)
+                recorder.bound.append(state)
                 value = state.value = entry.value
             else:
                 value = value_of(state)
@@ -71,11 +121,10 @@ def values_of(states: list[State]) -> list[Value]:
 
 
 def derive_view(state: State) -> Value:
-    """Apply a stale view's chain to the present value of its base."""
+    """Apply a stale view's chain to the present value of its base; called exclusively."""
     value = value_of(state.base)
-    with value.recorder.lock:
-        for overload, args, kwargs, index in state.chain:
-            value = view_value(value, overload, args, kwargs)[index or 0]
+    for overload, args, kwargs, index in state.chain:
+        value = view_value(value, overload, args, kwargs)[index or 0]
     state.value = value
     value.recorder.live.append(state)  # so that the end of this walk makes it stale again
     return value
@@ -95,13 +144,15 @@ def _view_call(value: Value, overload, args: tuple, kwargs: dict) -> Call:
 
 def ready_buffer(state: State) -> Buffer:
     """The buffer of a state that is not a view; what is pending for it is started first."""
-    if state.buffer is None:
+    while state.buffer is None:
         value = state.value
+        if value is None:
+            continue  # another thread has just started it, and gives it its buffer first
         metrics.count("EarlySyncLiveTensorsCount")
         if value.recorder.thread == get_ident():
             flush(value.recorder)
         else:
-            flush_other_thread(value.recorder)
+            _flush_foreign(value.recorder)
     buffer = state.buffer = state.buffer.settled()
     return buffer
 
@@ -269,13 +320,17 @@ def flush_other_thread(recorder: Recorder) -> None:
             recorder.lock.release()
             time.sleep(0)  # lets the other thread finish its call
             recorder.lock.acquire()
-        flush(recorder)
+        try:
+            flush(recorder)
+        finally:
+            recorder.cursor, recorder.interrupted = END, True
 
 
 def _is_recording(thread: int) -> bool:
+    """Whether a generated kernel is on that thread's stack."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        if frame.f_code.co_filename is KERNEL_FILE or frame.f_code.co_filename == KERNEL_FILE:
+        if frame.f_code.co_filename == KERNEL_FILE:
             return True
         frame = frame.f_back
     return False

@@ -68,10 +68,17 @@ def device_of_call(signature: Signature, values: list) -> Device | None:
     for argument, value in zip(signature.arguments, values):
         if argument.kind == DEVICE and value is not None:
             return device_of(value) if value.type == DEVICE_TYPE else None
-    for value in values:
-        for part in value if isinstance(value, (list, tuple)) else (value,):
+    return device_among(values)
+
+
+def device_among(operands) -> Device:
+    """The device of the first lazy tensor or ltc torch.device; the current one without any."""
+    for operand in operands:
+        for part in operand if isinstance(operand, (list, tuple)) else (operand,):
             if isinstance(part, torch.Tensor) and part.device.type == DEVICE_TYPE:
                 return device_at(part.device.index)
+            if isinstance(part, torch.device) and part.type == DEVICE_TYPE:
+                return device_of(part)
     return current_device()
 
 

@@ -74,9 +74,7 @@ def _write_base(state: State, value: Value) -> None:
         recorder.values(call, [(old.shape, old.dtype)])
         return call
 
-    with recorder.lock:
-        entry = recorder.advance(key, make_call)
-    write(base, entry.value)
+    write(base, recorder.advance(key, make_call).value)
 
 
 def _key(link: tuple) -> tuple:

@@ -51,6 +51,11 @@ class Channel:
         # Each consumer adds its own frames to what the producer's thread left.
         raise self._error.with_traceback(self._traceback)
 
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until `get` has an answer; False where it has none in time."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds))
+
     def close(self) -> None:
         """End it: no more items follow."""
         self.fail(None)
@@ -67,12 +72,21 @@ class Channel:
                 self._traceback = error.__traceback__ if error is not None else None
                 self._changed.notify_all()
 
-    def cancel(self) -> None:
-        """End it from the consumers' side: what is inside is dropped, and producers wake."""
+    def cancel(self, error: BaseException | None = None) -> None:
+        """End it from the consumers' side: what is inside is dropped, and producers wake.
+
+        error  what a consumer that asks all the same gets in place of StopIteration
+        """
         with self._changed:
-            self._closed = True
+            self._closed, self._error = True, error
+            self._traceback = error.__traceback__ if error is not None else None
             self._items.clear()
             self._changed.notify_all()
+
+    def is_over(self) -> bool:
+        """Whether it has ended and everything inside was taken."""
+        with self._changed:
+            return self._closed and not self._items
 
     def __len__(self) -> int:
         return len(self._items)

@@ -46,8 +46,12 @@ def writing(path: str | os.PathLike, nbytes: int = 0) -> Iterator[BinaryIO]:
             _hold(file)
             yield file
         _remove_abandoned(Path(os.path.realpath(path)))
-    except OSError as error:
-        raise type(error)(error.errno, _explained(path, nbytes, error)) from error
+    except (OSError, RuntimeError) as error:
+        # torch's zip writer, closed after an OSError, raises an error of its own on top of it
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise type(cause)(cause.errno, _explained(path, nbytes, cause)) from error
 
 
 def _explained(path: str | os.PathLike, nbytes: int, error: OSError) -> str:

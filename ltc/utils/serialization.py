@@ -11,7 +11,9 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -33,7 +35,7 @@ from ltc.utils.shared_tensors import Entry, Placement, arranged, as_bytes
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
 
-CHUNK_BYTES = 4 << 20  # summed and written while it is in the processor's cache
+CHUNK_BYTES = 4 << 20  # written at a time; smaller tensors are summed by the thread that writes
 MAPPED_BYTES = 1 << 20  # smaller tensors are read: a process may map some 65 thousand areas only
 
 _DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
@@ -123,8 +125,8 @@ def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
     path = os.fspath(path)
     with writing(path, plan.nbytes) as file:
         file.write(plan.header)
-        with tqdm(total=plan.nbytes, unit="B", unit_scale=True, disable=not progress) as bar:
-            sums = [_stream(entry, file, bar) for entry in plan.entries]
+        with _shown(plan.nbytes, progress) as done, ThreadPoolExecutor(max_workers=1) as summing:
+            sums = [_stream(entry, file, done, summing) for entry in plan.entries]
         fill_sums(plan.header, sums)
         file.seek(0)
         file.write(plan.header)
@@ -171,16 +173,29 @@ def _text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _stream(entry: Entry, file: BinaryIO, bar: tqdm) -> int:
-    """Write the bytes of an entry; returns their checksum."""
+def _stream(
+    entry: Entry, file: BinaryIO, done: Callable[[int], Any], summing: ThreadPoolExecutor
+) -> int:
+    """Write the bytes of an entry; returns their checksum, found in another thread meanwhile."""
     content = memoryview(as_bytes(entry.fetch()).numpy())
-    checksum = 0
+    if len(content) < CHUNK_BYTES:
+        file.write(content)
+        done(len(content))
+        return zlib.crc32(content)
+    checksum = summing.submit(zlib.crc32, content)
     for start in range(0, len(content), CHUNK_BYTES):
-        chunk = content[start : start + CHUNK_BYTES]
-        checksum = zlib.crc32(chunk, checksum)
-        file.write(chunk)
-        bar.update(len(chunk))
-    return checksum
+        done(file.write(content[start : start + CHUNK_BYTES]))
+    return checksum.result()
+
+
+@contextmanager
+def _shown(total: int, wanted: bool) -> Iterator[Callable[[int], Any]]:
+    """A function that takes how many more bytes are done; a bar shows them where it is wanted."""
+    if not wanted:  # a tqdm, even a silent one, takes a lock that all forks of a process share
+        yield lambda more: None
+        return
+    with tqdm(total=total, unit="B", unit_scale=True) as bar:
+        yield bar.update
 
 
 # --- loading ----------------------------------------------------------------------------------
@@ -226,7 +241,10 @@ class _Saved:
 
     def data(self, keys: Iterable[str] | None) -> Any:
         total = sum(e.end - e.begin for e in self._header.entries)
-        with tqdm(total=total, unit="B", unit_scale=True, disable=not self._progress) as self._bar:
+        with (
+            _shown(total, self._progress) as self._done,
+            ThreadPoolExecutor(max_workers=1) as self._summing,
+        ):
             return self._flat(keys) if self._content is None else self._nested(keys)
 
     def _flat(self, keys: Iterable[str] | None) -> dict[str, torch.Tensor]:
@@ -281,35 +299,38 @@ class _Saved:
     def _tensor(self, name: str) -> torch.Tensor:
         """A tensor of the file on the device, its bytes checked."""
         if name not in self._read:
-            self._read[name] = self._plain(name).to(self._device)
+            number = self._number[name]
+            entry = self._header.entries[number]
+            start = self._header.data_start + entry.begin
+            content = _bytes_at(self._file, self._path, start, entry.end - entry.begin)
+            if len(content) < CHUNK_BYTES:
+                self._check(zlib.crc32(content.numpy()), number)
+            else:  # summed while the device copies it
+                checksum = self._summing.submit(zlib.crc32, content.numpy())
+            self._read[name] = self._typed(content, entry).to(self._device)
+            if len(content) >= CHUNK_BYTES:
+                self._check(checksum.result(), number)
+            self._done(len(content))
         return self._read[name]
 
-    def _plain(self, name: str) -> torch.Tensor:
-        number = self._number[name]
-        entry = self._header.entries[number]
-        content = _bytes_at(
-            self._file, self._path, self._header.data_start + entry.begin, entry.end - entry.begin
-        )
-        self._check(content, number)
-        self._bar.update(len(content))
-        real = self._content.raw.get(name) if self._content is not None else None
+    def _typed(self, content: torch.Tensor, entry: safetensors_format.Entry) -> torch.Tensor:
+        """The bytes of an entry as what they stand for."""
+        if entry.dtype is torch.bool and bool((content > 1).any()):
+            raise DamagedFile(f"{self._path}: tensor {entry.name!r} has booleans that are not 0 or 1.")
+        real = self._content.raw.get(entry.name) if self._content is not None else None
         dtype = entry.dtype if real is None else real
         if content.data_ptr() % dtype.itemsize:
             content = content.clone()  # another writer's file need not be aligned
         shape = entry.shape if real is None else entry.shape[:-1]
         return content.view(dtype).reshape(shape)
 
-    def _check(self, content: torch.Tensor, number: int) -> None:
-        entry = self._header.entries[number]
-        if self._sums is not None:
-            found = zlib.crc32(memoryview(content.numpy()))
-            if found != self._sums[number]:
-                raise DamagedFile(
-                    f"{self._path}: tensor {entry.name!r} is damaged: its bytes have the checksum "
-                    f"{found:08x}, and {self._sums[number]:08x} was saved. Take another copy."
-                )
-        if entry.dtype is torch.bool and bool((content > 1).any()):
-            raise DamagedFile(f"{self._path}: tensor {entry.name!r} has booleans that are not 0 or 1.")
+    def _check(self, found: int, number: int) -> None:
+        if self._sums is not None and found != self._sums[number]:
+            raise DamagedFile(
+                f"{self._path}: tensor {self._header.entries[number].name!r} is damaged: its bytes "
+                f"have the checksum {found:08x}, and {self._sums[number]:08x} was saved. Take "
+                f"another copy."
+            )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Threads: one device each, or all on one device, with the CPU's results."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -150,3 +151,47 @@ def test_an_error_in_a_thread_leaves_the_other_training(equal):
 
     trained, _ = in_threads(lambda: train(0, "ltc:0"), lambda: [fail() for _ in range(20)])
     equal(trained, train(0, "cpu"))
+
+
+def test_a_thread_reads_what_another_is_just_recording():
+    """Every value read belongs to the call it was read of, wherever the reader interrupts."""
+    latest, errors = [None], []
+
+    def record():
+        total = torch.zeros(4, device="ltc")
+        counters = [torch.zeros(3, device="ltc") for _ in range(5)]
+        for count in range(1, 1501):
+            total = total + 1
+            doubled = (total * 2).view(2, 2)
+            doubled[0].add_(1)
+            torch._foreach_add_(counters, 1.0)
+            latest[0] = (count, total, doubled, counters[2].clone())
+            if count % 50 == 0:
+                ltm.mark_step()
+
+    def read():
+        while writer.is_alive():
+            if latest[0] is None:
+                continue
+            count, total, doubled, counter = latest[0]
+            try:
+                assert total[1].item() == count
+                assert doubled.tolist() == [[2 * count + 1] * 2, [2 * count] * 2]
+                assert (total + counter.sum()).tolist() == [4 * count] * 4
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # interrupts in many more places than usual
+    try:
+        writer = threading.Thread(target=record)
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for thread in (writer, *readers):
+            thread.start()
+        for thread in (writer, *readers):
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not errors
+    assert latest[0][0] == 1500

@@ -1,0 +1,205 @@
+"""Memory that the replicas of one host share: a mailbox for every ordered pair of them, and a board.
+
+The layout of a region of n replicas, all words 64 bits, each written by one replica only:
+- the verdict: a flag, a length, and the text that every replica raises once one has found a fault
+- n board entries: how many collectives the replica has begun, whether it is inside one, its process,
+  and a line saying which
+- n * n mailboxes, first by receiver: how many messages were put in, how many were taken out (a cache
+  line each), then SLOTS slots of a header (the caller's word, bytes) and the message itself
+
+Nothing here needs an atomic operation: a counter is stored after what it announces, and read before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+
+import torch
+
+from ltc import config
+
+SLOTS = 4
+LINE = 64  # bytes of a cache line: two writers never share one
+_VERDICT_BYTES = 1 << 16
+_ENTRY_BYTES = 1024
+_TEXT_BYTES = _ENTRY_BYTES - LINE
+_COUNTERS = 4 * LINE
+_SLOT_HEADER = LINE
+_MOST_SLOT_BYTES, _LEAST_SLOT_BYTES = 512 << 10, 4 << 10
+_MOST_REGION_BYTES = 256 << 20
+
+SPINS = 200  # looks at a word before sleeping: about 100 us, what a peer on another core needs
+NAP_SECONDS = 0.02  # a sleeper looks this often whether somebody has found a fault
+
+
+class PeerFailure(RuntimeError):
+    """A collective that cannot end: replicas disagree, one is absent, or one has failed.
+
+    Every replica of the region raises the same text.
+    """
+
+
+def slot_bytes(replicas: int) -> int:
+    """Bytes of the largest message between two of `replicas`."""
+    share = _MOST_REGION_BYTES // (replicas * replicas * SLOTS)
+    return max(min(share, _MOST_SLOT_BYTES) // LINE * LINE, _LEAST_SLOT_BYTES)
+
+
+def region_bytes(replicas: int) -> int:
+    mailbox = _COUNTERS + SLOTS * (_SLOT_HEADER + slot_bytes(replicas))
+    return _VERDICT_BYTES + replicas * _ENTRY_BYTES + replicas * replicas * mailbox
+
+
+class Region:
+    """The shared memory itself, as one replica or many of this process use it.
+
+    memory    a writable mapping of `region_bytes(replicas)` zeros, shared with the others
+    file      its descriptor, or -1 where the replicas are threads of this process
+    """
+
+    def __init__(self, replicas: int, memory: mmap.mmap, file: int = -1) -> None:
+        self.replicas, self.memory, self.file = replicas, memory, file
+        self.words = memoryview(memory).cast("q")
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self.address = self.bytes.data_ptr()
+        self.slot_bytes = slot_bytes(replicas)
+        self._mailbox_bytes = _COUNTERS + SLOTS * (_SLOT_HEADER + self.slot_bytes)
+        self._verdict_lock = threading.Lock()
+
+    @classmethod
+    def of_threads(cls, replicas: int) -> "Region":
+        return cls(replicas, mmap.mmap(-1, region_bytes(replicas)))
+
+    @classmethod
+    def of_processes(cls, replicas: int, path: str) -> "Region":
+        """The region in the file `path`, made by whichever process comes first."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        size = region_bytes(replicas)
+        os.ftruncate(file, size)  # the same size from everyone, and new bytes are zero
+        return cls(replicas, mmap.mmap(file, size), file)
+
+    # --- mailboxes
+
+    def mailbox(self, sender: int, receiver: int) -> int:
+        """Offset, in bytes, of the mailbox from one replica to another."""
+        start = _VERDICT_BYTES + self.replicas * _ENTRY_BYTES
+        return start + (receiver * self.replicas + sender) * self._mailbox_bytes
+
+    def slot(self, mailbox: int, message: int) -> int:
+        """Offset of the header of the slot that holds message number `message`."""
+        return mailbox + _COUNTERS + message % SLOTS * (_SLOT_HEADER + self.slot_bytes)
+
+    # --- the board
+
+    def begin(self, replica: int, count: int, text: bytes) -> None:
+        """Say that `replica` is inside its collective number `count`."""
+        at = _VERDICT_BYTES + replica * _ENTRY_BYTES
+        text = text[:_TEXT_BYTES]
+        self.memory[at + LINE : at + LINE + len(text)] = text
+        struct.pack_into("qqqq", self.memory, at, count, 1, os.getpid(), len(text))
+
+    def end(self, replica: int) -> None:
+        self.words[(_VERDICT_BYTES + replica * _ENTRY_BYTES) // 8 + 1] = 0
+
+    def entry(self, replica: int) -> tuple[int, bool, int, str]:
+        """(collectives begun, whether inside one, process, the line) of a replica."""
+        at = _VERDICT_BYTES + replica * _ENTRY_BYTES
+        count, inside, process, length = struct.unpack_from("qqqq", self.memory, at)
+        text = bytes(self.memory[at + LINE : at + LINE + length]).decode(errors="replace")
+        return count, bool(inside), process, text
+
+    # --- the verdict
+
+    @property
+    def failed(self) -> bool:
+        return self.words[0] != 0
+
+    def fail(self, text: str) -> None:
+        """Make `text` the verdict, unless there is one already."""
+        encoded = text.encode()[: _VERDICT_BYTES - LINE]
+        with self._verdict_lock:
+            if self.file >= 0:
+                fcntl.lockf(self.file, fcntl.LOCK_EX)
+            try:
+                if self.failed:
+                    return
+                self.memory[LINE : LINE + len(encoded)] = encoded
+                self.words[1] = len(encoded)
+                self.words[0] = 1  # last: readers look here first
+            finally:
+                if self.file >= 0:
+                    fcntl.lockf(self.file, fcntl.LOCK_UN)
+
+    def raise_verdict(self) -> None:
+        """Raise PeerFailure with the verdict's text where there is one."""
+        if self.failed:
+            raise PeerFailure(bytes(self.memory[LINE : LINE + self.words[1]]).decode(errors="replace"))
+
+    # --- waiting
+
+    def store(self, offset: int, value: int) -> None:
+        """Store a counter and wake whoever sleeps until it changes."""
+        self.words[offset // 8] = value
+        _wake(self.address + offset)
+
+    def wait_at_least(self, offset: int, value: int, who_is_late) -> None:
+        """Block until the counter at `offset` has reached `value`; the GIL is free meanwhile.
+
+        who_is_late  called after LTC_PEER_TIMEOUT seconds; it makes the verdict
+        Raises PeerFailure as soon as there is a verdict.
+        """
+        words, index = self.words, offset // 8
+        for _ in range(SPINS):
+            if words[index] >= value:
+                return
+            _yield()
+        started = time.monotonic()
+        while (seen := words[index]) < value:
+            self.raise_verdict()
+            if time.monotonic() - started > config.value("LTC_PEER_TIMEOUT"):
+                who_is_late()
+                self.raise_verdict()
+            _sleep(self.address + offset, seen)
+
+
+# --- sleeping until a word changes ------------------------------------------------------------
+# A call through ctypes releases the GIL, which os.sched_yield does not.
+
+_libc = ctypes.CDLL(None, use_errno=False)
+_yield = _libc.sched_yield
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine) if sys.platform == "linux" else None
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+_nap = _TimeSpec(0, int(NAP_SECONDS * 1e9))
+_nap_pointer = ctypes.byref(_nap)
+_syscall = _libc.syscall
+_syscall.argtypes = [
+    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
+    ctypes.c_int,
+]
+
+
+def _sleep(address: int, seen: int) -> None:
+    """Sleep until the word at `address` is no longer `seen`, at most NAP_SECONDS."""
+    if _SYS_FUTEX is None:
+        time.sleep(5e-5)
+        return
+    low = ctypes.c_int32(seen).value  # a futex is 32 bits: the low half, on little-endian machines
+    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, low, _nap_pointer, None, 0)
+
+
+def _wake(address: int) -> None:
+    if _SYS_FUTEX is not None:
+        _syscall(_SYS_FUTEX, address, _FUTEX_WAKE, 1 << 30, None, None, 0)

@@ -1,0 +1,99 @@
+"""How messages travel between replicas: what a schedule needs of a transport, and shared memory's."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from ltc.distributed.region import LINE, SLOTS, Region
+
+Consume = Callable[[torch.Tensor], None]
+
+
+class Mismatch(Exception):
+    """A message carried another word than the receiver expected.
+
+    peer, found  who sent it, and its word
+    """
+
+    def __init__(self, peer: int, found: int) -> None:
+        self.peer, self.found = peer, found
+
+
+class Wire(Protocol):
+    """One replica's way to all others.  Messages from one to another arrive in order.
+
+    replica, replicas   its number, and how many there are
+    message_bytes       the largest message
+    """
+
+    replica: int
+    replicas: int
+    message_bytes: int
+
+    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+        """Send a contiguous 1-D tensor; returns as soon as it may be overwritten."""
+
+    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume) -> None:
+        """Call `consume` with the next message, a 1-D tensor of the size and dtype of `like`.
+
+        The tensor may be overwritten once `consume` returns.
+        Raises Mismatch where the message carries another word.
+        """
+
+
+class SharedMemoryWire:
+    """Messages through the mailboxes of a region, for threads and processes alike."""
+
+    def __init__(self, region: Region, replica: int) -> None:
+        self.region, self.replica, self.replicas = region, replica, region.replicas
+        self.message_bytes = region.slot_bytes
+        # counters survive in the region, so that a wire made anew goes on where the old one was
+        self._sent = [self._counter(replica, peer, 0) for peer in range(self.replicas)]
+        self._received = [self._counter(peer, replica, LINE) for peer in range(self.replicas)]
+        self._views: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self.late: Callable[[int], None] = lambda peer: None
+
+    def _counter(self, sender: int, receiver: int, line: int) -> int:
+        return self.region.words[(self.region.mailbox(sender, receiver) + line) // 8]
+
+    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+        region = self.region
+        mailbox = region.mailbox(self.replica, receiver)
+        number = self._sent[receiver]
+        if number >= SLOTS:
+            region.wait_at_least(
+                mailbox + LINE, number - SLOTS + 1, lambda: self.late(receiver)
+            )
+        slot = region.slot(mailbox, number)
+        struct.pack_into("qq", region.memory, slot, word, part.nbytes)
+        if part.numel():
+            self._view(slot + LINE, part.dtype)[: part.numel()].copy_(part)
+        self._sent[receiver] = number + 1
+        region.store(mailbox, number + 1)
+
+    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume) -> None:
+        region = self.region
+        mailbox = region.mailbox(sender, self.replica)
+        number = self._received[sender]
+        region.wait_at_least(mailbox, number + 1, lambda: self.late(sender))
+        slot = region.slot(mailbox, number)
+        found, nbytes = struct.unpack_from("qq", region.memory, slot)
+        if found != word or nbytes != like.nbytes:
+            raise Mismatch(sender, found)
+        if like.numel():
+            consume(self._view(slot + LINE, like.dtype)[: like.numel()])
+        self._received[sender] = number + 1
+        region.store(mailbox + LINE, number + 1)
+
+    def _view(self, offset: int, dtype: torch.dtype) -> torch.Tensor:
+        """The bytes of a slot as elements."""
+        view = self._views.get((offset, dtype))
+        if view is None:
+            size = self.message_bytes // dtype.itemsize * dtype.itemsize
+            view = self.region.bytes[offset : offset + size].view(dtype)
+            self._views[offset, dtype] = view
+        return view

@@ -1,0 +1,426 @@
+"""Lazy tensors through every way of saving and copying that PyTorch programs use."""
+
+import copy
+import errno
+import io
+import os
+import pickle
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import ltc.core.lazy_model as ltm
+import ltc.utils.serialization as xser
+from ltc.debug import metrics
+from ltc.utils import saving
+from tests.unit.test_serialization import DTYPES, bits, has_elements, random_bits
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import fuzz_checkpoints  # noqa: E402
+import kill_saves  # noqa: E402
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, a buffer, and a parameter that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(4)
+        self.last.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.norm(self.last(self.first(x)))
+
+
+def trained(device="ltc"):
+    torch.manual_seed(0)
+    model = Tied().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4).to(device)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def through_torch(data, **options):
+    file = io.BytesIO()
+    torch.save(data, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+def through_a_queue(data):
+    """What `put` and `get` of a multiprocessing queue do to data."""
+    return pickle.loads(ForkingPickler.dumps(data))
+
+
+WAYS = {
+    "torch.save": through_torch,
+    "pickle": lambda data: pickle.loads(pickle.dumps(data)),
+    "queue": through_a_queue,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def way(request):
+    return request.param
+
+
+def assert_same(after, before):
+    assert after.keys() == before.keys()
+    for name in before:
+        assert after[name].device == before[name].device
+        assert bits(after[name]) == bits(before[name]), name
+
+
+# --- every way ----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if has_elements(d)], ids=str)
+def test_every_dtype_goes_through_every_way(dtype, way):
+    for shape in [(), (0, 3), (2, 3)]:
+        before = random_bits(dtype, shape).to("ltc:0")
+        after = way(before)
+        assert (after.dtype, after.shape, str(after.device)) == (dtype, before.shape, "ltc:0")
+        assert bits(after) == bits(before)
+
+
+def test_a_tensor_may_want_a_gradient_before_and_after(way):
+    assert way(torch.ones(2, device="ltc", requires_grad=True)).requires_grad
+    assert not way(torch.ones(2, device="ltc")).requires_grad
+    parameter = way(nn.Parameter(torch.ones(2, device="ltc")))
+    assert type(parameter) is nn.Parameter and parameter.requires_grad
+
+
+def test_a_state_dict_keeps_its_ties(way):
+    state = trained()[0].state_dict()
+    after = way(state)
+    assert_same(after, state)
+    after["first.weight"].fill_(3)
+    assert after["last.weight"].eq(3).all() and not state["first.weight"].eq(3).any()
+
+
+def test_an_optimizers_state_goes_through(way):
+    _, optimizer = trained()
+    after = way(optimizer.state_dict())
+    for number, state in optimizer.state_dict()["state"].items():
+        assert_same(after["state"][number], state)
+
+
+@pytest.mark.parametrize("name", ["pickle", "queue", "deepcopy"])
+def test_a_module_keeps_its_ties(name):
+    model, _ = trained()
+    after = WAYS[name](model)
+    assert after.first.weight is after.last.weight
+    assert_same(after.state_dict(), model.state_dict())
+    assert not after.last.bias.requires_grad
+
+
+def test_a_module_saved_whole_keeps_its_ties():
+    model, _ = trained()
+    after = through_torch(model, weights_only=False)
+    assert after.first.weight is after.last.weight and after.norm.running_mean.device.type == "ltc"
+
+
+def test_a_view_alone_is_saved_as_what_it_shows(way):
+    x = torch.arange(12.0, device="ltc").reshape(3, 4)
+    assert way(x.t()[1:]).tolist() == x.cpu().t()[1:].tolist()
+
+
+def test_a_moving_average_is_a_copy_of_its_own():
+    model, _ = trained()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(model)
+    before = averaged.module.first.weight.clone()
+    with torch.no_grad():
+        model.first.weight.add_(1)
+    averaged.update_parameters(model)
+    assert not torch.equal(averaged.module.first.weight.cpu(), before.cpu())
+
+
+# --- torch.save ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target, device", [
+    (None, "ltc:2"), ("cpu", "cpu"), (torch.device("cpu"), "cpu"), ({"ltc:2": "cpu"}, "cpu"),
+    (lambda storage, location: storage, "cpu"), ("ltc:1", "ltc:1"), ({"ltc:2": "ltc:3"}, "ltc:3"),
+])
+def test_map_location_is_honoured(target, device):
+    x = torch.arange(3.0, device="ltc:2")
+    loaded = through_torch([x, x.detach()], map_location=target)
+    assert [str(t.device) for t in loaded] == [device, device]
+    loaded[0].add_(1)
+    assert loaded[1].tolist() == [1, 2, 3]
+
+
+def test_a_file_of_the_cpu_loads_to_the_device():
+    model = Tied()
+    loaded = through_torch(model.state_dict(), map_location="ltc")
+    loaded["first.weight"].fill_(2)
+    assert loaded["last.weight"].eq(2).all()
+
+
+@pytest.mark.parametrize("view", [
+    lambda t: t[0:2], lambda t: t[:], lambda t: t.view(4, 4), lambda t: t.t(), lambda t: t.view(16),
+])
+def test_160_a_tensor_and_a_view_of_it_can_not_be_saved_together(view, error_of):
+    t = torch.zeros(4, 4, device="ltc")
+    text = error_of(lambda: through_torch((t, view(t))))
+    assert re.match(r"Tensor ID \d+ .*is sharing a view with tensor ID \d+", text)
+
+
+def run_plain(code, *arguments, **environment):
+    """Run code in a fresh interpreter; returns what it printed."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
+        check=True, cwd=ROOT, env={**os.environ, **environment}, timeout=120,
+    ).stdout
+
+
+WITHOUT_LTC = """
+import sys, torch
+print(torch.load(sys.argv[1], map_location="cpu")["x"].tolist())
+try:
+    torch.load(sys.argv[1])
+except RuntimeError as error:
+    print(error)
+assert "ltc" not in sys.modules
+"""
+
+
+def test_a_saved_tensor_loads_without_ltc_onto_the_cpu_or_says_what_is_missing(tmp_path):
+    torch.save({"x": torch.arange(3, device="ltc:2")}, tmp_path / "x")
+    printed = run_plain(WITHOUT_LTC, tmp_path / "x")
+    assert "[0, 1, 2]" in printed and "ltc:2" in printed
+
+
+ON_ONE_DEVICE = """
+import pickle, sys, torch, ltc
+for load in (lambda: torch.load(sys.argv[1]), lambda: pickle.load(open(sys.argv[2], "rb"))):
+    try:
+        load()
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_159_a_tensor_of_a_device_that_is_missing_is_an_error_that_names_it(tmp_path):
+    x = torch.ones(2, device="ltc:3")
+    torch.save(x, tmp_path / "x")
+    (tmp_path / "p").write_bytes(pickle.dumps(x))
+    printed = run_plain(ON_ONE_DEVICE, tmp_path / "x", tmp_path / "p", LTC_NUM_DEVICES="1")
+    assert "LTC device 3" in printed and "ltc:3 does not exist" in printed
+
+
+# --- ltm.save -----------------------------------------------------------------------------------
+
+
+def test_149_a_saved_state_is_on_the_cpu_and_needs_no_ltc(tmp_path):
+    model, _ = trained()
+    ltm.save(model.state_dict(), tmp_path / "x")
+    code = "import sys, torch; s = torch.load(sys.argv[1], weights_only=True)\n"
+    code += "assert 'ltc' not in sys.modules; print({t.device.type for t in s.values()}, len(s))"
+    assert run_plain(code, tmp_path / "x") == f"{{'cpu'}} {len(model.state_dict())}\n"
+
+
+def test_149_tied_tensors_are_tied_in_the_file(tmp_path):
+    ltm.save(trained()[0].state_dict(), tmp_path / "x")
+    loaded = torch.load(tmp_path / "x")
+    loaded["first.weight"].fill_(2)
+    assert loaded["last.weight"].eq(2).all()
+
+
+def test_everything_pending_is_computed_by_one_program(tmp_path):
+    a = torch.ones(3, device="ltc")
+    data = [a + 1, {"x": (a + 1) * 2}, a - 1]
+    with metrics.counted() as grown:
+        ltm.save(data, tmp_path / "x")
+    assert grown.get("CachedCompile", 0) + grown.get("UncachedCompile", 0) == 1
+    assert torch.load(tmp_path / "x")[1]["x"].tolist() == [4, 4, 4]
+
+
+def test_only_the_master_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XRT_SHARD_ORDINAL", "1")
+    monkeypatch.setenv("XRT_SHARD_LOCAL_ORDINAL", "1")
+    monkeypatch.setenv("XRT_SHARD_WORLD_SIZE", "2")
+    for save in (ltm.save, xser.save):
+        save(torch.ones(2, device="ltc"), tmp_path / "x")
+        assert not list(tmp_path.iterdir())
+        save(torch.ones(2, device="ltc"), tmp_path / "mine", master_only=False)
+        (tmp_path / "mine").unlink()
+    monkeypatch.setenv("XRT_SHARD_LOCAL_ORDINAL", "0")
+    ltm.save([1], tmp_path / "local")
+    xser.save([1], tmp_path / "global", global_master=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["local"]
+
+
+def test_153_a_save_after_an_update_in_place_has_the_new_value(tmp_path):
+    x = torch.zeros(3, device="ltc")
+    for step in range(3):
+        x.add_(1)
+        xser.save(x, tmp_path / "x")
+        assert xser.load(tmp_path / "x").tolist() == [step + 1] * 3
+    x.add_(1)
+    assert x.tolist() == [4, 4, 4]
+
+
+# --- other libraries ----------------------------------------------------------------------------
+
+
+def test_safetensors_saves_lazy_tensors(tmp_path):
+    state = {"x": torch.arange(3.0, device="ltc"), "y": torch.ones(2, 2, device="ltc").bfloat16()}
+    safetensors.torch.save_file(state, tmp_path / "x")
+    loaded = safetensors.torch.load_file(tmp_path / "x")
+    assert loaded["x"].tolist() == [0, 1, 2] and loaded["y"].dtype == torch.bfloat16
+
+
+def test_safetensors_saves_and_loads_a_tied_model(tmp_path):
+    model, fresh = trained()[0], Tied().to("ltc")
+    safetensors.torch.save_model(model, tmp_path / "x")
+    safetensors.torch.load_model(fresh, tmp_path / "x")
+    assert_same(fresh.state_dict(), model.state_dict())
+
+
+def test_save_pretrained_finds_the_ties_and_no_others():
+    """transformers groups tensors by (device, address of the storage, its size)."""
+    groups = {}
+    for name, tensor in trained()[0].state_dict().items():
+        storage = tensor.untyped_storage()
+        groups.setdefault((tensor.device, storage.data_ptr(), storage.nbytes()), set()).add(name)
+    shared = [names for names in groups.values() if len(names) > 1]
+    assert shared == [{"first.weight", "last.weight"}]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_checkpoints_of_one_process(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    model, optimizer = trained()
+    dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+             checkpoint_id=tmp_path / "x")
+    fresh = Tied().to("ltc")
+    dcp.load({"model": fresh.state_dict()}, checkpoint_id=tmp_path / "x")
+    assert_same(fresh.state_dict(), model.state_dict())
+
+
+# --- whole or not at all ------------------------------------------------------------------------
+
+SAVES = {"xser": (xser.save, xser.load), "ltm": (ltm.save, torch.load)}
+
+
+@pytest.fixture(params=SAVES.values(), ids=SAVES)
+def saves(request):
+    return request.param
+
+
+@contextmanager
+def files_of_at_most(nbytes):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_without_room_leaves_the_old_file(saves, tmp_path):
+    save, load = saves
+    save([torch.ones(2)], tmp_path / "x")
+    with files_of_at_most(1 << 20), pytest.raises(OSError, match="Could not save .*x.*unchanged"):
+        save([torch.zeros(1 << 20)], tmp_path / "x")
+    assert load(tmp_path / "x")[0].tolist() == [1, 1]
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_full_disk_says_how_much_was_needed(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(xser, "_stream", fail)
+    with pytest.raises(OSError, match=r"of \d+ bytes: No space left on device; nothing") as caught:
+        xser.save(torch.ones(2), tmp_path / "x")
+    assert caught.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_missing_is_named(saves, tmp_path):
+    with pytest.raises(FileNotFoundError, match="Could not save .*nowhere"):
+        saves[0]([1], tmp_path / "nowhere" / "x")
+
+
+def test_a_folder_that_vanishes_meanwhile_is_an_error(tmp_path, monkeypatch):
+    folder, stream = tmp_path / "folder", xser._stream
+    folder.mkdir()
+
+    def vanish(*arguments):
+        shutil.rmtree(folder)
+        return stream(*arguments)
+
+    monkeypatch.setattr(xser, "_stream", vanish)
+    with pytest.raises(FileNotFoundError, match="Could not save .*nothing was written"):
+        xser.save(torch.ones(2), folder / "x")
+
+
+def test_a_folder_one_may_not_write_to_leaves_the_old_file(saves, tmp_path):
+    save, load = saves
+    save([1], tmp_path / "x")
+    tmp_path.chmod(0o555)
+    user = os.geteuid()
+    tmp_path.parent.chmod(0o755)
+    try:
+        if user == 0:  # whom no permission stops
+            os.seteuid(65534)
+        with pytest.raises(PermissionError, match="Could not save .*Permission denied"):
+            save([2], tmp_path / "x")
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o755)
+    assert load(tmp_path / "x") == [1]
+
+
+def test_what_killed_saves_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
+    left, in_use = (tmp_path / f".x.{digit * 32}" for digit in "ab")
+    other = tmp_path / ".x.backup"
+    for file in (left, in_use, other):
+        file.write_bytes(b"half")
+        os.utime(file, (0, 0))
+    with open(in_use, "r+b") as file:
+        saving._hold(file)
+        os.utime(in_use, (0, 0))
+        xser.save([1], tmp_path / "x")
+    assert not left.exists() and in_use.exists() and other.exists()
+
+
+@pytest.mark.parametrize("name", kill_saves.WAYS)
+def test_a_killed_save_leaves_the_old_file_or_the_new(name):
+    """7 of the 200 kills of scripts/kill_saves.py, in a process without threads to fork."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/kill_saves.py", "--count", "7", "--way", name],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_and_crafted_files_are_refused_or_harmless():
+    """200 of the 10 000 files of scripts/fuzz_checkpoints.py."""
+    started = time.perf_counter()
+    assert fuzz_checkpoints.run(first=0, count=200) == {}
+    assert time.perf_counter() - started < 60
