@@ -16,7 +16,7 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not (name.startswith((_OWN, _TORCH, "<ltc", "<frozen")) or name.startswith("<string>")):
+        if not name.startswith((_OWN, _TORCH, "<ltc", "<frozen", "<eval_with_key>")):
             # interned: a loop records the same line many times
             return sys.intern(f"{name}:{frame.f_lineno} in {frame.f_code.co_name}")
         frame = frame.f_back

@@ -1,0 +1,103 @@
+"""What a user can make ltc say about itself: fallbacks, graphs in a file, lines, failing programs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from ltc.errors import Unsupported
+
+
+def three_of_five(device="ltc"):
+    return torch.tensor([1.0, 0.0, 2.0, 0.0, 3.0]).to(device)
+
+
+def test_a_fallback_is_counted_under_its_name():
+    with metrics.counted() as grown:
+        assert three_of_five().nonzero().numel() == 3
+    assert grown["aten::nonzero"] == 1
+
+
+def test_a_fallback_warns_where_that_is_asked_for():
+    with config.override(LTC_FALLBACK="warn"), pytest.warns(UserWarning, match="aten::nonzero.*test_looking"):
+        three_of_five().nonzero()
+
+
+def test_a_fallback_is_an_error_where_that_is_asked_for():
+    with config.override(LTC_FALLBACK="error"):
+        with pytest.raises(Unsupported, match="aten::nonzero .*test_looking.*LTC_FALLBACK=error"):
+            three_of_five().nonzero()
+
+
+def saved_graph(tmp_path, **settings) -> str:
+    path = tmp_path / "graphs.txt"
+    with config.override(LTC_SAVE_TENSORS_FILE=path, **settings):
+        y = three_of_five() * 2 + 1
+        ltm.mark_step()
+    assert y.sum().item() == 17
+    return path.read_text()
+
+
+def test_the_graph_of_each_step_is_appended_to_a_file(tmp_path):
+    text = saved_graph(tmp_path)
+    assert text.startswith("[ScheduleSyncTensorsGraph]\nTensorsGraphInfo:\n")
+    assert "## BEGIN_GRAPH" in text and "## END_GRAPH" in text and "ROOT=0" in text
+    assert "mul" in text and "Hashes: (" in text and "location=" not in text
+
+
+def test_graphs_show_the_users_lines_where_that_is_asked_for(tmp_path):
+    assert "location=" in saved_graph(tmp_path, LTC_IR_DEBUG=True)
+    assert "test_looking_inside.py:" in saved_graph(tmp_path, LTC_IR_DEBUG=True)
+
+
+def test_a_graph_is_saved_for_graphviz(tmp_path):
+    text = saved_graph(tmp_path, LTC_SAVE_TENSORS_FMT="dot")
+    assert "digraph G {" in text and '[label="i=0"]' in text
+
+
+def test_calls_of_different_lines_are_different_recordings_where_that_is_asked_for():
+    program = (
+        "import torch, ltc\n"
+        "import ltc.core.lazy_model as ltm\n"
+        "from ltc.debug import metrics\n"
+        "x = torch.ones(2, device='ltc')\n"
+        "ltm.mark_step()\n"
+        "x + 1; ltm.mark_step()\n"
+        "before = metrics.counter_value('RecordedEntries')\n"
+        "x + 1; ltm.mark_step()\n"
+        "print(metrics.counter_value('RecordedEntries') - before)\n"
+    )
+    counts = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", program], env={**os.environ, "LTC_LINES": lines},
+                capture_output=True, text=True, check=True,
+            ).stdout
+        )
+        for lines in ("0", "1")
+    ]
+    assert counts == [0, 1]
+
+
+def test_an_error_names_the_overload_and_the_users_line():
+    table = torch.ones(3, 2, device="ltc")
+    rows = table[torch.tensor([0, 7]).to("ltc")]
+    with pytest.raises(IndexError) as caught:
+        rows.sum().item()
+    (note,) = caught.value.__notes__
+    assert "aten::index" in note and "test_looking_inside.py" in note
+
+
+def test_each_call_runs_at_most_once_though_its_value_is_read_again_and_again():
+    x = torch.ones(64, device="ltc").exp()
+    with metrics.counted() as grown:
+        first = x.sum()
+        for _ in range(3):
+            first.item()
+            x.cpu()
+    assert grown["ExecuteTime"] == 1
