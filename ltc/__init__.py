@@ -13,10 +13,11 @@ from ltc.device.names import device_index as _device_index
 from ltc.device.recorder import devices as _all_devices
 from ltc.device.tensor import current_device as _current_device
 from ltc.device.tensor import set_current_device as _set_current_device
+from ltc.distributed.lazy_multiprocessing import launch
 from ltc.utils import steps as _steps
 
 __version__ = "0.1.0"
-__all__ = ["device", "device_count", "devices", "manual_seed", "step", "sync"]
+__all__ = ["device", "device_count", "devices", "launch", "manual_seed", "step", "sync"]
 
 
 class _CallableModule(types.ModuleType):

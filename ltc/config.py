@@ -1,6 +1,8 @@
 """Every environment variable that ltc reads, in one table: name, how it is read, default, meaning.
 
-A variable is read when its value is needed, so setting `os.environ` in a running program works.
+A variable is read when its value is needed, so setting `os.environ` in a running program works for
+most; LTC_NUM_DEVICES is read at the first use of the device, LTC_LINES and LTC_FORCE_FALLBACK at the
+first call of each operation.
 One that is unset, or set to nothing, has its default.
 """
 
@@ -119,9 +121,23 @@ FLAGS = (
     Flag("RATE_TRACKER_SMOOTHING", float, 0.4, "weight of RateTracker's previous rate"),
     Flag("DEBUG", boolean, False, "xu.get_print_fn() prints to stderr"),
     # Who this process is; set by a launcher.
-    Flag("XRT_SHARD_WORLD_SIZE", at_least(1), 1, "replicas in all processes"),
-    Flag("XRT_SHARD_ORDINAL", at_least(0), 0, "this process's number among all"),
-    Flag("XRT_SHARD_LOCAL_ORDINAL", at_least(-1), -1, "its number on this host; -1: not set"),
+    Flag(
+        "XRT_SHARD_WORLD_SIZE", at_least(1), 1, "processes that train together",
+        older="WORLD_SIZE",
+    ),
+    Flag("XRT_SHARD_ORDINAL", at_least(0), 0, "this process's number among all", older="RANK"),
+    Flag(
+        "XRT_SHARD_LOCAL_ORDINAL", at_least(-1), -1, "its number on this host; -1: not set",
+        older="LOCAL_RANK",
+    ),
+    Flag("LOCAL_WORLD_SIZE", at_least(0), 0, "processes on this host; 0: all of them"),
+    Flag("OMP_NUM_THREADS", at_least(0), 0, "threads of each process; 0: its share of the cores"),
+    Flag("LTC_RENDEZVOUS", str, "", "private folder where the processes of one host meet"),
+    Flag(
+        "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", float, 4.0,
+        "megabytes of gradients that are reduced together",
+    ),
+    Flag("LTC_PEER_TIMEOUT", float, 300.0, "seconds that a collective waits for the others"),
 )
 
 _BY_NAME = {name: flag for flag in FLAGS for name in (flag.name, flag.older) if name}

@@ -1,6 +1,7 @@
 """Speed and memory of checkpoints next to plain files and to torch's own, measured in turns.
 
     python scripts/bench_checkpoint.py [--megabytes 2048] [--rounds 5] [--folder /tmp]
+    python scripts/bench_checkpoint.py --large      a file above 4 GB comes back as it was
 
 speed   each round does every case once, in another order, so that a change in the disk's mood meets
         all of them. Every write makes a new file, as one that keeps the old until the end has to,
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
 
 TENSORS = 32  # of equal size, besides a thousand small ones
@@ -158,13 +160,19 @@ def memory_of_save(folder: Path, megabytes: int) -> None:
     print(f"xser.save         peak +{grown >> 20} MB")
 
 
+def memory_of_ltm_save(folder: Path, megabytes: int) -> None:
+    state = state_of(megabytes, "ltc")
+    grown, _ = peak_growth(lambda: ltm.save(state, folder / "state.pt"))
+    print(f"ltm.save          peak +{grown >> 20} MB")
+
+
 def memory_of_load(folder: Path, megabytes: int) -> None:
     grown, state = peak_growth(lambda: xser.load(folder / "state", map_location="ltc"))
     payload = sum(t.numel() * t.element_size() for t in state.values())
     print(f"xser.load to ltc  peak +{(grown - payload) >> 20} MB beside the result")
 
 
-PARTS = {"save": memory_of_save, "load": memory_of_load}
+PARTS = {"save": memory_of_save, "ltm": memory_of_ltm_save, "load": memory_of_load}
 
 
 def memory(folder: Path, megabytes: int) -> None:
@@ -174,17 +182,36 @@ def memory(folder: Path, megabytes: int) -> None:
         subprocess.run([*map(str, command), "--megabytes", str(megabytes)], check=True)
 
 
+# --- size ---------------------------------------------------------------------------------------
+
+def large(folder: Path) -> None:
+    """A tensor whose bytes, and one whose place, need more than 32 bits."""
+    count = (4 << 30) + 12345
+    state = {"long": torch.arange(count // 2, dtype=torch.int32).to(torch.int16), "last": torch.ones(3)}
+    state["bytes"] = (state["long"].view(torch.uint8)[: count // 4] + 1).to("ltc")
+    started = time.perf_counter()
+    xser.save(state, folder / "large")
+    loaded = xser.load(folder / "large")
+    same = all(torch.equal(loaded[name], state[name].cpu()) for name in state)
+    size = (folder / "large").stat().st_size
+    print(f"{size} bytes, {'equal' if same else 'DIFFERENT'}, {time.perf_counter() - started:.0f} s")
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=tempfile.gettempdir())
     parser.add_argument("--part", choices=PARTS, help="of the memory figures, in this process")
+    parser.add_argument("--large", action="store_true", help="round trip of more than 4 GB, alone")
     chosen = parser.parse_args(arguments)
     if chosen.part:
         PARTS[chosen.part](Path(chosen.folder), chosen.megabytes)
         return 0
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        if chosen.large:
+            large(Path(folder))
+            return 0
         memory(Path(folder), chosen.megabytes)
         speeds(Path(folder), chosen.megabytes, chosen.rounds)
     return 0

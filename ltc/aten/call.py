@@ -69,6 +69,9 @@ class Call:
                        select replaced by `new`; chain is a tuple of (view overload, args, kwargs,
                        index of the output or None), outermost last
     "ltc::barrier"     args (value, position): the identity, never merged with anything
+    "ltc::collective_start"  args (operands, token or None, collective): the exchange begins; gives
+                       its token
+    "ltc::collective_wait"   args (token,): the results of the exchange
     """
 
     __slots__ = ("overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed")
@@ -77,6 +80,9 @@ class Call:
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.line, self.seed = mutated, returned, line, seed
         self.results: tuple[Value | None, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Call({self.name} -> {len(self.results)} result(s), at {self.line})"
 
     @property
     def name(self) -> str:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ltc.backends.donation import memory_roots, overwrites, writes_last
+from ltc.backends.collective import start, wait
+from ltc.backends.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.philox import random_bits
 from ltc.backends.torch_call import extern
@@ -300,6 +301,28 @@ def _random_bits(node: Node) -> Compute:
     return compute
 
 
+def _collective_start(node: Node) -> Compute:
+    collective, count = node.attr("collective"), node.attr("count")
+    # The exchange reads its operands until the wait: one that lies in an input's memory, which the
+    # program may write over, is copied.
+    lasting = [_memory_root(operand).op not in LEAVES for operand in node.inputs[:count]]
+
+    def compute(*operands: torch.Tensor) -> torch.Tensor:
+        sent = [
+            x.contiguous() if own else x.clone(memory_format=torch.contiguous_format)
+            for x, own in zip(operands, lasting)
+        ]
+        return start(collective, sent)
+
+    return compute
+
+
+def _memory_root(node: Node) -> Node:
+    while node.op in SHARES_MEMORY:
+        node = node.inputs[0]
+    return node
+
+
 def _get(node: Node) -> Compute:
     index = node.attr("index")
     return lambda results: results[index]
@@ -409,6 +432,8 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.AVERAGE_POOL: _average_pool,
     ops.AVERAGE_POOL_GRADIENT: _average_pool_gradient,
     ops.RANDOM_BITS: _random_bits,
+    ops.COLLECTIVE_START: _collective_start,
+    ops.COLLECTIVE_WAIT: _calls(wait),
     ops.EXTERN: extern,
     ops.GET: _get,
     ops.BARRIER: _barrier,

@@ -13,7 +13,9 @@ import torch
 
 from ltc.device import names, step
 from ltc.device.tensor import current_device, device_of, is_lazy, set_current_device
-from ltc.distributed import world
+from ltc.distributed import agreement, collectives, world
+from ltc.distributed import rendezvous as meeting
+from ltc.distributed.collective_context import CollectiveContext
 from ltc.runtime.buffer import account_of
 from ltc.runtime.transfers import backend
 from ltc.utils import steps, transfer
@@ -22,7 +24,8 @@ from ltc.utils.saving import save_for_cpu
 from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_data_to_device
 
 __all__ = [
-    "RateTracker", "ToLazyTensorArena", "add_step_closure", "check_view_sharing",
+    "CoalescingBuckets", "CollectiveContext", "REDUCE_AND", "REDUCE_MAX", "REDUCE_MIN",
+    "REDUCE_MUL", "REDUCE_OR", "REDUCE_SUM", "RateTracker", "ToLazyTensorArena", "add_step_closure", "check_view_sharing",
     "get_lazy_supported_devices", "get_local_ordinal", "get_memory_info", "get_ordinal",
     "get_rng_state", "is_lazy_tensor", "is_master_ordinal", "lazy_device", "lazy_device_hw",
     "lazy_real_devices", "lazy_replication_devices", "mark_step", "master_print",

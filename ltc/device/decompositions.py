@@ -65,6 +65,23 @@ def gru_cell_backward(grad_hy, workspace, has_bias):
     return grad_input, grad_hidden, grad_hy * z, *biases
 
 
+# --- packed sequences -------------------------------------------------------------------------
+
+def pack_padded_sequence(x, lengths, batch_first):
+    """aten::_pack_padded_sequence: the steps of all sequences, longest sequence first.
+
+    lengths  of the sequences, descending; PyTorch wants them on the CPU, and so are the batch
+             sizes that come back: they decide the shape of what follows
+    """
+    if batch_first:
+        x = x.transpose(0, 1)
+    steps, batch = x.shape[:2]
+    twin = torch.arange(steps * batch, device="cpu").view(steps, batch, 1)
+    rows, batch_sizes = aten._pack_padded_sequence(twin, lengths.cpu(), False)
+    flat = x.reshape(steps * batch, *x.shape[2:])
+    return flat.index_select(0, rows.view(-1).to(x.device)), batch_sizes
+
+
 # --- batch norm -------------------------------------------------------------------------------
 
 def native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
@@ -136,6 +153,7 @@ def batch_norm_backward_elemt(grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu,
 
 
 KERNELS = {
+    "_pack_padded_sequence": pack_padded_sequence,
     "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "_thnn_fused_gru_cell": gru_cell,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.lines import user_line
+from ltc.device.lines import user_line, warn_user
 from ltc.device.recorder import Device
 from ltc.device.signature import DEVICE, Signature
 from ltc.device.state import State
@@ -32,7 +30,7 @@ def count(signature: Signature) -> None:
     )
     if policy == "error":
         raise Unsupported(f"{text} LTC_FALLBACK=error forbids that; unset it to allow it.")
-    warnings.warn(text, stacklevel=4)
+    warn_user(text)
 
 
 def run_on_cpu(signature: Signature, values: list):

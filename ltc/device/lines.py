@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import torch
 
@@ -12,12 +13,30 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def user_line() -> str:
-    """"file.py:12 in function" of the innermost frame outside ltc and torch; "" where there is none."""
-    frame = sys._getframe(1)
+    """"file.py:12 in function" of the user's innermost frame; "" where there is none."""
+    frame = _user_frame()
+    if frame is None:
+        return ""
+    code = frame.f_code
+    # interned: a loop records the same line many times
+    return sys.intern(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+
+
+def warn_user(text: str) -> None:
+    """A UserWarning located at the user's line."""
+    frame = _user_frame()
+    if frame is None:
+        warnings.warn(text, stacklevel=2)
+    else:
+        warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _user_frame():
+    """The innermost frame outside ltc and torch, or None."""
+    frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_OWN, _TORCH, "<ltc", "<frozen", "<eval_with_key>")):
-            # interned: a loop records the same line many times
-            return sys.intern(f"{name}:{frame.f_lineno} in {frame.f_code.co_name}")
+            return frame
         frame = frame.f_back
-    return ""
+    return None

@@ -236,7 +236,21 @@ def _patch_storages() -> None:
             return data_ptr(self)
         return _NO_ADDRESS + ((state if state.base is None else state.base).tensor_id << 32)
 
+    def refusing(original):
+        def read(self, *args):
+            if self.device.type == DEVICE_TYPE:
+                raise LtcError(
+                    "A lazy tensor has no storage to read: its values are where its backend keeps "
+                    "them. Use tensor.cpu()."
+                )
+            return original(self, *args)
+
+        return read
+
     storage.__new__, storage.copy_, storage.resize_ = __new__, copy_bytes_, resize_bytes_
+    for kind in (storage, torch.TypedStorage):
+        for name in ("tolist", "__getitem__", "__iter__"):
+            setattr(kind, name, refusing(getattr(kind, name)))
     storage.data_ptr = identity
 
 

@@ -3,7 +3,6 @@ recognise what comes next on its path ends up here."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from ltc import config
 from ltc.aten.call import Call, Scalar, Value
 from ltc.debug import metrics
 from ltc.device import fallback
-from ltc.device.lines import user_line
+from ltc.device.lines import user_line, warn_user
 from ltc.device.meta import NoTypes, result_types
 from ltc.device.recorder import Device, Recorder
 from ltc.device.signature import (
@@ -84,11 +83,10 @@ def cut(recorder: Recorder) -> None:
     if not device.warned_of_no_mark:
         device.warned_of_no_mark = True
         last = recorder.last
-        warnings.warn(
+        warn_user(
             f"{last.depth} calls with {last.size >> 20} MiB of results were recorded on {device} "
             f"without a step mark; they are started now, at {user_line()}. Call "
-            f"ltm.mark_step() once per step (limits: LTC_MAX_PENDING_NODES, LTC_MAX_PENDING_BYTES).",
-            stacklevel=2,
+            f"ltm.mark_step() once per step (limits: LTC_MAX_PENDING_NODES, LTC_MAX_PENDING_BYTES)."
         )
     flush(recorder)
 
@@ -283,11 +281,11 @@ def _assign(recorder: Recorder, tensor: torch.Tensor, value: Value) -> None:
     """`tensor` now holds `value`; an out= tensor of another shape takes the new one."""
     if value.shape != tuple(tensor.shape):
         if tensor.numel() != 0:
-            warnings.warn(
+            warn_user(
                 f"An output with one or more elements was resized since it had shape "
                 f"{list(tensor.shape)}, which does not match the required output shape "
                 f"{list(value.shape)}. Reuse an output of the right shape, or reset it with "
-                f"t.resize_(0).", stacklevel=3,
+                f"t.resize_(0)."
             )
         tensor.data = wrap(recorder, value)
         return

@@ -102,12 +102,15 @@ class Recorder:
     inputs   Buffers, in the order of the path's input entries
     scalars  numbers, 0-dim CPU tensors and seeds, in the order the entries refer to them
     foreign  values in this walk of states that another thread's walk uses as well
+    token    of the collective recorded last in this walk, or None: alive at the walk's end, so that
+             all of them run, read or not
+    replica  who the thread is to the collectives it records
     interrupted  whether another thread ended the walk: a kernel under way must read anew
     """
 
     __slots__ = (
         "device", "thread", "new_tensor", "root", "cursor", "last", "live", "bound", "inputs",
-        "scalars", "foreign", "interrupted", "ended", "entries", "lock", "draw", "__weakref__",
+        "scalars", "foreign", "token", "replica", "interrupted", "ended", "entries", "lock", "draw", "__weakref__",
     )
 
     def __init__(self, device: "Device") -> None:
@@ -118,6 +121,8 @@ class Recorder:
         self.inputs: list[Buffer] = []
         self.scalars: list = []
         self.foreign: dict[State, Value] = {}
+        self.token: Value | None = None
+        self.replica: Any = None
         self.interrupted = False
         self.lock = threading.RLock()
         self._plant()
@@ -219,6 +224,7 @@ class Recorder:
         """Begin a new walk; forget every path where LTC_MAX_RECORDED entries are exceeded."""
         self.live, self.bound, self.inputs, self.scalars = [], [], [], []
         self.foreign.clear()
+        self.token = self.replica = None
         self.ended = self.last
         if self.entries > config.value("LTC_MAX_RECORDED"):
             metrics.count("RecordedPathsForgotten")

@@ -16,6 +16,7 @@ from typing import Any
 
 from ltc import config
 from ltc.aten.call import Call, Value
+from ltc.backends.collective import abort
 from ltc.debug import metrics
 from ltc.device.lines import user_line
 from ltc.device.meta import result_types
@@ -181,7 +182,9 @@ class _Walk:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.outputs: dict[Value, list[State]] = {}
+        # First, so that a backend that computes what the outputs need in their order has begun
+        # every exchange before it waits for one.
+        self.outputs: dict[Value, list[State]] = {} if recorder.token is None else {recorder.token: []}
         self.alive: list[State] = []
         live, bound = recorder.live, recorder.bound
         self._collect_live(live)
@@ -237,6 +240,8 @@ class _Walk:
             buffers = self._launch() if self.values else []
         except BaseException as error:
             self._fail(error)
+            if recorder.token is not None:
+                abort(recorder.replica, error)  # nobody is to wait for what does not run
             raise
         self._settle(buffers)
         if buffers:
@@ -272,6 +277,7 @@ class _Walk:
             [inputs[position] for position in ending.inputs],
             [scalars[slot] for slot in ending.scalars],
             {output: inputs[position] for output, position in replaced.items()},
+            recorder.replica,
         )
 
     def _settle(self, buffers: list[Buffer]) -> None:
@@ -301,6 +307,19 @@ def _raise_unreported(device: Device) -> None:
     failed = executor_of(device.index).unreported()
     if failed is not None:
         failed.raise_it()
+
+
+def start_collectives() -> None:
+    """Start what the calling thread has pending wherever it has recorded a collective.
+
+    Whoever is about to wait for other replicas outside a program calls this: they may be waiting
+    for what is pending here.
+    """
+    thread = get_ident()
+    for device in devices():
+        recorder = device.recorders.get(thread)
+        if recorder is not None and recorder.token is not None:
+            flush(recorder)
 
 
 # --- another thread's walk --------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ltc.device.step import value_of
 from ltc.device.torch_api import is_view_replay_enabled, set_view_replay_enabled, storage_of
 
 WRITE_VIEW = "ltc::write_view"
+is_inference_mode_enabled = torch.is_inference_mode_enabled
 
 
 def link_view(recorder: Recorder, viewed: State, value: Value, link: tuple) -> torch.Tensor:
@@ -26,7 +27,12 @@ def link_view(recorder: Recorder, viewed: State, value: Value, link: tuple) -> t
     # C++ is asked each time: a flag set inside a backward is undone by the engine.
     if not is_view_replay_enabled():
         set_view_replay_enabled(True)
-    tensor = recorder.new_tensor(value.shape, value.dtype)
+    if is_inference_mode_enabled():
+        # a view of a tensor that counts its versions counts with it, so it is an ordinary one too
+        with torch.inference_mode(False):
+            tensor = recorder.new_tensor(value.shape, value.dtype)
+    else:
+        tensor = recorder.new_tensor(value.shape, value.dtype)
     state = storage_of(tensor).lazy = State(value, recorder.device)
     views = viewed.views
     if views is None:

@@ -15,6 +15,7 @@ from ltc.debug import metrics
 from ltc.device.fallback import assign_host
 from ltc.device.tensor import host_tensor, is_lazy
 from ltc.device.torch_api import DEVICE_TYPE, OpOverload, plain_functions
+from ltc.distributed import recorded
 from ltc.errors import Unsupported
 
 # By operation of the namespace c10d: the arguments it writes to, and whether it reads them first.
@@ -34,15 +35,17 @@ def kernel_of(name: str) -> Callable:
     """The kernel of `c10d::<name>` for lazy tensors."""
     overload = getattr(torch.ops.c10d, name).default
     written, reads_written = WRITTEN[name]
+    group_at = position_of("process_group", overload)
 
     def kernel(*args, **kwargs):
-        values = _in_schema_order(overload, args, kwargs)
-        group = group_of(overload, values)
+        values = in_schema_order(overload, args, kwargs)
+        group = group_of(values[group_at])
         copies = list(values)
+        recorded.settle()
         with torch.no_grad(), plain_functions():
             for i, value in enumerate(values):
                 copies[i] = _on_host(value, blank=i == written and not reads_written)
-            work = _work_of(overload(*copies))
+            work = _work_of(overload(*_flattened(name, copies)))
             if name == "send":
                 return Work.boxed(work)  # the backend's own: it holds the copy until it has left
             if name.startswith("recv"):
@@ -51,15 +54,20 @@ def kernel_of(name: str) -> Callable:
             metrics.count(f"c10d::{name}")
             if written is not None and not _is_bystander(name, group, values):
                 _bring_back(values[written], copies[written])
-        return _returned(overload, values, done(values[written] if written is not None else []))
+        return returned(overload, values, done(values[written] if written is not None else []))
 
     return kernel
 
 
-def group_of(overload: OpOverload, values: list) -> ProcessGroup:
-    """The process group among the arguments, which from now on serves CPU tensors as well."""
+def position_of(name: str, overload: OpOverload) -> int | None:
+    """Where the argument of that name stands; None where the overload has none."""
     names = [argument.name for argument in overload._schema.arguments]
-    group = ProcessGroup.unbox(values[names.index("process_group")])
+    return names.index(name) if name in names else None
+
+
+def group_of(boxed: torch.ScriptObject) -> ProcessGroup:
+    """The process group in an argument, which from now on serves CPU tensors as well."""
+    group = ProcessGroup.unbox(boxed)
     require_host_backend(group)
     return group
 
@@ -79,7 +87,7 @@ def require_host_backend(group: ProcessGroup) -> None:
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, backend)
 
 
-def _in_schema_order(overload: OpOverload, args: tuple, kwargs: dict) -> list:
+def in_schema_order(overload: OpOverload, args: tuple, kwargs: dict) -> list:
     """Every argument; those left out have their defaults."""
     arguments = overload._schema.arguments
     return list(args) + [
@@ -96,6 +104,13 @@ def _on_host(value, blank: bool):
     if blank:
         return torch.empty(value.shape, dtype=value.dtype, device="cpu")
     return host_tensor(value).clone()  # it may be the device's own memory
+
+
+def _flattened(name: str, values: list) -> list:
+    """gloo splits the whole tensor among the ranks along its first dimension, whatever that is."""
+    if name not in ("_allgather_base_", "_reduce_scatter_base_"):
+        return values
+    return [v.reshape(-1) if isinstance(v, torch.Tensor) else v for v in values]
 
 
 def _bring_back(target, result) -> None:
@@ -116,7 +131,8 @@ def _work_of(result) -> Work:
     return Work.unbox(boxed)
 
 
-def _returned(overload: OpOverload, values: list, work: Work):
+def returned(overload: OpOverload, values: list, work: Work):
+    """What the overload returns: the tensors it was given, where it does, and the work."""
     boxed = Work.boxed(work)
     return boxed if len(overload._schema.returns) == 1 else (values[0], boxed)
 
@@ -124,14 +140,15 @@ def _returned(overload: OpOverload, values: list, work: Work):
 def done(tensors) -> Work:
     """Work that is over, whose future holds `tensors`."""
     future = torch.futures.Future()
-    future.set_result(_flat(tensors))
+    future.set_result(tensors_in(tensors))
     return _create_work_from_future(future)
 
 
-def _flat(tensors) -> list:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [tensor for part in tensors for tensor in _flat(part)]
+def tensors_in(value) -> list[torch.Tensor]:
+    """The tensors of an argument, however nested."""
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 class Receipt(Work):

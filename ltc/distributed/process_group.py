@@ -7,16 +7,18 @@ name "ltc" stands for gloo, for CPU and ltc tensors alike.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import warnings
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ltc.device.tensor import is_lazy
 from ltc.device.torch_api import DEVICE_TYPE
-from ltc.distributed import host_path
-from ltc.errors import Unsupported
+from ltc.distributed import c10d_kernels, host_path, recorded, reducer
+from ltc.distributed.c10d_kernels import FUNCTIONAL, IN_PLACE
 
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
 
@@ -26,7 +28,8 @@ def install() -> None:
     dist.Backend.register_backend(DEVICE_TYPE, _gloo, devices=["cpu", DEVICE_TYPE])
     dist.Backend.backend_capability["gloo"].append(DEVICE_TYPE)
     _register_kernels()
-    _explain_what_the_reducer_cannot_do()
+    _settle_before_other_calls()
+    reducer.install()
 
 
 def _gloo(store, rank: int, size: int, timeout):
@@ -41,41 +44,50 @@ def _register_kernels() -> None:
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name in host_path.WRITTEN:
             if hasattr(torch.ops.c10d, name):
-                library.impl(name, host_path.kernel_of(name), "PrivateUse1")
+                known = c10d_kernels.in_place_kernel if name in IN_PLACE else host_path.kernel_of
+                library.impl(name, known(name), "PrivateUse1")
+    functional = torch.library.Library("_c10d_functional", "IMPL")
+    _libraries.append(functional)
+    for name in FUNCTIONAL:
+        if hasattr(torch.ops._c10d_functional, name):
+            functional.impl(name, c10d_kernels.functional_kernel(name), "PrivateUse1")
 
 
-# --- DistributedDataParallel ------------------------------------------------------------------
+# --- calls on CPU tensors ---------------------------------------------------------------------
 
-def _explain_what_the_reducer_cannot_do() -> None:
-    """`static_graph` and `find_unused_parameters` want pinned memory from a device's C++ hooks.
+_CALLS = (
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "all_gather_single",
+    "allgather_coalesced", "all_gather_single_coalesced", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "alltoall", "all_to_all_single", "gather", "scatter", "send",
+    "recv", "recv_anysource", "barrier", "monitored_barrier", "_allgather_base",
+    "_reduce_scatter_base", "allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
+    "alltoall_base",
+)
 
-    Hooks written in Python cannot supply it; torch's own error would be about an allocator.
+
+def _settle_before_other_calls() -> None:
+    """A call on CPU tensors comes after the collectives that were recorded before it.
+
+    Otherwise this rank could wait in a barrier for one that waits for a collective of this rank.
     """
-    make, set_static = DistributedDataParallel.__init__, DistributedDataParallel._set_static_graph
-
-    def __init__(self, module, *args, **kwargs):
-        for option in ("find_unused_parameters", "static_graph"):
-            if kwargs.get(option):
-                _require_no_lazy(module, option)
-        make(self, module, *args, **kwargs)
-
-    def _set_static_graph(self):
-        _require_no_lazy(self.module, "static_graph")
-        set_static(self)
-
-    __init__.__doc__, __init__.__wrapped__ = make.__doc__, make
-    DistributedDataParallel.__init__ = __init__
-    DistributedDataParallel._set_static_graph = _set_static_graph
+    for name in _CALLS:
+        if hasattr(dist.ProcessGroup, name):
+            setattr(dist.ProcessGroup, name, _settling(getattr(dist.ProcessGroup, name)))
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = _settling(
+        dist.destroy_process_group
+    )
+    atexit.register(recorded.settle)
 
 
-def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
-    if any(is_lazy(parameter) for parameter in module.parameters()):
-        raise Unsupported(
-            f"DistributedDataParallel({option}=True) does not work on ltc devices: torch's reducer "
-            f"then asks the device for pinned memory, which a device written in Python cannot "
-            f"give. Leave {option} out, and let every parameter take part in the loss (add "
-            f"0 * p.sum() for one that does not), or use torch.distributed.fsdp.fully_shard."
-        )
+def _settling(call: Callable) -> Callable:
+    @functools.wraps(call)
+    def settled(*args, **kwargs):
+        tensors = host_path.tensors_in((*args, *kwargs.values()))
+        if not any(map(is_lazy, tensors)):
+            recorded.settle()
+        return call(*args, **kwargs)
+
+    return settled
 
 
 install()

@@ -37,8 +37,8 @@ class Wire(Protocol):
     def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
         """Send a contiguous 1-D tensor; returns as soon as it may be overwritten."""
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume) -> None:
-        """Call `consume` with the next message, a 1-D tensor of the size and dtype of `like`.
+    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
+        """Call `consume`, if any, with the next message: a 1-D tensor of `like`'s size and dtype.
 
         The tensor may be overwritten once `consume` returns.
         Raises Mismatch where the message carries another word.
@@ -55,7 +55,7 @@ class SharedMemoryWire:
         self._sent = [self._counter(replica, peer, 0) for peer in range(self.replicas)]
         self._received = [self._counter(peer, replica, LINE) for peer in range(self.replicas)]
         self._views: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self.late: Callable[[int], None] = lambda peer: None
+        self.late: Callable[[int, float], None] = lambda peer, waited: None
 
     def _counter(self, sender: int, receiver: int, line: int) -> int:
         return self.region.words[(self.region.mailbox(sender, receiver) + line) // 8]
@@ -66,7 +66,7 @@ class SharedMemoryWire:
         number = self._sent[receiver]
         if number >= SLOTS:
             region.wait_at_least(
-                mailbox + LINE, number - SLOTS + 1, lambda: self.late(receiver)
+                mailbox + LINE, number - SLOTS + 1, lambda waited: self.late(receiver, waited)
             )
         slot = region.slot(mailbox, number)
         struct.pack_into("qq", region.memory, slot, word, part.nbytes)
@@ -75,16 +75,18 @@ class SharedMemoryWire:
         self._sent[receiver] = number + 1
         region.store(mailbox, number + 1)
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume) -> None:
+    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
         region = self.region
         mailbox = region.mailbox(sender, self.replica)
         number = self._received[sender]
-        region.wait_at_least(mailbox, number + 1, lambda: self.late(sender))
+        region.wait_at_least(
+            mailbox, number + 1, lambda waited: self.late(sender, waited)
+        )
         slot = region.slot(mailbox, number)
         found, nbytes = struct.unpack_from("qq", region.memory, slot)
         if found != word or nbytes != like.nbytes:
             raise Mismatch(sender, found)
-        if like.numel():
+        if consume is not None:
             consume(self._view(slot + LINE, like.dtype)[: like.numel()])
         self._received[sender] = number + 1
         region.store(mailbox + LINE, number + 1)

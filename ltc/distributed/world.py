@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ltc import config
 from ltc.device.names import device_index, kind_of, real_devices, supported_devices
@@ -31,6 +32,37 @@ def set_replication(device, devices: Sequence) -> None:
     _thread.replicas = indices
     _thread.position = indices.index(index) if indices else 0
     set_current_device(device_of(index))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the calling thread stands among all replicas.
+
+    process, processes  its process's number, and how many there are
+    devices             indices of the devices replicated in this process; () for one replica
+    position            of the thread's device among them
+    """
+
+    process: int
+    processes: int
+    devices: tuple[int, ...]
+    position: int
+
+    @property
+    def replicas(self) -> int:
+        return self.processes * max(len(self.devices), 1)
+
+    @property
+    def ordinal(self) -> int:
+        return self.process * max(len(self.devices), 1) + self.position
+
+
+def place() -> Place:
+    """The calling thread's place; one of one where no launcher and no replication said otherwise."""
+    return Place(
+        config.value("XRT_SHARD_ORDINAL"), config.value("XRT_SHARD_WORLD_SIZE"),
+        _thread.replicas, _thread.position,
+    )
 
 
 def replication_devices(local_devices: Sequence[str]) -> list[str]:

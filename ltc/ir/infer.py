@@ -254,6 +254,17 @@ def extern(*operands: TensorType, results, **_):
     return results
 
 
+def collective_start(*operands: TensorType, collective, count) -> TensorType:
+    fits = count <= len(operands) <= count + 1
+    _need(fits, f"{collective.kind} of {count} operands and a token", *operands)
+    return TensorType(torch.int64, ())
+
+
+def collective_wait(token: TensorType, *, results):
+    _need(token == (torch.int64, ()), "a token is one i64", token)
+    return results
+
+
 def element(*operands, index):
     (tuple_type,) = operands
     return tuple_type[index]

@@ -164,12 +164,22 @@ AVERAGE_POOL_GRADIENT = _op("average_pool_gradient", infer.shaped, "window")
 # Element i of stream s: Philox4x32-10 keyed by the seed, of the counter that i and s make.
 RANDOM_BITS = _op("random_bits", infer.random_bits, "random")  # (seed) shape, bits, stream
 
+# Exchanges among replicas. A start reads what is sent, and the token of the start recorded before it,
+# if any: nothing reorders, merges or drops them.  Its own token is what a wait takes the results by.
+COLLECTIVE_START = _op(  # (*operands, token) collective, count of the operands
+    "collective_start", infer.collective_start, "collective"
+)
+COLLECTIVE_WAIT = _op("collective_wait", infer.collective_wait, "collective")  # results
+
 EXTERN = _op("extern", infer.extern, "extern")  # template, results: torch's own CPU kernel
 GET = _op("get", infer.element, "get")  # index: one result of a node that has several
 BARRIER = _op("barrier", infer.same, "barrier")  # position: the identity, never looked through
 
 _INTEGER_DIVISIONS = frozenset({FLOOR_DIVIDE, TRUNC_DIVIDE, REMAINDER, FMOD, POW})
-_CHECKS = frozenset({WRAP_INDEX, TAKE, GATHER, PUT, SCATTER, MAX_POOL_GRADIENT, EXTERN})
+_CHECKS = frozenset({
+    WRAP_INDEX, TAKE, GATHER, PUT, SCATTER, MAX_POOL_GRADIENT, EXTERN, COLLECTIVE_START,
+    COLLECTIVE_WAIT,
+})
 
 
 def may_fail(node) -> bool:

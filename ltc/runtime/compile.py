@@ -106,7 +106,8 @@ def _compile(calls, outputs, device: int, replaced: dict[int, int]) -> Program:
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
     roles = _roles(numbering, replaced, calls)
-    return Program(computation, types, replaced, roles, graph_of, len(calls))
+    exchanges = any(call.overload == "ltc::collective_start" for call in calls)
+    return Program(computation, types, replaced, roles, graph_of, len(calls), exchanges)
 
 
 def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[InputRole, ...]:

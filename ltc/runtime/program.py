@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ltc.backends.collective import abort, running_as
 from ltc.debug import metrics
 from ltc.runtime.buffer import Buffer, Execution, Failure
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
@@ -39,6 +41,8 @@ class Program:
     roles        every input and scalar, by role
     graph_of     makes the graph it was compiled from anew: kept, it would outweigh the rest
     calls        how many recorded calls it runs
+    exchanges    whether it takes part in collectives: then it runs behind its caller, who may have
+                 to start the program of another replica
     """
 
     computation: Any
@@ -47,6 +51,7 @@ class Program:
     roles: tuple[InputRole, ...] = ()
     graph_of: Callable[[], Any] | None = None
     calls: int = 0
+    exchanges: bool = False
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
 
     @cached_property
@@ -55,11 +60,13 @@ class Program:
         return frozenset(self.replaced.values())
 
     def launch(
-        self, device: int, inputs: list[Buffer], scalars: list, previous: dict[int, Buffer]
+        self, device: int, inputs: list[Buffer], scalars: list, previous: dict[int, Buffer],
+        replica: Any = None,
     ) -> list[Buffer]:
         """Start the program; the outputs may still be on their way when this returns.
 
         previous  output position -> the buffer whose place it takes if the program ends well
+        replica   whose collectives it takes part in
         An error of a short program is raised here, that of a long one when an output is read,
         at the next step mark, or in wait_device_ops().
         """
@@ -69,32 +76,39 @@ class Program:
             Buffer(shape, dtype, device, None, execution, previous.get(i))
             for i, (shape, dtype) in enumerate(self.types)
         ]
-        work = _Work(self, executor, execution, inputs, scalars, outputs)
+        work = _Work(self, executor, execution, inputs, scalars, outputs, replica)
         started = time.perf_counter_ns()
         executor.wait_for_room()
         metrics.record("DeviceLockWait", time.perf_counter_ns() - started, "time")
-        executor.run(work, execution, long=self.seconds > SHORT_SECONDS)
+        executor.run(work, execution, long=self.exchanges or self.seconds > SHORT_SECONDS)
         return outputs
 
 
 class _Work:
     """One run of a program, as the executor calls it: never raises, always ends its execution."""
 
-    __slots__ = ("program", "executor", "execution", "inputs", "scalars", "outputs")
+    __slots__ = ("program", "executor", "execution", "inputs", "scalars", "outputs", "replica")
 
-    def __init__(self, program, executor, execution, inputs, scalars, outputs):
+    def __init__(self, program, executor, execution, inputs, scalars, outputs, replica):
         self.program, self.executor, self.execution = program, executor, execution
         self.inputs, self.scalars, self.outputs = inputs, scalars, outputs
+        self.replica = replica
 
     def __call__(self) -> None:
         failure = self._failure_of_an_input()
         if failure is None:
             try:
-                self._run()
+                with self._collectives():
+                    self._run()
             except BaseException as error:
                 failure = self._failed(error)
+        elif self.program.exchanges:
+            abort(self.replica, failure.error)
         self.inputs = self.scalars = None  # donated memory goes back with the last reference
         self.execution.finish(failure)
+
+    def _collectives(self):
+        return running_as(self.replica) if self.program.exchanges else nullcontext()
 
     def _failure_of_an_input(self) -> Failure | None:
         for buffer in self.inputs:

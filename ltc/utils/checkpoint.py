@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ltc.distributed import world
-from ltc.utils import serialization
+from ltc.utils import manifest, serialization
 from ltc.utils.closures import AsyncClosureHandler
+from ltc.utils.manifest import is_complete
 from ltc.utils.resumable import random_state, restore_random_state
 from ltc.utils.safetensors_format import DamagedFile
 from ltc.utils.snapshot import frozen
 
-_FILE = re.compile(r"step-(\d{8,})\.safetensors")
+_NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,18 @@ class CheckpointManager:
     keep_last    how many of the latest to keep
     keep_best    how many more, those of the best metric
     higher_is_better  what "best" means
+    sharded      every replica writes a share of the tensors; otherwise replica 0 writes all
     parts        what has state_dict() and load_state_dict(): model=, optimizer=, scheduler=,
                  loader= (see Resumable), scaler=, under names of your own
 
-    The random state of Python, NumPy, torch and every device is saved with them. Only replica 0
-    writes, and every replica restores.
+    The random state of Python, NumPy, torch and every device is saved with them: that of replica 0,
+    or, where `sharded`, that of each. A replica whose own was not saved keeps the one it has.
+    Everything else must be equal on all replicas. Every replica restores, in any number of them.
     """
 
     def __init__(
         self, folder: str | os.PathLike, keep_last: int = 3, keep_best: int = 0,
-        higher_is_better: bool = False, **parts: Any,
+        higher_is_better: bool = False, sharded: bool = False, **parts: Any,
     ):
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
@@ -59,7 +63,7 @@ class CheckpointManager:
                 )
         self._folder = Path(folder)
         self._keep_last, self._keep_best, self._higher = keep_last, keep_best, higher_is_better
-        self._parts = parts
+        self._parts, self._sharded = parts, sharded
         self._metrics: dict[int, float | None] = {}
         self._writer = AsyncClosureHandler(max_queue_size=1)
 
@@ -76,19 +80,26 @@ class CheckpointManager:
         Waits for an earlier save that is still writing. No replica waits for another.
         """
         self.wait()
+        ordinal, count = world.ordinal(), world.world_size()
         plan = serialization.planned({
             "step": step,
             "metric": None if metric is None else float(metric),
             "extra": extra,
-            "random": random_state(),
+            "random": None if self._sharded else random_state(),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         })
-        if not world.is_master(local=False):
+        if self._sharded:
+            own = serialization.planned({"random": random_state()})
+            write = functools.partial(self._write_share, step, metric, ordinal, count)
+            plans = [plan.part(ordinal, count), own]
+        elif ordinal == 0:
+            write, plans = functools.partial(self._write, step, metric), [plan]
+        else:
             return
         if blocking:
-            self._write(plan, step, metric)
+            write(*plans)
         else:
-            self._writer.run(functools.partial(self._write, frozen(plan), step, metric))
+            self._writer.run(functools.partial(write, *map(frozen, plans)))
 
     def wait(self) -> None:
         """Wait until everything is on disk; raises the error of a save that was not blocking."""
@@ -98,8 +109,7 @@ class CheckpointManager:
         """Steps that have a checkpoint, in order."""
         if not self._folder.is_dir():
             return []
-        matches = (_FILE.fullmatch(file.name) for file in self._folder.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        return sorted(step for step, path in self._found() if path.is_file() or is_complete(path))
 
     def restore_latest(self) -> Restored | None:
         """Go back to the latest checkpoint that is whole; None where there is none.
@@ -110,19 +120,20 @@ class CheckpointManager:
         self.wait()
         for step in reversed(self.steps()):
             try:
-                content = serialization.load(self._path(step))
+                content = serialization.load(self._existing(step))
             except (DamagedFile, OSError) as error:
                 warnings.warn(f"The checkpoint of step {step} is left out: {error}", stacklevel=2)
             else:
-                return self._apply(content)
+                return self._apply(content, self._existing(step))
         return None
 
     def restore(self, step: int) -> Restored:
         """Go back to the checkpoint of one step; raises where it is missing or damaged."""
         self.wait()
-        return self._apply(serialization.load(self._path(step)))
+        path = self._existing(step)
+        return self._apply(serialization.load(path), path)
 
-    def _apply(self, content: dict[str, Any]) -> Restored:
+    def _apply(self, content: dict[str, Any], path: Path) -> Restored:
         missing = self._parts.keys() - content["parts"].keys()
         if missing:
             raise KeyError(
@@ -131,20 +142,46 @@ class CheckpointManager:
             )
         for name, part in self._parts.items():
             part.load_state_dict(content["parts"][name])
-        restore_random_state(content["random"])
+        saved = _random_state_of(world.ordinal(), content, path)
+        if saved is not None:
+            restore_random_state(saved)
         return Restored(content["step"], content["metric"], content["extra"])
 
     # --- files
 
-    def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step:08d}.safetensors"
+    def _found(self) -> list[tuple[int, Path]]:
+        """(step, path) of everything that is or may become a checkpoint."""
+        matches = ((_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return [(int(match[1]), path) for match, path in matches if match]
 
-    def _write(self, plan: serialization.Plan, step: int, metric: float | None) -> None:
+    def _existing(self, step: int) -> Path:
+        """The file of a step, or its folder where the replicas wrote a share each."""
+        folder = self._folder / f"step-{step:08d}"
+        return folder if is_complete(folder) else folder.with_name(f"{folder.name}.safetensors")
+
+    def _write(self, step: int, metric: float | None, plan: serialization.Plan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        serialization.write(plan, self._path(step))
+        serialization.write(plan, self._folder / f"step-{step:08d}.safetensors")
+        self._tidy(step, metric)
+
+    def _write_share(
+        self, step: int, metric: float | None, ordinal: int, count: int,
+        share: serialization.Plan, own: serialization.Plan,
+    ) -> None:
+        folder = self._folder / f"step-{step:08d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        serialization.write(own, manifest.state_path(folder, ordinal, count))
+        serialization.write(share, manifest.part_path(folder, ordinal, count))
+        if manifest.complete(folder, count):
+            self._tidy(step, metric)
+
+    def _tidy(self, step: int, metric: float | None) -> None:
+        """Remove what is not to be kept, and what was begun before all that is and never ended."""
         self._metrics[step] = metric
-        for old in set(self.steps()) - self._kept():
-            self._path(old).unlink(missing_ok=True)
+        kept, complete = self._kept(), set(self.steps())
+        for old, path in self._found():
+            if old not in kept and (old in complete or old < min(kept)):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)
 
     def _kept(self) -> set[int]:
         steps = self.steps()
@@ -157,7 +194,17 @@ class CheckpointManager:
         """The metric of a checkpoint, asked of the file where another process wrote it."""
         if step not in self._metrics:
             try:
-                self._metrics[step] = serialization.load(self._path(step), keys=["metric"])["metric"]
+                self._metrics[step] = serialization.load(self._existing(step), keys=["metric"])["metric"]
             except (DamagedFile, OSError):
                 self._metrics[step] = None
         return self._metrics[step]
+
+
+def _random_state_of(ordinal: int, content: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """The random state that a replica saved; None where there was no such replica."""
+    if content["random"] is not None:
+        return content["random"] if ordinal == 0 else None
+    count = manifest.count_of(str(path))
+    if ordinal >= count:
+        return None
+    return serialization.load(manifest.state_path(path, ordinal, count))["random"]

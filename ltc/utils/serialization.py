@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -23,12 +23,11 @@ from tqdm import tqdm
 from ltc.device.step import ready_buffer
 from ltc.device.tensor import is_lazy, state_of
 from ltc.distributed import world
-from ltc.utils import old_serialization, safetensors_format
+from ltc.utils import manifest, old_serialization, safetensors_format
 from ltc.utils.nested import check_table, find, from_table, tensors_of, to_table
 from ltc.utils.old_serialization import TensorReference
 from ltc.utils.safetensors_format import (
-    NAME_OF_DTYPE, DamagedFile, bytes_of_type, fill_sums, header_bytes, is_shape, placed,
-    read_header, sums_of,
+    NAME_OF_DTYPE, DamagedFile, fill_sums, header_bytes, is_shape, placed, read_header, sums_of,
 )
 from ltc.utils.saving import writing
 from ltc.utils.shared_tensors import Entry, Placement, arranged, as_bytes
@@ -64,20 +63,27 @@ def save(
         write(plan, path, progress)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
     """What a save is going to write.
 
-    header   with room for the checksums
-    entries  what follows it, in this order; each is fetched when its turn comes
+    entries   in the order of their bytes; each is fetched when its turn comes
+    metadata  what surrounds them
     """
 
-    header: bytearray
     entries: list[Entry]
+    metadata: dict[str, str]
 
-    @property
-    def nbytes(self) -> int:
-        return len(self.header) + sum(bytes_of_type(e.dtype, e.shape) for e in self.entries)
+    def part(self, number: int, count: int) -> Plan:
+        """The share of one replica out of `count`: nearly as many bytes as every other's."""
+        loads, share = [0] * count, []
+        for entry in sorted(self.entries, key=lambda e: -e.nbytes):
+            lightest = loads.index(min(loads))
+            loads[lightest] += entry.nbytes
+            if lightest == number:
+                share.append(entry)
+        share.sort(key=lambda e: -e.dtype.itemsize)
+        return Plan(share, {**self.metadata, "ltc.part": f"{number} of {count}"})
 
 
 def planned(data: Any) -> Plan:
@@ -105,7 +111,7 @@ def planned(data: Any) -> Plan:
         "ltc.raw": _compact(raw),
         "ltc.tree": _compact(table),
     }
-    return Plan(header_bytes(placed(_stored_type(e) for e in entries), metadata), entries)
+    return Plan(entries, metadata)
 
 
 def _compact(x: Any) -> str:
@@ -122,14 +128,15 @@ def _start(tensors: list[torch.Tensor]) -> None:
 
 def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
     """Carry a plan out: one tensor at a time, then the checksums, then the new file's name."""
-    path = os.fspath(path)
-    with writing(path, plan.nbytes) as file:
-        file.write(plan.header)
-        with _shown(plan.nbytes, progress) as done, ThreadPoolExecutor(max_workers=1) as summing:
+    path, total = os.fspath(path), sum(e.nbytes for e in plan.entries)
+    header = header_bytes(placed(_stored_type(e) for e in plan.entries), plan.metadata)
+    with writing(path, len(header) + total) as file:
+        file.write(header)
+        with shown(total, progress) as done, ThreadPoolExecutor(max_workers=1) as summing:
             sums = [_stream(entry, file, done, summing) for entry in plan.entries]
-        fill_sums(plan.header, sums)
+        fill_sums(header, sums)
         file.seek(0)
-        file.write(plan.header)
+        file.write(header)
     old_serialization.remove_tensors_of(path)
 
 
@@ -188,16 +195,6 @@ def _stream(
     return checksum.result()
 
 
-@contextmanager
-def _shown(total: int, wanted: bool) -> Iterator[Callable[[int], Any]]:
-    """A function that takes how many more bytes are done; a bar shows them where it is wanted."""
-    if not wanted:  # a tqdm, even a silent one, takes a lock that all forks of a process share
-        yield lambda more: None
-        return
-    with tqdm(total=total, unit="B", unit_scale=True) as bar:
-        yield bar.update
-
-
 # --- loading ----------------------------------------------------------------------------------
 
 def load(
@@ -211,14 +208,17 @@ def load(
 
     Tensors that shared memory share it again. Large ones on the CPU are the file, mapped: they may
     be written to, the file stays as it is. A plain safetensors file gives {name: tensor}; folders
-    that torch_xla wrote load too. Raises DamagedFile, naming the tensor, where a checksum differs.
+    that torch_xla or several replicas wrote load too. Raises DamagedFile, naming the tensor, where a checksum differs.
     """
     path = os.fspath(path)
     device = torch.device("cpu" if map_location is None else map_location)
     if old_serialization.is_old(path):
         return old_serialization.load(path, device)
-    with open(path, "rb") as file:
-        return _Saved(file, path, device, progress).data(keys)
+    paths = manifest.parts_of(path) if os.path.isdir(path) else [path]
+    with ExitStack() as files:
+        opened = [OpenFile(files.enter_context(open(p, "rb")), p) for p in paths]
+        with shown(bytes_in(opened), progress) as done:
+            return SavedData(opened, path, device, done).read(keys)
 
 
 def names(path: str | os.PathLike) -> list[str]:
@@ -226,202 +226,3 @@ def names(path: str | os.PathLike) -> list[str]:
     path = os.fspath(path)
     with open(path, "rb") as file:
         return [entry.name for entry in read_header(file, path).entries]
-
-
-class _Saved:
-    """An open file, whose tensors are read when they are asked for, each once."""
-
-    def __init__(self, file: BinaryIO, path: str, device: torch.device, progress: bool):
-        self._file, self._path, self._device, self._progress = file, path, device, progress
-        self._header = read_header(file, path)
-        self._sums = sums_of(self._header, path)
-        self._content = _content(self._header, path)
-        self._number = {e.name: position for position, e in enumerate(self._header.entries)}
-        self._read: dict[str, torch.Tensor] = {}
-
-    def data(self, keys: Iterable[str] | None) -> Any:
-        total = sum(e.end - e.begin for e in self._header.entries)
-        with (
-            _shown(total, self._progress) as self._done,
-            ThreadPoolExecutor(max_workers=1) as self._summing,
-        ):
-            return self._flat(keys) if self._content is None else self._nested(keys)
-
-    def _flat(self, keys: Iterable[str] | None) -> dict[str, torch.Tensor]:
-        """Tensors by name, of a file that says no more."""
-        wanted = self._number if keys is None else list(keys)
-        self._require(key for key in wanted if key not in self._number)
-        return {name: self._tensor(name) for name in wanted}
-
-    def _nested(self, keys: Iterable[str] | None) -> Any:
-        table = self._content.table
-        if keys is None:
-            return self._made(table, [len(table) - 1])[len(table) - 1]
-        places, missing = {}, []
-        for key in keys:
-            try:
-                places[key] = find(table, key)
-            except KeyError:
-                missing.append(key)
-        self._require(missing)
-        made = self._made(table, places.values())
-        return {key: made[position] for key, position in places.items()}
-
-    def _require(self, missing: Iterable[str]) -> None:
-        missing = list(missing)
-        if missing:
-            raise KeyError(
-                f"{self._path} has nothing at {', '.join(map(repr, missing[:5]))}. Its tensors are "
-                f"{', '.join(map(repr, list(self._number)[:20]))}."
-            )
-
-    def _made(self, table: list, roots: Iterable[int]) -> dict[int, Any]:
-        try:
-            return from_table(table, roots, self._described)
-        except ValueError as error:
-            raise DamagedFile(f"{self._path}: its tree can not be: {error}.") from error
-
-    def _described(self, number: Any, said: Any) -> torch.Tensor:
-        """The tensor that a node of the tree describes."""
-        order = self._content.order
-        if type(number) is not int or not 0 <= number < len(order) or not isinstance(said, dict):
-            raise ValueError(f"there is no tensor {number!r}")
-        tensor = self._tensor(order[number]).detach()
-        if _LAYOUT_KEYS & said.keys():
-            tensor = _view(tensor, said)
-        wants_gradient = bool(said.get("requires_grad"))
-        if wants_gradient and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise ValueError(f"a tensor of {tensor.dtype} has no gradient")
-        if said.get("parameter"):
-            return torch.nn.Parameter(tensor, requires_grad=wants_gradient)
-        return tensor.requires_grad_(wants_gradient)
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the file on the device, its bytes checked."""
-        if name not in self._read:
-            number = self._number[name]
-            entry = self._header.entries[number]
-            start = self._header.data_start + entry.begin
-            content = _bytes_at(self._file, self._path, start, entry.end - entry.begin)
-            if len(content) < CHUNK_BYTES:
-                self._check(zlib.crc32(content.numpy()), number)
-            else:  # summed while the device copies it
-                checksum = self._summing.submit(zlib.crc32, content.numpy())
-            self._read[name] = self._typed(content, entry).to(self._device)
-            if len(content) >= CHUNK_BYTES:
-                self._check(checksum.result(), number)
-            self._done(len(content))
-        return self._read[name]
-
-    def _typed(self, content: torch.Tensor, entry: safetensors_format.Entry) -> torch.Tensor:
-        """The bytes of an entry as what they stand for."""
-        if entry.dtype is torch.bool and bool((content > 1).any()):
-            raise DamagedFile(f"{self._path}: tensor {entry.name!r} has booleans that are not 0 or 1.")
-        real = self._content.raw.get(entry.name) if self._content is not None else None
-        dtype = entry.dtype if real is None else real
-        if content.data_ptr() % dtype.itemsize:
-            content = content.clone()  # another writer's file need not be aligned
-        shape = entry.shape if real is None else entry.shape[:-1]
-        return content.view(dtype).reshape(shape)
-
-    def _check(self, found: int, number: int) -> None:
-        if self._sums is not None and found != self._sums[number]:
-            raise DamagedFile(
-                f"{self._path}: tensor {self._header.entries[number].name!r} is damaged: its bytes "
-                f"have the checksum {found:08x}, and {self._sums[number]:08x} was saved. Take "
-                f"another copy."
-            )
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What the metadata say beside the tensors.
-
-    order  names of the entries, as the tree numbers them
-    raw    real dtypes of entries that are stored as bytes
-    """
-
-    table: list
-    order: list[str]
-    raw: dict[str, torch.dtype]
-
-
-def _content(header: safetensors_format.Header, path: str) -> _Content | None:
-    """The checked metadata of a file that `save` wrote; None where another program wrote it."""
-    metadata = header.metadata
-    if not any(key.startswith("ltc.") for key in metadata):
-        return None
-    if metadata.get("ltc.version") != "1":
-        raise DamagedFile(
-            f"{path}: it is of version {str(metadata.get('ltc.version'))[:40]}, this ltc reads 1."
-        )
-    try:
-        metadata["ltc.header"], metadata["ltc.crc32"]  # without them nothing would be checked
-        table, order, raw = (
-            json.loads(metadata[f"ltc.{name}"]) for name in ("tree", "order", "raw")
-        )
-        check_table(table)
-        return _Content(table, _checked_order(order, header), _checked_raw(raw, header))
-    except KeyError as error:
-        raise DamagedFile(f"{path}: the metadata lack {error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path}: the metadata can not be: {error}.") from None
-
-
-def _checked_order(order: Any, header: safetensors_format.Header) -> list[str]:
-    listed = [e.name for e in header.entries]
-    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-        raise ValueError("the order of the tensors is not a list of names")
-    if sorted(order) != sorted(listed):
-        raise ValueError("the order names other tensors than the file has")
-    return order
-
-
-def _checked_raw(raw: Any, header: safetensors_format.Header) -> dict[str, torch.dtype]:
-    entry_of = {e.name: e for e in header.entries}
-    checked = {}
-    for name, text in raw.items() if isinstance(raw, dict) else [(None, None)]:
-        entry = entry_of.get(name)
-        dtype = _DTYPES.get(text) if isinstance(text, str) else None
-        if entry is None or dtype is None:
-            raise ValueError(f"{name!r} is said to be of dtype {text!r}")
-        if entry.dtype is not torch.uint8 or entry.shape[-1:] != (dtype.itemsize,):
-            raise ValueError(f"{name!r} is not stored as the bytes of {text}")
-        checked[name] = dtype
-    return checked
-
-
-def _view(entry: torch.Tensor, said: dict[str, Any]) -> torch.Tensor:
-    """The part of an entry that a node describes; raises ValueError where it would lie outside."""
-    dtype = _DTYPES.get(said.get("dtype"))
-    shape, strides, offset = (said.get(key) for key in ("shape", "strides", "offset"))
-    if dtype is None or not is_shape(shape) or not is_shape(strides) or not is_shape([offset]):
-        raise ValueError(f"a view has the layout {str(said)[:200]}")
-    if len(strides) != len(shape):
-        raise ValueError(f"a view of {len(shape)} dimensions has {len(strides)} strides")
-    last = offset + sum((max(n, 1) - 1) * step for n, step in zip(shape, strides))
-    held = entry.numel() * entry.dtype.itemsize
-    if 0 not in shape and (last + 1) * dtype.itemsize > held:
-        raise ValueError(f"a view reaches element {last} of a tensor of {held} bytes")
-    if entry.dtype is not dtype:
-        flat = entry.reshape(-1)
-        flat = flat[: held // dtype.itemsize * dtype.itemsize // entry.dtype.itemsize]
-        entry = flat.view(dtype)
-    return entry.as_strided(shape, strides, offset)
-
-
-def _bytes_at(file: BinaryIO, path: str, start: int, length: int) -> torch.Tensor:
-    """Bytes of a file: large stretches as a private map, which takes memory only where written."""
-    if length >= MAPPED_BYTES:
-        skipped = start % mmap.ALLOCATIONGRANULARITY
-        area = mmap.mmap(
-            file.fileno(), skipped + length, flags=mmap.MAP_PRIVATE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=start - skipped,
-        )
-        area.madvise(mmap.MADV_SEQUENTIAL)
-        return torch.frombuffer(area, dtype=torch.uint8, count=length, offset=skipped)
-    content = torch.empty(length, dtype=torch.uint8)
-    file.seek(start)
-    if file.readinto(content.numpy()) < length:
-        raise DamagedFile(f"{path}: the file became shorter while it was read.")
-    return content

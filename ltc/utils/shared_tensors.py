@@ -7,6 +7,7 @@ storage that touch different bytes share nothing one could observe: each is an e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
@@ -51,6 +52,10 @@ class Entry:
     shape: tuple[int, ...]
     tensor: torch.Tensor | None
     fetch: Callable[[], torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

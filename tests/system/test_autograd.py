@@ -500,3 +500,25 @@ def test_a_gradient_scaler_skips_a_step_that_overflowed(device):
         scaler.update()
         scales.append(scaler.get_scale())
     return model.weight, scales
+
+
+@pytest.mark.compared
+def test_inference_mode_takes_views_of_ordinary_tensors(device):
+    layer, x = nn.Linear(3, 2).double().to(device), ramp(2, 3, device=device)
+    with torch.inference_mode():
+        out, turned = layer(x), x.t()
+        out[0].add_(1)
+    return out, turned, turned.is_inference()
+
+
+@pytest.mark.compared
+def test_packed_sequences_pass_through_an_lstm(device):
+    torch.manual_seed(1)
+    lstm = nn.LSTM(4, 6, batch_first=True).double().to(device)
+    x = torch.rand(3, 5, 4, dtype=torch.double).to(device).requires_grad_()
+    packed = nn.utils.rnn.pack_padded_sequence(
+        x, torch.tensor([2, 5, 3]), batch_first=True, enforce_sorted=False
+    )
+    out, lengths = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    out.square().sum().backward()
+    return out, lengths, x.grad, gradients(lstm)

@@ -348,3 +348,96 @@ def test_a_loader_goes_on_behind_the_batch_it_gave_last():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert again.epoch == 2
+
+
+# --- a share for each replica -------------------------------------------------------------------
+
+
+def as_replica(monkeypatch, ordinal, count):
+    monkeypatch.setenv("XRT_SHARD_ORDINAL", str(ordinal))
+    monkeypatch.setenv("XRT_SHARD_LOCAL_ORDINAL", str(ordinal))
+    monkeypatch.setenv("XRT_SHARD_WORLD_SIZE", str(count))
+
+
+def sharded(folder, training, **options):
+    return CheckpointManager(folder, sharded=True, **options, **training.parts)
+
+
+def save_shares(folder, training, monkeypatch, step, count, ordinals=None):
+    """What `count` replicas do, one after the other; returns what each then draws."""
+    drawn = {}
+    for ordinal in range(count) if ordinals is None else ordinals:
+        as_replica(monkeypatch, ordinal, count)
+        torch.manual_seed(100 + ordinal)
+        sharded(folder, training).save(step)
+        drawn[ordinal] = draws()
+    return drawn
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_shares_of_some_replicas_load_on_any_number(count, tmp_path, monkeypatch):
+    training = Training()
+    training.run(until=3)
+    drawn = save_shares(tmp_path, training, monkeypatch, 3, count)
+    sizes = [f.stat().st_size for f in (tmp_path / "step-00000003").glob("part-*")]
+    assert len(sizes) == count
+    for ordinal in range(4):
+        as_replica(monkeypatch, ordinal, 4)
+        again = Training(seed=1)
+        torch.manual_seed(7)
+        assert sharded(tmp_path, again).restore_latest().step == 3
+        expected = training.model.state_dict()
+        for name, tensor in again.model.state_dict().items():
+            assert torch.equal(tensor.cpu(), expected[name].cpu())
+        if ordinal < count:  # a replica that did not save keeps the random state it has
+            assert draws() == drawn[ordinal]
+
+
+def test_shares_are_nearly_equal_and_together_everything(tmp_path, monkeypatch):
+    part = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+    for ordinal in range(4):
+        as_replica(monkeypatch, ordinal, 4)
+        CheckpointManager(tmp_path, sharded=True, model=part).save(1)
+    names = [xser.names(file) for file in (tmp_path / "step-00000001").glob("part-*")]
+    assert sum(map(len, names)) == len(set().union(*names)) == 16 and {len(n) for n in names} == {4}
+
+
+def test_a_checkpoint_without_every_share_is_none(tmp_path, monkeypatch):
+    training = Training()
+    save_shares(tmp_path, training, monkeypatch, 1, count=2)
+    save_shares(tmp_path, training, monkeypatch, 2, count=2, ordinals=[1])
+    manager = sharded(tmp_path, Training())
+    assert manager.steps() == [1] and manager.restore_latest().step == 1
+
+
+def test_shares_of_different_saves_are_never_mixed(tmp_path, monkeypatch):
+    training = Training()
+    save_shares(tmp_path, training, monkeypatch, 1, count=2)
+    save_shares(tmp_path, training, monkeypatch, 2, count=2)
+    training.run(until=1)
+    file = "part-00000-of-00002.safetensors"
+    as_replica(monkeypatch, 0, 2)
+    sharded(tmp_path / "other", training).save(2)
+    (tmp_path / "other" / "step-00000002" / file).rename(tmp_path / "step-00000002" / file)
+    with pytest.warns(UserWarning, match=f"step 2 is left out: .*{file} is of another save"):
+        assert sharded(tmp_path, training).restore_latest().step == 1
+
+
+def test_a_manifest_that_points_elsewhere_is_refused(tmp_path, monkeypatch):
+    save_shares(tmp_path, Training(), monkeypatch, 1, count=1)
+    folder = tmp_path / "step-00000001"
+    for text in ('{"parts": {"../../x": "0"}}', "[", '{"parts": {"part-9": "0"}}', "{}"):
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(xser.DamagedFile, match="manifest.json"):
+            xser.load(folder)
+
+
+def test_shares_that_were_never_complete_go_with_the_old_checkpoints(tmp_path, monkeypatch):
+    training = Training()
+    save_shares(tmp_path, training, monkeypatch, 1, count=2, ordinals=[1])
+    for ordinal in (0, 1):
+        as_replica(monkeypatch, ordinal, 2)
+        manager = sharded(tmp_path, training, keep_last=1)
+        manager.save(2)
+        manager.save(3)
+    assert [file.name for file in tmp_path.iterdir()] == ["step-00000003"]

@@ -43,6 +43,7 @@ LAYERS = [
         "utils.steps",
         "distributed.world",
         "utils.old_serialization",
+        "utils.manifest",
         "utils.shared_tensors",
         "utils.serialization",
         "utils.snapshot",

@@ -1,0 +1,23 @@
+"""Exchanges among replicas: what is recorded is already what runs."""
+
+from __future__ import annotations
+
+from ltc.aten.registry import traces
+from ltc.ir import build, ops
+from ltc.ir.node import make
+
+
+@traces("ltc::collective_start", moves=True)
+def collective_start(operands, token, collective):
+    """The operands, and the token of the exchange before this one."""
+    before = () if token is None else (token,)
+    return make(
+        ops.COLLECTIVE_START, *operands, *before, collective=collective, count=len(operands)
+    )
+
+
+@traces("ltc::collective_wait", moves=True)
+def collective_wait(token, results):
+    """One node for each result."""
+    node = make(ops.COLLECTIVE_WAIT, token, results=tuple(results))
+    return tuple(build.get(node, index) for index in range(len(results)))

@@ -1,0 +1,152 @@
+"""Collectives that autograd knows: what each gives back to its input in a backward.
+
+They differ from `torch.distributed.nn`: the gradient of a sum is not summed over the replicas
+again, since every replica computes the same loss from it. `AllReduceSumLayer` does sum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.distributed import collectives
+from ltc.distributed.collectives import Groups
+
+__all__ = [
+    "AllGather", "AllReduce", "AllReduceSumLayer", "SyncBatchNorm", "all_gather", "all_reduce",
+    "distributed_mm",
+]
+
+
+class AllReduce(torch.autograd.Function):
+    """`all_reduce` with the gradients that its docstring states."""
+
+    @staticmethod
+    def forward(ctx, reduce_type, value, scale, groups):
+        ctx.reduce_type, ctx.scale = reduce_type, scale
+        output = collectives.all_reduce(reduce_type, value, scale, groups)
+        ctx.save_for_backward(value, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):
+        value, output = ctx.saved_tensors
+        return None, _input_gradient(ctx.reduce_type, ctx.scale, grad, value, output), None, None
+
+
+def _input_gradient(reduce_type: str, scale: float, grad, value, output) -> torch.Tensor:
+    if reduce_type == "sum":
+        return grad * scale
+    if reduce_type == "mul":
+        # 1 in place of a zero divisor: the branch not taken must not make a NaN either
+        divisor = torch.where(value == 0, torch.ones_like(value), value)
+        return torch.where(value == 0, torch.zeros_like(grad), grad * output / divisor)
+    if reduce_type in ("min", "max"):
+        return torch.where(value == output, grad, torch.zeros_like(grad))
+    raise RuntimeError(f"Unsupported reduce type: {reduce_type}")
+
+
+def all_reduce(
+    reduce_type: str, value: torch.Tensor, scale: float = 1.0, groups: Groups = None
+) -> torch.Tensor:
+    """Everyone's `value` reduced, then multiplied by `scale`.
+
+    Backward, without any exchange: of a sum, grad * scale; of a product, grad * output / value and
+    0 where value is 0; of min and max, grad where value is the result. RuntimeError for others.
+    """
+    return AllReduce.apply(reduce_type, value, scale, groups)
+
+
+class AllGather(torch.autograd.Function):
+    """`all_gather` with the gradient that its docstring states."""
+
+    @staticmethod
+    def forward(ctx, value, dim):
+        ctx.dim, ctx.extent = dim, value.shape[dim]
+        return collectives.all_gather(value, dim)
+
+    @staticmethod
+    def backward(ctx, grad):
+        position = collectives.group_of(None).index(collectives.ordinal())
+        return grad.narrow(ctx.dim, position * ctx.extent, ctx.extent), None
+
+
+def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Everyone's `value`, joined along `dim` in ordinal order.
+
+    Backward, without any exchange: this replica's slice of the gradient.
+    """
+    return AllGather.apply(value, dim)
+
+
+class AllReduceSumLayer(torch.autograd.Function):
+    """A sum over the replicas whose gradient is summed over them too: for models cut in shards."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return collectives.all_reduce("sum", value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return collectives.all_reduce("sum", grad)
+
+
+def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Tensor:
+    """The product of a weight whose columns are spread over the replicas with each one's own input.
+
+    w       [N, K], this replica's columns of the whole weight [N, K * replicas]
+    x       [K * replicas, M], this replica's own input, M equal everywhere
+    split   pieces of M that are exchanged one after another: bounds the memory
+    return  [N, M], the whole weight times this replica's `x`
+    """
+    replicas, ordinal = collectives.replica_count(), collectives.ordinal()
+    assert x.size(0) // replicas == w.size(1), f"{list(x.shape)} does not fit {list(w.shape)}"
+    assert x.size(1) % split == 0, f"{x.size(1)} columns cannot be cut into {split}"
+    return torch.cat([_product(w, part, replicas, ordinal) for part in x.chunk(split, 1)], 1)
+
+
+def _product(w: torch.Tensor, x: torch.Tensor, replicas: int, ordinal: int) -> torch.Tensor:
+    everyone = all_gather(x, dim=1)  # [K * replicas, M * replicas]
+    rows = everyone.narrow(0, ordinal * w.size(1), w.size(1))
+    whole = all_reduce("sum", w @ rows)  # [N, M * replicas]
+    return whole.narrow(1, ordinal * x.size(1), x.size(1))
+
+
+class SyncBatchNorm(torch.nn.Module):
+    """Batch normalisation over the batches of all replicas together.
+
+    Outputs and gradients are those of torch.nn.BatchNorm on the joined batch, where the replicas'
+    batches are of one size. `running_var` accumulates the biased variance.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.weight = torch.nn.Parameter(torch.ones(num_features))
+        self.bias = torch.nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """batch [N, C, ...] of two to five dimensions."""
+        assert 2 <= batch.dim() <= 5, f"a batch of {batch.dim()} dimensions"
+        assert batch.size(1) == self.num_features, f"{batch.size(1)} channels"
+        mean, variance = self._statistics(batch) if self.training else (
+            self.running_mean, self.running_var
+        )
+        shape = [1, self.num_features] + [1] * (batch.dim() - 2)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return (batch - mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
+
+    def _statistics(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and variance of each channel over all replicas; the running ones follow them."""
+        dims = [d for d in range(batch.dim()) if d != 1]
+        replicas = collectives.replica_count()
+        mean = AllReduceSumLayer.apply(batch.mean(dims)) / replicas
+        shape = [1, self.num_features] + [1] * (batch.dim() - 2)
+        # of the differences, not mean(x * x) - mean * mean, which cancels
+        squares = (batch - mean.view(shape)).square().mean(dims)
+        variance = AllReduceSumLayer.apply(squares) / replicas
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance, self.momentum)
+        return mean, variance

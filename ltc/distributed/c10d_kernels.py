@@ -1,0 +1,210 @@
+"""What `c10d::*` and `_c10d_functional::*` do with lazy tensors: recorded where that can be.
+
+Point-to-point calls, and those that treat one rank unlike the others, run at once on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from ltc.device.tensor import is_lazy, state_of
+from ltc.device.torch_api import plain_functions
+from ltc.distributed import host_path, recorded
+
+
+# --- c10d: results are written into tensors ---------------------------------------------------
+
+def _all_reduce(tensors, group, reduce_op, *_) -> None:
+    for tensor in tensors:
+        _assign(tensor, recorded.all_reduce(tensor, _kind(reduce_op), group.group_name))
+
+
+def _all_reduce_coalesced(tensors, group, reduce_op, *_) -> None:
+    _all_reduce(tensors, group, reduce_op)
+
+
+def _broadcast(tensors, group, root_rank: int, root_tensor: int, *_) -> None:
+    _assign(tensors[0], recorded.broadcast(tensors[root_tensor], root_rank, group.group_name))
+
+
+def _all_gather(output_lists, inputs, group, *_) -> None:
+    for outputs, tensor in zip(output_lists, inputs):
+        gathered = recorded.all_gather(tensor.reshape(-1), group.size(), group.group_name)
+        for output, part in zip(outputs, gathered.chunk(group.size())):
+            _assign(output, part)
+
+
+def _all_gather_base(output, tensor, group, *_) -> None:
+    _assign(output, recorded.all_gather(tensor.reshape(-1), group.size(), group.group_name))
+
+
+def _all_gather_base_coalesced(outputs, inputs, group, *_) -> None:
+    for output, tensor in zip(outputs, inputs):
+        _all_gather_base(output, tensor, group)
+
+
+def _reduce_scatter(outputs, input_lists, group, reduce_op, *_) -> None:
+    for output, tensors in zip(outputs, input_lists):
+        _reduce_scatter_base(
+            output, torch.cat([tensor.reshape(-1) for tensor in tensors]), group, reduce_op
+        )
+
+
+def _reduce_scatter_base(output, tensor, group, reduce_op, *_) -> None:
+    scattered = recorded.reduce_scatter(
+        tensor.reshape(-1), _kind(reduce_op), group.size(), group.group_name
+    )
+    _assign(output, scattered)
+
+
+def _reduce_scatter_base_coalesced(outputs, inputs, group, reduce_op, *_) -> None:
+    for output, tensor in zip(outputs, inputs):
+        _reduce_scatter_base(output, tensor, group, reduce_op)
+
+
+def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> None:
+    result = recorded.all_to_all(
+        tensor, _splits(output, group, output_splits), _splits(tensor, group, input_splits),
+        group.group_name,
+    )
+    _assign(output, result)
+
+
+IN_PLACE = {
+    "allreduce_": _all_reduce, "allreduce_coalesced_": _all_reduce_coalesced,
+    "broadcast_": _broadcast, "allgather_": _all_gather, "_allgather_base_": _all_gather_base,
+    "allgather_into_tensor_coalesced_": _all_gather_base_coalesced,
+    "reduce_scatter_": _reduce_scatter, "_reduce_scatter_base_": _reduce_scatter_base,
+    "reduce_scatter_tensor_coalesced_": _reduce_scatter_base_coalesced,
+    "alltoall_base_": _all_to_all_base,
+}
+
+
+def in_place_kernel(name: str) -> Callable:
+    """The kernel of `c10d::<name>`, whose work is over as far as the caller can tell."""
+    record = IN_PLACE[name]
+    overload = getattr(torch.ops.c10d, name).default
+    group_at = host_path.position_of("process_group", overload)
+    operation_at = host_path.position_of("reduce_op", overload)
+    at_once = host_path.kernel_of(name)
+
+    def kernel(*args, **kwargs):
+        values = host_path.in_schema_order(overload, args, kwargs)
+        tensors = host_path.tensors_in(values)
+        has_a_name = operation_at is None or _kind(values[operation_at]) is not None
+        if not has_a_name or not all(map(is_lazy, tensors)) or all(map(_is_control, tensors)):
+            return at_once(*args, **kwargs)
+        operands = list(values)
+        operands[group_at] = host_path.group_of(values[group_at])
+        with torch.no_grad(), plain_functions():
+            record(*operands)
+        return host_path.returned(overload, values, host_path.done(values[0]))
+
+    return kernel
+
+
+def _is_control(tensor: torch.Tensor) -> bool:
+    """Whether it holds whole numbers that are there already: sizes, indices, a pickle.
+
+    They are read next, to decide what to do; a program of their own would only be in the way.
+    """
+    return not tensor.dtype.is_floating_point and state_of(tensor).buffer is not None
+
+
+def _kind(reduce_op) -> str | None:
+    return recorded.KINDS.get(dist.ReduceOp.RedOpType(reduce_op.op()))
+
+
+def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list[int]:
+    return list(given) or [tensor.shape[0] // group.size()] * group.size()
+
+
+def _assign(target: torch.Tensor, result: torch.Tensor) -> None:
+    """`target` holds `result`; like any collective that leaves its autograd version alone."""
+    target.data.copy_(result.reshape(target.shape))
+
+
+# --- _c10d_functional: results are new tensors ------------------------------------------------
+
+def _group(name) -> ProcessGroup:
+    """The group of a name, or of what torch.compile hands over in its place."""
+    group = name if not isinstance(name, str) else dist.distributed_c10d._resolve_process_group(name)
+    group = ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
+    host_path.require_host_backend(group)
+    return group
+
+
+def all_reduce(x, reduce_op: str, group):
+    return recorded.all_reduce(x, reduce_op.lower(), _group(group).group_name)
+
+
+def all_gather_into_tensor(x, group_size: int, group):
+    flat = x.reshape(1) if x.dim() == 0 else x
+    return recorded.all_gather(flat, group_size, _group(group).group_name)
+
+
+def reduce_scatter_tensor(x, reduce_op: str, group_size: int, group):
+    return recorded.reduce_scatter(x, reduce_op.lower(), group_size, _group(group).group_name)
+
+
+def broadcast(x, src: int, group):
+    return recorded.broadcast(x, src, _group(group).group_name)
+
+
+def all_to_all_single(x, output_splits, input_splits, group):
+    return recorded.all_to_all(x, output_splits, input_splits, _group(group).group_name)
+
+
+def wait_tensor(x):
+    """A recorded result is as good as there: whoever reads it waits."""
+    return x
+
+
+def _of_each(function: Callable) -> Callable:
+    return lambda tensors, *rest: [function(x, *rest) for x in tensors]
+
+
+def _into(function: Callable) -> Callable:
+    def into(x, *rest, out):
+        _assign(out, function(x, *rest))
+        return out
+
+    return into
+
+
+def _over_itself(function: Callable) -> Callable:
+    def over_itself(x, *rest):
+        _assign(x, function(x, *rest))
+        return x
+
+    return over_itself
+
+
+FUNCTIONAL = {
+    "all_reduce": all_reduce, "all_reduce_": _over_itself(all_reduce),
+    "all_reduce_coalesced": _of_each(all_reduce),
+    "all_reduce_coalesced_": _of_each(_over_itself(all_reduce)),
+    "all_gather_into_tensor": all_gather_into_tensor,
+    "all_gather_into_tensor_out": _into(all_gather_into_tensor),
+    "all_gather_into_tensor_coalesced": _of_each(all_gather_into_tensor),
+    "reduce_scatter_tensor": reduce_scatter_tensor,
+    "reduce_scatter_tensor_out": _into(reduce_scatter_tensor),
+    "reduce_scatter_tensor_coalesced": _of_each(reduce_scatter_tensor),
+    "broadcast": broadcast, "broadcast_": _over_itself(broadcast),
+    "all_to_all_single": all_to_all_single, "wait_tensor": wait_tensor,
+}
+
+
+def functional_kernel(name: str) -> Callable:
+    """The kernel of `_c10d_functional::<name>`."""
+    record = FUNCTIONAL[name]
+
+    def kernel(*args, **kwargs):
+        with torch.no_grad(), plain_functions():
+            return record(*args, **kwargs)
+
+    return kernel

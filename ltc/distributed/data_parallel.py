@@ -1,0 +1,244 @@
+"""One model, one thread and one device each: training with threads instead of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ltc.device import step
+from ltc.device.names import supported_devices
+from ltc.device.tensor import device_of, set_current_device
+from ltc.distributed import world
+from ltc.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
+
+__all__ = ["Context", "DataParallel", "ThreadResult"]
+
+STOP_SECONDS = 2.0  # what a thread that should stop has to reach its next batch
+
+_log = logging.getLogger(__name__)
+
+
+class Context:
+    """What one device keeps between the calls of a DataParallel: an optimizer, a schedule."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def getattr_or(self, name: str, defval: Any) -> Any:
+        """The attribute; where there is none, or None, it becomes `defval`, called if callable."""
+        value = getattr(self, name, None)
+        if value is None:
+            value = defval() if callable(defval) else defval
+            setattr(self, name, value)
+        return value
+
+
+class ThreadResult:
+    """What the loop function of one device returned."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+
+
+class DataParallel:
+    """Runs a loop function on several devices at once, each with a model and batches of its own.
+
+    network            a module, or a class or function that makes one; every device gets a copy,
+                       so all begin with the same weights
+    device_ids         `ltc` devices; None means all of this process; [] means no threads: the loop
+                       runs in the caller, on the device where the module is
+    enumerate_batches  the loader of the loop function yields (index, batch); False: the batch
+    kwargs             of ParallelLoader
+
+    Gradients are averaged by `ltm.optimizer_step` in the loop function, not by this class.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | Callable[[], nn.Module],
+        device_ids: Sequence | None = None,
+        *,
+        enumerate_batches: bool = True,
+        **kwargs: Any,
+    ):
+        if device_ids is None:
+            device_ids = supported_devices() or []
+        module = network if isinstance(network, nn.Module) else network()
+        self._devices = [device_of(device) for device in device_ids]
+        self._enumerate, self._kwargs = enumerate_batches, kwargs
+        if self._devices:
+            places = [device.torch_device for device in self._devices]
+            self._models = [copy.deepcopy(module).to(place) for place in places]
+        else:
+            places, self._models = [_device_of_module(module)], [module]
+        self._contexts = [Context(place) for place in places]
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices, in order."""
+        return [str(device) for device in self._devices]
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The model of each device, in order."""
+        return list(self._models)
+
+    def __call__(
+        self,
+        loop_fn: Callable,
+        loader: Iterable,
+        batchdim: int = 0,
+        fixed_batch_size: bool = False,
+        **kwargs: Any,
+    ) -> list:
+        """What `loop_fn(model, loader, device, context, **kwargs)` returns on each device, in order.
+
+        The first exception stops every device and is raised here, with a note that names its own.
+        """
+        if not self._devices:
+            batches = _Enumerated(loader) if self._enumerate else loader
+            (context,), (model,) = self._contexts, self._models
+            return [loop_fn(model, batches, context.device, context, **kwargs)]
+        step.wait_device_ops(self._devices)
+        parallel = ParallelLoader(
+            loader, self._devices_as_torch(), batchdim, fixed_batch_size=fixed_batch_size,
+            **self._kwargs,
+        )
+        try:
+            return _Threads(self._devices, parallel).run(self._calls(loop_fn, parallel, kwargs))
+        finally:
+            parallel.close()
+
+    def _devices_as_torch(self) -> list[torch.device]:
+        return [device.torch_device for device in self._devices]
+
+    def _calls(self, loop_fn, parallel: ParallelLoader, kwargs: dict) -> list[Callable[[], Any]]:
+        def call(model, context):
+            batches = parallel.per_device_loader(context.device)
+            if self._enumerate:
+                batches = _Enumerated(batches)
+            return loop_fn(model, batches, context.device, context, **kwargs)
+
+        pairs = zip(self._models, self._contexts)
+        return [lambda pair=pair: call(*pair) for pair in pairs]
+
+
+class _Enumerated:
+    """A loader's batches with their numbers, from 0 in each epoch."""
+
+    def __init__(self, batches: Iterable | PerDeviceLoader):
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return enumerate(self._batches)
+
+
+def _device_of_module(module: nn.Module) -> torch.device:
+    devices = {parameter.device for parameter in module.parameters()}
+    if len(devices) > 1:
+        raise RuntimeError(
+            f"Model uses more than one device: {', '.join(sorted(map(str, devices)))}. Without "
+            f"device_ids the loop runs where the model is, which must be one place."
+        )
+    return devices.pop() if devices else torch.device("cpu")
+
+
+class _Stopped(BaseException):
+    """Ends a thread because another one has failed; no `except Exception` of a loop catches it."""
+
+
+class _Threads:
+    """One thread per device, from their start to the end of the last."""
+
+    def __init__(self, devices: list, parallel: ParallelLoader):
+        self._devices, self._parallel = devices, parallel
+        self._results = [ThreadResult() for _ in devices]
+        self._ended: queue.SimpleQueue = queue.SimpleQueue()  # (position, error or None)
+
+    def run(self, calls: list[Callable[[], Any]]) -> list:
+        """The result of each call; raises the first exception of any."""
+        self._threads = [
+            threading.Thread(
+                target=self._work, args=(position, call), daemon=True,
+                name=f"DataParallel {self._devices[position]}",
+            )
+            for position, call in enumerate(calls)
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            for _ in self._threads:
+                position, error = self._ended.get()
+                if error is not None:
+                    self._raise(error, position)
+        except BaseException:  # Ctrl-C in the caller too
+            self._stop()
+            raise
+        return [result.result for result in self._results]
+
+    def _work(self, position: int, call: Callable[[], Any]) -> None:
+        device = self._devices[position]
+        set_current_device(device)
+        world.set_replication(device.torch_device, [d.torch_device for d in self._devices])
+        try:
+            self._results[position].result = call()
+        except BaseException as error:  # the caller of DataParallel gets it
+            self._ended.put((position, error))
+        else:
+            self._ended.put((position, None))
+        finally:
+            world.set_replication(device.torch_device, [])
+
+    def _raise(self, error: BaseException, position: int) -> None:
+        error.add_note(f"Exception in model function for device={self._devices[position]}")
+        raise error
+
+    def _stop(self) -> None:
+        """End what still runs: at its next batch, or, where it asks for none, wherever it is."""
+        self._parallel.abort(_Stopped())
+        self._join()
+        for thread in self._alive():
+            _raise_in(thread)
+        self._join()
+        frames = sys._current_frames()
+        for thread in self._alive():
+            stack = "".join(traceback.format_stack(frames.get(thread.ident)))
+            _log.error("The thread %s could not be stopped. It is here:\n%s", thread.name, stack)
+        if not self._alive():
+            self._forget_failures()
+
+    def _alive(self) -> list[threading.Thread]:
+        return [thread for thread in self._threads if thread.is_alive()]
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+
+    def _forget_failures(self) -> None:
+        """One error is raised; those it brought about on other devices must not turn up later."""
+        for device in self._devices:
+            with contextlib.suppress(Exception):
+                step.wait_device_ops([device])
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    """Raise _Stopped in a thread, as soon as it runs Python code again."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(_Stopped)
+    )

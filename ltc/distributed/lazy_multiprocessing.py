@@ -1,0 +1,159 @@
+"""Training with one process per replica: `spawn`, and what its functions need from one another."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ltc import config
+from ltc.distributed import world
+from ltc.distributed.rank_process import finish
+from ltc.distributed.ranks import RankFailed, Ranks
+from ltc.distributed.rendezvous import rendezvous
+
+__all__ = ["MpModelWrapper", "MpSerialExecutor", "RankFailed", "Ranks", "launch", "spawn"]
+
+_log = logging.getLogger(__name__)
+
+
+def spawn(
+    fn: Callable,
+    args: tuple = (),
+    nprocs: int | None = None,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> list | Ranks:
+    """What `fn(rank, *args)` returns in each of `nprocs` new processes, in order of rank.
+
+    nprocs        None: LTC_NUM_DEVICES processes of one device each. 1 runs `fn` in this process.
+    join          False: return the Ranks at once; their `join()` gives the values
+    daemon        the processes are daemons of multiprocessing: they can start none of their own
+    start_method  "spawn", "fork" or "forkserver"
+
+    The cores are shared out among the processes, unless OMP_NUM_THREADS is set. The memory of CPU
+    tensors in `args` is shared, not copied. In a process that a launcher has started (torchrun,
+    or this function) `fn` runs right there, with the rank it has, and `nprocs` has no say.
+
+    Raises RankFailed, within seconds, when a process ends in any other way than by returning: with
+    the rank, the cause, its traceback, and where the other ranks were. No process is left then.
+    """
+    if world_is_given():
+        return _run_as_given(fn, args, nprocs)
+    count = _count(nprocs)
+    if count == 1 and join:
+        return _run_alone(fn, args)
+    # A thread other than the main one may end while its ranks go on.
+    bound = join or threading.current_thread() is threading.main_thread()
+    ranks = Ranks(
+        fn, args, count, start_method=start_method, daemon=daemon,
+        devices=1 if nprocs is None else None, dies_with_thread=bound,
+    )
+    return ranks.join() if join else ranks
+
+
+def launch(
+    fn: Callable, args: tuple = (), nprocs: int | None = None, start_method: str = "spawn"
+) -> list:
+    """`spawn`, with every line that the ranks print headed by their number."""
+    if world_is_given():
+        return _run_as_given(fn, args, nprocs)
+    count = _count(nprocs)
+    if count == 1:
+        return _run_alone(fn, args)
+    return Ranks(
+        fn, args, count, start_method=start_method, devices=1 if nprocs is None else None,
+        prefixed=True,
+    ).join()
+
+
+def world_is_given() -> bool:
+    """Whether a launcher has made this process one rank of a world."""
+    return config.value("XRT_SHARD_LOCAL_ORDINAL") >= 0
+
+
+def _count(nprocs: int | None) -> int:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "spawn() was called by a script while the processes it had started were importing it. "
+            "Put the call below `if __name__ == '__main__':`."
+        )
+    count = config.value("LTC_NUM_DEVICES") if nprocs is None else nprocs
+    if count < 1:
+        raise ValueError(f"nprocs={nprocs}: at least one process is needed.")
+    return count
+
+
+def _run_alone(fn: Callable, args: tuple) -> list:
+    with config.override(
+        XRT_SHARD_WORLD_SIZE=1, XRT_SHARD_ORDINAL=0, XRT_SHARD_LOCAL_ORDINAL=0
+    ):
+        value = fn(0, *args)
+        finish()
+    return [value]
+
+
+def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
+    """The values of all ranks, where each of them is a process that calls this."""
+    if nprocs not in (None, world.world_size()) and world.is_master():
+        _log.warning(
+            "spawn(nprocs=%s) runs in a world of %s ranks, which its launcher has made: nprocs is "
+            "not looked at.", nprocs, world.world_size(),
+        )
+    value = fn(world.ordinal(), *args)
+    finish()
+    values = rendezvous("ltc.spawn.values", pickle.dumps(value))
+    return [pickle.loads(one) for one in values]
+
+
+class MpSerialExecutor:
+    """Lets the processes of a launch do something one after another.
+
+    One that is made before the launch, or by every rank in the same order, is the same for all.
+    """
+
+    _made = itertools.count()
+
+    def __init__(self) -> None:
+        who = "rank" if world_is_given() else f"launcher-{os.getpid()}"
+        self._name = f"serial-{who}-{next(self._made)}"
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """What `fn()` returns, called while no other rank is in the `run` of this executor."""
+        with self._turn():
+            return fn()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        folder = config.value("LTC_RENDEZVOUS")
+        if not folder:  # a world of one process
+            yield
+            return
+        with open(Path(folder, self._name), "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # the kernel unlocks it when the process dies
+            yield
+
+
+class MpModelWrapper:
+    """A model that all ranks begin from: its CPU memory is shared between them.
+
+    `WRAPPED = MpModelWrapper(Model())`, passed to the ranks' function, or inherited by fork.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model, self._executor = model, MpSerialExecutor()
+
+    def to(self, device) -> nn.Module:
+        """The model on the device; ranks go one after another, so that its copies do not pile up."""
+        return self._executor.run(lambda: self._model.to(device))

@@ -1,0 +1,149 @@
+"""Exchanges of programs, run beside them: begun in order, one after another, waited for by number."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ltc.distributed import session as sessions
+from ltc.distributed.schedule import ONE_CROSSING_BYTES
+from ltc.ir.collective import Collective
+
+IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
+
+# How exchanges outside this run's replicas are done: what stands before ":" in a collective's
+# channel -> function of what stands behind it, giving an object with `run(collective, operands)`.
+CHANNELS: dict[str, Callable] = {}
+
+
+class _Exchange:
+    """One exchange under way; `over` is held until it has ended."""
+
+    __slots__ = ("collective", "operands", "results", "error", "over")
+
+    def __init__(self, collective: Collective, operands: list[torch.Tensor]) -> None:
+        self.collective, self.operands = collective, operands
+        self.results: Sequence[torch.Tensor] = ()
+        self.error: BaseException | None = None
+        self.over = threading.Lock()
+        self.over.acquire()
+
+
+class Progress:
+    """The exchanges of one replica's programs.
+
+    They run in a thread, so that a program computes meanwhile; a small one that finds the thread
+    idle runs at once, since handing it over would take longer.
+    """
+
+    def __init__(self, session: "sessions.Session | None") -> None:
+        self.session = session
+        self._queue: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
+        self._begun: dict[int, _Exchange] = {}
+        self._count = 0
+        self._waiting = 0  # exchanges the thread has not finished
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self, collective: Collective, operands: list[torch.Tensor]) -> int:
+        """Begin an exchange; its number."""
+        exchange = _Exchange(collective, operands)
+        self._count += 1
+        number = self._count
+        self._begun[number] = exchange
+        if sum(x.nbytes for x in operands) <= ONE_CROSSING_BYTES and not self._waiting:
+            self._run(exchange)
+            return number
+        with self._lock:
+            self._waiting += 1
+            self._queue.put(exchange)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._loop, name="ltc collectives", daemon=True
+                )
+                self._thread.start()
+        return number
+
+    def wait(self, number: int) -> Sequence[torch.Tensor]:
+        """The results of an exchange; raises its error."""
+        exchange = self._begun.pop(number)
+        with exchange.over:  # free once it has ended
+            pass
+        if exchange.error is not None:
+            raise exchange.error
+        return exchange.results
+
+    def finish(self) -> None:
+        """Wait for the exchanges whose results nobody took; raises the first error."""
+        for number in sorted(self._begun):
+            self.wait(number)
+
+    def abort(self, error: BaseException) -> None:
+        """Let the other replicas know that this one has failed; forget what has begun."""
+        self._begun.clear()
+        if self.session is not None:
+            self.session.abort_with(error)
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                exchange = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._waiting:
+                        continue
+                    self._thread = None
+                    return
+            self._run(exchange)
+            del exchange  # it holds tensors
+            with self._lock:
+                self._waiting -= 1
+
+    def _run(self, exchange: _Exchange) -> None:
+        try:
+            exchange.results = self._channel(exchange.collective).run(
+                exchange.collective, exchange.operands
+            )
+        except BaseException as error:  # raised to whoever waits
+            exchange.error = error
+        exchange.operands = []
+        exchange.over.release()
+
+    def _channel(self, collective: Collective):
+        if not collective.channel:
+            return self.session.programs
+        prefix, _, name = collective.channel.partition(":")
+        return CHANNELS[prefix](name)
+
+
+class Runner:
+    """What programs call: see ltc/backends/collective.py."""
+
+    def __init__(self) -> None:
+        self._alone = Progress(None)
+        self._lock = threading.Lock()
+
+    def current(self) -> Progress:
+        session = sessions.current()
+        if session is None:
+            return self._alone
+        with self._lock:
+            if session.progress is None:
+                session.progress = Progress(session)
+            return session.progress
+
+    def start(self, replica: Progress, collective: Collective, operands) -> int:
+        return replica.start(collective, operands)
+
+    def wait(self, replica: Progress, number: int) -> Sequence[torch.Tensor]:
+        return replica.wait(number)
+
+    def finish(self, replica: Progress) -> None:
+        replica.finish()
+
+    def abort(self, replica: Progress | None, error: BaseException) -> None:
+        if replica is not None:
+            replica.abort(error)

@@ -1,0 +1,120 @@
+"""A barrier that passes notes: every replica of it gets everyone's payload, in ordinal order."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from ltc.device import step
+from ltc.device.lines import user_line
+from ltc.distributed import session as sessions
+from ltc.distributed.communicator import word_of
+from ltc.distributed.schedule import tree_children, tree_parent
+
+
+def rendezvous(
+    tag: str, payload: bytes = b"", replicas: Sequence[int] | None = None
+) -> list[bytes]:
+    """Wait for the replicas (all where None or empty), and get each one's payload.
+
+    Payloads go up a tree and come down together: O(log n) messages one after another. What is
+    pending in the calling thread is started first, since others may wait for it.
+
+    Raises TypeError for a payload that is no bytes, ValueError for a list of replicas that names
+    one twice, one that does not exist, or not this one; PeerFailure on every replica where they do
+    not meet in the same rendezvous.
+    """
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            f"rendezvous({tag!r}) got a payload of type {type(payload).__name__}: give bytes, for "
+            f"example text.encode()."
+        )
+    step.start_collectives()
+    session = sessions.current()
+    if session is None:
+        _members(tag, replicas, 1, 0)
+        return [bytes(payload)]
+    members = _members(tag, replicas, session.replicas, session.ordinal)
+    if len(members) == 1:
+        return [bytes(payload)]
+    described = f"rendezvous {tag!r} of {list(members)}"
+    text = f"{described} at {user_line()}".encode()
+    return session.host.guarded(
+        members, (text, word_of(described)),
+        lambda members, position, word: _Meeting(session.host.wire, members, position, word)
+        .meet(bytes(payload)),
+    )
+
+
+def _members(tag: str, replicas, size: int, ordinal: int) -> tuple[int, ...]:
+    members = tuple(sorted(replicas or range(size)))
+    for member in members:
+        if not 0 <= member < size:
+            raise ValueError(f"rendezvous({tag!r}): Invalid ordinal: {member}, of {size} replicas")
+    if len(set(members)) != len(members):
+        double = next(m for m in members if members.count(m) > 1)
+        raise ValueError(f"rendezvous({tag!r}): Duplicate ordinal: {double} in {list(members)}")
+    if ordinal not in members:
+        raise ValueError(
+            f"rendezvous({tag!r}): replica {ordinal} is not among {list(members)}. Only those "
+            f"listed may come."
+        )
+    return members
+
+
+class _Meeting:
+    """One rendezvous of one member: payloads of its subtree go up, those of all come down."""
+
+    def __init__(self, wire, members: tuple[int, ...], position: int, word: int) -> None:
+        self.wire, self.members, self.position, self.word = wire, members, position, word
+
+    def meet(self, payload: bytes) -> list[bytes]:
+        gathered = {self.position: payload}
+        children = tree_children(self.position, len(self.members))
+        for child in children:
+            gathered.update(_unpacked(self._receive(child)))
+        if self.position:
+            parent = tree_parent(self.position)
+            self._send(parent, _packed(gathered))
+            everything = self._receive(parent)
+            gathered = _unpacked(everything)
+        else:
+            everything = _packed(gathered)
+        for child in reversed(children):  # the deepest subtree has the longest way to go
+            self._send(child, everything)
+        return [gathered[position] for position in range(len(self.members))]
+
+    def _send(self, position: int, content: bytes) -> None:
+        member, wire = self.members[position], self.wire
+        wire.send(member, torch.tensor([len(content)]), self.word)
+        everything = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        for part in everything.split(wire.message_bytes):
+            wire.send(member, part, self.word)
+
+    def _receive(self, position: int) -> bytes:
+        member, wire = self.members[position], self.wire
+        length = torch.empty(1, dtype=torch.int64)
+        wire.receive(member, length, self.word, length.copy_)
+        everything = torch.empty(int(length), dtype=torch.uint8)
+        for part in everything.split(wire.message_bytes):
+            wire.receive(member, part, self.word, part.copy_)
+        return everything.numpy().tobytes()
+
+
+def _packed(payloads: dict[int, bytes]) -> bytes:
+    return b"".join(
+        struct.pack("qq", position, len(payload)) + payload
+        for position, payload in payloads.items()
+    )
+
+
+def _unpacked(content: bytes) -> dict[int, bytes]:
+    found, at = {}, 0
+    while at < len(content):
+        position, length = struct.unpack_from("qq", content, at)
+        at += 16
+        found[position] = content[at : at + length]
+        at += length
+    return found

@@ -1,0 +1,136 @@
+"""The calling thread's connection to all other replicas, made when it is first needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from typing import Any
+
+from ltc import config
+from ltc.distributed import world
+from ltc.distributed.communicator import Communicator
+from ltc.distributed.region import PeerFailure, Region
+from ltc.distributed.wire import SharedMemoryWire
+from ltc.errors import LtcError
+
+# Programs run behind their caller, so what they exchange and what the caller exchanges at once
+# would mix differently on every replica: each has a region of its own.
+PROGRAMS, HOST = "programs", "host"
+
+
+class Session:
+    """One replica's two communicators: of the collectives in programs, and of those at once."""
+
+    def __init__(self, regions: dict[str, Region], ordinal: int) -> None:
+        self.ordinal, self.replicas = ordinal, regions[HOST].replicas
+        self._regions = regions
+        self.programs = _communicator(regions[PROGRAMS], ordinal)
+        self.host = _communicator(regions[HOST], ordinal)
+        self.progress: Any = None  # of its programs' exchanges: progress.py
+
+    def abort(self, text: str) -> None:
+        """Have every replica that waits for another raise PeerFailure with this text."""
+        for region in self._regions.values():
+            region.fail(text)
+
+    def abort_with(self, error: BaseException) -> None:
+        """Tell the others that this replica has failed, unless it is one of them that said so."""
+        if not isinstance(error, PeerFailure):
+            text = "".join(traceback.format_exception_only(error)).strip()
+            self.abort(f"Replica {self.ordinal} of {self.replicas} has failed:\n{text}")
+
+    @property
+    def failed(self) -> bool:
+        return any(region.failed for region in self._regions.values())
+
+
+def _communicator(region: Region, ordinal: int) -> Communicator:
+    return Communicator(SharedMemoryWire(region, ordinal), region)
+
+
+class _Sessions:
+    """Every session of this process; threads of one group of devices share their regions."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.regions: dict[tuple, dict[str, Region]] = {}
+        self.sessions: dict[tuple, Session] = {}
+
+    def of(self, place: world.Place) -> Session:
+        key = (place.processes, place.devices)
+        with self.lock:
+            session = self.sessions.get((*key, place.ordinal))
+            if session is None:
+                if key not in self.regions:
+                    self.regions[key] = _regions(place)
+                session = Session(self.regions[key], place.ordinal)
+                self.sessions[*key, place.ordinal] = session
+            return session
+
+    def abort_threads(self, text: str) -> None:
+        with self.lock:
+            for (processes, devices), regions in self.regions.items():
+                if processes == 1 or devices:
+                    for region in regions.values():
+                        region.fail(text)
+
+    def renew(self, devices: tuple[int, ...]) -> None:
+        key = (1, devices)
+        with self.lock:
+            if key in self.regions and any(r.failed for r in self.regions[key].values()):
+                del self.regions[key]
+                for name in [name for name in self.sessions if name[:2] == key]:
+                    del self.sessions[name]
+
+
+_sessions = _Sessions()
+
+
+def current() -> Session | None:
+    """The calling thread's session; None where it is the only replica."""
+    place = world.place()
+    return None if place.replicas == 1 else _sessions.of(place)
+
+
+def any_in_use() -> bool:
+    """Whether this process has exchanged anything with other replicas."""
+    return bool(_sessions.sessions)
+
+
+def abort_threads(error: BaseException) -> None:
+    """Have every replica that is a thread of this process, and waits for another, raise.
+
+    The text of what is raised is the error's. For whoever runs the threads, when one has failed.
+    """
+    _sessions.abort_threads("".join(traceback.format_exception_only(error)).strip())
+
+
+def renew_threads(devices) -> None:
+    """Forget that an earlier run of threads on these devices failed; before any of them starts."""
+    _sessions.renew(tuple(devices))
+
+
+def _regions(place: world.Place) -> dict[str, Region]:
+    if place.processes == 1:
+        return {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
+    folder = config.value("LTC_RENDEZVOUS")
+    if not folder:
+        raise LtcError(
+            f"This is process {place.process} of {place.processes}, and nothing says where they "
+            f"meet. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, or set "
+            f"LTC_RENDEZVOUS to a folder that they all see."
+        )
+    return {
+        lane: Region.of_processes(
+            place.replicas, os.path.join(folder, f"{lane}-{place.replicas}")
+        )
+        for lane in (PROGRAMS, HOST)
+    }
+
+
+def _forget_in_child() -> None:
+    _sessions.__init__()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,80 @@
+"""A function and its arguments on their way to another process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+
+class Parcel:
+    """`fn` and `args` for one process or several.
+
+    A forked process has them as they are. To others they are pickled: memory of CPU tensors is
+    shared; what the other process can not import, such as a function of a notebook's cell, goes by
+    value if cloudpickle is installed. What fails to unpickle does so in `open`.
+    """
+
+    def __init__(self, fn: Callable, args: tuple):
+        self._content: Any = (fn, args)
+
+    def open(self) -> tuple[Callable, tuple]:
+        """The function and its arguments."""
+        if isinstance(self._content, bytes):
+            return pickle.loads(self._content)
+        return self._content
+
+    def __reduce__(self):
+        # Here, and not before: shared memory can be handed over only while a process is started.
+        return _parcel_of, (_pickled(*self._content),)
+
+
+def _parcel_of(content: bytes) -> Parcel:
+    parcel = Parcel.__new__(Parcel)
+    parcel._content = content
+    return parcel
+
+
+def _pickled(fn: Callable, args: tuple) -> bytes:
+    if not _main_can_be_imported():
+        return _by_value(fn, args, None)
+    try:
+        return bytes(ForkingPickler.dumps((fn, args)))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return _by_value(fn, args, error)
+
+
+def _main_can_be_imported() -> bool:
+    """Whether another process can import the running program: not a notebook, nor python -c."""
+    main = sys.modules["__main__"]
+    return bool(getattr(main, "__spec__", None) or getattr(main, "__file__", None))
+
+
+def _by_value(fn: Callable, args: tuple, error: Exception | None) -> bytes:
+    if importlib.util.find_spec("cloudpickle") is None:
+        if error is None and getattr(fn, "__module__", None) != "__main__":
+            return bytes(ForkingPickler.dumps((fn, args)))
+        raise pickle.PicklingError(
+            f"{fn!r} can not be sent to other processes: they can not import it, since it was "
+            f"defined in a notebook, a prompt or another function. Install cloudpickle (pip "
+            f"install 'ltc[notebook]'), move the function to a module, or pass "
+            f"start_method='fork'."
+        ) from error
+    cloudpickle = importlib.import_module("cloudpickle")
+
+    class Pickler(cloudpickle.Pickler):
+        """Code by value, and everything else as ForkingPickler has it."""
+
+        dispatch_table = ChainMap(
+            ForkingPickler._extra_reducers, cloudpickle.Pickler.dispatch_table
+        )
+
+    content = io.BytesIO()
+    Pickler(content).dump((fn, args))
+    return content.getvalue()

@@ -1,0 +1,48 @@
+"""What a collective is, wherever it is spoken of: recorded, in a graph, on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange among replicas, equal on all that take part.
+
+    kind        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast",
+                "send" or "receive"
+    reduction   "sum", "mul", "and", "or", "min" or "max", where the kind reduces
+    groups      ordinals that exchange among themselves; () means all together
+    dim         along which the result is joined or cut; of all_to_all, the one that is cut
+    other_dim   of all_to_all, the one along which the parts are joined
+    root        of broadcast: whose value it is
+    pairs       of permute: (from, to) ordinals; of send and receive: the one pair
+    channel     whose replicas: "" for those of this run, else a process group's name
+    site        the user's line, for messages
+    """
+
+    kind: str
+    reduction: str = ""
+    groups: tuple[tuple[int, ...], ...] = ()
+    dim: int = 0
+    other_dim: int = 0
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+    channel: str = ""
+    site: str = ""
+
+    def text(self) -> str:
+        """All but the line, as messages show it: "all_reduce sum groups ((0, 1), (2, 3))"."""
+        parts = [self.kind, self.reduction]
+        for name in ("groups", "dim", "other_dim", "root", "pairs", "channel"):
+            value = getattr(self, name)
+            if value:
+                parts.append(f"{name} {value}")
+        return " ".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        return self.text().replace(" ", "_")  # one word in the text of a graph
+
+    def at(self, site: str) -> "Collective":
+        """The same, called at another line."""
+        return replace(self, site=site)
