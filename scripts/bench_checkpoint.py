@@ -187,14 +187,16 @@ def memory(folder: Path, megabytes: int) -> None:
 def large(folder: Path) -> None:
     """A tensor whose bytes, and one whose place, need more than 32 bits."""
     count = (4 << 30) + 12345
-    state = {"long": torch.arange(count // 2, dtype=torch.int32).to(torch.int16), "last": torch.ones(3)}
+    long = torch.arange(count // 2, dtype=torch.int32).to(torch.int16)
+    state = {"long": long, "last": torch.ones(3)}
     state["bytes"] = (state["long"].view(torch.uint8)[: count // 4] + 1).to("ltc")
     started = time.perf_counter()
     xser.save(state, folder / "large")
     loaded = xser.load(folder / "large")
     same = all(torch.equal(loaded[name], state[name].cpu()) for name in state)
     size = (folder / "large").stat().st_size
-    print(f"{size} bytes, {'equal' if same else 'DIFFERENT'}, {time.perf_counter() - started:.0f} s")
+    seconds = time.perf_counter() - started
+    print(f"{size} bytes, {'equal' if same else 'DIFFERENT'}, {seconds:.0f} s")
 
 
 def main(arguments: list[str]) -> int:

@@ -138,7 +138,7 @@ def run(way: str, count: int, seed: int = 0) -> int:
         for _ in range(count):
             version = killed_once(way, Path(name), version + 1, choose)
         unfinished = [file for file in Path(name).iterdir() if file.name.startswith(".")]
-        print(f"{way}: {count} kills, {version} versions, {len(unfinished)} in the middle of a save")
+        print(f"{way}: {count} kills, {version} versions, {len(unfinished)} left in mid-save")
     return version
 
 

@@ -13,9 +13,15 @@ import torch
 
 from ltc.device import names, step
 from ltc.device.tensor import current_device, device_of, is_lazy, set_current_device
-from ltc.distributed import agreement, collectives, world
-from ltc.distributed import rendezvous as meeting
+from ltc.distributed import bucketed, collectives, world
+from ltc.distributed.bucketed import (
+    CoalescingBuckets, all_gather_bucketized, all_reduce_bucketized_gradients,
+    reduce_scatter_bucketized,
+)
+from ltc.distributed.collectives import Groups
 from ltc.distributed.collective_context import CollectiveContext
+from ltc.distributed.mesh import do_on_ordinals, mesh_reduce
+from ltc.distributed.rendezvous import rendezvous
 from ltc.runtime.buffer import account_of
 from ltc.runtime.transfers import backend
 from ltc.utils import steps, transfer
@@ -25,12 +31,16 @@ from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_d
 
 __all__ = [
     "CoalescingBuckets", "CollectiveContext", "REDUCE_AND", "REDUCE_MAX", "REDUCE_MIN",
-    "REDUCE_MUL", "REDUCE_OR", "REDUCE_SUM", "RateTracker", "ToLazyTensorArena", "add_step_closure", "check_view_sharing",
+    "REDUCE_MUL", "REDUCE_OR", "REDUCE_SUM", "RateTracker", "ToLazyTensorArena",
+    "add_step_closure", "all_gather", "all_gather_bucketized", "all_reduce",
+    "all_reduce_bucketized_gradients", "all_to_all", "broadcast_master_param",
+    "check_view_sharing", "collective_broadcast", "collective_permute", "do_on_ordinals",
     "get_lazy_supported_devices", "get_local_ordinal", "get_memory_info", "get_ordinal",
     "get_rng_state", "is_lazy_tensor", "is_master_ordinal", "lazy_device", "lazy_device_hw",
-    "lazy_real_devices", "lazy_replication_devices", "mark_step", "master_print",
-    "optimizer_step", "parse_lazy_device", "save", "send_cpu_data_to_device", "set_replication",
-    "set_rng_state", "unlazy", "wait_device_ops", "xrt_world_size",
+    "lazy_real_devices", "lazy_replication_devices", "mark_step", "master_print", "mesh_reduce",
+    "optimizer_step", "parse_lazy_device", "recv", "reduce_gradients", "reduce_scatter",
+    "reduce_scatter_bucketized", "rendezvous", "save", "send", "send_cpu_data_to_device",
+    "set_replication", "set_rng_state", "unlazy", "wait_device_ops", "xrt_world_size",
 ]
 
 
@@ -141,16 +151,30 @@ def mark_step(device=None, wait: bool = False) -> None:
     steps.mark(None if device is None else device_of(device), wait)
 
 
+def reduce_gradients(
+    optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True,
+    reduce: str = "mean",
+) -> None:
+    """Every gradient of the optimizer's parameters becomes its mean over the replicas, in place.
+
+    groups  of ordinals that average among themselves; reduce "sum" leaves out the division
+    """
+    collectives.reduce_gradients(optimizer, groups, reduce)
+
+
 def optimizer_step(
     optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict | None = None,
-    groups=None,
+    groups: Groups = None, pin_layout: bool = True, reduce: str = "mean",
 ) -> Any:
-    """`optimizer.step(**optimizer_args)`; with `barrier` it also ends the step.
+    """Average the gradients over the replicas, `optimizer.step(**optimizer_args)`, end the step.
 
-    A device loader ends the step at its next batch, so `barrier` is for loops without one.
-    groups  of replicas to average gradients among; with one replica there is nothing to average
-    return  what `optimizer.step` returned
+    barrier  whether to end it: a device loader does so at its next batch
+    groups   of ordinals to average among; None means all, and one replica averages nothing
+    reduce   "mean": k replicas with a mean loss over b samples each train as one does with a mean
+             loss over k * b; "sum": the same for losses that are sums
+    return   what `optimizer.step` returned
     """
+    reduce_gradients(optimizer, groups, pin_layout, reduce)
     result = optimizer.step(**(optimizer_args or {}))
     if barrier:
         mark_step()
@@ -191,6 +215,108 @@ def get_rng_state(device=None) -> int:
     return (current_device() if device is None else device_of(device)).random.running
 
 
+# --- exchanges among replicas -----------------------------------------------------------------
+# `groups` are lists of ordinals, each replica in exactly one; None means all together. `pin_layout`
+# is taken for compatibility: tensors have one layout here.
+
+REDUCE_SUM, REDUCE_MUL, REDUCE_AND = "sum", "mul", "and"
+REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"
+
+
+def all_reduce(
+    reduce_type: str, inputs, scale: float = 1.0, groups: Groups = None, cctx=None,
+    pin_layout: bool = True,
+) -> Any:
+    """Everyone's values reduced, then multiplied by `scale`.
+
+    inputs  a tensor: the result is a new one; a list: reduced in place, and returned
+    With one replica: a copy, or the list untouched, not scaled.
+    """
+    return collectives.all_reduce(reduce_type, inputs, scale, groups)
+
+
+def all_gather(
+    value, dim: int = 0, groups: Groups = None, output=None, pin_layout: bool | None = None,
+    channel_id=None, use_global_device_ids=None,
+) -> Any:
+    """Everyone's `value`, a tensor or a list of them, joined along `dim` in ordinal order.
+
+    output  where it goes: a tensor for a tensor, a list for a list
+    """
+    if isinstance(value, torch.Tensor):
+        result = collectives.all_gather(value, dim, groups)
+        return result if output is None else bucketed.into(output, result)
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"all_gather of a {type(value).__name__}: give a tensor or a list of them")
+    return all_gather_bucketized(value, dim, groups, _as_list(output), bool(pin_layout))
+
+
+def reduce_scatter(
+    reduce_type: str, input, scale: float, scatter_dim: int, shard_count: int,
+    groups: Groups = None, output=None, pin_layout: bool | None = None, channel_id=None,
+    use_global_device_ids=None,
+) -> Any:
+    """This replica's part, along `scatter_dim`, of everyone's `input` reduced and scaled."""
+    if isinstance(input, torch.Tensor):
+        result = collectives.reduce_scatter(
+            reduce_type, input, scale, scatter_dim, shard_count, groups
+        )
+        return result if output is None else bucketed.into(output, result)
+    return reduce_scatter_bucketized(
+        reduce_type, input, scale, scatter_dim, shard_count, groups, _as_list(output),
+        bool(pin_layout),
+    )
+
+
+def _as_list(output):
+    if output is not None and not isinstance(output, (list, tuple)):
+        raise TypeError(f"`output` is a {type(output).__name__}: a list goes with a list of inputs")
+    return output
+
+
+def all_to_all(
+    value: torch.Tensor, split_dimension: int, concat_dimension: int, split_count: int,
+    groups: Groups = None, pin_layout: bool = True,
+) -> torch.Tensor:
+    """`value` cut into parts, part j sent to member j; the parts received joined in their order."""
+    return collectives.all_to_all(value, split_dimension, concat_dimension, split_count, groups)
+
+
+def collective_permute(value: torch.Tensor, pairs: Sequence) -> torch.Tensor:
+    """What the replica paired with this one sends: pairs are (from, to); zeros where none does."""
+    return collectives.collective_permute(value, pairs)
+
+
+def collective_broadcast(
+    tensors: Sequence[torch.Tensor], root_ordinal: int = 0, groups: Groups = None,
+    pin_layout: bool = True,
+) -> None:
+    """Every replica's tensors become those of the root, in place, whatever they held."""
+    collectives.broadcast(tensors, root_ordinal, groups)
+
+
+def broadcast_master_param(model: torch.nn.Module) -> None:
+    """Every replica's parameters and buffers become those of ordinal 0; ends the step."""
+    collectives.broadcast([*model.parameters(), *model.buffers()])
+    mark_step()
+
+
+def send(value: torch.Tensor, channel_id: int, target: int | None = None) -> None:
+    """Send `value` to the replica `target`, which calls `recv`; of two replicas, to the other."""
+    collectives.send(value, _other(target))
+
+
+def recv(output: torch.Tensor, channel_id: int, source: int | None = None) -> torch.Tensor:
+    """What the replica `source` sends, in `output` too; of two replicas, from the other."""
+    return collectives.recv(output, _other(source))
+
+
+def _other(ordinal: int | None) -> int:
+    if ordinal is None and collectives.replica_count() != 2:
+        raise ValueError("send and recv among more than two replicas need a target and a source")
+    return 1 - collectives.ordinal() if ordinal is None else ordinal
+
+
 # --- files ------------------------------------------------------------------------------------
 
 def save(data: Any, file_or_path, master_only: bool = True, global_master: bool = False) -> None:
@@ -198,5 +324,8 @@ def save(data: Any, file_or_path, master_only: bool = True, global_master: bool 
 
     file_or_path   a path is replaced when the whole file is on disk, or not at all
     master_only    only replica 0 writes (of its host, or of all with `global_master`)
+
+    Every replica calls it, and returns when the file is complete.
     """
     save_for_cpu(data, file_or_path, not master_only or world.is_master(local=not global_master))
+    rendezvous("ltc.core.lazy_model.save")

@@ -31,9 +31,9 @@ FLOAT32 = """
     fft_irfftn fft_hfft fft_ihfft linalg_cond linalg_cond.p_str linalg_matrix_rank
     linalg_matrix_rank.tol_tensor linalg_solve linalg_cholesky linalg_svdvals linalg_eigvals
     linalg_eigvalsh linalg_inv linalg_householder_product linalg_tensorinv linalg_tensorsolve
-    fake_quantize_per_tensor_affine geqrf _lu_with_info qr svd triangular_solve fractional_max_pool2d
-    fractional_max_pool3d adaptive_max_pool3d multilabel_margin_loss_forward linalg_qr
-    linalg_cholesky_ex linalg_svd linalg_eig linalg_eigh linalg_lstsq linalg_inv_ex
+    fake_quantize_per_tensor_affine geqrf _lu_with_info qr svd triangular_solve
+    fractional_max_pool2d fractional_max_pool3d adaptive_max_pool3d multilabel_margin_loss_forward
+    linalg_qr linalg_cholesky_ex linalg_svd linalg_eig linalg_eigh linalg_lstsq linalg_inv_ex
 """.split()
 WIDEST = "stack cat index_copy".split()
 

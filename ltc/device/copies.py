@@ -12,11 +12,9 @@ from ltc.debug import metrics
 from ltc.device.fallback import assign_host
 from ltc.device.lines import user_line
 from ltc.device.meta import result_types
-from ltc.device.recorder import Device
-from ltc.device.state import State
 from ltc.device.step import value_of
 from ltc.device.tensor import (
-    current_device, device_of, host_tensor, is_lazy, state_of, to_device, wrap, wrap_buffer,
+    current_device, device_of, host_tensor, is_lazy, state_of, to_device, wrap,
 )
 from ltc.device.torch_api import storage_of
 from ltc.device.views import write

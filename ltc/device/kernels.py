@@ -22,12 +22,12 @@ from ltc.device.signature import (
 )
 from ltc.device.state import State
 from ltc.device.step import value_of, values_of
-from ltc.device.torch_api import is_view_replay_enabled, storage_of
+from ltc.device.torch_api import storage_of
 from ltc.device.views import link_view, write
 
 _NAMESPACE = {
-    "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "get_ident": get_ident, "State": State,
-    "write": write, "link_view": link_view, "is_view_replay_enabled": is_view_replay_enabled,
+    "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "State": State,
+    "get_ident": get_ident, "write": write, "link_view": link_view,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
     "other_operand": (AttributeError, TypeError, NotImplementedError),
@@ -121,7 +121,7 @@ def _parameters(arguments: tuple[Argument, ...]) -> str:
             keyword_only = True
             parts.append("*")
         default = f"=default{position}" if argument.has_default else ""
-        parts.append(f"a{position}{default}" if not argument.keyword_only else f"{argument.name}{default}")
+        parts.append(_name(position, argument) + default)
     return ", ".join(parts)
 
 
@@ -151,7 +151,8 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
             reads += _read_tensor(i, name, may_be_number)
             key.append(f"value{i}")
             if may_be_number:
-                scalars += [f"if value{i}.__class__ is type:", f"    recorder.scalars.append({name})"]
+                append = f"recorder.scalars.append({name})"
+                scalars += [f"if value{i}.__class__ is type:", f"    {append}"]
         elif argument.kind == OPTIONAL_TENSOR:
             reads += [f"if {name} is None:", f"    value{i} = None", "else:"]
             reads += _indent(_read_tensor(i, name, False))
@@ -268,7 +269,10 @@ def _write_lines(state: str, result: str) -> list[str]:
 def _new_tensor_lines(signature: Signature) -> list[str]:
     new = [
         "tensor = recorder.new_tensor(value.shape, value.dtype)",
-        "storage_of(tensor).lazy = state = State(value, recorder.device)",
+        "storage_of(tensor).lazy = state = State()",
+        "state.value = value",
+        "state.device = recorder.device",
+        "state.buffer = state.views = state.base = None",
         "recorder.live.append(state)",
     ]
     if signature.returns == ("Tensor",):

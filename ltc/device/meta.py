@@ -1,4 +1,4 @@
-"""What a call gives, found without running it: dtype and shape, by torch's Meta kernels, remembered."""
+"""What a call gives, found without running it: dtype and shape, by torch's Meta kernels."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ class NoTypes(Exception):
     """Meta inference cannot tell; `__cause__` is why. The call has to run to be known."""
 
 
+_DEPENDS_ON_DATA = (
+    NotImplementedError, DataDependentOutputException, DynamicOutputShapeException,
+)
 _known: dict = {}
 _without_meta: set = set()
 
@@ -65,7 +68,7 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     try:
         with torch.no_grad():
             result = overload(*meta_args, **meta_kwargs)
-    except (NotImplementedError, DataDependentOutputException, DynamicOutputShapeException) as error:
+    except _DEPENDS_ON_DATA as error:
         _without_meta.add(overload)
         raise NoTypes(str(error)) from error
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:

@@ -146,8 +146,10 @@ def _pickled(tensor: torch.Tensor) -> tuple:
 
 def restore(content: bytes, dtype: torch.dtype, shape: tuple, device: str) -> torch.Tensor:
     """The lazy tensor that was pickled; raises where its device is missing here."""
-    plain = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
-    return to_device(plain.reshape(shape), device_at(torch.device(device).index))
+    elements = torch.empty(0, dtype=dtype)
+    if content:
+        elements = torch.frombuffer(bytearray(content), dtype=dtype)
+    return to_device(elements.reshape(shape), device_at(torch.device(device).index))
 
 
 def tied(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 
 import torch
 
@@ -20,7 +19,7 @@ from ltc.device.kernels import build_kernel, lazily_built
 from ltc.device.recorder import devices
 from ltc.device.signature import Signature
 from ltc.device.state import liveness_is_as_assumed
-from ltc.device.step import exclusively, wait_device_ops
+from ltc.device.step import exclusively
 from ltc.device.tensor import device_among
 from ltc.errors import LtcError
 from ltc.runtime.cache import PROGRAMS

@@ -33,11 +33,6 @@ class State:
 
     __slots__ = ("value", "device", "buffer", "views", "base", "chain", "number", "__weakref__")
 
-    def __init__(self, value, device):
-        self.value = value
-        self.device = device
-        self.buffer = self.views = self.base = None
-
     @property
     def tensor_id(self) -> int:
         """A number of its own, given when first asked for: 1, 2, …"""
@@ -56,9 +51,21 @@ class State:
             self.views = None
 
 
+def new_state(value, device) -> State:
+    """The state of a tensor that is no view.
+
+    A function, since `State` has no constructor: generated kernels spell these lines out, which
+    takes half the time of a call.
+    """
+    state = State()
+    state.value, state.device = value, device
+    state.buffer = state.views = state.base = None
+    return state
+
+
 def _references_of_a_dead_state() -> int:
     """What sys.getrefcount says of a state that only the recorder's list held, once popped."""
-    states = [State(None, None)]
+    states = [State()]
     state = states.pop()
     return sys.getrefcount(state)
 
@@ -69,7 +76,7 @@ DEAD = _references_of_a_dead_state()
 def liveness_is_as_assumed() -> bool:
     """Whether a reference count tells a live state from a dead one on this interpreter."""
     tensor = empty_tensor((1,), torch.float32, 0)
-    storage_of(tensor).lazy = State(None, None)
+    storage_of(tensor).lazy = State()
     states = [storage_of(tensor).lazy]
     state = states.pop()
     alive = sys.getrefcount(state) > DEAD

@@ -11,7 +11,7 @@ from ltc.aten.call import Value
 from ltc.debug import metrics
 from ltc.device.recorder import Device, Recorder, device_at
 from ltc.device.signature import DEVICE, Signature
-from ltc.device.state import State
+from ltc.device.state import State, new_state
 from ltc.device.step import ready_buffer
 from ltc.device.torch_api import DEVICE_TYPE, plain_functions, storage_of
 from ltc.errors import NotLazyTensor
@@ -52,7 +52,7 @@ def _not_lazy_text(tensor: torch.Tensor) -> str:
 def _uninitialised(tensor: torch.Tensor) -> State:
     """The state of a tensor that C++ made without asking a kernel: zeros."""
     device = device_at(tensor.device.index)
-    state = State(None, device)
+    state = new_state(None, device)
     state.buffer = uploaded(
         torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"), device
     )
@@ -107,7 +107,7 @@ def set_current_device(device: Device) -> None:
 def wrap(recorder: Recorder, value: Value) -> torch.Tensor:
     """A new tensor that holds a pending value."""
     tensor = recorder.new_tensor(value.shape, value.dtype)
-    state = storage_of(tensor).lazy = State(value, recorder.device)
+    state = storage_of(tensor).lazy = new_state(value, recorder.device)
     recorder.live.append(state)
     return tensor
 
@@ -120,7 +120,7 @@ def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
 
 
 def _holding(buffer: Buffer, device: Device) -> State:
-    state = State(None, device)
+    state = new_state(None, device)
     state.buffer = buffer
     return state
 
@@ -168,12 +168,12 @@ def upload_many(tensors, device) -> list[torch.Tensor]:
 # --- reading ----------------------------------------------------------------------------------
 
 def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A lazy tensor's value as a contiguous CPU tensor, which may be device memory: do not write."""
+    """A lazy tensor's value as a contiguous CPU tensor; it may be device memory: do not write."""
     return host_value(state_of(tensor))
 
 
 def host_value(state: State) -> torch.Tensor:
-    """A state's value as a contiguous CPU tensor, which may be device memory: do not write."""
+    """A state's value as a contiguous CPU tensor; it may be device memory: do not write."""
     if state.base is None or state.buffer is not None:
         return _downloaded(ready_buffer(state))
     plain = _downloaded(ready_buffer(state.base))

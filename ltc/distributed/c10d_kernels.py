@@ -19,51 +19,41 @@ from ltc.distributed import host_path, recorded
 # --- c10d: results are written into tensors ---------------------------------------------------
 
 def _all_reduce(tensors, group, reduce_op, *_) -> None:
-    for tensor in tensors:
-        _assign(tensor, recorded.all_reduce(tensor, _kind(reduce_op), group.group_name))
-
-
-def _all_reduce_coalesced(tensors, group, reduce_op, *_) -> None:
-    _all_reduce(tensors, group, reduce_op)
+    _assign(tensors, recorded.all_reduce(tensors, _kind(reduce_op), group.group_name))
 
 
 def _broadcast(tensors, group, root_rank: int, root_tensor: int, *_) -> None:
-    _assign(tensors[0], recorded.broadcast(tensors[root_tensor], root_rank, group.group_name))
+    _assign(tensors, recorded.broadcast([tensors[root_tensor]], root_rank, group.group_name))
 
 
 def _all_gather(output_lists, inputs, group, *_) -> None:
-    for outputs, tensor in zip(output_lists, inputs):
-        gathered = recorded.all_gather(tensor.reshape(-1), group.size(), group.group_name)
-        for output, part in zip(outputs, gathered.chunk(group.size())):
-            _assign(output, part)
+    gathered = recorded.all_gather(_flat(inputs), group.size(), group.group_name)
+    for outputs, joined in zip(output_lists, gathered):
+        _assign(outputs, joined.chunk(group.size()))
 
 
 def _all_gather_base(output, tensor, group, *_) -> None:
-    _assign(output, recorded.all_gather(tensor.reshape(-1), group.size(), group.group_name))
+    _all_gather_base_coalesced([output], [tensor], group)
 
 
 def _all_gather_base_coalesced(outputs, inputs, group, *_) -> None:
-    for output, tensor in zip(outputs, inputs):
-        _all_gather_base(output, tensor, group)
+    _assign(outputs, recorded.all_gather(_flat(inputs), group.size(), group.group_name))
 
 
 def _reduce_scatter(outputs, input_lists, group, reduce_op, *_) -> None:
-    for output, tensors in zip(outputs, input_lists):
-        _reduce_scatter_base(
-            output, torch.cat([tensor.reshape(-1) for tensor in tensors]), group, reduce_op
-        )
+    joined = [torch.cat(_flat(tensors)) for tensors in input_lists]
+    _reduce_scatter_base_coalesced(outputs, joined, group, reduce_op)
 
 
 def _reduce_scatter_base(output, tensor, group, reduce_op, *_) -> None:
-    scattered = recorded.reduce_scatter(
-        tensor.reshape(-1), _kind(reduce_op), group.size(), group.group_name
-    )
-    _assign(output, scattered)
+    _reduce_scatter_base_coalesced([output], [tensor], group, reduce_op)
 
 
 def _reduce_scatter_base_coalesced(outputs, inputs, group, reduce_op, *_) -> None:
-    for output, tensor in zip(outputs, inputs):
-        _reduce_scatter_base(output, tensor, group, reduce_op)
+    scattered = recorded.reduce_scatter(
+        _flat(inputs), _kind(reduce_op), group.size(), group.group_name
+    )
+    _assign(outputs, scattered)
 
 
 def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> None:
@@ -71,11 +61,15 @@ def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> 
         tensor, _splits(output, group, output_splits), _splits(tensor, group, input_splits),
         group.group_name,
     )
-    _assign(output, result)
+    _assign([output], [result])
+
+
+def _flat(tensors) -> list[torch.Tensor]:
+    return [tensor.reshape(-1) for tensor in tensors]
 
 
 IN_PLACE = {
-    "allreduce_": _all_reduce, "allreduce_coalesced_": _all_reduce_coalesced,
+    "allreduce_": _all_reduce, "allreduce_coalesced_": _all_reduce,
     "broadcast_": _broadcast, "allgather_": _all_gather, "_allgather_base_": _all_gather_base,
     "allgather_into_tensor_coalesced_": _all_gather_base_coalesced,
     "reduce_scatter_": _reduce_scatter, "_reduce_scatter_base_": _reduce_scatter_base,
@@ -123,9 +117,10 @@ def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list
     return list(given) or [tensor.shape[0] // group.size()] * group.size()
 
 
-def _assign(target: torch.Tensor, result: torch.Tensor) -> None:
-    """`target` holds `result`; like any collective that leaves its autograd version alone."""
-    target.data.copy_(result.reshape(target.shape))
+def _assign(targets, results) -> None:
+    """Each target holds its result; like any collective, that leaves its autograd version alone."""
+    for target, result in zip(targets, results, strict=True):
+        target.data.copy_(result.reshape(target.shape))
 
 
 # --- _c10d_functional: results are new tensors ------------------------------------------------
@@ -138,21 +133,21 @@ def _group(name) -> ProcessGroup:
     return group
 
 
-def all_reduce(x, reduce_op: str, group):
-    return recorded.all_reduce(x, reduce_op.lower(), _group(group).group_name)
+def all_reduce(tensors, reduce_op: str, group):
+    return recorded.all_reduce(tensors, reduce_op.lower(), _group(group).group_name)
 
 
-def all_gather_into_tensor(x, group_size: int, group):
-    flat = x.reshape(1) if x.dim() == 0 else x
-    return recorded.all_gather(flat, group_size, _group(group).group_name)
+def all_gather(tensors, group_size: int, group):
+    tensors = [x.reshape(1) if x.dim() == 0 else x for x in tensors]
+    return recorded.all_gather(tensors, group_size, _group(group).group_name)
 
 
-def reduce_scatter_tensor(x, reduce_op: str, group_size: int, group):
-    return recorded.reduce_scatter(x, reduce_op.lower(), group_size, _group(group).group_name)
+def reduce_scatter(tensors, reduce_op: str, group_size: int, group):
+    return recorded.reduce_scatter(tensors, reduce_op.lower(), group_size, _group(group).group_name)
 
 
-def broadcast(x, src: int, group):
-    return recorded.broadcast(x, src, _group(group).group_name)
+def broadcast(tensors, src: int, group):
+    return recorded.broadcast(tensors, src, _group(group).group_name)
 
 
 def all_to_all_single(x, output_splits, input_splits, group):
@@ -164,13 +159,13 @@ def wait_tensor(x):
     return x
 
 
-def _of_each(function: Callable) -> Callable:
-    return lambda tensors, *rest: [function(x, *rest) for x in tensors]
+def _of_one(function: Callable) -> Callable:
+    return lambda x, *rest: function([x], *rest)[0]
 
 
 def _into(function: Callable) -> Callable:
     def into(x, *rest, out):
-        _assign(out, function(x, *rest))
+        _assign([out], function([x], *rest))
         return out
 
     return into
@@ -178,23 +173,29 @@ def _into(function: Callable) -> Callable:
 
 def _over_itself(function: Callable) -> Callable:
     def over_itself(x, *rest):
-        _assign(x, function(x, *rest))
+        _assign([x], function([x], *rest))
         return x
 
     return over_itself
 
 
+def _over_themselves(function: Callable) -> Callable:
+    def over_themselves(tensors, *rest):
+        _assign(tensors, function(tensors, *rest))
+        return tensors
+
+    return over_themselves
+
+
 FUNCTIONAL = {
-    "all_reduce": all_reduce, "all_reduce_": _over_itself(all_reduce),
-    "all_reduce_coalesced": _of_each(all_reduce),
-    "all_reduce_coalesced_": _of_each(_over_itself(all_reduce)),
-    "all_gather_into_tensor": all_gather_into_tensor,
-    "all_gather_into_tensor_out": _into(all_gather_into_tensor),
-    "all_gather_into_tensor_coalesced": _of_each(all_gather_into_tensor),
-    "reduce_scatter_tensor": reduce_scatter_tensor,
-    "reduce_scatter_tensor_out": _into(reduce_scatter_tensor),
-    "reduce_scatter_tensor_coalesced": _of_each(reduce_scatter_tensor),
-    "broadcast": broadcast, "broadcast_": _over_itself(broadcast),
+    "all_reduce": _of_one(all_reduce), "all_reduce_": _over_itself(all_reduce),
+    "all_reduce_coalesced": all_reduce, "all_reduce_coalesced_": _over_themselves(all_reduce),
+    "all_gather_into_tensor": _of_one(all_gather), "all_gather_into_tensor_out": _into(all_gather),
+    "all_gather_into_tensor_coalesced": all_gather,
+    "reduce_scatter_tensor": _of_one(reduce_scatter),
+    "reduce_scatter_tensor_out": _into(reduce_scatter),
+    "reduce_scatter_tensor_coalesced": reduce_scatter,
+    "broadcast": _of_one(broadcast), "broadcast_": _over_itself(broadcast),
     "all_to_all_single": all_to_all_single, "wait_tensor": wait_tensor,
 }
 

@@ -1,25 +1,21 @@
 """Collectives of a `torch.distributed` group as calls of a step: recorded, run with the rest of it.
 
-Each reads the device's token and makes the next one, so those of a device run in the order in which
-they were recorded, whatever their groups: ranks may read their values in different orders.  The
-token is alive at the end of every walk, so each walk runs all of its collectives, read or not.
+They stand on the same chain as all other collectives of the device, whatever their groups, and run
+in recorded order, read or not: ranks may read their values in different orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
-from ltc.aten.call import Call, Value
 from ltc.debug import metrics
-from ltc.device.lines import user_line
-from ltc.device.recorder import Device
-from ltc.device.state import State
-from ltc.device.step import exclusively, value_of
-from ltc.device.tensor import host_value, state_of, uploaded, wrap
-from ltc.device.views import write
+from ltc.device.step import start_collectives, wait_device_ops
+from ltc.distributed.collectives import CHANNELS, record
+from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
 
 KINDS = {
     dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.PRODUCT: "product",
@@ -27,133 +23,89 @@ KINDS = {
     dist.ReduceOp.BOR: "bor", dist.ReduceOp.BXOR: "bxor",
 }
 _OPERATIONS = {name: op for op, name in KINDS.items()}
-
-
-# --- the token --------------------------------------------------------------------------------
-
-_tokens: dict[Device, State] = {}
-
-
-def _token_of(device: Device) -> State:
-    """What the collectives of a device read and write: how many there have been."""
-    token = _tokens.get(device)
-    if token is None:
-        token = State(None, device)
-        token.buffer = uploaded(torch.zeros((), dtype=torch.int64), device)
-        token = _tokens.setdefault(device, token)  # another thread may have won the race
-    return token
+_CHANNEL = "torch"
 
 
 def settle() -> None:
     """Return when every collective recorded so far has run; raises the error of one that failed.
 
-    A collective that is not recorded waits for this: all ranks run them in the same order.
+    A call that is not recorded waits for this: all ranks must run what they share in one order.
     """
-    for token in list(_tokens.values()):
-        if token.buffer is None or token.buffer.execution is not None:
-            host_value(token)
+    start_collectives()
+    wait_device_ops()
 
 
 # --- recording --------------------------------------------------------------------------------
 
-def all_reduce(x: torch.Tensor, kind: str, group: str) -> torch.Tensor:
-    """The elements of every rank's `x`, reduced.
+def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[torch.Tensor]:
+    """Every rank's tensors, reduced element by element.
 
     kind   a value of KINDS
     group  the name of a process group
     """
-    return _record("all_reduce", x, (kind, group), tuple(x.shape))
+    return _record("all_reduce", tensors, group, [x.shape for x in tensors], reduction=kind)
 
 
-def all_gather(x: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    """Every rank's `x` [D, ...], joined in rank order: [size * D, ...]."""
-    return _record("all_gather", x, (size, group), (size * x.shape[0], *x.shape[1:]))
+def all_gather(tensors: Sequence[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
+    """Of each tensor [D, ...] those of every rank, joined in rank order: [size * D, ...]."""
+    shapes = [(size * x.shape[0], *x.shape[1:]) for x in tensors]
+    return _record("all_gather", tensors, group, shapes)
 
 
-def reduce_scatter(x: torch.Tensor, kind: str, size: int, group: str) -> torch.Tensor:
-    """This rank's part [D / size, ...] of the reduced `x` [D, ...]."""
-    return _record("reduce_scatter", x, (kind, size, group), (x.shape[0] // size, *x.shape[1:]))
+def reduce_scatter(
+    tensors: Sequence[torch.Tensor], kind: str, size: int, group: str
+) -> list[torch.Tensor]:
+    """Of each reduced tensor [D, ...] this rank's part [D / size, ...]."""
+    shapes = [(x.shape[0] // size, *x.shape[1:]) for x in tensors]
+    return _record("reduce_scatter", tensors, group, shapes, reduction=kind)
 
 
-def broadcast(x: torch.Tensor, root: int, group: str) -> torch.Tensor:
-    """The `x` of rank `root` of the group; what the others hold is not looked at."""
-    return _record("broadcast", x, (root, group), tuple(x.shape))
+def broadcast(tensors: Sequence[torch.Tensor], root: int, group: str) -> list[torch.Tensor]:
+    """The tensors of rank `root` of the group; what the others hold is not looked at."""
+    return _record("broadcast", tensors, group, [x.shape for x in tensors], root=root)
 
 
 def all_to_all(
-    x: torch.Tensor, output_splits: list[int], input_splits: list[int], group: str
+    x: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int], group: str
 ) -> torch.Tensor:
     """From every rank the part of its `x` [D, ...] that is meant for this one, in rank order.
 
     output_splits, input_splits  extents along the first dimension, one for each rank
     """
     shape = (sum(output_splits), *x.shape[1:])
-    return _record("all_to_all", x, (list(output_splits), list(input_splits), group), shape)
+    pairs = tuple(zip(output_splits, input_splits, strict=True))
+    return _record("all_to_all", [x], group, [shape], pairs=pairs)[0]
 
 
-def _record(name: str, x: torch.Tensor, attributes: tuple, shape: tuple) -> torch.Tensor:
-    """The result of one collective on `x`, pending."""
-    metrics.count(f"Recorded::{name}")
-    state, overload = state_of(x), getattr(torch.ops.ltc_distributed, name).default
-    device = state.device
-    recorder, token = device.recorder(), _token_of(device)
-
-    def record() -> torch.Tensor:
-        value, before = value_of(state), value_of(token)
-
-        def make_call() -> Call:
-            call = Call(overload, (before, value, *attributes), {}, line=user_line())
-            recorder.values(call, [((), torch.int64), (shape, value.dtype)])
-            return call
-
-        after, result = recorder.advance((overload, before, value, *attributes), make_call).call.results
-        write(token, after)
-        return wrap(recorder, result)
-
-    return exclusively(recorder, record)
+def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]:
+    metrics.count(f"c10d::{kind}", len(tensors))
+    types = [TensorType(x.dtype, tuple(shape)) for x, shape in zip(tensors, shapes)]
+    return record(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)
 
 
 # --- running ----------------------------------------------------------------------------------
-# Operators with a CPU kernel, so that a program calls them as it calls any other of torch's.
 
-_SCHEMAS = (
-    "all_reduce(Tensor token, Tensor x, str kind, str group) -> (Tensor, Tensor)",
-    "all_gather(Tensor token, Tensor x, int size, str group) -> (Tensor, Tensor)",
-    "reduce_scatter(Tensor token, Tensor x, str kind, int size, str group) -> (Tensor, Tensor)",
-    "broadcast(Tensor token, Tensor x, int root, str group) -> (Tensor, Tensor)",
-    "all_to_all(Tensor token, Tensor x, int[] output_splits, int[] input_splits, str group)"
-    " -> (Tensor, Tensor)",
-)
-_library = torch.library.Library("ltc_distributed", "DEF")
+class GroupChannel:
+    """Exchanges over what a process group has for CPU tensors (gloo, mpi)."""
 
+    def __init__(self, group: str) -> None:
+        # Not the group itself: its calls wait for what is recorded, which is what runs here.
+        found = dist.distributed_c10d._resolve_process_group(group)
+        self.backend = found._get_backend(torch.device("cpu"))
+        self.size = found.size()
 
-def _runs(schema: str) -> Callable:
-    """Makes the function below it the CPU kernel of an operator: it gets x, attributes, backend."""
-    name = schema.partition("(")[0]
-    _library.define(schema)
-
-    def register(run: Callable) -> Callable:
-        def kernel(token: torch.Tensor, x: torch.Tensor, *attributes):
-            *attributes, group = attributes
-            try:
-                result = run(x, *attributes, _host_backend(group))
-            except Exception as error:
-                error.add_note(
-                    f"in {name} number {int(token)} of this device, over the process group "
-                    f"{group!r}: {list(x.shape)} {x.dtype}"
-                )
-                raise
-            return token + 1, result
-
-        _library.impl(name, kernel, "CPU")
-        return run
-
-    return register
-
-
-def _host_backend(group: str) -> dist.Backend:
-    """What moves CPU tensors for a group.  Not the group itself, whose calls wait for `settle`."""
-    return dist.distributed_c10d._resolve_process_group(group)._get_backend(torch.device("cpu"))
+    def run(self, collective: Collective, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results, new tensors; the operands are contiguous CPU tensors."""
+        begin = _BEGIN[collective.kind]
+        try:
+            begun = [begin(self, collective, x) for x in operands]
+            for _, work in begun:
+                work.wait()
+        except RuntimeError as error:
+            types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
+            error.add_note(f"in {collective.text()} of {types} called at {collective.site}")
+            raise
+        return [result for result, _ in begun]
 
 
 def _as_bytes(x: torch.Tensor) -> torch.Tensor:
@@ -161,43 +113,50 @@ def _as_bytes(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1).view(torch.uint8)
 
 
-@_runs(_SCHEMAS[0])
-def _all_reduce(x, kind: str, backend) -> torch.Tensor:
-    result, options = x.clone(), dist.AllreduceOptions()
-    options.reduceOp = _OPERATIONS[kind]
-    backend.allreduce([result], options).wait()
-    return result
+def _options(make: Callable, reduction: str):
+    options = make()
+    options.reduceOp = _OPERATIONS[reduction]
+    return options
 
 
-@_runs(_SCHEMAS[1])
-def _all_gather(x, size: int, backend) -> torch.Tensor:
-    result = x.new_empty((size * x.shape[0], *x.shape[1:]))
-    backend._allgather_base(_as_bytes(result), _as_bytes(x)).wait()
-    return result
+def _all_reduce(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    result = x.clone()
+    options = _options(dist.AllreduceOptions, how.reduction)
+    return result, channel.backend.allreduce([result], options)
 
 
-@_runs(_SCHEMAS[2])
-def _reduce_scatter(x, kind: str, size: int, backend) -> torch.Tensor:
-    result, options = x.new_empty((x.shape[0] // size, *x.shape[1:])), dist.ReduceScatterOptions()
-    options.reduceOp = _OPERATIONS[kind]
-    backend._reduce_scatter_base(result.reshape(-1), x.reshape(-1).clone(), options).wait()
-    return result
+def _all_gather(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    result = x.new_empty((channel.size * x.shape[0], *x.shape[1:]))
+    return result, channel.backend._allgather_base(_as_bytes(result), _as_bytes(x))
 
 
-@_runs(_SCHEMAS[3])
-def _broadcast(x, root: int, backend) -> torch.Tensor:
+def _reduce_scatter(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    result = x.new_empty((x.shape[0] // channel.size, *x.shape[1:]))
+    options = _options(dist.ReduceScatterOptions, how.reduction)
+    # gloo works in the memory of what it is given
+    source = x.reshape(-1).clone()
+    return result, channel.backend._reduce_scatter_base(result.reshape(-1), source, options)
+
+
+def _broadcast(channel: GroupChannel, how: Collective, x: torch.Tensor):
     result, options = x.clone(), dist.BroadcastOptions()
-    options.rootRank = root
-    backend.broadcast([_as_bytes(result)], options).wait()
-    return result
+    options.rootRank = how.root
+    return result, channel.backend.broadcast([_as_bytes(result)], options)
 
 
-@_runs(_SCHEMAS[4])
-def _all_to_all(x, output_splits: list[int], input_splits: list[int], backend) -> torch.Tensor:
-    result = x.new_empty((sum(output_splits), *x.shape[1:]))
+def _all_to_all(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    outputs, inputs = zip(*how.pairs)
+    result = x.new_empty((sum(outputs), *x.shape[1:]))
     row = x[:1].nbytes if len(x) else result[:1].nbytes
-    backend.alltoall_base(
-        _as_bytes(result), _as_bytes(x),
-        [row * extent for extent in output_splits], [row * extent for extent in input_splits],
-    ).wait()
-    return result
+    work = channel.backend.alltoall_base(
+        _as_bytes(result), _as_bytes(x), [row * n for n in outputs], [row * n for n in inputs]
+    )
+    return result, work
+
+
+_BEGIN = {
+    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast, "all_to_all": _all_to_all,
+}
+
+CHANNELS[_CHANNEL] = GroupChannel

@@ -24,7 +24,7 @@ _input_keys: dict[tuple, tuple] = {}
 
 
 def input_key(shape, dtype: torch.dtype) -> tuple:
-    """What a recorded path calls an input of this type: one object per type, compared by identity."""
+    """What a recorded path calls an input of this type: one object per type, told by identity."""
     key = _input_keys.get((shape, dtype))
     if key is None:
         key = _input_keys.setdefault((shape, dtype), ("ltc::input", shape, dtype))
@@ -123,7 +123,9 @@ class Buffer:
         "handle", "shape", "dtype", "key", "device", "execution", "shared", "previous", "nbytes",
     )
 
-    def __init__(self, shape, dtype, device: int, handle: Any = None, execution=None, previous=None):
+    def __init__(
+        self, shape, dtype, device: int, handle: Any = None, execution=None, previous=None
+    ):
         self.handle, self.shape, self.dtype, self.device = handle, shape, dtype, device
         self.execution, self.previous = execution, previous
         self.key, self.shared = input_key(shape, dtype), False

@@ -19,7 +19,7 @@ class ProgramCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, compile: Callable[[], Program]) -> tuple[Program, bool]:
-        """The program of `key` and whether it had to be compiled; an error of `compile` is raised."""
+        """The program of `key`, and whether it had to be compiled; raises what `compile` raises."""
         program = self._look_up(key)
         if program is not None:
             return program, False

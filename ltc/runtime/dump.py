@@ -35,15 +35,13 @@ def _text(program: Program) -> str:
 
 def text(graph: Graph) -> str:
     """One node a line; results end in ROOT=i; LTC_IR_DEBUG adds the user's line to each."""
-    roots: dict[Node, list[str]] = {}
+    notes: dict[Node, list[str]] = {}  # what is to stand behind a node
     for position, node in enumerate(graph.outputs):
-        roots.setdefault(node, []).append(f"ROOT={position}")
-    lines = graph.lines if config.value("LTC_IR_DEBUG") else {}
-    notes = {
-        node: " ".join([*roots.get(node, ()), *([f"location={lines[node]}"] if lines.get(node) else ())])
-        for node in schedule(*graph.outputs)
-    }
-    return show(*graph.outputs, notes=notes)
+        notes.setdefault(node, []).append(f"ROOT={position}")
+    if config.value("LTC_IR_DEBUG"):
+        for node, line in graph.lines.items():
+            notes.setdefault(node, []).append(f"location={line}")
+    return show(*graph.outputs, notes={node: " ".join(note) for node, note in notes.items()})
 
 
 def dot(graph: Graph) -> str:

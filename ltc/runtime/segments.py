@@ -46,7 +46,7 @@ def compile_in_segments(backend: BackendImplInterface, graph: Graph, device: int
         _segment(backend, graph, device, by_stage[number], needed, on_cpu=number % 2 == 1)
         for number in sorted(by_stage)
     ]
-    return SegmentedComputation(backend.computation, segments, graph)
+    return SegmentedComputation(backend.computation, segments, graph, device)
 
 
 def _stages(backend: BackendImplInterface, order: list[Node]) -> dict[Node, int]:
@@ -112,10 +112,11 @@ def _segment(backend, graph: Graph, device: int, nodes, needed, on_cpu: bool) ->
 
 
 class SegmentedComputation:
-    """Runs the segments in turn; a value is moved to the other side when it is first wanted there."""
+    """Runs the segments in turn; a value crosses over when it is first wanted on the other side."""
 
-    def __init__(self, computation, segments: list[Segment], graph: Graph) -> None:
+    def __init__(self, computation, segments: list[Segment], graph: Graph, device: int) -> None:
         self.computation, self.segments, self.graph = computation, segments, graph
+        self.device = device
         self.upload, self.download = computation.upload, computation.download
         self.wait = computation.wait
 
@@ -136,6 +137,6 @@ class SegmentedComputation:
             value = there[node]
             here[node] = (
                 self.download(value).clone() if wanted_on_cpu
-                else self.upload(value.contiguous(), 0)
+                else self.upload(value.contiguous(), self.device)
             )
         return here[node]

@@ -194,7 +194,8 @@ class CheckpointManager:
         """The metric of a checkpoint, asked of the file where another process wrote it."""
         if step not in self._metrics:
             try:
-                self._metrics[step] = serialization.load(self._existing(step), keys=["metric"])["metric"]
+                said = serialization.load(self._existing(step), keys=["metric"])
+                self._metrics[step] = said["metric"]
             except (DamagedFile, OSError):
                 self._metrics[step] = None
         return self._metrics[step]

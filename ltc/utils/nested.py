@@ -19,7 +19,7 @@ import torch
 Node = list  # [kind, payload…]
 Table = list[Node]
 
-_DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
+DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
 _MAX_KEY_PARTS = 10_000  # hashing shared tuples costs their size when written out
 
 
@@ -99,7 +99,7 @@ class _Writer:
             return False
         position = self._position_of[id(x)]
         if position is None:
-            raise ValueError(f"{place} contains itself: a {type(x).__name__} that can not be saved.")
+            raise ValueError(f"{place} contains itself: such a {type(x).__name__} has no end.")
         self._done.append(position)
         return True
 
@@ -134,8 +134,8 @@ def _container(x: Any, place: _Place) -> tuple[str, list, list[tuple[Any, Any]]]
         )
     if kind is None:
         raise TypeError(
-            f"{place} is a {type(x).__module__}.{type(x).__qualname__}: it can not be saved without "
-            f"pickle. Save what it consists of: tensors, numbers, texts, containers."
+            f"{place} is a {type(x).__module__}.{type(x).__qualname__}, which can not be saved "
+            f"without pickle. Save what it consists of: tensors, numbers, texts, containers."
         )
     if isinstance(x, dict):
         parts = [pair for key, value in x.items() for pair in ((key, key), (key, value))]
@@ -342,7 +342,7 @@ _FROM_SCALAR: dict[str, Callable[..., Any]] = {
     "complex": lambda real, imaginary: complex(_real(real), _real(imaginary)),
     "str": lambda x: _exactly(x, str),
     "bytes": lambda x: base64.b64decode(_exactly(x, str), validate=True),
-    "dtype": lambda x: _DTYPES[x],
+    "dtype": lambda x: DTYPES[x],
     "device": lambda x: _device(_exactly(x, str)),
 }
 

@@ -1,4 +1,4 @@
-"""Checkpoints of torch_xla's xser: a pickled structure at `path`, its tensors in `path`.tensors/."""
+"""Checkpoints of torch_xla's xser: a pickled structure, and a folder of its tensors."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Go on drawing as from when `random_state` was called; devices there are not now are left out."""
+    """Draw from here on what was drawn after `random_state`; devices that are missing are left out."""
     restore_random_state_of_host(state)
     for device, saved in zip(devices(), state["ltc"]):
         device.random.restore(saved)
@@ -79,10 +79,10 @@ def restore_random_state(state: dict[str, Any]) -> None:
 def random_state_of_host() -> dict[str, Any]:
     """The random state of Python, NumPy and torch's CPU, as numbers and tensors."""
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = numpy.random.get_state()
+    kind, keys, *numbers = numpy.random.get_state()
     return {
         "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
-        "numpy": (kind, torch.from_numpy(keys.copy()), int(position), int(has_gauss), float(cached)),
+        "numpy": (kind, torch.from_numpy(keys.copy()), *(number.real for number in numbers)),
         "torch": torch.get_rng_state(),
     }
 

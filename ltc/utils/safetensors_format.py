@@ -184,8 +184,8 @@ def _checked_entries(content: dict[str, Any], path: str, data_bytes: int) -> tup
     for e in entries:
         if e.begin != position:
             raise DamagedFile(
-                f"{path}: tensor {e.name!r} starts at byte {e.begin}, where {position} would follow "
-                f"the tensor before it."
+                f"{path}: tensor {e.name!r} starts at byte {e.begin}, and the tensor before it ends "
+                f"at {position}."
             )
         position = e.end
     if position != data_bytes:
@@ -208,7 +208,7 @@ def _checked_entry(name: str, said: Any, path: str) -> Entry:
     shape, offsets = said["shape"], said["data_offsets"]
     if not is_shape(shape):
         raise fault(f"has the shape {shape!r}, which no tensor has")
-    if not is_shape(offsets) or len(offsets) != 2:
+    if not is_list_of_places(offsets) or len(offsets) != 2:
         raise fault(f"has the data_offsets {offsets!r}, which are not [begin, end]")
     begin, end = offsets
     if end - begin != bytes_of_type(dtype, shape):
@@ -216,14 +216,16 @@ def _checked_entry(name: str, said: Any, path: str) -> Entry:
     return Entry(name, dtype, tuple(shape), begin, end)
 
 
+def is_list_of_places(x: Any) -> bool:
+    """Whether `x` is a list of numbers that may count bytes or elements."""
+    return isinstance(x, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in x)
+
+
 def is_shape(x: Any) -> bool:
     """Whether `x` is a list of extents that a tensor may have."""
-    return (
-        isinstance(x, list)
-        and len(x) <= MAX_DIMS
-        and all(type(extent) is int and extent >= 0 for extent in x)
-        and math.prod(max(extent, 1) for extent in x) < 1 << 59  # bytes then fit in 63 bits
-    )
+    if not is_list_of_places(x) or len(x) > MAX_DIMS:
+        return False
+    return math.prod(max(extent, 1) for extent in x) < 1 << 59  # bytes then fit in 63 bits
 
 
 def sums_of(header: Header, path: str) -> list[int] | None:

@@ -8,10 +8,9 @@ in it is ever executed.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,22 +22,19 @@ from tqdm import tqdm
 from ltc.device.step import ready_buffer
 from ltc.device.tensor import is_lazy, state_of
 from ltc.distributed import world
-from ltc.utils import manifest, old_serialization, safetensors_format
-from ltc.utils.nested import check_table, find, from_table, tensors_of, to_table
+from ltc.utils import manifest, old_serialization
+from ltc.utils.nested import tensors_of, to_table
 from ltc.utils.old_serialization import TensorReference
 from ltc.utils.safetensors_format import (
-    NAME_OF_DTYPE, DamagedFile, fill_sums, header_bytes, is_shape, placed, read_header, sums_of,
+    NAME_OF_DTYPE, DamagedFile, fill_sums, header_bytes, placed, read_header,
 )
+from ltc.utils.saved_file import Done, OpenFile, SavedData, bytes_in
 from ltc.utils.saving import writing
 from ltc.utils.shared_tensors import Entry, Placement, arranged, as_bytes
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
 
 CHUNK_BYTES = 4 << 20  # written at a time; smaller tensors are summed by the thread that writes
-MAPPED_BYTES = 1 << 20  # smaller tensors are read: a process may map some 65 thousand areas only
-
-_DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
-_LAYOUT_KEYS = {"dtype", "shape", "strides", "offset"}
 
 
 # --- saving -----------------------------------------------------------------------------------
@@ -181,7 +177,7 @@ def _text(dtype: torch.dtype) -> str:
 
 
 def _stream(
-    entry: Entry, file: BinaryIO, done: Callable[[int], Any], summing: ThreadPoolExecutor
+    entry: Entry, file: BinaryIO, done: Done, summing: ThreadPoolExecutor
 ) -> int:
     """Write the bytes of an entry; returns their checksum, found in another thread meanwhile."""
     content = memoryview(as_bytes(entry.fetch()).numpy())
@@ -226,3 +222,13 @@ def names(path: str | os.PathLike) -> list[str]:
     path = os.fspath(path)
     with open(path, "rb") as file:
         return [entry.name for entry in read_header(file, path).entries]
+
+
+@contextmanager
+def shown(total: int, wanted: bool) -> Iterator[Done]:
+    """A function that takes how many more bytes are done; a bar shows them where it is wanted."""
+    if not wanted:  # a tqdm, even a silent one, takes a lock that all forks of a process share
+        yield lambda more: None
+        return
+    with tqdm(total=total, unit="B", unit_scale=True) as bar:
+        yield bar.update

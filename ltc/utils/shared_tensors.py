@@ -60,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor as part of an entry, in elements of its own dtype, counted from the entry's start."""
+    """A tensor as part of an entry: elements of its own dtype, counted from the entry's start."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

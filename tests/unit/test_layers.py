@@ -26,6 +26,7 @@ LAYERS = [
         "utils.tree",
         "utils.nested",
         "utils.safetensors_format",
+        "utils.saved_file",
         "utils.disk_cache",
         "utils.rate_tracker",
     ],

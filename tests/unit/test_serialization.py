@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 import ltc.utils.serialization as xser
 from ltc.debug import metrics
+from ltc.utils import safetensors_format
 
 Point = namedtuple("Point", "x y")
 
@@ -391,3 +392,9 @@ def test_an_old_file_that_would_run_code_does_not(tmp_path):
     torch.save({"x": Bomb()}, tmp_path / "old")
     with pytest.raises(pickle.UnpicklingError):
         xser.load(tmp_path / "old")
+
+
+def test_offsets_of_files_beyond_4_gb_are_offsets():
+    begin = 1 << 40
+    said = {"dtype": "F32", "shape": [1], "data_offsets": [begin, begin + 4]}
+    assert safetensors_format._checked_entry("x", said, "file").begin == begin

@@ -1,0 +1,39 @@
+"""What replicas do together with values of any kind: reduce them, or act on some replicas only."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ltc.device.torch_api import plain_functions
+from ltc.distributed import world
+from ltc.distributed.rendezvous import rendezvous
+from ltc.utils import transfer
+
+
+def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list], Any]) -> Any:
+    """`reduce_fn` of the list of everyone's `data`, in ordinal order, its tensors on the CPU.
+
+    tag  names the meeting: the same on every replica
+    """
+    file = io.BytesIO()
+    torch.save(transfer.to_cpu(data), file)
+    payloads = rendezvous(tag, file.getvalue())
+    with plain_functions():
+        values = [torch.load(io.BytesIO(p), weights_only=False) for p in payloads]
+    return reduce_fn(values)
+
+
+def do_on_ordinals(target: Callable, data: tuple = (), ordinals: Sequence[int] = (0,)) -> Any:
+    """`target(*data)`, with tensors on the CPU, on the listed ordinals; None on the others.
+
+    Every replica computes `data` and returns after all have called.
+    """
+    chosen = world.place().ordinal in ordinals
+    transfer.materialize([x for x in data if isinstance(x, torch.Tensor)])
+    result = target(*transfer.to_cpu(data)) if chosen else None
+    rendezvous("ltc.do_on_ordinals")
+    return result

@@ -1,0 +1,125 @@
+"""The only file that imports llvmlite.binding: text to machine code, looked up by name."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+
+from ltc.debug import metrics
+from ltc.errors import InvalidGraph
+
+OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
+
+
+class _Compiler:
+    """What one process compiles with; made when first wanted."""
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.triple = llvm.get_process_triple()
+        self.cpu = llvm.get_host_cpu_name()
+        self.features = llvm.get_host_cpu_features().flatten()
+        self.machine = self._machine()
+        self.linker = llvm.create_lljit_compiler(self._machine())
+        self.symbols = _library_symbols()
+        self.loaded: list = []  # an address is valid while its library is held
+        self.numbers = itertools.count()
+
+    def _machine(self):
+        target = llvm.Target.from_triple(self.triple)
+        return target.create_target_machine(
+            cpu=self.cpu, features=self.features, opt=OPTIMIZATION, reloc="pic",
+            codemodel="jitdefault", jit=True,
+        )  # fmt: skip
+
+    def object_code(self, text: str) -> bytes:
+        try:
+            module = llvm.parse_assembly(text)
+            module.triple = self.triple
+            module.data_layout = str(self.machine.target_data)
+            module.verify()
+        except RuntimeError as error:
+            raise InvalidGraph(f"LLVM refuses a generated kernel: {error}\n{text}") from None
+        return self.machine.emit_object(module)
+
+    def link(self, code: bytes, names: tuple[str, ...]) -> dict[str, int]:
+        library = llvm.JITLibraryBuilder()
+        library.add_object_img(code)
+        library.add_current_process()
+        for name, address in self.symbols.items():
+            library.import_symbol(name, address)
+        for name in names:
+            library.export_symbol(name)
+        tracker = library.link(self.linker, f"ltc{next(self.numbers)}")
+        self.loaded.append(tracker)
+        return {name: tracker[name] for name in names}
+
+
+_lock = threading.RLock()
+_compilers: list[_Compiler] = []
+
+
+def compiler() -> _Compiler:
+    with _lock:
+        if not _compilers:
+            _compilers.append(_Compiler())
+        return _compilers[0]
+
+
+def compile_kernels(text: str, *names: str) -> dict[str, int]:
+    """The addresses of functions that a module in LLVM's text form defines.
+
+    Raises InvalidGraph with LLVM's message where the text is wrong.
+    """
+    started = time.perf_counter_ns()
+    with _lock:
+        code = compiler().object_code(text)
+        addresses = compiler().link(code, names)
+    metrics.count("llvm.compiled")
+    metrics.record("llvm.CompileTime", time.perf_counter_ns() - started, "time")
+    return addresses
+
+
+def has_feature(name: str) -> bool:
+    """Whether kernels may use instructions of that set, as LLVM calls it: avx512f."""
+    return f"+{name}" in compiler().features.split(",")
+
+
+def has_symbol(name: str) -> bool:
+    return name in compiler().symbols
+
+
+# Rare functions of the C library, called lane by lane, by their double names.
+MATH_NAMES = (
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "pow",
+    "atan2", "hypot", "fmod", "nextafter", "nextafterf",
+)  # fmt: skip
+THREAD_NAMES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+
+def _library_symbols() -> dict[str, int]:
+    found: dict[str, int] = {}
+    mathematics = ctypes.util.find_library("m")
+    if mathematics:
+        found.update(_addresses(ctypes.CDLL(mathematics), MATH_NAMES))
+    # The pool that torch itself uses: a second one would fight with it for the cores.
+    for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
+        found.update(_addresses(ctypes.CDLL(str(path)), THREAD_NAMES))
+    return found
+
+
+def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:
+    return {
+        name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        for name in names
+        if hasattr(library, name)
+    }
