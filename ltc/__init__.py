@@ -13,6 +13,7 @@ from ltc.device.names import device_index as _device_index
 from ltc.device.recorder import devices as _all_devices
 from ltc.device.tensor import current_device as _current_device
 from ltc.device.tensor import set_current_device as _set_current_device
+from ltc.distributed import process_group as _process_group
 from ltc.distributed.lazy_multiprocessing import launch
 from ltc.utils import steps as _steps
 

@@ -7,6 +7,7 @@ drop; its time is divided by `unit` for the table.  Nothing here knows a backend
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -94,18 +95,19 @@ def list_operation(device) -> tuple[Callable, int]:
     return step, LISTED_TENSORS * LIST_OPERATIONS
 
 
-def adamw_over_a_list(device) -> tuple[Callable, int]:
+def adamw_over_a_list(device, **form) -> tuple[Callable, int]:
     values, gradients = listed_tensors(device)
     for value, gradient in zip(values, gradients):
         value.requires_grad_().grad = gradient
-    return torch.optim.AdamW(values, 1e-3, foreach=True).step, 1
+    return torch.optim.AdamW(values, 1e-3, **form).step, 1
 
 
 # name -> (build, what ltc may take in microseconds, with nothing evicting its caches)
 CASES = {
     "add": (add, 2.5),
     "list op, per tensor": (list_operation, 0.4),
-    "AdamW over 120 tensors": (adamw_over_a_list, 600),
+    "AdamW foreach over 120 tensors": (partial(adamw_over_a_list, foreach=True), 600),
+    "AdamW fused over 120 tensors": (partial(adamw_over_a_list, fused=True), 600),
     "MLP + SGD": (lambda device: mlp(device, sgd), 350),
     "MLP + Adam": (lambda device: mlp(device, adam), 450),
     "transformer + Adam": (transformer, 1700),

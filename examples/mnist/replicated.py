@@ -29,7 +29,7 @@ def arguments(description: str, argv: list[str] | None = None) -> argparse.Names
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--replicas", type=int, default=2, help="torchrun's --nproc-per-node wins")
     parser.add_argument("--data-dir", type=Path, help="folder with MNIST's IDX files, gzipped or not")
-    parser.add_argument("--epochs", type=int, help="default: 15, or 5 with --data-dir")
+    parser.add_argument("--epochs", type=int, help="default: 25, or 5 with --data-dir")
     parser.add_argument("--batch-size", type=int, default=32, help="of all replicas together")
     parser.add_argument("--lr", type=float, default=0.03, help="of the first step; falls to 0")
     parser.add_argument("--dropout", type=float, default=0.1, help="0 switches dropout off")
@@ -41,7 +41,7 @@ def arguments(description: str, argv: list[str] | None = None) -> argparse.Names
     )
     chosen = parser.parse_args(argv)
     if chosen.epochs is None:
-        chosen.epochs = 15 if chosen.data_dir is None else 5
+        chosen.epochs = 25 if chosen.data_dir is None else 5
     for name in ("epochs", "batch_size", "replicas"):
         if getattr(chosen, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")

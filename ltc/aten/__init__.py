@@ -16,4 +16,5 @@ from ltc.aten import (  # noqa: F401  importing a file registers its rules
     pooling,
     reduction,
     rng,
+    strided,
 )

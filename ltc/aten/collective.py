@@ -12,7 +12,7 @@ def collective_start(operands, token, collective):
     """The operands, and the token of the exchange before this one."""
     before = () if token is None else (token,)
     return make(
-        ops.COLLECTIVE_START, *operands, *before, collective=collective, count=len(operands)
+        ops.COLLECTIVE_START, *before, *operands, collective=collective, count=len(operands)
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from ltc.backends.collective import start, wait
 from ltc.backends.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.memory import new_copy
 from ltc.backends.philox import random_bits
 from ltc.backends.torch_call import extern
 from ltc.backends.undisturbed import Undisturbed
@@ -305,12 +306,12 @@ def _collective_start(node: Node) -> Compute:
     collective, count = node.attr("collective"), node.attr("count")
     # The exchange reads its operands until the wait: one that lies in an input's memory, which the
     # program may write over, is copied.
-    lasting = [_memory_root(operand).op not in LEAVES for operand in node.inputs[:count]]
+    first = len(node.inputs) - count
+    lasting = [_memory_root(operand).op not in LEAVES for operand in node.inputs[first:]]
 
-    def compute(*operands: torch.Tensor) -> torch.Tensor:
+    def compute(*inputs: torch.Tensor) -> torch.Tensor:
         sent = [
-            x.contiguous() if own else x.clone(memory_format=torch.contiguous_format)
-            for x, own in zip(operands, lasting)
+            x.contiguous() if own else new_copy(x) for x, own in zip(inputs[first:], lasting)
         ]
         return start(collective, sent)
 

@@ -9,6 +9,7 @@ import torch
 
 from ltc.device.recorder import Device, devices
 from ltc.device.step import synchronize as _synchronize
+from ltc.device.streams import Event, Stream  # noqa: F401  torch.ltc.Event
 from ltc.device.tensor import current_device as _current_device
 from ltc.device.tensor import device_of, set_current_device
 from ltc.device.torch_api import DEVICE_TYPE
@@ -194,12 +195,9 @@ def is_bf16_supported() -> bool:
     return True
 
 
-Stream, Event = torch.Stream, torch.Event
-
-
 def current_stream(device=None):
     """Everything on a device runs in one order, which is its only stream."""
-    return torch.Stream(device=_device(device).torch_device)
+    return Stream(_device(device).torch_device)
 
 
 def default_stream(device=None):

@@ -17,6 +17,7 @@ import torch.serialization
 from torch.multiprocessing import reductions
 
 from ltc.device.recorder import device_at
+from ltc.device.resizing import resize, storage_bytes
 from ltc.device.state import State
 from ltc.device.tensor import device_of, host_tensor, is_lazy, state_of, to_device, wrap_buffer
 from ltc.device.torch_api import (
@@ -59,6 +60,8 @@ def _patch_save() -> None:
         try:
             return original(*args, **kwargs)
         finally:
+            for _, storage in _saving.met.values():
+                del storage.saved_from
             _saving.met = before
 
     save.__doc__ = original.__doc__
@@ -205,7 +208,7 @@ _NO_ADDRESS = 1 << 60  # nothing can be read there: no processor has such addres
 def _patch_storages() -> None:
     storage = torch.UntypedStorage
     new, copy_, resize_ = storage.__new__, StorageBase.copy_, StorageBase.resize_
-    data_ptr = storage.data_ptr
+    data_ptr, nbytes = storage.data_ptr, storage.nbytes
 
     def __new__(cls, *args, **kwargs):
         device = kwargs.get("device")
@@ -229,7 +232,15 @@ def _patch_storages() -> None:
         return self
 
     def resize_bytes_(self, size):
-        return self if self.device.type == DEVICE_TYPE else resize_(self, size)
+        if self.device.type != DEVICE_TYPE:
+            return resize_(self, size)
+        if hasattr(self, "lazy"):
+            resize(self.lazy, size)
+        return self
+
+    def size_in_bytes(self):
+        state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
+        return nbytes(self) if state is None else storage_bytes(state)
 
     def identity(self):
         """Different for storages that share nothing: safetensors and others find ties by it."""
@@ -254,6 +265,7 @@ def _patch_storages() -> None:
         for name in ("tolist", "__getitem__", "__iter__"):
             setattr(kind, name, refusing(getattr(kind, name)))
     storage.data_ptr = identity
+    storage.nbytes = storage.size = storage.__len__ = size_in_bytes
 
 
 def _bytes_of(storage) -> torch.Tensor:

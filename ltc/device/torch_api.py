@@ -101,6 +101,10 @@ _prototypes: dict[tuple[int, torch.dtype], tuple] = {}
 
 
 def _prototype(index: int, dtype: torch.dtype) -> tuple:
+    if dtype not in _DLPACK_CODES:
+        raise NotImplementedError(
+            f"{dtype} has no DLPack code, by which tensors of ltc:1 and above are made. Use ltc:0."
+        )
     shape, strides = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1)
     managed = _DLManagedTensor(
         device=_DLDevice(_DLPACK_EXTENSION_DEVICE, index), dims=1,

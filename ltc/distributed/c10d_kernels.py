@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from ltc.device.tensor import is_lazy, state_of
 from ltc.device.torch_api import plain_functions
 from ltc.distributed import host_path, recorded
+from ltc.errors import Unsupported
 
 
 # --- c10d: results are written into tensors ---------------------------------------------------
@@ -83,14 +84,12 @@ def in_place_kernel(name: str) -> Callable:
     record = IN_PLACE[name]
     overload = getattr(torch.ops.c10d, name).default
     group_at = host_path.position_of("process_group", overload)
-    operation_at = host_path.position_of("reduce_op", overload)
     at_once = host_path.kernel_of(name)
 
     def kernel(*args, **kwargs):
         values = host_path.in_schema_order(overload, args, kwargs)
         tensors = host_path.tensors_in(values)
-        has_a_name = operation_at is None or _kind(values[operation_at]) is not None
-        if not has_a_name or not all(map(is_lazy, tensors)) or all(map(_is_control, tensors)):
+        if not all(map(is_lazy, tensors)) or _is_control(name, tensors):
             return at_once(*args, **kwargs)
         operands = list(values)
         operands[group_at] = host_path.group_of(values[group_at])
@@ -101,16 +100,29 @@ def in_place_kernel(name: str) -> Callable:
     return kernel
 
 
-def _is_control(tensor: torch.Tensor) -> bool:
-    """Whether it holds whole numbers that are there already: sizes, indices, a pickle.
+_CONTROL_CALLS = frozenset({"broadcast_", "allgather_", "_allgather_base_"})
+_CONTROL_DTYPES = frozenset({torch.uint8, torch.int32, torch.int64})
+
+
+def _is_control(name: str, tensors: list[torch.Tensor]) -> bool:
+    """Whether it moves whole numbers that are there already: sizes, indices, a pickle.
 
     They are read next, to decide what to do; a program of their own would only be in the way.
     """
-    return not tensor.dtype.is_floating_point and state_of(tensor).buffer is not None
+    return name in _CONTROL_CALLS and all(
+        x.dtype in _CONTROL_DTYPES and state_of(x).buffer is not None for x in tensors
+    )
 
 
-def _kind(reduce_op) -> str | None:
-    return recorded.KINDS.get(dist.ReduceOp.RedOpType(reduce_op.op()))
+def _kind(reduce_op) -> str:
+    """The name of a reduction; Unsupported for one that no CPU backend has."""
+    operation = dist.ReduceOp.RedOpType(reduce_op.op())
+    if operation not in recorded.KINDS:
+        raise Unsupported(
+            f"ReduceOp.{operation.name} is not one of {', '.join(k.name for k in recorded.KINDS)}. "
+            f"Multiply the tensor before an all_reduce of SUM."
+        )
+    return recorded.KINDS[operation]
 
 
 def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list[int]:
@@ -127,7 +139,7 @@ def _assign(targets, results) -> None:
 
 def _group(name) -> ProcessGroup:
     """The group of a name, or of what torch.compile hands over in its place."""
-    group = name if not isinstance(name, str) else dist.distributed_c10d._resolve_process_group(name)
+    group = dist.distributed_c10d._resolve_process_group(name) if isinstance(name, str) else name
     group = ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
     host_path.require_host_backend(group)
     return group

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ltc import config
+from ltc.backends.memory import new_copy, new_empty
 from ltc.distributed import schedule
 from ltc.distributed.combine import Fold
 from ltc.distributed.region import PeerFailure, Region
@@ -259,7 +260,7 @@ def _all_reduce(exchange: _Exchange, collective: Collective, operands):
     for indices in packs:
         if len(indices) == 1:
             source = operands[indices[0]].contiguous()
-            target = torch.empty_like(source)
+            target = new_empty(source)
             _reduce(exchange, collective.reduction, source.view(-1), target.view(-1))
             results[indices[0]] = target
         else:
@@ -290,7 +291,7 @@ def _all_gather(exchange: _Exchange, collective: Collective, operands):
 
 
 def _gathered(exchange: _Exchange, x: torch.Tensor, dim: int) -> torch.Tensor:
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in exchange.members]
+    parts = [new_empty(x) for _ in exchange.members]
     parts[exchange.position] = x = x.contiguous()
     _require_message(exchange, x)
     flat = [part.view(-1) for part in parts]
@@ -369,9 +370,9 @@ def _broadcast(exchange: _Exchange, collective: Collective, operands):
             x = x.contiguous()
             everyone = schedule.others(root, exchange.size)
             exchange.trade({p: x.view(-1) for p in everyone}, {})
-            results.append(x.clone())
+            results.append(new_copy(x))
         else:
-            result = torch.empty_like(x, memory_format=torch.contiguous_format)
+            result = new_empty(x)
             exchange.trade({}, {root: result.view(-1)})
             results.append(result)
     return results
@@ -386,7 +387,7 @@ def _send(exchange: _Exchange, collective: Collective, operands):
 
 def _receive(exchange: _Exchange, collective: Collective, operands):
     source = exchange.members.index(collective.pairs[0][0])
-    results = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in operands]
+    results = [new_empty(x) for x in operands]
     for result in results:
         exchange.trade({}, {source: result.view(-1)})
     return results

@@ -20,7 +20,7 @@ from torch import nn
 from ltc.device import step
 from ltc.device.names import supported_devices
 from ltc.device.tensor import device_of, set_current_device
-from ltc.distributed import world
+from ltc.distributed import session, world
 from ltc.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]
@@ -172,6 +172,7 @@ class _Threads:
 
     def run(self, calls: list[Callable[[], Any]]) -> list:
         """The result of each call; raises the first exception of any."""
+        session.renew_threads([device.index for device in self._devices])
         self._threads = [
             threading.Thread(
                 target=self._work, args=(position, call), daemon=True,
@@ -211,6 +212,7 @@ class _Threads:
     def _stop(self) -> None:
         """End what still runs: at its next batch, or, where it asks for none, wherever it is."""
         self._parallel.abort(_Stopped())
+        session.abort_threads(_Stopped())
         self._join()
         for thread in self._alive():
             _raise_in(thread)

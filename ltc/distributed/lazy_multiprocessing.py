@@ -49,6 +49,7 @@ def spawn(
     Raises RankFailed, within seconds, when a process ends in any other way than by returning: with
     the rank, the cause, its traceback, and where the other ranks were. No process is left then.
     """
+    _refuse_while_imported()
     if world_is_given():
         return _run_as_given(fn, args, nprocs)
     count = _count(nprocs)
@@ -67,6 +68,7 @@ def launch(
     fn: Callable, args: tuple = (), nprocs: int | None = None, start_method: str = "spawn"
 ) -> list:
     """`spawn`, with every line that the ranks print headed by their number."""
+    _refuse_while_imported()
     if world_is_given():
         return _run_as_given(fn, args, nprocs)
     count = _count(nprocs)
@@ -83,12 +85,15 @@ def world_is_given() -> bool:
     return config.value("XRT_SHARD_LOCAL_ORDINAL") >= 0
 
 
-def _count(nprocs: int | None) -> int:
+def _refuse_while_imported() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "spawn() was called by a script while the processes it had started were importing it. "
             "Put the call below `if __name__ == '__main__':`."
         )
+
+
+def _count(nprocs: int | None) -> int:
     count = config.value("LTC_NUM_DEVICES") if nprocs is None else nprocs
     if count < 1:
         raise ValueError(f"nprocs={nprocs}: at least one process is needed.")

@@ -8,6 +8,7 @@ An error of the data set, the collation or an upload is raised in the consumer a
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -82,6 +83,7 @@ class ParallelLoader:
         self._begun = dict.fromkeys(self._devices, 0)  # epochs each device has begun
         self._epochs: dict[int, _Epoch] = {}  # those that are not over on every device
         self._added = 0  # epochs ever begun
+        self._aborted: BaseException | None = None
         self._default: dict[Any, PerDeviceLoader] = {}
 
     @property
@@ -106,18 +108,17 @@ class ParallelLoader:
         return consumer._next_item()
 
     def close(self) -> None:
-        """Stop reading and uploading, and wait for the threads."""
-        self.abort(None)
-        with self._lock:
-            epochs = list(self._epochs.values())
-        _join(epochs)
+        """Stop reading and uploading, for good, and wait for the threads."""
+        self.abort(RuntimeError("This ParallelLoader is closed: make a new one."))
+        _join(list(self._epochs.values()))
 
-    def abort(self, error: BaseException | None) -> None:
-        """Stop every epoch; who still asks for a batch gets the error, or the end where None."""
-        with self._lock:
+    def abort(self, error: BaseException) -> None:
+        """Stop every epoch; who asks for a batch from now on gets the error."""
+        with self._lock:  # no epoch begins after this
+            self._aborted = self._aborted or error
             epochs = list(self._epochs.values())
         for epoch in epochs:
-            epoch.stop(error)
+            epoch.stop(self._aborted)
 
     def __del__(self):
         for epoch in list(getattr(self, "_epochs", {}).values()):
@@ -133,6 +134,8 @@ class ParallelLoader:
         """The device's next epoch, begun for all where it is the first to come."""
         self._check_even()
         with self._lock:
+            if self._aborted is not None:
+                raise self._aborted
             self._epochs = {n: e for n, e in self._epochs.items() if not e.is_over()}
             joinable = [number for number in self._epochs if number >= self._begun[device]]
             number = min(joinable) if joinable else self._add_epoch()
@@ -378,14 +381,18 @@ class _Reader:
             self._end(None)
         finally:
             self._first.set()
-            self._source = None  # ends the workers of a DataLoader
+            self._source = None
 
     def _end(self, error: BaseException | None) -> None:
         for channel in self._channels:
             channel.fail(error)
 
     def _deal(self) -> None:
-        batches, dealt = iter(self._batches()), 0
+        with contextlib.closing(self._batches()) as batches:
+            self._deal_all(batches)
+
+    def _deal_all(self, batches: Iterator) -> None:
+        dealt = 0
         while round_ := list(itertools.islice(batches, len(self._channels))):
             missing = len(self._channels) - len(round_)
             if missing and self._uneven == "error":
@@ -401,13 +408,26 @@ class _Reader:
     def _batches(self) -> Iterator:
         size = None
         iterator = iter(self._source)
-        while (batch := next(iterator, _end)) is not _end:
-            self._first.set()
-            if self._fixed:
-                size = _size(batch, self._batchdim) if size is None else size
-                if _size(batch, self._batchdim) != size:
-                    return
-            yield batch
+        try:
+            while (batch := next(iterator, _end)) is not _end:
+                self._first.set()
+                if self._fixed:
+                    size = _size(batch, self._batchdim) if size is None else size
+                    if _size(batch, self._batchdim) != size:
+                        return
+                yield batch
+        finally:
+            _end_workers(iterator)
+
+
+def _end_workers(iterator: Iterator) -> None:
+    """End the workers of a DataLoader's iterator, unless they are to stay for the next epoch.
+
+    Its `__del__` would: but where an error keeps it alive that runs in a garbage collection, which
+    may have taken its queues first, and then waits 5 s for each worker.
+    """
+    if not getattr(iterator, "_persistent_workers", True):
+        getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
 def _size(batch: Any, dimension: int) -> int | None:

@@ -29,6 +29,7 @@ def install() -> None:
     dist.Backend.backend_capability["gloo"].append(DEVICE_TYPE)
     _register_kernels()
     _settle_before_other_calls()
+    _allow_monitored_barriers()
     reducer.install()
 
 
@@ -88,6 +89,20 @@ def _settling(call: Callable) -> Callable:
         return call(*args, **kwargs)
 
     return settled
+
+
+def _allow_monitored_barriers() -> None:
+    """dist.monitored_barrier accepts the name "gloo" only, which "ltc" is underneath."""
+    original = dist.monitored_barrier
+
+    @functools.wraps(original)
+    def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+        chosen = dist.group.WORLD if group is None else group
+        if not isinstance(chosen, dist.ProcessGroup) or dist.get_backend(chosen) != DEVICE_TYPE:
+            return original(group, timeout, wait_all_ranks)
+        return chosen.monitored_barrier(timeout or dist.default_pg_timeout, wait_all_ranks)
+
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
 
 
 install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ltc.distributed import session as sessions
+from ltc.distributed import world
 from ltc.distributed.schedule import ONE_CROSSING_BYTES
 from ltc.ir.collective import Collective
 
@@ -39,8 +41,8 @@ class Progress:
     idle runs at once, since handing it over would take longer.
     """
 
-    def __init__(self, session: "sessions.Session | None") -> None:
-        self.session = session
+    def __init__(self, place: world.Place) -> None:
+        self.place = place
         self._queue: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
         self._begun: dict[int, _Exchange] = {}
         self._count = 0
@@ -84,8 +86,9 @@ class Progress:
     def abort(self, error: BaseException) -> None:
         """Let the other replicas know that this one has failed; forget what has begun."""
         self._begun.clear()
-        if self.session is not None:
-            self.session.abort_with(error)
+        session = sessions.known(self.place)
+        if session is not None:
+            session.abort_with(error)
 
     def _loop(self) -> None:
         while True:
@@ -114,7 +117,7 @@ class Progress:
 
     def _channel(self, collective: Collective):
         if not collective.channel:
-            return self.session.programs
+            return sessions.of(self.place).programs
         prefix, _, name = collective.channel.partition(":")
         return CHANNELS[prefix](name)
 
@@ -123,17 +126,14 @@ class Runner:
     """What programs call: see ltc/backends/collective.py."""
 
     def __init__(self) -> None:
-        self._alone = Progress(None)
-        self._lock = threading.Lock()
+        self._of_place: dict[world.Place, Progress] = {}
+        os.register_at_fork(after_in_child=self._of_place.clear)
 
     def current(self) -> Progress:
-        session = sessions.current()
-        if session is None:
-            return self._alone
-        with self._lock:
-            if session.progress is None:
-                session.progress = Progress(session)
-            return session.progress
+        place = world.place()
+        progress = self._of_place.get(place)
+        # another thread of the same place may have won the race
+        return progress or self._of_place.setdefault(place, Progress(place))
 
     def start(self, replica: Progress, collective: Collective, operands) -> int:
         return replica.start(collective, operands)

@@ -109,7 +109,7 @@ class GroupChannel:
 
 
 def _as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor: what only moves may have a dtype that gloo does not know."""
+    """The memory of a contiguous tensor: what only moves may be of a dtype unknown to gloo."""
     return x.reshape(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on lazy devices: what torch's reducer, written in C++, needs to be spared."""
+"""DistributedDataParallel on lazy devices: what torch's reducer, which is C++, has to be spared."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
 
 
 def _allocate_at_once() -> None:
-    """The reducer makes its buckets anew in the second step, which would make that step unlike others.
+    """The reducer makes its buckets anew in the second step, which would set that step apart.
 
     Made outside the step, they are inputs of it as in every later one: nothing to compile again.
     """

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from typing import Any
 
-from ltc import config
 from ltc.distributed import world
 from ltc.distributed.communicator import Communicator
+from ltc.distributed.meeting_place import folder_of_host
 from ltc.distributed.region import PeerFailure, Region
 from ltc.distributed.wire import SharedMemoryWire
-from ltc.errors import LtcError
 
 # Programs run behind their caller, so what they exchange and what the caller exchanges at once
 # would mix differently on every replica: each has a region of its own.
@@ -27,7 +25,6 @@ class Session:
         self._regions = regions
         self.programs = _communicator(regions[PROGRAMS], ordinal)
         self.host = _communicator(regions[HOST], ordinal)
-        self.progress: Any = None  # of its programs' exchanges: progress.py
 
     def abort(self, text: str) -> None:
         """Have every replica that waits for another raise PeerFailure with this text."""
@@ -54,6 +51,7 @@ class _Sessions:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.renewals = object()  # another one when sessions are forgotten
         self.regions: dict[tuple, dict[str, Region]] = {}
         self.sessions: dict[tuple, Session] = {}
 
@@ -79,6 +77,7 @@ class _Sessions:
         key = (1, devices)
         with self.lock:
             if key in self.regions and any(r.failed for r in self.regions[key].values()):
+                self.renewals = object()
                 del self.regions[key]
                 for name in [name for name in self.sessions if name[:2] == key]:
                     del self.sessions[name]
@@ -87,10 +86,36 @@ class _Sessions:
 _sessions = _Sessions()
 
 
+class _Thread(threading.local):
+    session: Session | None = None
+    key: tuple | None = None  # what the session was found by
+
+
+_thread = _Thread()
+
+
 def current() -> Session | None:
-    """The calling thread's session; None where it is the only replica."""
-    place = world.place()
-    return None if place.replicas == 1 else _sessions.of(place)
+    """The calling thread's session; None where it is the only replica.
+
+    A thread that has one keeps it while its replication is the same: a process that has met the
+    others does not become another one.
+    """
+    key = (world.replication(), _sessions.renewals)
+    if _thread.session is None or _thread.key != key:
+        place = world.place()
+        _thread.session = None if place.replicas == 1 else _sessions.of(place)
+        _thread.key = key
+    return _thread.session
+
+
+def of(place: world.Place) -> Session:
+    """The session of the replica at a place."""
+    return _sessions.of(place)
+
+
+def known(place: world.Place) -> Session | None:
+    """The session of the replica at a place, if it has met the others yet."""
+    return _sessions.sessions.get((place.processes, place.devices, place.ordinal))
 
 
 def any_in_use() -> bool:
@@ -114,17 +139,9 @@ def renew_threads(devices) -> None:
 def _regions(place: world.Place) -> dict[str, Region]:
     if place.processes == 1:
         return {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
-    folder = config.value("LTC_RENDEZVOUS")
-    if not folder:
-        raise LtcError(
-            f"This is process {place.process} of {place.processes}, and nothing says where they "
-            f"meet. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, or set "
-            f"LTC_RENDEZVOUS to a folder that they all see."
-        )
+    folder = folder_of_host(place.processes)
     return {
-        lane: Region.of_processes(
-            place.replicas, os.path.join(folder, f"{lane}-{place.replicas}")
-        )
+        lane: Region.of_processes(place.replicas, os.path.join(folder, f"{lane}-{place.replicas}"))
         for lane in (PROGRAMS, HOST)
     }
 

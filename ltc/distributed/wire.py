@@ -51,18 +51,17 @@ class SharedMemoryWire:
     def __init__(self, region: Region, replica: int) -> None:
         self.region, self.replica, self.replicas = region, replica, region.replicas
         self.message_bytes = region.slot_bytes
+        self._out = [region.mailbox(replica, peer) for peer in range(self.replicas)]
+        self._in = [region.mailbox(peer, replica) for peer in range(self.replicas)]
         # counters survive in the region, so that a wire made anew goes on where the old one was
-        self._sent = [self._counter(replica, peer, 0) for peer in range(self.replicas)]
-        self._received = [self._counter(peer, replica, LINE) for peer in range(self.replicas)]
+        self._sent = [region.words[mailbox // 8] for mailbox in self._out]
+        self._received = [region.words[(mailbox + LINE) // 8] for mailbox in self._in]
         self._views: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self.late: Callable[[int, float], None] = lambda peer, waited: None
 
-    def _counter(self, sender: int, receiver: int, line: int) -> int:
-        return self.region.words[(self.region.mailbox(sender, receiver) + line) // 8]
-
     def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
         region = self.region
-        mailbox = region.mailbox(self.replica, receiver)
+        mailbox = self._out[receiver]
         number = self._sent[receiver]
         if number >= SLOTS:
             region.wait_at_least(
@@ -77,7 +76,7 @@ class SharedMemoryWire:
 
     def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
         region = self.region
-        mailbox = region.mailbox(sender, self.replica)
+        mailbox = self._in[sender]
         number = self._received[sender]
         region.wait_at_least(
             mailbox, number + 1, lambda waited: self.late(sender, waited)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ltc import config
+from ltc.device import step
 from ltc.device.names import device_index, kind_of, real_devices, supported_devices
 from ltc.device.tensor import device_of, set_current_device
 
@@ -24,7 +25,11 @@ _thread = _Thread()
 
 
 def set_replication(device, devices: Sequence) -> None:
-    """Make `device` the thread's current one and `devices` its replicas; none ends replication."""
+    """Make `device` the thread's current one and `devices` its replicas; none ends replication.
+
+    Collectives that the thread has recorded as who it was before are started.
+    """
+    step.start_collectives()
     indices = tuple(device_index(d) for d in devices)
     index = device_index(device)
     if indices and index not in indices:
@@ -55,6 +60,11 @@ class Place:
     @property
     def ordinal(self) -> int:
         return self.process * max(len(self.devices), 1) + self.position
+
+
+def replication() -> tuple[tuple[int, ...], int]:
+    """The devices replicated with the calling thread's, and its position among them."""
+    return _thread.replicas, _thread.position
 
 
 def place() -> Place:

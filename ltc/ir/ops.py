@@ -166,7 +166,9 @@ RANDOM_BITS = _op("random_bits", infer.random_bits, "random")  # (seed) shape, b
 
 # Exchanges among replicas. A start reads what is sent, and the token of the start recorded before it,
 # if any: nothing reorders, merges or drops them.  Its own token is what a wait takes the results by.
-COLLECTIVE_START = _op(  # (*operands, token) collective, count of the operands
+# The token is the first operand, so that a walk from the last one finds the exchanges in their order,
+# each with what it needs and no more before it.
+COLLECTIVE_START = _op(  # (token, *operands) collective, count of the operands
     "collective_start", infer.collective_start, "collective"
 )
 COLLECTIVE_WAIT = _op("collective_wait", infer.collective_wait, "collective")  # results

@@ -244,7 +244,7 @@ def function_text(name: str, pointers: int, builder: Builder) -> str:
     The entry `void @name.entry(ptr arguments, i64 task, i64 tasks)` takes the pointers from an
     array, so that kernels of any number of operands are called in one way.
     """
-    parameters = ", ".join(f"ptr noalias %p{k}" for k in range(pointers))
+    parameters = ", ".join(f"ptr %p{k}" for k in range(pointers))
     comma = ", " if pointers else ""
     loads = "".join(
         f"  %a{k} = getelementptr ptr, ptr %arguments, i64 {k}\n  %p{k} = load ptr, ptr %a{k}\n"

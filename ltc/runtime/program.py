@@ -133,9 +133,13 @@ class _Work:
 
     def _failed(self, error: BaseException) -> Failure:
         overwritten = set(getattr(error, "overwritten", ()))
+        written = []
         for output, position in self.program.replaced.items():
             if position in overwritten:
                 self.outputs[output].previous = None
+                written.append(f"{list(self.outputs[output].shape)} {self.outputs[output].dtype}")
+        if written:
+            error.add_note(f"written to before it failed, and lost: {', '.join(written)}")
         failure = Failure(error)
         self.executor.note_failure(failure)
         return failure

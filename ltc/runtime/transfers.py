@@ -9,8 +9,10 @@ import torch
 from ltc import config
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface, BackendRegistrar
+from ltc.backends.llvm import LlvmBackend
 
 BackendRegistrar.register(EagerBackend.name, EagerBackend)
+BackendRegistrar.register(LlvmBackend.name, LlvmBackend)
 
 
 def backend() -> BackendImplInterface:

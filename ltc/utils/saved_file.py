@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from ltc.device.tensor import upload_many
+from ltc.device.torch_api import DEVICE_TYPE
 from ltc.utils.nested import DTYPES, check_table, find, from_table
 from ltc.utils.safetensors_format import (
     DamagedFile, Entry, Header, is_list_of_places, is_shape, read_header, sums_of,
@@ -122,7 +124,7 @@ class SavedData:
                 self._check(zlib.crc32(content.numpy()), name)
             else:  # summed while the device copies it
                 checksum = self._summing.submit(zlib.crc32, content.numpy())
-            self._read[name] = self._typed(content, entry).to(self._device)
+            self._read[name] = _moved(self._typed(content, entry), self._device)
             if len(content) >= SUMMED_BEHIND_BYTES:
                 self._check(checksum.result(), name)
             self._done(len(content))
@@ -230,14 +232,22 @@ def _view(entry: torch.Tensor, said: dict[str, Any]) -> torch.Tensor:
     return entry.as_strided(shape, strides, offset)
 
 
+def _moved(plain: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor on another device; its memory is free as soon as it is there."""
+    return upload_many([plain], device)[0] if device.type == DEVICE_TYPE else plain.to(device)
+
+
 def _bytes_at(file: BinaryIO, path: str, start: int, length: int) -> torch.Tensor:
     """Bytes of a file: large stretches as a private map, which takes memory only where written."""
     if length >= MAPPED_BYTES:
         skipped = start % mmap.ALLOCATIONGRANULARITY
-        area = mmap.mmap(
-            file.fileno(), skipped + length, flags=mmap.MAP_PRIVATE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=start - skipped,
-        )
+        try:
+            area = mmap.mmap(
+                file.fileno(), skipped + length, flags=mmap.MAP_PRIVATE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=start - skipped,
+            )
+        except ValueError:
+            raise DamagedFile(f"{path}: the file became shorter while it was read.") from None
         area.madvise(mmap.MADV_SEQUENTIAL)
         return torch.frombuffer(area, dtype=torch.uint8, count=length, offset=skipped)
     content = torch.empty(length, dtype=torch.uint8)

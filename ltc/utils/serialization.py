@@ -195,7 +195,7 @@ def _stream(
 
 def load(
     path: str | os.PathLike, map_location: torch.device | str | None = None,
-    keys: Iterable[str] | None = None, progress: bool = False,
+    keys: Iterable[str] | str | None = None, progress: bool = False,
 ) -> Any:
     """What was saved at `path`, with its tensors on one device (the CPU where None).
 
@@ -208,6 +208,7 @@ def load(
     """
     path = os.fspath(path)
     device = torch.device("cpu" if map_location is None else map_location)
+    keys = [keys] if isinstance(keys, str) else keys
     if old_serialization.is_old(path):
         return old_serialization.load(path, device)
     paths = manifest.parts_of(path) if os.path.isdir(path) else [path]

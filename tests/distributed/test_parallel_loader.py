@@ -346,7 +346,16 @@ def test_training_with_a_device_loader_equals_training_with_moves(equal):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             ltm.optimizer_step(optimizer)
-        return model.weight.detach()
+        return model.weight.detach().cpu()
 
     source = list(torch.randn(6, 4, 3))
     equal(trained(pl.MpDeviceLoader(source, "ltc:0")), trained([x.to("ltc:0") for x in source]))
+
+
+def test_a_closed_loader_says_so():
+    loader = pl.ParallelLoader(numbered(4), DEVICES)
+    consumer = iter(loader.per_device_loader("ltc:0"))
+    loader.close()
+    for ask in (lambda: next(consumer), lambda: iter(loader.per_device_loader("ltc:1"))):
+        with pytest.raises(RuntimeError, match="is closed"):
+            ask()

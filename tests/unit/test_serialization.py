@@ -299,7 +299,7 @@ def test_a_subset_is_read_by_key_and_nothing_else(path):
     loaded = xser.load(path, keys=["model.fc.weight", "step"])
     assert loaded["step"] == 7 and loaded["model.fc.weight"].tolist() == [1, 1]
     with pytest.raises(xser.DamagedFile, match="'list.0.x' is damaged"):
-        xser.load(path, keys=["list.0"])
+        xser.load(path, keys="list.0")
 
 
 def test_a_missing_key_is_named_with_those_there_are(path):

@@ -1,0 +1,75 @@
+"""How the processes of a run find each other: a store they all reach, and a folder on each host."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ltc import config
+from ltc.distributed.private_folder import private_folder
+from ltc.errors import LtcError
+
+_until_exit = contextlib.ExitStack()
+atexit.register(_until_exit.close)
+
+
+def folder_of_host(processes: int) -> str:
+    """A folder that this host's processes share and nobody else may enter.
+
+    It is LTC_RENDEZVOUS where a launcher set that; else the first process of the host makes one,
+    which goes when it ends, and tells the others through the store.
+    """
+    given = config.value("LTC_RENDEZVOUS")
+    if given:
+        return given
+    shared = store(processes)
+    key = f"ltc/folder/{host()}"
+    if config.value("XRT_SHARD_LOCAL_ORDINAL") <= 0:
+        shared.set(key, _until_exit.enter_context(private_folder()))
+    return shared.get(key).decode()
+
+
+def store(processes: int):
+    """The torch.distributed store of this run: its launcher's, or its default group's.
+
+    Raises LtcError where there is neither.
+    """
+    if dist.is_initialized():
+        return dist.PrefixStore("ltc", dist.distributed_c10d._get_default_store())
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        tcp = dist.TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), processes, False,
+            timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
+        )
+        # a restarted worker group must not meet what the one before it left
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return dist.PrefixStore(f"ltc/{attempt}", tcp)
+    raise LtcError(
+        f"This is process {config.value('XRT_SHARD_ORDINAL')} of {processes}, and nothing says "
+        f"where they meet. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, "
+        f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
+        f"they all see."
+    )
+
+
+def host() -> int:
+    """This host's number among those of the run."""
+    local = config.value("LOCAL_WORLD_SIZE")
+    return config.value("XRT_SHARD_ORDINAL") // local if local else 0
+
+
+def processes_per_host(processes: int) -> int:
+    """Processes on each host: all of them where no launcher spoke of hosts.
+
+    Raises LtcError where the hosts have different numbers.
+    """
+    local = config.value("LOCAL_WORLD_SIZE") or processes
+    if processes % local:
+        raise LtcError(
+            f"{processes} processes with {local} on this host: every host must run as many"
+        )
+    return local

@@ -1,0 +1,177 @@
+"""One loop nest: what a group of nodes computes for each point of an iteration space.
+
+A point is the values of loop variables, numbered from the outermost.  Where a value is read or
+written is an affine form of them: views, broadcasts and padding are nothing but such forms, with
+guards where an index may lie outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ltc.ir.node import Node
+from ltc.ir.ops import Op
+
+
+class Affine(NamedTuple):
+    """constant + the sum of coefficient * variable over (variable, coefficient) pairs, sorted."""
+
+    constant: int
+    terms: tuple[tuple[int, int], ...] = ()
+
+    def plus(self, other: Affine) -> Affine:
+        total = dict(self.terms)
+        for variable, coefficient in other.terms:
+            total[variable] = total.get(variable, 0) + coefficient
+        terms = tuple(sorted((v, c) for v, c in total.items() if c))
+        return Affine(self.constant + other.constant, terms)
+
+    def times(self, factor: int) -> Affine:
+        if factor == 0:
+            return ZERO
+        return Affine(self.constant * factor, tuple((v, c * factor) for v, c in self.terms))
+
+    def shifted(self, amount: int) -> Affine:
+        return Affine(self.constant + amount, self.terms)
+
+    def coefficient(self, variable: int) -> int:
+        return dict(self.terms).get(variable, 0)
+
+
+ZERO = Affine(0)
+
+
+def variable(number: int, extent: int) -> Affine:
+    """A loop variable; one that is always 0 is left out."""
+    return ZERO if extent == 1 else Affine(0, ((number, 1),))
+
+
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements between neighbours along each dimension of a contiguous tensor."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def flattened(index: tuple[Affine, ...], shape: tuple[int, ...]) -> Affine:
+    """The position in a contiguous tensor of an element given by an index of each dimension."""
+    total = ZERO
+    for one, stride in zip(index, strides_of(shape), strict=True):
+        total = total.plus(one.times(stride))
+    return total
+
+
+def identity(shape: tuple[int, ...]) -> tuple[Affine, ...]:
+    return tuple(variable(k, extent) for k, extent in enumerate(shape))
+
+
+def split(
+    flat: Affine, shape: tuple[int, ...], space: tuple[int, ...]
+) -> tuple[Affine, ...] | None:
+    """The inverse of `flattened` where it is affine for every point of `space`, else None."""
+    result, rest = [], flat
+    for extent, stride in zip(shape, strides_of(shape), strict=True):
+        whole = tuple((v, c // stride) for v, c in rest.terms if c % stride == 0)
+        constant = rest.constant // stride
+        one = Affine(constant, whole)
+        low, high = bounds(one, space)
+        left = rest.plus(one.times(-stride))
+        if low < 0 or high >= extent:
+            return None
+        result.append(one)
+        rest = left
+        low, high = bounds(rest, space)
+        if low < 0 or high >= stride:
+            return None
+    return tuple(result)
+
+
+def bounds(form: Affine, space: tuple[int, ...]) -> tuple[int, int]:
+    """The least and the greatest value over the points of `space`."""
+    low = high = form.constant
+    for v, c in form.terms:
+        reach = c * (space[v] - 1)
+        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+    return low, high
+
+
+class Guard(NamedTuple):
+    """low <= form < high; what it guards is computed everywhere and used only where it holds."""
+
+    form: Affine
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """One number for each point; values of one kernel that are equal are one object.
+
+    kind      "load", "constant", "position", "cell", "choose" or "reduced"
+    dtype     of the number
+    operands  the values it is computed from
+    op        of a cell or a reduction: a row of ir/ops.py
+    data      load: (node in memory, offset); constant: its value; position: its form;
+              cell: the attributes of the node
+    guards    load and choose: where it is inside
+    """
+
+    kind: str
+    dtype: torch.dtype
+    operands: tuple[Value, ...] = ()
+    op: Op | None = None
+    data: Any = None
+    guards: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Store:
+    """A value that becomes the buffer of a node, element `offset` at each point."""
+
+    node: Node
+    value: Value
+    offset: Affine
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A loop nest over `space`.
+
+    space   extents of the loop variables, the outermost first
+    depth   how many of them stay when the reductions are done: every reduced value runs over
+            the variables from `depth` on, for each point of those before
+    stores  each at all variables, or at the first `depth`
+    """
+
+    space: tuple[int, ...]
+    depth: int
+    stores: tuple[Store, ...]
+
+    def values(self) -> list[Value]:
+        """Every value the stores need, operands first."""
+        order: list[Value] = []
+        placed: set[Value] = set()
+        waiting = [(store.value, False) for store in reversed(self.stores)]
+        while waiting:
+            value, done = waiting.pop()
+            if value in placed:
+                continue
+            if done or not value.operands:
+                placed.add(value)
+                order.append(value)
+            else:
+                waiting.append((value, True))
+                waiting.extend((v, False) for v in reversed(value.operands) if v not in placed)
+        return order
+
+    def reads(self) -> tuple[Node, ...]:
+        """The nodes in memory it loads from, each once."""
+        return tuple(dict.fromkeys(v.data[0] for v in self.values() if v.kind == "load"))
+
+    def writes(self) -> tuple[Node, ...]:
+        return tuple(store.node for store in self.stores)

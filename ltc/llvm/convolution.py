@@ -1,0 +1,568 @@
+"""Convolutions and the gradients of their inputs, of one to three dimensions, on [N, C, *spatial].
+
+The columns that the weights multiply are gathered for a few rows of the result at a time into
+memory that stays in a cache: padding, stride and dilation are all in that gathering, and the sums
+are those of a matrix product.  Where a group has few output channels, nothing is gathered.
+
+Letters: N images, M result channels of a group, C operand channels of a group, T taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.isa import Isa
+from ltc.llvm.lanes import (
+    BYTES, Epilogue, GeneratedKernel, Index, Lanes, counting, reserved, share, tasks_for,
+)  # fmt: skip
+from ltc.llvm.matmul import Matrix, matmul, stored_plain
+from ltc.llvm.windows import Axes, forward_axes, gradient_phases
+
+GATHERED_BYTES = 256 * 1024  # half of a level-2 cache
+MOST_COLUMNS = 512
+FEW_CHANNELS = 4  # a group with fewer result channels would gather more than it multiplies
+
+
+@dataclass(frozen=True)
+class KernelSequence:
+    """Kernels that run one after the other.
+
+    scratch  bytes of the arguments that are neither operand nor result, by their name
+    """
+
+    kernels: tuple[GeneratedKernel, ...]
+    scratch: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution: shapes [N, C, *spatial], [O, C / groups, *kernel], [N, O, *windows]."""
+
+    operand: tuple[int, ...]
+    weight: tuple[int, ...]
+    result: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def window(self) -> tuple[tuple[int, ...], ...]:
+        """What `forward_axes` and `gradient_phases` want."""
+        spatial = (self.operand[2:], self.weight[2:], self.result[2:])
+        return (*spatial, self.stride, self.padding, self.dilation)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is a matrix product of each image."""
+        return (
+            self.groups == 1 and set(self.weight[2:]) == {1} and set(self.stride) == {1}
+            and set(self.padding) == {0}
+        )  # fmt: skip
+
+
+def convolution(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """[N, O, *windows] of operand [N, C, *spatial] and weight [O, C / groups, *kernel].
+
+    dtype     of all three: float32, float64, or float16 and bfloat16, which sum in float32
+    epilogue  maps a vector of sums to the vector stored: its row is image * O + channel, its
+              column the position in the flat *windows
+    operands  pointers that the epilogue reads, %p3 and on
+    arguments "weight", "operand", "result", then "operand0" and on
+    tasks     each computes whole rows of the result; no result depends on their number
+    """
+    n, channels, *_ = geometry.operand
+    if geometry.is_pointwise:
+        return _pointwise(name, dtype, geometry, isa, epilogue, operands)
+    axes = forward_axes(*geometry.window)
+    rows = geometry.weight[0] // geometry.groups
+    body = _Sums(dtype, n, geometry.groups, rows, channels // geometry.groups, axes, isa, epilogue)
+    return KernelSequence((body.kernel(name, "operand", "weight", operands),), {})
+
+
+def convolution_input_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa
+) -> KernelSequence:
+    """The gradient [N, C, *spatial] of a convolution's operand, from that of its result.
+
+    arguments  "weight" as the convolution's, "gradient" [N, O, *windows], "result"; between them
+               "turned", the weights in the order in which they are read here
+    """
+    (n, channels, *_), groups = geometry.operand, geometry.groups
+    rows, depth = channels // groups, geometry.weight[0] // groups
+    if geometry.is_pointwise:
+        return _pointwise_gradient(name, dtype, geometry, isa)
+    phases = gradient_phases(*geometry.window)
+    kernels, start = [], 0
+    for number, axes in enumerate(phases):
+        body = _Sums(dtype, n, groups, rows, depth, axes, isa, None, start)
+        kernels.append(_turned_weights(f"{name}_turn{number}", dtype, geometry, axes, start, isa))
+        kernels.append(body.kernel(f"{name}_{number}", "gradient", "turned", 0))
+        start += groups * rows * depth * body.taps
+    size = max(1, start) * dtype.itemsize
+    return KernelSequence(tuple(kernels), {"turned": size})
+
+
+def _pointwise(name, dtype, geometry, isa, epilogue, operands) -> KernelSequence:
+    (n, channels, *spatial), outputs = geometry.operand, geometry.weight[0]
+    positions = _product(spatial)
+    kernel = matmul(
+        name, dtype, (n,), (outputs, positions, channels),
+        Matrix(channels, 1, (0,)), stored_plain(channels, positions, (n,)),
+        stored_plain(outputs, positions, (n,)), isa, epilogue, operands,
+    )  # fmt: skip
+    return KernelSequence((_renamed(kernel, "weight", "operand"),), {})
+
+
+def _pointwise_gradient(name, dtype, geometry, isa) -> KernelSequence:
+    (n, channels, *spatial), outputs = geometry.operand, geometry.weight[0]
+    positions = _product(spatial)
+    kernel = matmul(
+        name, dtype, (n,), (channels, positions, outputs),
+        Matrix(1, channels, (0,)), stored_plain(outputs, positions, (n,)),
+        stored_plain(channels, positions, (n,)), isa,
+    )  # fmt: skip
+    return KernelSequence((_renamed(kernel, "weight", "gradient"),), {})
+
+
+def _renamed(kernel: GeneratedKernel, left: str, right: str) -> GeneratedKernel:
+    arguments = (left, right, *kernel.arguments[2:])
+    return GeneratedKernel(kernel.name, kernel.text, arguments, kernel.tasks, kernel.flops)
+
+
+def _product(extents) -> int:
+    total = 1
+    for extent in extents:
+        total *= extent
+    return total
+
+
+def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa) -> GeneratedKernel:
+    """turned[group, channel, output, taps of this phase] from weight[group, output, channel, *]."""
+    b = Builder(1)
+    l = Lanes(b, isa, dtype)
+    groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
+    channels, kernel = geometry.weight[1], geometry.weight[2:]
+    kernel = (*[1] * (3 - len(kernel)), *kernel)
+    taps = _product(axis.taps for axis in axes)
+    size = _product(kernel)
+    low, high = share(l, groups * channels)
+
+    def row(number: str, _) -> None:
+        group, channel = l.divided(number, channels)
+
+        def output(o: str, _) -> None:
+            first = l.plus(l.times(group, outputs), o)
+            source = l.at("%p0", l.times(l.plus(l.times(first, channels), channel), size))
+            target = l.at("%p1", l.plus(
+                start, l.times(l.plus(l.times(number, outputs), o), taps)
+            ))  # fmt: skip
+
+            def tap(t: tuple[Index, Index, Index], k: Index) -> None:
+                at: Index = 0
+                for index, axis, extent in zip(t, axes, kernel):
+                    element = l.plus(l.times(index, axis.kernel[1]), axis.kernel[0])
+                    at = l.plus(l.times(at, extent), element)
+                bits = f"i{8 * dtype.itemsize}"
+                x = b.effect(f"load {bits}, ptr {l.at(source, at)}")
+                b.emit(f"store {bits} {x}, ptr {l.at(target, k)}")
+
+            each_tap(l, axes, tap)
+
+        b.loop(0, outputs, 1, [], output)
+
+    if taps:
+        b.loop(low, high, 1, [], row)
+    tasks = tasks_for(20 * groups * channels * outputs * taps, groups * channels, 1)
+    return GeneratedKernel(name, function_text(name, 2, b), ("weight", "turned"), tasks, 0)
+
+
+def each_tap(l: Lanes, axes: Axes, body) -> None:
+    """Loops body((d, h, w), flat number) over the taps."""
+    depth, height, width = (axis.taps for axis in axes)
+    l.builder.loop(0, depth, 1, [], lambda d, _: l.builder.loop(
+        0, height, 1, [], lambda h, _: l.builder.loop(
+            0, width, 1, [], lambda w, _: body(
+                (d, h, w), l.plus(l.times(l.plus(l.times(d, height), h), width), w)
+            )
+        ) and None
+    ) and None)  # fmt: skip
+
+
+class _Sums:
+    """result[n, g, m, o] = sum over c, t of weight[g, m, c, t] * operand[n, g, c, o meets t].
+
+    The pointers are the weight, the operand and the result, in this order.
+    """
+
+    def __init__(self, dtype, images, groups, rows, channels, axes: Axes, isa, epilogue, start=0):
+        self.b = Builder()
+        self.l = l = Lanes(self.b, isa, dtype)
+        self.images, self.groups, self.rows, self.channels = images, groups, rows, channels
+        self.axes, self.epilogue, self.start = axes, epilogue, start
+        self.taps = _product(axis.taps for axis in axes)
+        self.spread = any(axis.place != (0, 1) for axis in axes)
+        assert epilogue is None or not self.spread, "an epilogue needs adjacent results"
+        self.lines, self.width = axes[0].count * axes[1].count, axes[2].count
+        self.size = _product(axis.extent for axis in axes)  # of one channel of the operand
+        self.result_size = _product(axis.result for axis in axes)
+        self.direct = rows < FEW_CHANNELS
+        self._choose_blocks(isa)
+        self._choose_tile(l)
+
+    def _choose_blocks(self, isa: Isa) -> None:
+        narrow = self.lines * self.width <= self.l.width
+        self.vectors = 1 if narrow else (2 if self.rows >= 7 or self.direct else 4)
+        if self.direct:
+            self.vectors = max(1, min(4, -(-self.width // self.l.width)))
+        self.panel = self.vectors * self.l.width
+        height = (isa.registers - self.vectors - (1 if isa.fused else 2)) // self.vectors
+        self.blocks = max(1, -(-self.rows // height))
+        self.height, self.taller = divmod(self.rows, self.blocks)
+
+    def _choose_tile(self, l: Lanes) -> None:
+        """How many lines, columns and channels are gathered at once."""
+        column_bytes = BYTES[l.element] * max(1, self.taps)
+        fitting = GATHERED_BYTES // (column_bytes * max(1, self.channels))
+        columns = max(2 * self.panel, min(MOST_COLUMNS, fitting))
+        self.depth = max(1, min(self.channels, GATHERED_BYTES // (column_bytes * columns)))
+        if self.depth < self.channels:  # equal pieces
+            self.depth = -(-self.channels // -(-self.channels // self.depth))
+        self.segments = max(1, -(-self.width // columns))
+        self.segment = self.width
+        if self.segments > 1:
+            even = -(-self.width // self.segments)
+            self.segment = -(-even // l.width) * l.width
+            self.segments = -(-self.width // self.segment)
+        fitting_lines = 1 if self.segments > 1 else max(1, columns // max(1, self.width))
+        enough = max(1, self.images * self.groups * self.lines // 16)
+        fitting_lines = max(1, min(fitting_lines, enough, max(1, self.lines)))
+        self.strips = max(1, -(-self.lines // fitting_lines))
+        self.strip = max(1, -(-self.lines // self.strips))
+        self.strips = max(1, -(-self.lines // self.strip))
+        whole = -(-(self.strip * self.segment) // self.panel) * self.panel + l.width
+        vectors = -(-whole // l.width)
+        self.columns = (vectors + (1 - vectors % 2)) * l.width  # odd: lines of a cache spread
+
+    def kernel(self, name: str, operand: str, weight: str, operands: int) -> GeneratedKernel:
+        work = (
+            2 * self.images * self.groups * self.rows * self.lines * self.width
+            * self.channels * self.taps
+        )  # fmt: skip
+        units = self.images * self.groups * self.strips * self.segments
+        if units and self.rows and self.lines and self.width:
+            self._emit(units)
+        arguments = (weight, operand, "result", *(f"operand{i}" for i in range(operands)))
+        text = function_text(name, len(arguments), self.b)
+        return GeneratedKernel(name, text, arguments, tasks_for(work, units, 1), work)
+
+    # --- the walk over images, groups and tiles ---------------------------------------------------
+
+    def _emit(self, units: int) -> None:
+        l, b = self.l, self.b
+        if self.direct:
+            b.loop(*share(l, self.images * self.groups * self.lines), 1, [], self._direct_line)
+            return
+        self.gathered = reserved(
+            b, self.columns * max(1, self.depth * self.taps) + self.panel, l.element
+        )
+        if self.depth < self.channels:
+            self.waiting = reserved(b, self.rows * self.columns, l.element)
+        b.loop(*share(l, units), 1, [], lambda unit, _: self._tile(unit))
+
+    def _locate(self, part: Index) -> None:
+        """Sets the pointers to what an image and group, counted together, has."""
+        l = self.l
+        group = l.divided(part, self.groups)[1]
+        weights = self.rows * self.channels * self.taps
+        self.weight_at = l.at("%p0", l.plus(l.times(group, weights), self.start))
+        self.operand_at = l.at("%p1", l.times(part, self.channels * self.size))
+        self.result_row = l.times(part, self.rows)
+
+    def _tile(self, unit: Index) -> None:
+        l, b = self.l, self.b
+        rest, segment = l.divided(unit, self.segments)
+        part, strip = l.divided(rest, self.strips)
+        self._locate(part)
+        line, column = l.times(strip, self.strip), l.times(segment, self.segment)
+        lines = l.least(self.strip, l.minus(self.lines, line))
+        if self.lines % self.strip == 0:
+            lines = self.strip
+        width = self.width
+        if self.segments > 1:
+            width = l.least(self.segment, l.minus(self.width, column))
+        count = l.times(lines, width)
+        tile = (line, lines, column, width)
+
+        if self.depth >= self.channels:
+            self._gather(0, self.channels, tile)
+            self._each_block(count, lambda p, row, rows: self._finish(
+                p, row, rows, self._accumulate(p, row, rows, 0, self.channels, None), tile, count
+            ))  # fmt: skip
+            return
+
+        def waiting(p, row, rows):
+            return [
+                l.load_computed(self.waiting, self._spot(p, row, r, v))
+                for r in range(rows)
+                for v in range(self.vectors)
+            ]
+
+        def keep(p, row, rows, values):
+            for i, value in enumerate(values):
+                spot = self._spot(p, row, *divmod(i, self.vectors))
+                l.store_computed(value, self.waiting, spot)
+
+        def piece(start: str, _) -> None:
+            depth = l.least(self.depth, l.minus(self.channels, start))
+            self._gather(start, depth, tile)
+            self._each_block(count, lambda p, row, rows: keep(p, row, rows, self._accumulate(
+                p, row, rows, start, depth, waiting(p, row, rows)
+            )))  # fmt: skip
+
+        self._each_block(count, lambda p, row, rows: keep(
+            p, row, rows, [l.zero] * (rows * self.vectors)
+        ))  # fmt: skip
+        b.loop(0, self.channels, self.depth, [], piece)
+        self._each_block(count, lambda p, row, rows: self._finish(
+            p, row, rows, waiting(p, row, rows), tile, count
+        ))  # fmt: skip
+
+    def _spot(self, p: Index, row: Index, r: int, v: int) -> Index:
+        l = self.l
+        return l.plus(l.times(l.plus(row, r), self.columns), l.plus(p, v * l.width))
+
+    def _each_block(self, count: Index, body) -> None:
+        """body(first column, first row, rows) for every block of a tile of `count` columns."""
+        l, b = self.l, self.b
+
+        def panel(p: str, _) -> None:
+            row = 0
+            for rows, number in ((self.height + 1, self.taller), (self.height, self.blocks - self.taller)):
+                if number and rows:
+                    b.loop(row, row + rows * number, rows, [], lambda at, _: body(p, at, rows))
+                row += rows * number
+
+        b.loop(0, count, self.panel, [], panel)
+
+    # --- one block --------------------------------------------------------------------------------
+
+    def _accumulate(self, p, row, rows, start, depth, sums) -> list[str]:
+        l = self.l
+        stride = self.channels * self.taps
+        left = l.at(self.weight_at, l.plus(l.times(row, stride), l.times(start, self.taps)))
+        right = l.at(self.gathered, p, l.element)
+        sums = sums or [l.zero] * (rows * self.vectors)
+
+        def step(k: str, values: list[str]) -> list[str]:
+            line = l.at(right, l.times(k, self.columns), l.element)
+            ys = [l.load_computed(line, v * l.width) for v in range(self.vectors)]
+            here, result = l.at(left, k), []
+            for r in range(rows):
+                x = l.splat(l.scalar(here, r * stride))
+                for v, y in enumerate(ys):
+                    result.append(l.multiply_add(x, y, values[r * self.vectors + v]))
+            return result
+
+        carried = [(l.vector, value) for value in sums]
+        return self.b.loop(0, l.times(depth, self.taps), 1, carried, step)
+
+    def _finish(self, p, row, rows, sums, tile, count) -> None:
+        """Store a block, of which only the first `count` - p columns exist."""
+        l, b = self.l, self.b
+        if self.spread:
+            left = l.minus(count, p)
+            for i, value in enumerate(sums):
+                r, v = divmod(i, self.vectors)
+                self._store_spread(value, l.plus(row, r), l.plus(p, v * l.width), tile,
+                                   l.first(l.minus(left, v * l.width)))  # fmt: skip
+            return
+        whole = b.value(f"icmp sle i64 {l.plus(p, self.panel)}, {count}")
+        b.when(whole, [], lambda: self._store(p, row, sums, tile, None))
+        partly = b.value(f"xor i1 {whole}, true")
+        b.when(partly, [], lambda: self._store(p, row, sums, tile, l.minus(count, p)))
+
+    def _store(self, p, row, sums, tile, left) -> None:
+        l = self.l
+        first = l.plus(l.plus(l.times(tile[0], self.width), tile[2]), p)
+        for i, value in enumerate(sums):
+            r, v = divmod(i, self.vectors)
+            mask = None if left is None else l.first(l.minus(left, v * l.width))
+            self._store_vector(value, l.plus(row, r), l.plus(first, v * l.width), mask)
+
+    def _store_vector(self, value: str, row: Index, position: Index, mask: str | None) -> None:
+        l = self.l
+        flat = l.plus(self.result_row, row)
+        if self.epilogue is not None:
+            with self.b.lanes(l.width):
+                value = self.epilogue(self.b, value, flat, position, mask)
+        line = l.at("%p2", l.times(flat, self.result_size))
+        l.store(value, line, position, mask)
+
+    def _store_spread(self, value: str, row: Index, p: Index, tile, mask: str | None) -> None:
+        """Store positions that are not adjacent in the result."""
+        l, b, n = self.l, self.b, self.l.width
+        words = f"<{n} x i32>"
+        line, _, column, _ = tile
+
+        def vector(x: Index) -> str:
+            return l.splat(l.narrow(x), "i32")
+
+        def op(name: str, x: str, y: Index) -> str:
+            return b.value(f"{name} {words} {x}, {y if isinstance(y, str) else vector(y)}")
+
+        at = op("add", vector(p), counting(n, "i32"))
+        down = 0 if self.segments > 1 else op("udiv", at, self.width)
+        across = op("add", at, column if isinstance(column, int) else vector(column))
+        if self.segments == 1:
+            across = op("sub", at, op("mul", down, self.width))
+        lines = vector(line) if down == 0 else op("add", down, vector(line))
+        outer = op("udiv", lines, self.axes[1].count)
+        inner = op("sub", lines, op("mul", outer, self.axes[1].count))
+        total = None
+        for index, axis in zip((outer, inner, across), self.axes):
+            element = op("add", op("mul", index, axis.place[1]), axis.place[0])
+            total = element if total is None else op("add", op("mul", total, axis.result), element)
+        base = l.at("%p2", l.times(l.plus(self.result_row, row), self.result_size))
+        l.scatter(value, base, total, mask)
+
+    # --- gathering --------------------------------------------------------------------------------
+
+    def _gather(self, start: Index, depth: Index, tile) -> None:
+        """The columns of a tile, [depth * taps, columns], zero where a tap meets nothing."""
+        l, b = self.l, self.b
+        first_line, lines, column, width = tile
+        deep, high, _ = self.axes
+        unrolled = self.axes[2].taps <= 8
+
+        def channel(c: str, _) -> None:
+            source = l.at(self.operand_at, l.times(l.plus(start, c), self.size))
+
+            def outer(d: str, _) -> None:
+                def middle(h: str, _) -> None:
+                    k = l.plus(l.times(l.plus(l.times(c, deep.taps), d), high.taps), h)
+                    k = l.times(k, self.axes[2].taps)
+                    b.loop(0, lines, 1, [], lambda i, _: line(d, h, k, i))
+
+                b.loop(0, high.taps, 1, [], middle)
+
+            def line(d: Index, h: Index, k: Index, i: Index) -> None:
+                at, limit = self._operand_line(source, l.plus(first_line, i), d, h)
+                target = l.at(self.gathered, l.plus(
+                    l.times(k, self.columns), l.times(i, width)
+                ), l.element)  # fmt: skip
+
+                def vectors(j: str, _) -> None:
+                    def one(w: Index) -> None:
+                        value = self._operand_vector(at, l.plus(column, j), w, limit)
+                        l.store_computed(value, target, l.plus(l.times(w, self.columns), j))
+
+                    if unrolled:
+                        for w in range(self.axes[2].taps):
+                            one(w)
+                    else:
+                        b.loop(0, self.axes[2].taps, 1, [], lambda w, _: one(w))
+
+                b.loop(0, width, l.width, [], vectors)
+
+            b.loop(0, deep.taps, 1, [], outer)
+
+        b.loop(0, depth, 1, [], channel)
+
+    def _operand_line(self, source: str, line: Index, d: Index, h: Index) -> tuple[str, str]:
+        """Where the operand's line begins that a line of the result meets, and how much of it."""
+        l, b = self.l, self.b
+        deep, high, wide = self.axes
+        o, p = l.divided(line, high.count)
+        down = met(l, deep, o, d)
+        across = met(l, high, p, h)
+        inside = b.value(
+            f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
+            f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
+        )
+        at = l.at(source, l.times(l.plus(l.times(down, high.extent), across), wide.extent))
+        return at, b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+
+    def _operand_vector(self, line: str, column: Index, w: Index, limit: str) -> str:
+        """What adjacent columns of the result meet at one tap."""
+        l, axis = self.l, self.axes[2]
+        first = met(l, axis, column, w)
+        return l.strided(line, first, axis.stride, l.between(first, limit, axis.stride))
+
+    # --- few channels -----------------------------------------------------------------------------
+
+    def _direct_line(self, number: str, _) -> None:
+        """One line of the result, straight from the operand: for depthwise and narrow groups."""
+        l, b = self.l, self.b
+        part, line = l.divided(number, self.lines)
+        self._locate(part)
+        deep, high, wide = self.axes
+        sums = [(l.vector, l.zero)] * (self.rows * self.vectors)
+
+        def columns(column: str, _) -> None:
+            def channel(c: str, values: list[str]) -> list[str]:
+                source = l.at(self.operand_at, l.times(c, self.size))
+
+                def outer(d: str, values: list[str]) -> list[str]:
+                    return b.loop(0, high.taps, 1, pairs(values), lambda h, v: middle(d, h, v))
+
+                def middle(d: str, h: str, values: list[str]) -> list[str]:
+                    at, limit = self._operand_line(source, line, d, h)
+                    k = l.plus(l.times(l.plus(l.times(c, deep.taps), d), high.taps), h)
+                    weights = l.at(self.weight_at, l.times(k, wide.taps))
+                    return b.loop(0, wide.taps, 1, pairs(values), lambda w, v: tap(
+                        at, limit, weights, w, v
+                    ))  # fmt: skip
+
+                return b.loop(0, deep.taps, 1, pairs(values), outer)
+
+            def tap(at, limit, weights, w, values) -> list[str]:
+                ys = [
+                    self._operand_vector(at, l.plus(column, v * l.width), w, limit)
+                    for v in range(self.vectors)
+                ]
+                result = []
+                for r in range(self.rows):
+                    x = l.splat(l.scalar(weights, l.plus(w, r * self.channels * self.taps)))
+                    for v, y in enumerate(ys):
+                        result.append(l.multiply_add(x, y, values[r * self.vectors + v]))
+                return result
+
+            values = b.loop(0, self.channels, 1, sums, channel)
+            for i, value in enumerate(values):
+                r, v = divmod(i, self.vectors)
+                at = l.plus(column, v * l.width)
+                mask = l.first(l.minus(self.width, at))
+                if self.spread:
+                    self._store_spread_line(value, r, line, at, mask)
+                else:
+                    self._store_vector(value, r, l.plus(l.times(line, self.width), at), mask)
+
+        def pairs(values: list[str]) -> list[tuple[str, str]]:
+            return [(l.vector, value) for value in values]
+
+        b.loop(0, self.width, self.panel, [], columns)
+
+    def _store_spread_line(self, value, row, line, column, mask) -> None:
+        l = self.l
+        o, p = l.divided(line, self.axes[1].count)
+        at: Index = 0
+        for index, axis in zip((o, p, column), self.axes):
+            element = l.plus(l.times(index, axis.place[1]), axis.place[0])
+            at = l.plus(l.times(at, axis.result), element)
+        base = l.at("%p2", l.plus(
+            l.times(l.plus(self.result_row, row), self.result_size), at
+        ))  # fmt: skip
+        step = self.axes[2].place[1]
+        l.scatter(value, base, f"<{', '.join(f'i32 {i * step}' for i in range(l.width))}>", mask)
+
+
+def met(l: Lanes, axis, position: Index, tap: Index) -> Index:
+    """The operand's element that a position meets at a tap; it may lie outside."""
+    return l.plus(l.plus(l.times(position, axis.stride), l.times(tap, axis.step)), axis.first)

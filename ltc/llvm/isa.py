@@ -1,0 +1,42 @@
+"""What a kernel maker asks of a processor: how wide its vectors are, and how many it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Isa:
+    """The vector instructions of one kind of processor.
+
+    vector_bytes  of one register
+    registers     how many vectors a kernel may hold at once
+    fused         whether a product and a sum are one instruction
+    bfloat16_dot  whether pairs of bfloat16 multiply and add into a float32 lane
+    """
+
+    name: str
+    vector_bytes: int
+    registers: int
+    fused: bool
+    bfloat16_dot: bool = False
+
+    def lanes(self, element_bytes: int) -> int:
+        return self.vector_bytes // element_bytes
+
+
+AVX512 = Isa("avx512", 64, 32, fused=True)
+AVX512_BF16 = Isa("avx512_bf16", 64, 32, fused=True, bfloat16_dot=True)
+AVX2 = Isa("avx2", 32, 16, fused=True)
+SSE2 = Isa("sse2", 16, 16, fused=False)
+NEON = Isa("neon", 16, 32, fused=True)
+
+
+def host_isa(has_feature: Callable[[str], bool]) -> Isa:
+    """The best description of a host, which says of an LLVM feature name whether it has that."""
+    if all(map(has_feature, ("avx512f", "avx512bw", "avx512dq", "avx512vl"))):
+        return AVX512_BF16 if has_feature("avx512bf16") else AVX512
+    if has_feature("avx2") and has_feature("fma"):
+        return AVX2
+    return NEON if has_feature("neon") else SSE2

@@ -1,0 +1,580 @@
+"""From a kernel to the text of its function: loops, loads, stores, and what lies between.
+
+The points are cut into units: a row, or a strip of a long innermost dimension. Units are shared
+out among a fixed number of tasks. One variable runs over the lanes of vectors: the innermost one,
+or, where a reduction's rows lie side by side in memory, the last one that stays. A value is
+computed in the outermost loop that has all variables it depends on, as a scalar where it does not
+depend on the vector one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from ltc.ir.kernel import Affine, Guard, Kernel, Store, Value
+from ltc.ir.node import Node
+from ltc.ir.tensor_type import LOW_PRECISION
+from ltc.llvm import reduction
+from ltc.llvm.builder import LANES, Builder, function_text
+from ltc.llvm.dtype import FORMS, Form
+from ltc.llvm.elementwise import computed, from_memory, to_memory
+
+STRIP = 2048  # elements of the innermost dimension in one unit
+TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
+MOST_TASKS = 64
+ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A kernel as text.
+
+    text     of the module; the function is called @kernel, and @kernel.entry
+    nodes    whose buffers are its pointers, in order: what it reads, then what it writes
+    tasks    how many there are
+    """
+
+    text: str
+    nodes: tuple[Node, ...]
+    tasks: int
+
+
+def kernel_code(kernel: Kernel) -> KernelCode:
+    return _Emitter(kernel).code()
+
+
+# --- loop variables ------------------------------------------------------------------------------
+
+
+class _Space:
+    """The variables that are left when neighbours which always move together are one.
+
+    extents  of the new variables
+    depth    how many of them stay when the reductions are done
+    """
+
+    def __init__(self, kernel: Kernel, forms: list[Affine]):
+        groups = [[v] for v, extent in enumerate(kernel.space) if extent > 1]
+        depth = sum(1 for (v,) in groups if v < kernel.depth)
+        k = len(groups) - 1
+        while k > 0:
+            if k != depth and self._move_together(kernel.space, groups[k - 1], groups[k], forms):
+                groups[k - 1 : k + 1] = [groups[k - 1] + groups[k]]
+                depth -= k < depth
+            k -= 1
+        self.extents = [prod(kernel.space[v] for v in group) for group in groups]
+        self.depth = depth
+        self._new = {group[-1]: k for k, group in enumerate(groups)}
+
+    @staticmethod
+    def _move_together(space, outer: list[int], inner: list[int], forms: list[Affine]) -> bool:
+        extent = prod(space[v] for v in inner)
+        return all(
+            form.coefficient(outer[-1]) == form.coefficient(inner[-1]) * extent for form in forms
+        )
+
+    def form(self, form: Affine) -> Affine:
+        """A form of the kernel's variables, in the new ones."""
+        terms = tuple((self._new[v], c) for v, c in form.terms if v in self._new)
+        return Affine(form.constant, tuple(sorted(terms)))
+
+
+def _forms(values: list[Value], stores: tuple[Store, ...]) -> list[Affine]:
+    forms = [store.offset for store in stores]
+    for value in values:
+        forms.extend(guard.form for guard in value.guards)
+        if value.kind == "load":
+            forms.append(value.data[1])
+        elif value.kind == "position":
+            forms.append(value.data)
+    return forms
+
+
+# --- the emitter ---------------------------------------------------------------------------------
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.order = kernel.values()
+        self.space = _Space(kernel, _forms(self.order, kernel.stores))
+        self.depth = self.space.depth
+        self.reductions = [v for v in self.order if v.kind == "reduced"]
+        self.vector = self._vector_variable()
+        self.b = Builder(LANES)
+        self.nodes = (*kernel.reads(), *kernel.writes())
+        self.pointer = {node: f"%p{k}" for k, node in enumerate(kernel.reads())}
+        first = len(self.pointer)
+        self.target = {node: f"%p{first + k}" for k, node in enumerate(kernel.writes())}
+        self.variables: dict[int, str] = {}
+        self.mask: str | None = None
+        self.known: list[dict[Value, str]] = [{}]
+        self.needs = self._needs()
+        self.is_vector = self._vectors()
+
+    def code(self) -> KernelCode:
+        units, tasks = self._units(), self._tasks()
+        low = self.b.value(f"mul i64 %task, {units}")
+        low = self.b.value(f"udiv i64 {low}, %tasks")
+        high = self.b.value(f"mul i64 {self.b.add('%task', 1)}, {units}")
+        high = self.b.value(f"udiv i64 {high}, %tasks")
+        with self._scope():
+            self._hoist([store.value for store in self.kernel.stores])
+            self.b.loop(low, high, 1, (), lambda unit, _: self._unit(unit))
+        return KernelCode(function_text("kernel", len(self.nodes), self.b), self.nodes, tasks)
+
+    # --- what depends on what --------------------------------------------------------------------
+
+    def _vector_variable(self) -> int | None:
+        """The variable that runs over lanes; None where there is no variable."""
+        extents, depth = self.space.extents, self.depth
+        if not extents:
+            return None
+        last = len(extents) - 1
+        if not self.reductions or depth == 0 or depth > last:
+            return last
+        loads = [self.space.form(v.data[1]) for v in self.order if v.kind == "load"]
+        inside = [form for form in loads if any(v >= depth for v, _ in form.terms)]
+        along_rows = sum(form.coefficient(last) == 1 for form in inside)
+        along_columns = sum(form.coefficient(depth - 1) == 1 for form in inside)
+        return depth - 1 if along_columns > along_rows else last
+
+    def _needs(self) -> dict[Value, frozenset[int]]:
+        """The variables that each value depends on."""
+        needs: dict[Value, frozenset[int]] = {}
+        rows = frozenset(range(self.depth))
+        for value in self.order:
+            if value.kind == "reduced":
+                needs[value] = rows
+                continue
+            forms = [guard.form for guard in value.guards]
+            if value.kind == "load":
+                forms.append(value.data[1])
+            elif value.kind == "position":
+                forms.append(value.data)
+            own = {v for form in forms for v, _ in self.space.form(form).terms}
+            needs[value] = frozenset(own).union(*[needs[x] for x in value.operands])
+        return needs
+
+    def _vectors(self) -> dict[Value, bool]:
+        return {value: self.vector in needs for value, needs in self.needs.items()}
+
+    # --- units -----------------------------------------------------------------------------------
+
+    @property
+    def _has_strips(self) -> bool:
+        """Whether the vector variable is the last one of a unit's row."""
+        return self.vector is not None and (not self.reductions or self.vector < self.depth)
+
+    def _row_variables(self) -> list[int]:
+        """The variables that a unit fixes."""
+        if not self.reductions:
+            return list(range(len(self.space.extents) - 1))
+        return list(range(self.depth - 1 if self._has_strips else self.depth))
+
+    def _strip(self) -> int:
+        """Elements of the vector variable in one unit; narrow where columns are reduced."""
+        return STRIP if not self.reductions else 4 * LANES
+
+    def _strips(self) -> int:
+        return -(-self.space.extents[self.vector] // self._strip()) if self._has_strips else 1
+
+    def _units(self) -> int:
+        return prod(self.space.extents[v] for v in self._row_variables()) * self._strips()
+
+    def _tasks(self) -> int:
+        work = prod(self.space.extents) * max(1, len(self.order) // 8) * (1 + len(self.reductions))
+        return max(1, min(self._units(), -(-work // TASK_WORK), MOST_TASKS))
+
+    def _unit(self, unit: str) -> None:
+        rest, strips = unit, self._strips()
+        if strips > 1:
+            strip, rest = self._divided(unit, strips)
+        else:
+            strip = "0"
+        rows = self._row_variables()
+        for v in reversed(rows[1:]):
+            self.variables[v], rest = self._divided(rest, self.space.extents[v])
+        if rows:
+            self.variables[rows[0]] = rest
+        with self._scope():
+            self._hoist([store.value for store in self.kernel.stores])
+            if self._has_strips:
+                self._over_strip(strip)
+            else:
+                self._row()
+
+    def _divided(self, x: str, extent: int) -> tuple[str, str]:
+        """(x % extent, x // extent)"""
+        return (
+            self.b.value(f"urem i64 {x}, {extent}"),
+            self.b.value(f"udiv i64 {x}, {extent}"),
+        )
+
+    def _over_strip(self, strip: str) -> None:
+        extent, length = self.space.extents[self.vector], self._strip()
+        first = self.b.multiply(strip, length) if strip != "0" else "0"
+        limit: str | int = extent
+        if extent > length:
+            end = self.b.add(first, length)
+            short = self.b.value(f"icmp slt i64 {end}, {extent}")
+            limit = self.b.value(f"select i1 {short}, i64 {end}, i64 {extent}")
+        self._over_vectors(first, limit, (), lambda carried: self._point())
+
+    def _over_vectors(self, first: str, limit: str | int, carried, body) -> list[str]:
+        """The vector variable from first (a multiple of the lanes) to limit, the rest masked."""
+        extent = self.space.extents[self.vector]
+        whole = extent // LANES * LANES
+        values = [value for _, value in carried]
+        if whole:
+            until = whole if extent == whole or isinstance(limit, int) else self.b.value(
+                f"and i64 {limit}, -{LANES}"
+            )
+            until = limit if extent == whole else until
+            values = self.b.loop(
+                first, until, LANES, carried, lambda i, inside: self._at(i, None, inside, body)
+            )
+        if extent > whole:
+            again = [(type, value) for (type, _), value in zip(carried, values)]
+
+            def rest() -> list[str]:
+                inside = [value for _, value in again]
+                return self._at(str(whole), self._tail(extent - whole), inside, body)
+
+            if isinstance(limit, int):
+                values = rest()
+            else:
+                at_end = self.b.value(f"icmp eq i64 {limit}, {extent}")
+                values = self.b.when(at_end, again, rest)
+        return values
+
+    def _at(self, i: str, mask: str | None, carried: list[str], body) -> list[str]:
+        with self._scope():
+            self.variables[self.vector], self.mask = i, mask
+            result = body(carried)
+        self.mask = None
+        return result or []
+
+    def _tail(self, count: int) -> str:
+        bits = ", ".join(f"i1 {'true' if lane < count else 'false'}" for lane in range(LANES))
+        return f"<{bits}>"
+
+    # --- one row, or one vector of them ----------------------------------------------------------
+
+    def _point(self) -> None:
+        """Everything at one vector of the row variables: reductions, then stores."""
+        if self.reductions:
+            self._row()
+            return
+        self._store_all(list(self.kernel.stores))
+
+    def _row(self) -> None:
+        inner = list(range(self.depth, len(self.space.extents)))
+        for value in self.reductions:
+            self._hoist([value])
+            self._reduce(value, inner)
+        rows = self.kernel.depth
+        short = [s for s in self.kernel.stores if all(v < rows for v, _ in s.offset.terms)]
+        full = [store for store in self.kernel.stores if store not in short]
+        if not inner:
+            short, full = [*short, *full], []
+        self._store_all(short)
+        if full:
+            self._hoist([store.value for store in full])
+            roots = [store.value for store in full]
+            self._nest(inner, roots, [], lambda _: self._store_all(full))
+
+    def _store_all(self, stores: list[Store]) -> None:
+        for store in stores:
+            self._store(store)
+
+    def _nest(self, inner: list[int], roots: list[Value], carried, body) -> list[str]:
+        """Loops over the inner variables around a body that takes and gives what is carried.
+
+        roots  the values that the body computes
+        """
+        if not inner:
+            with self._scope():
+                return body([value for _, value in carried]) or []
+        variable = inner[0]
+        if variable == self.vector:
+            return self._over_vectors("0", self.space.extents[variable], carried, body)
+
+        def step(i: str, values: list[str]) -> list[str]:
+            with self._scope():
+                self.variables[variable] = i
+                self._hoist(roots)
+                again = [(type, value) for (type, _), value in zip(carried, values)]
+                return self._nest(inner[1:], roots, again, body)
+
+        return self.b.loop("0", self.space.extents[variable], 1, carried, step)
+
+    def _reduce(self, value: Value, inner: list[int]) -> None:
+        (operand,) = value.operands
+        form = FORMS[value.dtype]
+        across = self.vector in inner
+        width = LANES if across or self.vector is not None and self.vector < self.depth else 1
+        with self.b.lanes(width):
+            type = self.b.of(form.computed)
+            first = self.b.constant(form.computed, reduction.start(value.op, form))
+
+            def body(carried: list[str]) -> list[str]:
+                with self.b.lanes(width):
+                    one = self._lanes_of(operand, width)
+                    if across and self.mask is not None:
+                        one = self.b.select(self.mask, form.computed, one, first)
+                    return [reduction.combine(self.b, value.op, form, carried[0], one)]
+
+            if across and self._unrolls(inner):
+                total = self._unrolled(value, form, type, first, body)
+            else:
+                mask = self.mask
+                (total,) = self._nest(inner, [value], [(type, first)], body)
+                self.mask = mask
+            if across:
+                total = reduction.across_lanes(self.b, value.op, form, total)
+        with self.b.lanes(1 if across else width):
+            self.known[-1][value] = reduction.finished(self.b, form, total)
+
+    def _unrolls(self, inner: list[int]) -> bool:
+        step = ACCUMULATORS * LANES
+        return len(inner) == 1 and self.space.extents[self.vector] >= 2 * step
+
+    def _unrolled(self, value: Value, form: Form, type: str, first: str, body) -> str:
+        """The total over the one inner variable, in several accumulators."""
+        extent, step = self.space.extents[self.vector], ACCUMULATORS * LANES
+        whole = extent // step * step
+
+        def several(i: str, carried: list[str]) -> list[str]:
+            return [
+                self._at(self.b.add(i, k * LANES), None, [one], body)[0]
+                for k, one in enumerate(carried)
+            ]
+
+        totals = self.b.loop("0", whole, step, [(type, first)] * ACCUMULATORS, several)
+        for position in range(whole, extent, LANES):
+            mask = self._tail(extent - position) if extent - position < LANES else None
+            k = (position - whole) // LANES
+            (totals[k],) = self._at(str(position), mask, [totals[k]], body)
+        while len(totals) > 1:
+            totals = [
+                reduction.combine(self.b, value.op, form, x, y)
+                for x, y in zip(totals[::2], totals[1::2])
+            ]
+        return totals[0]
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def _scope(self):
+        return _Scope(self)
+
+    def _find(self, value: Value) -> str | None:
+        for scope in reversed(self.known):
+            if value in scope:
+                return scope[value]
+        return None
+
+    def _hoist(self, roots: list[Value]) -> None:
+        """Compute now what the loops to come would compute again each time."""
+        available = set(self.variables)
+        wanted: list[Value] = []
+        seen: set[Value] = set()
+        waiting = list(roots)
+        while waiting:
+            value = waiting.pop()
+            if value in seen or self._find(value) is not None:
+                continue
+            seen.add(value)
+            if self._is_ready(value, available) and value.kind != "constant":
+                wanted.append(value)
+            else:
+                waiting.extend(value.operands)
+        for value in wanted:
+            self._value(value)
+
+    def _is_ready(self, value: Value, available: set[int]) -> bool:
+        """Whether everything it is computed from, reductions included, is there already."""
+        waiting, seen = [value], set()
+        while waiting:
+            one = waiting.pop()
+            if one in seen or self._find(one) is not None:
+                continue
+            seen.add(one)
+            if one.kind == "reduced" or not self.needs[one] <= available:
+                return False
+            waiting.extend(one.operands)
+        return True
+
+    def _value(self, value: Value) -> str:
+        """The register of a value: of `LANES` lanes where it is a vector, else a scalar."""
+        found = self._find(value)
+        if found is not None:
+            return found
+        width = LANES if self.is_vector[value] else 1
+        with self.b.lanes(width):
+            register = self._made(value, width)
+        self.known[-1][value] = register
+        return register
+
+    def _lanes_of(self, value: Value, width: int) -> str:
+        """The register of a value with so many lanes."""
+        register = self._value(value)
+        if self.is_vector[value] or width == 1:
+            return register
+        with self.b.lanes(width):
+            return self.b.splat(FORMS[value.dtype].computed, register)
+
+    def _made(self, value: Value, width: int) -> str:
+        form = FORMS[value.dtype]
+        if value.kind == "constant":
+            return _constant(self.b, value.dtype, value.data)
+        if value.kind == "position":
+            return self._position(self.space.form(value.data), width)
+        if value.kind == "load":
+            return self._load(value, form)
+        operands = [self._lanes_of(x, width) for x in value.operands]
+        if value.kind == "choose":
+            condition = self._inside(value.guards, width)
+            return self.b.select(condition, form.computed, *operands)
+        assert value.kind == "cell", value.kind
+        return computed(self.b, value, operands)
+
+    def _uniform(self, form: Affine) -> str:
+        """The part of a form that is the same for every lane, the vector variable at lane 0."""
+        total = str(form.constant)
+        for v, c in form.terms:
+            total = self.b.add(self.b.multiply(self.variables[v], c), total)
+        return total
+
+    def _position(self, form: Affine, width: int) -> str:
+        base, step = self._uniform(form), form.coefficient(self.vector)
+        if width == 1:
+            return base
+        return self._stepping(base, step)
+
+    def _stepping(self, base: str, step: int) -> str:
+        """base, base + step, ... over the lanes, as i64."""
+        type = self.b.of("i64")
+        lanes = "<" + ", ".join(f"i64 {lane * step}" for lane in range(self.b.width)) + ">"
+        return self.b.value(f"add {type} {self.b.splat('i64', base)}, {lanes}")
+
+    def _inside(self, guards: tuple[Guard, ...], width: int) -> str:
+        """i1 of `width` lanes: where all guards hold."""
+        result = None
+        for guard in guards:
+            form = self.space.form(guard.form)
+            if width > 1 and form.coefficient(self.vector):
+                at = self._stepping(self._uniform(form), form.coefficient(self.vector))
+                one = self._between(at, guard)
+            else:
+                with self.b.lanes(1):
+                    one = self._between(self._uniform(form), guard)
+                if width > 1:
+                    one = self.b.splat("i1", one)
+            result = one if result is None else self.b.binary("and", "i1", result, one)
+        if result is None:
+            return self.b.constant("i1", True)
+        return result
+
+    def _between(self, at: str, guard: Guard) -> str:
+        low = self.b.compare("sge", "i64", at, self.b.constant("i64", guard.low))
+        high = self.b.compare("slt", "i64", at, self.b.constant("i64", guard.high))
+        return self.b.binary("and", "i1", low, high)
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def _load(self, value: Value, form: Form) -> str:
+        node, offset = value.data
+        offset, pointer = self.space.form(offset), self.pointer[node]
+        base = self._uniform(offset)
+        step = offset.coefficient(self.vector) if self.vector is not None else 0
+        if self.b.width == 1:
+            if value.guards:
+                inside = self._inside(value.guards, 1)
+                base = self.b.value(f"select i1 {inside}, i64 {base}, i64 0")
+            address = self.b.address(pointer, base, form.stored)
+            loaded = self.b.effect(f"load {form.stored}, ptr {address}, align {form.bytes}")
+        elif step == 1:
+            address = self.b.address(pointer, base, form.stored)
+            loaded = self._contiguous(address, form, self._load_mask(value.guards))
+        else:
+            loaded = self._gathered(pointer, base, step, form, self._load_mask(value.guards))
+        return from_memory(self.b, form, loaded)
+
+    def _load_mask(self, guards: tuple[Guard, ...]) -> str | None:
+        if not guards:
+            return self.mask
+        inside = self._inside(guards, self.b.width)
+        return inside if self.mask is None else self.b.binary("and", "i1", inside, self.mask)
+
+    def _contiguous(self, address: str, form: Form, mask: str | None) -> str:
+        b, type = self.b, self.b.of(form.stored)
+        if mask is None:
+            return b.effect(f"load {type}, ptr {address}, align {form.bytes}")
+        function = f"llvm.masked.load.{b.suffix(form.stored)}.p0"
+        b.declare(function, type, "ptr", b.of("i1"), type)
+        return b.effect(
+            f"call {type} @{function}(ptr align {form.bytes} {address}, {b.of('i1')} {mask}, "
+            f"{type} zeroinitializer)"
+        )
+
+    def _gathered(self, pointer, base: str, step: int, form: Form, mask: str | None) -> str:
+        b, type = self.b, self.b.of(form.stored)
+        positions = self._stepping(base, step)
+        pointers = b.value(
+            f"getelementptr {form.stored}, ptr {pointer}, {b.of('i64')} {positions}"
+        )
+        function = f"llvm.masked.gather.{b.suffix(form.stored)}.v{b.width}p0"
+        b.declare(function, type, b.of("ptr"), b.of("i1"), type)
+        mask = mask or b.constant("i1", True)
+        return b.effect(
+            f"call {type} @{function}({b.of('ptr')} align {form.bytes} {pointers}, "
+            f"{b.of('i1')} {mask}, {type} zeroinitializer)"
+        )
+
+    def _store(self, store: Store) -> None:
+        form = FORMS[store.node.dtype]
+        offset = self.space.form(store.offset)
+        is_vector = self.vector is not None and offset.coefficient(self.vector) != 0
+        width = LANES if is_vector else 1
+        with self.b.lanes(width):
+            register = self._lanes_of(store.value, width)
+            stored = to_memory(self.b, form, register)
+            address = self.b.address(self.target[store.node], self._uniform(offset), form.stored)
+            type = self.b.of(form.stored)
+            if width == 1 or self.mask is None:
+                self.b.emit(f"store {type} {stored}, ptr {address}, align {form.bytes}")
+                return
+            function = f"llvm.masked.store.{self.b.suffix(form.stored)}.p0"
+            self.b.declare(function, "void", type, "ptr", self.b.of("i1"))
+            self.b.emit(
+                f"call void @{function}({type} {stored}, ptr align {form.bytes} {address}, "
+                f"{self.b.of('i1')} {self.mask})"
+            )
+
+
+class _Scope:
+    """Values made inside are forgotten at its end, and so are variables that began inside."""
+
+    def __init__(self, emitter: _Emitter):
+        self.emitter = emitter
+
+    def __enter__(self) -> None:
+        self.variables = dict(self.emitter.variables)
+        self.emitter.known.append({})
+
+    def __exit__(self, *error) -> None:
+        self.emitter.known.pop()
+        self.emitter.variables = self.variables
+
+
+def _constant(b: Builder, dtype: torch.dtype, text: str) -> str:
+    value = {"True": True, "False": False}.get(text)
+    if value is None:
+        value = float(text) if dtype.is_floating_point else int(text)
+    if dtype in LOW_PRECISION:
+        value = torch.tensor(value, dtype=dtype).item()
+    return b.constant(FORMS[dtype].computed, value)

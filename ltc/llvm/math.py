@@ -1,0 +1,251 @@
+"""Functions of real numbers on vectors of float, and of double through the C library.
+
+The float ones are polynomials after range reduction, with NaN, infinities, zeros and denormal
+numbers as IEEE 754 and C's Annex F want them.  Greatest error over all inputs, in units in the last
+place of the exact result: exp 1.0, log 0.8, tanh 1.3, erf 1.1, sin and cos 1.5; `python
+scripts/math_ulp.py` measures them.  Every other function is the C library's double function,
+rounded once: 0.51.  exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software
+Manual for the Elementary Functions" (1980), with the minimax coefficients of S. Moshier's Cephes
+library (exp, log, tanh, sin, cos); erf is N. Juffa's (public domain, 2016).
+"""
+
+from __future__ import annotations
+
+import math
+
+from ltc.llvm import jit
+from ltc.llvm.builder import LANES, Builder
+
+INFINITY = math.inf
+# Added to a float below 2**22 it leaves the nearest whole number in the low bits of the sum.
+ROUNDER = 12582912.0  # 1.5 * 2**23
+DOUBLE_ROUNDER = 6755399441055744.0  # 1.5 * 2**52
+# Above it the reduction of sin and cos in double is no longer exact enough for float.
+LARGEST_REDUCED = 2.0**28
+
+
+class Floats:
+    """Arithmetic on vectors of float, operands being names or Python numbers."""
+
+    def __init__(self, builder: Builder, scalar: str = "float"):
+        self.b, self.scalar = builder, scalar
+
+    def _text(self, x) -> str:
+        return x if isinstance(x, str) else self.b.constant(self.scalar, x)
+
+    def add(self, x, y):
+        return self.b.binary("fadd", self.scalar, self._text(x), self._text(y))
+
+    def sub(self, x, y):
+        return self.b.binary("fsub", self.scalar, self._text(x), self._text(y))
+
+    def mul(self, x, y):
+        return self.b.binary("fmul", self.scalar, self._text(x), self._text(y))
+
+    def div(self, x, y):
+        return self.b.binary("fdiv", self.scalar, self._text(x), self._text(y))
+
+    def fma(self, x, y, z):
+        """x * y + z, rounded once."""
+        return self.b.intrinsic("fma", self.scalar, *map(self._text, (x, y, z)))
+
+    def abs(self, x):
+        return self.b.intrinsic("fabs", self.scalar, x)
+
+    def copysign(self, x, sign):
+        return self.b.intrinsic("copysign", self.scalar, x, sign)
+
+    def test(self, predicate, x, y):
+        return self.b.compare(predicate, self.scalar, self._text(x), self._text(y))
+
+    def select(self, condition, x, y):
+        return self.b.select(condition, self.scalar, self._text(x), self._text(y))
+
+    def at_most(self, x, limit):
+        """x, or the limit where it is larger; NaN stays."""
+        return self.select(self.test("ogt", x, limit), limit, x)
+
+    def at_least(self, x, limit):
+        return self.select(self.test("olt", x, limit), limit, x)
+
+    def polynomial(self, x, *coefficients):
+        """By Horner's rule, the highest power first."""
+        result = coefficients[0]
+        for coefficient in coefficients[1:]:
+            result = self.fma(result, x, coefficient)
+        return result
+
+    def bits(self, x):
+        return self.b.convert("bitcast", "float", x, "i32")
+
+    def from_bits(self, x):
+        return self.b.convert("bitcast", "i32", x, "float")
+
+    def integer(self, op, x, y: int | str):
+        return self.b.binary(op, "i32", x, y if isinstance(y, str) else self.b.constant("i32", y))
+
+
+def _exp_parts(f: Floats, x):
+    """exp(x) = y * 2**n for |x| < 2**21: (y, n, the sum whose low bits are n)."""
+    sum_ = f.fma(x, math.log2(math.e), ROUNDER)
+    n = f.sub(sum_, ROUNDER)
+    r = f.fma(n, -0.693145751953125, x)  # ln 2 in two parts, the first with few bits
+    r = f.fma(n, -1.428606765330187e-06, r)
+    p = f.polynomial(
+        r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+        5.0000001201e-1,
+    )  # fmt: skip
+    return f.add(f.fma(p, f.mul(r, r), r), 1.0), n, sum_
+
+
+def _scaled(f: Floats, y, sum_):
+    """y * 2**n where that is a normal number."""
+    exponent = f.integer("add", f.integer("shl", f.bits(sum_), 23), 0x3F800000)
+    return f.mul(y, f.from_bits(exponent))
+
+
+def exp(b: Builder, x: str) -> str:
+    f = Floats(b)
+    if b.width == LANES and jit.has_feature("avx512f"):
+        y, n, _ = _exp_parts(f, f.at_least(f.at_most(x, 200.0), -200.0))
+        type = b.of("float")
+        # One instruction for overflow, underflow and denormal results.
+        return b.pure_call(
+            "llvm.x86.avx512.mask.scalef.ps.512", type,
+            (type, y), (type, n), (type, y), ("i16", "-1"), ("i32", "4"),
+        )  # fmt: skip
+    y, _, sum_ = _exp_parts(f, f.at_least(f.at_most(x, 89.0), -104.0))
+    n = f.integer("sub", f.bits(sum_), 0x4B400000)
+    half = f.integer("ashr", n, 1)
+    rest = f.integer("sub", n, half)
+    for part in (half, rest):  # 2**n itself may be no normal number
+        factor = f.from_bits(f.integer("shl", f.integer("add", part, 127), 23))
+        y = f.mul(y, factor)
+    return y
+
+
+def log(b: Builder, x: str) -> str:
+    f = Floats(b)
+    tiny = f.test("olt", x, 1.1754943508222875e-38)
+    scaled = f.bits(f.select(tiny, f.mul(x, 8388608.0), x))
+    e = f.integer("ashr", f.integer("sub", scaled, 0x3F3504F3), 23)
+    m = f.from_bits(f.integer("sub", scaled, f.integer("shl", e, 23)))  # sqrt(1/2) .. sqrt(2)
+    e = b.convert("sitofp", "i32", e, "float")
+    e = f.select(tiny, f.sub(e, 23.0), e)
+    z = f.sub(m, 1.0)
+    z2 = f.mul(z, z)
+    p = f.polynomial(
+        z, 7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+        -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+    )  # fmt: skip
+    y = f.mul(f.mul(p, z), z2)
+    y = f.fma(e, -2.12194440e-4, y)
+    y = f.add(z, f.fma(z2, -0.5, y))
+    y = f.fma(e, 0.693359375, y)
+    y = f.select(f.test("oeq", x, INFINITY), INFINITY, y)
+    y = f.select(f.test("oeq", x, 0.0), -INFINITY, y)
+    y = f.select(f.test("olt", x, 0.0), math.nan, y)
+    return f.select(f.test("uno", x, x), x, y)
+
+
+def tanh(b: Builder, x: str) -> str:
+    f = Floats(b)
+    a, x2 = f.abs(x), f.mul(x, x)
+    p = f.polynomial(
+        x2, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
+        -3.33332819422e-1,
+    )  # fmt: skip
+    small = f.fma(f.mul(p, x2), x, x)
+    y, _, sum_ = _exp_parts(f, f.mul(f.at_most(a, 10.0), 2.0))
+    big = f.sub(1.0, f.div(2.0, f.add(_scaled(f, y, sum_), 1.0)))
+    y = f.select(f.test("ogt", a, 0.625), f.copysign(big, x), small)
+    return f.select(f.test("oeq", x, 0.0), x, y)  # the sum above would lose the sign of -0
+
+
+def erf(b: Builder, x: str) -> str:
+    f = Floats(b)
+    t, x2 = f.at_most(f.abs(x), 4.0), f.mul(x, x)
+    t2 = f.mul(t, t)
+    r = f.fma(-1.72853470e-5, t, 3.83197126e-4)
+    u = f.fma(-3.88396438e-3, t, 2.42546219e-2)
+    r = f.fma(r, t2, u)
+    for coefficient in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
+        r = f.fma(r, t, coefficient)
+    y, _, sum_ = _exp_parts(f, f.fma(r, t, b.value(f"fneg {b.of('float')} {t}")))
+    big = f.copysign(f.sub(1.0, _scaled(f, y, sum_)), x)
+    w = f.polynomial(
+        x2, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1,
+        1.28379166e-1,
+    )  # fmt: skip
+    y = f.select(f.test("ogt", t, 0.927734375), big, f.fma(w, x, x))
+    return f.select(f.test("oeq", x, 0.0), x, y)
+
+
+def sin(b: Builder, x: str) -> str:
+    return _sine(b, x, 0, "sin")
+
+
+def cos(b: Builder, x: str) -> str:
+    return _sine(b, x, 1, "cos")
+
+
+def _sine(b: Builder, x: str, quarters: int, name: str) -> str:
+    """The sine of x + quarters * pi / 2."""
+    f, d = Floats(b), Floats(b, "double")
+    wide = b.convert("fpext", "float", x, "double")
+    sum_ = d.fma(wide, 2 / math.pi, DOUBLE_ROUNDER)
+    n = d.sub(sum_, DOUBLE_ROUNDER)
+    r = d.fma(n, -1.5707963267948966, wide)  # pi / 2 in two parts
+    r = d.fma(n, -6.123233995736766e-17, r)
+    quadrant = b.convert("trunc", "i64", b.convert("bitcast", "double", sum_, "i64"), "i32")
+    if quarters:
+        quadrant = f.integer("add", quadrant, quarters)
+    r = b.convert("fptrunc", "double", r, "float")
+    r2 = f.mul(r, r)
+    sine = f.polynomial(
+        r2, 2.718311493989822e-6, -1.983931e-4, 8.33332938588946e-3, -1.66666666416265e-1
+    )
+    sine = f.fma(f.mul(sine, r2), r, r)
+    cosine = f.polynomial(r2, 2.44331571e-5, -1.38873162e-3, 4.16666456e-2, -0.5)
+    cosine = f.fma(cosine, r2, 1.0)
+    odd = b.compare("ne", "i32", f.integer("and", quadrant, 1), b.constant("i32", 0))
+    y = f.bits(f.select(odd, cosine, sine))
+    sign = f.integer("shl", f.integer("and", quadrant, 2), 30)
+    y = f.from_bits(f.integer("xor", y, sign))
+    if not quarters:
+        y = f.select(f.test("oeq", x, 0.0), x, y)
+    return _where_large(b, f, x, y, name)
+
+
+def _where_large(b: Builder, f: Floats, x: str, y: str, name: str) -> str:
+    """y, but the library's result where |x| is large or not finite."""
+    large = f.test("uge", f.abs(x), LARGEST_REDUCED)
+    any_large = large
+    if b.width > 1:
+        mask = b.of("i1")
+        function = f"llvm.vector.reduce.or.v{b.width}i1"
+        any_large = b.pure_call(function, "i1", (mask, large))
+
+    def slowly() -> list[str]:
+        return [f.select(large, through_double(b, name, x), y)]
+
+    (result,) = b.when(any_large, [(b.of("float"), y)], slowly)
+    return result
+
+
+def through_double(b: Builder, name: str, *operands: str) -> str:
+    """A double function of the C library on floats, lane by lane."""
+    wide = [b.convert("fpext", "float", x, "double") for x in operands]
+    return b.convert("fptrunc", "double", b.each_lane(name, "double", *wide), "float")
+
+
+OWN = {"exp": exp, "log": log, "tanh": tanh, "erf": erf, "sin": sin, "cos": cos}
+
+
+def call(b: Builder, name: str, scalar: str, *operands: str) -> str:
+    """The function of that name, as the C library calls it, on float or double."""
+    if scalar == "double":
+        return b.each_lane(name, "double", *operands)
+    if name in OWN:
+        return OWN[name](b, *operands)
+    return through_double(b, name, *operands)

@@ -1,0 +1,60 @@
+"""Kernels made ready to run in a row: one table of addresses, one native call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ltc.ir.kernel import Kernel
+from ltc.ir.node import Node
+from ltc.llvm import jit, threads
+from ltc.llvm.loops import KernelCode, kernel_code
+
+
+@functools.cache
+def entry_address(text: str) -> int:
+    """The entry of a kernel: equal texts are compiled once in a process."""
+    return jit.compile_kernels(text, "kernel.entry")["kernel.entry"]
+
+
+class KernelRun:
+    """Kernels that run one after another without anything else between them.
+
+    Which buffers they work on is filled in at each launch; a launch has its own `Frame`.
+    """
+
+    def __init__(self, kernels: Sequence[Kernel], slots: Mapping[Node, int]):
+        """`slots`: where the address of a node's buffer stands in the launch's table."""
+        codes: list[KernelCode] = [kernel_code(kernel) for kernel in kernels]
+        self.used = np.array([slots[n] for code in codes for n in code.nodes], dtype=np.int64)
+        self.entries = [entry_address(code.text) for code in codes]
+        self.tasks = [code.tasks for code in codes]
+        self.operands = [len(code.nodes) for code in codes]
+
+    def frame(self) -> Frame:
+        return Frame(self)
+
+    def launch(self, frame: Frame, addresses: np.ndarray) -> None:
+        """Run all kernels.
+
+        addresses  of every buffer, by slot
+        """
+        np.take(addresses, self.used, out=frame.arguments)
+        threads.run(frame.records_address, len(self.entries))
+
+
+class Frame:
+    """The memory in which one launch of a run finds its records and arguments."""
+
+    def __init__(self, run: KernelRun):
+        self.arguments = np.zeros(len(run.used), dtype=np.int64)
+        self.records = np.zeros((len(run.entries), threads.RECORD_WORDS), dtype=np.int64)
+        first = self.arguments.ctypes.data
+        for row, entry, tasks, operands in zip(
+            self.records, run.entries, run.tasks, run.operands, strict=True
+        ):
+            row[:] = entry, first, tasks
+            first += 8 * operands
+        self.records_address = self.records.ctypes.data

@@ -1,0 +1,73 @@
+"""How positions of a result and positions of an operand meet through a sliding window.
+
+Every convolution, and the gradient of its input, is the same sum over channels and taps; they
+differ in the axes below.  Spatial axes are always three: depth, height, width; missing ones are 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Axes = tuple["Axis", "Axis", "Axis"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis: position `o` and tap `t` meet operand element o*stride + first + t*step.
+
+    extent   of the operand; elements outside it count as zero
+    count    positions o that are computed
+    taps     how many
+    kernel   (first, step) of the kernel element that each tap reads
+    place    (first, step) of the result element that each position is
+    result   extent of the result
+    """
+
+    extent: int
+    count: int
+    stride: int
+    first: int
+    step: int
+    taps: int
+    kernel: tuple[int, int] = (0, 1)
+    place: tuple[int, int] = (0, 1)
+    result: int = 0
+
+
+def padded(values: tuple[int, ...], missing: int) -> tuple[int, int, int]:
+    """Three values, of which the leading ones are `missing`."""
+    return (*[missing] * (3 - len(values)), *values)
+
+
+def forward_axes(operand, kernel, result, stride, padding, dilation) -> Axes:
+    """The axes of a convolution or pooling; every argument one number for each spatial axis."""
+    rows = zip(
+        padded(operand, 1), padded(kernel, 1), padded(result, 1), padded(stride, 1),
+        padded(padding, 0), padded(dilation, 1),
+    )  # fmt: skip
+    return tuple(Axis(i, o, s, -p, d, k, result=o) for i, k, o, s, p, d in rows)
+
+
+def gradient_phases(operand, kernel, result, stride, padding, dilation) -> list[Axes]:
+    """The axes of the gradient of a convolution's input, one for each residue of its strides.
+
+    operand is the convolution's input, which is the result here; the gradient of the convolution's
+    result is the operand here.  Elements of one residue meet the same taps, at stride 1.
+    """
+    rows = list(zip(
+        padded(operand, 1), padded(kernel, 1), padded(result, 1), padded(stride, 1),
+        padded(padding, 0), padded(dilation, 1),
+    ))  # fmt: skip
+    choices = [[_phase(*row, residue) for residue in range(min(row[3], row[0]))] for row in rows]
+    return [(d, h, w) for d in choices[0] for h in choices[1] for w in choices[2]]
+
+
+def _phase(i: int, k: int, o: int, s: int, p: int, d: int, residue: int) -> Axis:
+    taps = [t for t in range(k) if (residue + p - t * d) % s == 0]
+    count = -(-(i - residue) // s)
+    if not taps:
+        return Axis(o, count, 1, 0, 0, 0, (0, 1), (residue, s), i)
+    apart = s // math.gcd(s, d)
+    first, step = (residue + p - taps[0] * d) // s, -(d * apart // s)
+    return Axis(o, count, 1, first, step, len(taps), (taps[0], apart), (residue, s), i)

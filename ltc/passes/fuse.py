@@ -1,0 +1,567 @@
+"""Groups nodes into loop nests: each value is computed where it is used, or kept in memory.
+
+Nodes are visited from the outputs back, so that whoever reads a node has its place already.  A
+node that is read at one index map by one kernel is computed inside it; one that must be in memory
+is stored by the kernel that computes it anyway, where there is one; any other begins a kernel.
+Views are index maps and cost nothing; a barrier's operand is always in memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import prod
+
+from ltc.ir import ops
+from ltc.ir.graph import Graph, schedule
+from ltc.ir.kernel import (
+    ZERO,
+    Affine,
+    Guard,
+    Kernel,
+    Store,
+    Value,
+    flattened,
+    identity,
+    split,
+    variable,
+)
+from ltc.ir.node import Node, constant_value
+
+VIEWS = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER})
+LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
+# Views that the reference takes as they are, without a copy.
+FREE_FOR_REFERENCE = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BARRIER})
+COSTLY = frozenset(
+    op for op in ops.ALL.values() if op.infer is ops.EXP.infer and op.kind == "elementwise"
+) - {ops.FLOOR, ops.CEIL, ops.TRUNC, ops.ROUND, ops.COPYSIGN}
+
+MOST_MEMBERS = 160  # nodes of one kernel: code grows with them, and registers do not
+MOST_READS = 48  # buffers of one kernel
+MOST_PASSES = 6  # reductions of one kernel: each recomputes what it reads
+FEWEST_ROWS = 16  # below this a kernel that reduces inside its rows keeps too few threads busy
+SMALL_SPACE = 4096  # elements that one thread is done with before a second has begun
+
+# An index of each dimension, or one position where a reshape leaves no such index.
+Index = tuple[Affine, ...] | Affine
+
+
+@dataclass(eq=False)
+class Draft:
+    """A kernel while nodes are still added to it.
+
+    depth    where its rows end and its reductions begin, or None while it has none
+    members  nodes computed in it -> the places (index, guards) where
+    stores   nodes it puts in memory -> offset
+    reads    nodes whose values it loads, or will compute itself
+    passes   how many reductions it has
+    """
+
+    space: tuple[int, ...]
+    depth: int | None = None
+    members: dict[Node, set[tuple]] = field(default_factory=lambda: defaultdict(set))
+    stores: dict[Node, Affine] = field(default_factory=dict)
+    reads: set[Node] = field(default_factory=set)
+    passes: int = 0
+
+
+class Place:
+    """Where a node is read: in a draft, at an index, under guards."""
+
+    __slots__ = ("draft", "index", "guards")
+
+    def __init__(self, draft: Draft, index: Index, guards: tuple[Guard, ...]):
+        self.draft, self.index, self.guards = draft, index, guards
+
+    def key(self) -> tuple:
+        return id(self.draft), self.index, self.guards
+
+
+def fuse(graph: Graph, is_native: Callable[[Node], bool]) -> list[Kernel | Node]:
+    """What runs, in order: kernels, and nodes that the reference computes.
+
+    is_native  whether kernels can compute a node, as far as its op and dtypes go
+    """
+    return _Fuser(graph, is_native).run()
+
+
+class _Fuser:
+    def __init__(self, graph: Graph, is_native: Callable[[Node], bool]):
+        self.outputs = graph.outputs
+        self.order = schedule(*graph.outputs)
+        self.position = {node: i for i, node in enumerate(self.order)}
+        self.native = {n for n in self.order if n.op not in LEAVES and is_native(n)}
+        self.places: dict[Node, list[Place]] = defaultdict(list)
+        self.in_memory: set[Node] = set()
+        self.home: dict[Node, Draft | Node] = {}
+        self.needs: dict[Draft | Node, set[Draft | Node]] = defaultdict(set)
+        self.readers: dict[Node, set[Draft | Node]] = defaultdict(set)
+        self.drafts: list[Draft] = []
+        self.by_space: dict[tuple, list[Draft]] = defaultdict(list)
+        self.reference: list[Node] = []
+
+    def run(self) -> list[Kernel | Node]:
+        self.in_memory.update(n for n in self.outputs if n.op not in LEAVES)
+        for node in reversed(self.order):
+            if node.op in LEAVES:
+                continue
+            if node not in self.native:
+                self._leave(node)
+            elif node in self.in_memory or self.places[node]:
+                self._place(node)
+        return self._ordered()
+
+    # --- placing ---------------------------------------------------------------------------------
+
+    def _leave(self, node: Node) -> None:
+        """The reference computes the node; its operands must be in memory, or free views of it."""
+        self.reference.append(node)
+        self.home[node] = node
+        self._join_readers(node, node)
+        for operand in node.inputs:
+            self._demand(operand, node)
+
+    def _demand(self, node: Node, reader: Node) -> None:
+        while node.op in FREE_FOR_REFERENCE and node not in self.in_memory:
+            if self.home.get(node) is not node:
+                self.home[node] = node
+                self.reference.append(node)
+            self.needs[reader].add(node)
+            reader, node = node, node.inputs[0]
+        self.readers[node].add(reader)
+        if node.op not in LEAVES:
+            self.in_memory.add(node)
+
+    def _place(self, node: Node) -> None:
+        if self.home.get(node) is node:  # a view that the reference takes too
+            self._join_readers(node, node)
+            return
+        places = {place.key(): place for place in self.places[node]}
+        if node.op in VIEWS and node not in self.in_memory:
+            return
+        stored = node in self.in_memory
+        if not stored and _is_cheap(node) and all(self._fits(node, p) for p in places.values()):
+            for place in places.values():
+                self._absorb(node, place)
+            return
+        alone = len(places) == 1 and not stored
+        for place in places.values():
+            if self._may_absorb(node, place, alone):
+                self._absorb(node, place)
+                if not alone:
+                    self._store(node, place.draft, _offset(node, place.index))
+                return
+        self._begin(node)
+
+    def _begin(self, node: Node) -> None:
+        """A kernel of its own, or one beside nodes that read the same over the same space."""
+        kept, reduced, depth = node.type.shape, (), None
+        if node.op.kind == "reduce":
+            reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
+            depth = len(kept)
+        space = (*kept, *reduced)
+        draft = self._beside(node, space, depth)
+        if draft is None:
+            draft = Draft(space, depth)
+            self.drafts.append(draft)
+            self.by_space[space, depth].append(draft)
+        index = identity(kept)
+        self._store(node, draft, flattened(index, kept))
+        self._absorb(node, Place(draft, index, ()))
+
+    def _beside(self, node: Node, space: tuple, depth: int | None) -> Draft | None:
+        for draft in reversed(self.by_space[space, depth][-4:]):
+            has_room = len(draft.members) < MOST_MEMBERS // 2 and draft.passes < MOST_PASSES
+            shares = any(_base(n) in draft.reads or n in draft.members for n in node.inputs)
+            if has_room and shares and draft.depth == depth and not self._closes_cycle(node, draft):
+                return draft
+        return None
+
+    def _store(self, node: Node, draft: Draft, offset: Affine) -> None:
+        draft.stores[node] = offset
+        self.home[node] = draft
+        self._join_readers(node, draft)
+
+    def _join_readers(self, node: Node, home: Draft | Node) -> None:
+        for reader in self._reading(node):
+            if reader is not home:
+                self.needs[reader].add(home)
+
+    def _reading(self, node: Node) -> set[Draft | Node]:
+        return self.readers[node] | {place.draft for place in self.places[node]}
+
+    def _closes_cycle(self, node: Node, draft: Draft, inside: Place | None = None) -> bool:
+        """Whether the draft, if it stores the node, would wait for one that waits for it."""
+        others = set(self.readers[node])
+        for place in self.places[node]:
+            if inside is None or place.key() != inside.key():
+                others.add(place.draft)
+        return bool(others) and self._reaches(draft, others)
+
+    def _reaches(self, start: Draft | Node, goals: set) -> bool:
+        seen, waiting = {start}, [start]
+        while waiting:
+            unit = waiting.pop()
+            if unit in goals:
+                return True
+            new = self.needs[unit] - seen
+            seen |= new
+            waiting.extend(new)
+        return False
+
+    # --- may a node be computed where it is read? ------------------------------------------------
+
+    def _fits(self, node: Node, place: Place) -> bool:
+        """Whether the index map of every operand can be written down at this place."""
+        if isinstance(place.index, Affine):
+            return node.op.kind == "elementwise" and all(
+                n.shape == node.shape or n.type.size == 1 for n in node.inputs
+            )
+        return True
+
+    def _may_absorb(self, node: Node, place: Place, alone: bool) -> bool:
+        draft = place.draft
+        if not self._fits(node, place) or node.op in VIEWS:
+            return False
+        if len(draft.members) >= MOST_MEMBERS or len(draft.reads) >= MOST_READS:
+            return False
+        if not alone:
+            if not _covers(node, place) or self._closes_cycle(node, draft, place):
+                return False
+        if node.op.kind == "reduce":
+            return _may_reduce_in(node, place)
+        return _times_computed(place) <= node.type.size or _is_light(node)
+
+    # --- computing inside ------------------------------------------------------------------------
+
+    def _absorb(self, node: Node, place: Place) -> None:
+        draft = place.draft
+        draft.members[node].add((place.index, place.guards))
+        if node.op.kind == "reduce":
+            _open_rows(node, place)
+            draft.passes += 1
+        for operand, index, guards in operand_places(node, place.index, place.guards, draft):
+            base, index = through_views(operand, index, draft.space)
+            if _behind_barrier(base):
+                base = base.inputs[0]
+                self.in_memory.add(base)
+            if base.op is ops.CONSTANT or base.op is ops.SCALAR:
+                continue
+            draft.reads.add(base)
+            if base.op is not ops.INPUT:
+                if base.op in VIEWS or base not in self.native:
+                    self.in_memory.add(base)
+                self.places[base].append(Place(draft, index, guards))
+
+    # --- the result ------------------------------------------------------------------------------
+
+    def _ordered(self) -> list[Kernel | Node]:
+        """Every unit after those it needs, otherwise as the graph was recorded."""
+        units: list[Draft | Node] = [*self.drafts, *self.reference]
+        units.sort(key=self._time)
+        done: set = set()
+        result: list[Kernel | Node] = []
+        for unit in units:
+            waiting = [(unit, False)]
+            while waiting:
+                one, needs_done = waiting.pop()
+                if one in done:
+                    continue
+                if needs_done:
+                    done.add(one)
+                    result.append(one if isinstance(one, Node) else self._kernel(one))
+                else:
+                    waiting.append((one, True))
+                    waiting.extend((u, False) for u in self.needs[one] if u not in done)
+        return result
+
+    def _time(self, unit: Draft | Node) -> int:
+        if isinstance(unit, Node):
+            return self.position[unit]
+        return max(self.position[n] for n in unit.stores)
+
+    def _kernel(self, draft: Draft) -> Kernel:
+        body = _Body(draft, self.home)
+        stores = tuple(
+            Store(node, body.value(node, *_home_place(node, draft)), offset)
+            for node, offset in draft.stores.items()
+        )
+        depth = len(draft.space) if draft.depth is None else draft.depth
+        return Kernel(draft.space, depth, stores)
+
+
+def _home_place(node: Node, draft: Draft) -> tuple[Index, tuple[Guard, ...]]:
+    """The place whose value is stored: the one without guards that covers the node."""
+    for index, guards in draft.members[node]:
+        if not guards and _offset(node, index) == draft.stores[node]:
+            return index, guards
+    raise AssertionError(f"{node} is stored by a kernel that does not compute it")
+
+
+def _base(node: Node) -> Node:
+    while node.op in VIEWS:
+        node = node.inputs[0]
+    return node
+
+
+def _behind_barrier(node: Node) -> bool:
+    return node.op is ops.BARRIER
+
+
+def _offset(node: Node, index: Index) -> Affine:
+    return index if isinstance(index, Affine) else flattened(index, node.shape)
+
+
+def _times_computed(place: Place) -> int:
+    """How often the loops around a value compute it: it moves out of those it does not read."""
+    forms = [place.index] if isinstance(place.index, Affine) else list(place.index)
+    forms.extend(guard.form for guard in place.guards)
+    last = max((v for form in forms for v, _ in form.terms), default=-1)
+    return prod(place.draft.space[: last + 1])
+
+
+def _is_cheap(node: Node) -> bool:
+    """A number, or positions: what every kernel may compute for itself."""
+    if node.op is ops.IOTA:
+        return True
+    if node.type.size != 1 or node.op.kind not in ("elementwise", "view"):
+        return False
+    return all(_base(n).op in LEAVES for n in node.inputs)
+
+
+def _is_light(node: Node) -> bool:
+    """One or two instructions on what is in memory anyway."""
+    is_simple = node.op.kind in ("elementwise", "leaf") and node.op not in COSTLY
+    return is_simple and all(_base(n).op in LEAVES for n in node.inputs)
+
+
+def _covers(node: Node, place: Place) -> bool:
+    """Whether the place sees every element of the node exactly once, in order."""
+    if place.guards:
+        return False
+    space, depth = place.draft.space, place.draft.depth
+    offset = _offset(node, place.index)
+    if node.type.size == prod(space) and offset == flattened(identity(space), space):
+        return True
+    rows = space[:depth] if depth is not None else None
+    return (
+        rows is not None
+        and node.type.size == prod(rows)
+        and offset == flattened(identity(rows), rows)
+    )
+
+
+def _may_reduce_in(node: Node, place: Place) -> bool:
+    """Whether each row of the draft can hold this reduction."""
+    draft = place.draft
+    if place.guards or isinstance(place.index, Affine) or draft.passes >= MOST_PASSES:
+        return False
+    k = _rows_used(place, node)
+    if k is None:
+        return False
+    reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
+    rows, rest = draft.space[:k], draft.space[k:]
+    if prod(rows) < FEWEST_ROWS and prod(rows) * prod(reduced) > SMALL_SPACE:
+        return False
+    if draft.depth is None:
+        return rest == reduced or not rest
+    return k == draft.depth and rest == reduced
+
+
+def _rows_used(place: Place, node: Node) -> int | None:
+    """How many leading variables the node's index is, each for one dimension in turn."""
+    offset = _offset(node, place.index)
+    space = place.draft.space
+    candidates = [place.draft.depth] if place.draft.depth is not None else range(len(space) + 1)
+    for k in candidates:
+        rows = space[:k]
+        if prod(rows) == node.type.size and offset == flattened(identity(rows), rows):
+            if k < len(space) and space[k] == 1 and place.draft.depth is None:
+                continue  # a later k says the same and leaves what is reduced
+            return k
+    return None
+
+
+def _open_rows(node: Node, place: Place) -> None:
+    draft = place.draft
+    if draft.depth is None:
+        reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
+        k = _rows_used(place, node)
+        draft.depth = k
+        if k == len(draft.space):
+            draft.space = (*draft.space, *reduced)
+
+
+# --- index maps ----------------------------------------------------------------------------------
+
+
+def operand_places(
+    node: Node, index: Index, guards: tuple[Guard, ...], draft: Draft
+) -> list[tuple[Node, Index, tuple[Guard, ...]]]:
+    """Each operand with where it is read when the node is computed at `index`."""
+    if node.op.kind == "reduce":
+        return [(node.inputs[0], _reduced_index(node, index, draft), guards)]
+    if node.op is ops.PAD:
+        return _padded(node, index, guards)
+    if node.op is ops.CONCAT:
+        return _joined(node, index, guards)
+    if node.op is ops.INSERT:
+        return _inserted(node, index, guards)
+    if node.op in VIEWS:
+        return [(node, index, guards)]
+    return [(n, _broadcast_index(n, index, node), guards) for n in node.inputs]
+
+
+def _broadcast_index(operand: Node, index: Index, node: Node) -> Index:
+    if isinstance(index, Affine):
+        return index if operand.shape == node.shape else tuple(ZERO for _ in operand.shape)
+    used = index[len(index) - len(operand.shape) :]
+    return tuple(ZERO if extent == 1 else i for i, extent in zip(used, operand.shape))
+
+
+def _reduced_index(node: Node, index: tuple[Affine, ...], draft: Draft) -> tuple[Affine, ...]:
+    dims, shape = node.attr("dims"), node.inputs[0].shape
+    kept, result, inner = list(index), [], draft.depth
+    for d, extent in enumerate(shape):
+        if d in dims:
+            result.append(variable(inner, extent))
+            inner += 1
+        else:
+            result.append(kept.pop(0))
+    return tuple(result)
+
+
+def _padded(node, index, guards):
+    x, value = node.inputs
+    moved = tuple(i.shifted(-low) for i, low in zip(index, node.attr("low")))
+    sides = zip(moved, x.shape, node.attr("low"), node.attr("high"))
+    inside = tuple(Guard(i, 0, n) for i, n, low, high in sides if low or high)
+    return [(x, moved, guards + inside), (value, (), guards)]
+
+
+def _joined(node, index, guards):
+    result, before, dim = [], 0, node.attr("dim")
+    for part in node.inputs:
+        moved = list(index)
+        moved[dim] = index[dim].shifted(-before)
+        inside = Guard(moved[dim], 0, part.shape[dim])
+        result.append((part, tuple(moved), (*guards, inside)))
+        before += part.shape[dim]
+    return result
+
+
+def _inserted(node, index, guards):
+    base, new = node.inputs
+    moved = tuple(i.shifted(-start) for i, start in zip(index, node.attr("starts")))
+    sides = zip(moved, new.shape, base.shape)
+    inside = tuple(Guard(i, 0, n) for i, n, extent in sides if n != extent)
+    return [(base, index, guards), (new, moved, guards + inside)]
+
+
+def through_views(node: Node, index: Index, space: tuple[int, ...]) -> tuple[Node, Index]:
+    """The node that the views lead to, and its index; views that have none stay."""
+    while node.op in VIEWS and node.op is not ops.BARRIER:
+        x = node.inputs[0]
+        if node.op is ops.RESHAPE:
+            flat = _offset(node, index)
+            parts = split(flat, x.shape, space)
+            index = flat if parts is None else parts
+        elif isinstance(index, Affine):
+            return node, index
+        else:
+            index = _viewed(node, index, x.shape)
+        node = x
+    return node, index
+
+
+def _viewed(node: Node, index: tuple[Affine, ...], shape: tuple[int, ...]) -> tuple[Affine, ...]:
+    if node.op is ops.PERMUTE:
+        result: list[Affine] = [ZERO] * len(shape)
+        for position, d in enumerate(node.attr("dims")):
+            result[d] = index[position]
+        return tuple(result)
+    if node.op is ops.SLICE:
+        starts, steps = node.attr("starts"), node.attr("steps")
+        return tuple(i.times(s).shifted(a) for i, a, s in zip(index, starts, steps))
+    if node.op is ops.EXPAND:
+        used = index[len(index) - len(shape) :]
+        return tuple(ZERO if extent == 1 else i for i, extent in zip(used, shape))
+    assert node.op is ops.FLIP, node.op
+    flipped = node.attr("dims")
+    return tuple(
+        i.times(-1).shifted(extent - 1) if d in flipped else i
+        for d, (i, extent) in enumerate(zip(index, shape))
+    )
+
+
+# --- bodies --------------------------------------------------------------------------------------
+
+
+class _Body:
+    """The values of one kernel, equal ones once."""
+
+    def __init__(self, draft: Draft, home: dict[Node, Draft | Node]):
+        self.draft, self.home = draft, home
+        self._made: dict[tuple, Value] = {}
+        self._interned: dict[tuple, Value] = {}
+
+    def _intern(self, *key) -> Value:
+        value = self._interned.get(key)
+        if value is None:
+            value = self._interned[key] = Value(*key)
+        return value
+
+    def value(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
+        key = (node, index, guards)
+        if key not in self._made:
+            self._made[key] = self._make(node, index, guards)
+        return self._made[key]
+
+    def _operand(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
+        base, index = through_views(node, index, self.draft.space)
+        if _behind_barrier(base):
+            return self._load(base.inputs[0], index, guards)
+        if base.op is ops.CONSTANT:
+            return self.value(base, index, ())
+        if (index, guards) in self.draft.members.get(base, ()):
+            return self.value(base, index, guards)
+        return self._load(base, index, guards)
+
+    def _load(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
+        if node.op is ops.CONSTANT:
+            return self.value(node, index, ())
+        return self._intern("load", node.dtype, (), None, (node, _offset(node, index)), guards)
+
+    def _make(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
+        if node.op is ops.CONSTANT:
+            # By its text: 0.0 and -0.0 are equal keys.
+            number = repr(constant_value(node))
+            return self._intern("constant", node.dtype, (), None, number, ())
+        if node.op is ops.IOTA:
+            form = index if isinstance(index, Affine) else index[0]
+            return self._intern("position", node.dtype, (), None, form, ())
+        places = operand_places(node, index, guards, self.draft)
+        operands = tuple(self._operand(*place) for place in places)
+        if node.op in VIEWS:
+            return operands[0]
+        if node.op.kind == "reduce":
+            return self._intern("reduced", node.dtype, operands, node.op, None, ())
+        if node.op in (ops.PAD, ops.CONCAT, ops.INSERT):
+            return self._chosen(node, operands, places, len(guards))
+        return self._intern("cell", node.dtype, operands, node.op, node.attrs, ())
+
+    def _chosen(self, node, operands, places, outer: int) -> Value:
+        """A guarded operand where its own guards hold, else the one that has none left."""
+        choices = [(v, place[2][outer:]) for v, place in zip(operands, places)]
+        if node.op is ops.CONCAT:
+            result = choices.pop()[0]
+        else:
+            result = choices.pop(1 if node.op is ops.PAD else 0)[0]
+        for value, guards in reversed(choices):
+            result = self._intern("choose", node.dtype, (value, result), None, None, guards)
+        return result
+
+
+def kernels_of(units: Iterable[Kernel | Node]) -> list[Kernel]:
+    return [unit for unit in units if isinstance(unit, Kernel)]

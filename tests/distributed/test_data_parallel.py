@@ -1,0 +1,233 @@
+"""DataParallel: a model, a thread and a device each, and errors that reach the caller."""
+
+import contextlib
+import threading
+import time
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+import ltc.core.lazy_model as ltm
+import ltc.distributed.data_parallel as dp
+from ltc.debug import metrics
+
+DEVICES = ["ltc:0", "ltc:1"]
+
+
+def batches(count: int) -> list:
+    draw = torch.Generator().manual_seed(2)
+    return [(torch.randn(4, 3, generator=draw), torch.randn(4, 2, generator=draw))
+            for _ in range(count)]
+
+
+def train(model, loader, device, context):
+    """Where each batch was, and how many there were."""
+    optimizer = context.getattr_or("optimizer", lambda: torch.optim.SGD(model.parameters(), 0.1))
+    seen = []
+    for index, (x, y) in loader:
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        ltm.optimizer_step(optimizer)
+        seen.append((index, str(x.device)))
+    return str(device), seen
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith(("DataParallel", "ltc loader"))]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind():
+    yield
+    for thread in threads():
+        thread.join(30)
+    assert not threads()
+
+
+def test_every_device_trains_on_its_own_batches_and_results_come_in_device_order():
+    parallel = dp.DataParallel(lambda: nn.Linear(3, 2), device_ids=DEVICES)
+    results = parallel(train, batches(6))
+    assert results == [
+        (device, [(index, device) for index in range(3)]) for device in ("ltc:0", "ltc:1")
+    ]
+
+
+@pytest.mark.parametrize("network", [nn.Flatten, lambda: nn.Linear(3, 2), nn.Linear(3, 2)])
+def test_a_class_a_factory_and_a_module_give_every_device_an_equal_model(network):
+    parallel = dp.DataParallel(network, device_ids=DEVICES)
+    first, second = parallel.models
+    assert first is not second
+    assert [str(p.device) for p in second.parameters()] == ["ltc:1"] * len(list(second.parameters()))
+    for one, other in zip(first.parameters(), second.parameters()):
+        assert torch.equal(one.cpu(), other.cpu())
+
+
+def test_no_devices_given_means_all_of_the_process():
+    assert dp.DataParallel(nn.Flatten).devices == ltm.get_lazy_supported_devices()
+
+
+def test_inside_a_thread_the_device_is_current_and_the_replica_is_known():
+    def who(model, loader, device, context):
+        return ltm.get_ordinal(), ltm.xrt_world_size(), ltm.lazy_device() == device
+
+    parallel = dp.DataParallel(nn.Flatten, device_ids=DEVICES)
+    assert parallel(who, batches(2)) == [(0, 2, True), (1, 2, True)]
+    assert (ltm.get_ordinal(), ltm.xrt_world_size()) == (0, 1)
+
+
+def test_a_loader_without_numbers_can_be_asked_for():
+    def shapes(model, loader, device, context):
+        assert len(loader) == 2
+        return [list(x.shape) for x, y in loader]
+
+    parallel = dp.DataParallel(nn.Flatten, device_ids=DEVICES, enumerate_batches=False)
+    assert parallel(shapes, batches(4)) == [[[4, 3], [4, 3]]] * 2
+
+
+def test_the_context_keeps_what_it_was_given_until_the_next_call():
+    made = []
+
+    def loop(model, loader, device, context):
+        optimizer = context.getattr_or("optimizer", lambda: made.append(1) or object())
+        return id(optimizer), context.getattr_or("seen", 5)
+
+    parallel = dp.DataParallel(nn.Flatten, device_ids=DEVICES)
+    assert parallel(loop, batches(2)) == parallel(loop, batches(2))
+    assert len(made) == 2 and parallel(loop, batches(2))[0][1] == 5
+
+
+def test_keywords_of_the_call_reach_the_loop():
+    def loop(model, loader, device, context, scale, shift=0):
+        return scale, shift
+
+    parallel = dp.DataParallel(nn.Flatten, device_ids=DEVICES)
+    assert parallel(loop, batches(2), scale=3, shift=1) == [(3, 1)] * 2
+
+
+def test_keywords_of_the_constructor_reach_the_loader():
+    parallel = dp.DataParallel(
+        nn.Linear(3, 2), device_ids=DEVICES, batches_per_execution=5, uneven="pad"
+    )
+    assert [len(seen) for _, seen in parallel(train, batches(3))] == [2, 2]
+
+
+def test_without_devices_the_loop_runs_in_the_caller_where_the_module_is():
+    def loop(model, loader, device, context):
+        assert model is module and context.device == device
+        return threading.current_thread(), str(device), [index for index, _ in loader]
+
+    module = nn.Linear(3, 2)
+    parallel = dp.DataParallel(module, device_ids=[])
+    assert parallel(loop, batches(2)) == [(threading.current_thread(), "cpu", [0, 1])]
+    assert parallel.devices == []
+
+
+def test_without_devices_a_module_in_two_places_is_refused():
+    module = nn.ModuleList([nn.Linear(1, 1).to("ltc:0"), nn.Linear(1, 1)])
+    with pytest.raises(RuntimeError, match="Model uses more than one device: cpu, ltc:0"):
+        dp.DataParallel(module, device_ids=[])
+
+
+def test_equal_graphs_are_compiled_once_for_all_devices():
+    class Net(nn.Module):
+        """Of sizes that no other test uses, so that nothing is compiled before."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return (self.layer(x) * 1.375).sin()
+
+    def compiles(devices):
+        with metrics.counted() as grown:
+            dp.DataParallel(Net, device_ids=devices)(train, batches(4 * len(devices)))
+            ltm.wait_device_ops()
+        return grown["UncachedCompile"]
+
+    # Alone a device averages nothing, so its step is another graph: both counts start at none.
+    assert 0 < compiles(["ltc:0", "ltc:1", "ltc:2", "ltc:3"]) <= compiles_of_one_replica()
+
+
+def compiles_of_one_replica() -> int:
+    """Programs of a step like Net's: its first step, and those after, with gradients to replace."""
+    return 3
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_the_first_exception_is_raised_in_the_caller_and_names_its_device(at):
+    def loop(model, loader, device, context):
+        for index, _ in loader:
+            if index == 2 and str(device) == DEVICES[at]:
+                raise LookupError("the loop's own")
+
+    parallel = dp.DataParallel(nn.Linear(3, 2), device_ids=DEVICES)
+    with pytest.raises(LookupError, match="the loop's own") as caught:
+        parallel(loop, batches(100))
+    text = "".join(traceback.format_exception(caught.value))
+    assert f"Exception in model function for device={DEVICES[at]}" in text
+    assert 'raise LookupError("the loop\'s own")' in text
+
+
+def test_the_error_of_a_sample_reaches_the_caller():
+    def source():
+        yield from batches(3)
+        raise KeyError("sample")
+
+    parallel = dp.DataParallel(nn.Linear(3, 2), device_ids=DEVICES)
+    with pytest.raises(KeyError, match="sample"):
+        parallel(train, source())
+
+
+def test_a_thread_that_asks_for_no_batch_is_stopped_too(monkeypatch):
+    monkeypatch.setattr(dp, "STOP_SECONDS", 0.2)
+
+    def loop(model, loader, device, context):
+        if str(device) == "ltc:0":
+            raise LookupError
+        while True:
+            time.sleep(0.01)
+
+    with pytest.raises(LookupError):
+        dp.DataParallel(nn.Flatten, device_ids=DEVICES)(loop, batches(2))
+
+
+def test_after_an_exception_the_devices_train_on():
+    def loop(model, loader, device, context):
+        for index, (x, y) in loader:
+            model(x).sum().backward()
+            if str(device) == "ltc:1":
+                raise LookupError
+
+    parallel = dp.DataParallel(nn.Linear(3, 2), device_ids=DEVICES)
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            parallel(loop, batches(10))
+        assert [len(seen) for _, seen in parallel(train, batches(4))] == [2, 2]
+
+
+def test_ctrl_c_in_the_caller_stops_the_threads(monkeypatch):
+    monkeypatch.setattr(dp, "STOP_SECONDS", 0.2)
+    ended = []
+
+    def loop(model, loader, device, context):
+        with contextlib.suppress(Exception):
+            try:
+                while True:
+                    time.sleep(0.01)
+            finally:
+                ended.append(str(device))
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dp._Threads, "_raise", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        dp.DataParallel(nn.Flatten, device_ids=DEVICES)(
+            lambda model, loader, device, context:
+                1 / 0 if str(device) == "ltc:1" else loop(model, loader, device, context),
+            batches(2),
+        )
+    assert ended == ["ltc:0"]

@@ -1,0 +1,369 @@
+"""Every call of torch.distributed on lazy tensors, with two ranks over the backend "ltc"."""
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+import ltc
+import ltc.debug.metrics as metrics
+from ltc.utils import steps
+from tests.distributed.ranks import ROOT, findings, names_of
+
+DEVICE = "ltc:0"
+OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+
+
+def numbers(rank: int, *shape: int) -> torch.Tensor:
+    """Other numbers on every rank, on the CPU."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(rank)) + 0.5
+
+
+def same(on_ltc: torch.Tensor, on_cpu: torch.Tensor) -> None:
+    assert on_ltc.device.type == "ltc"
+    # gloo runs underneath in both cases, so nothing is rounded differently
+    torch.testing.assert_close(on_ltc.detach().cpu(), on_cpu, rtol=0, atol=0)
+
+
+def on_both(call, *tensors: torch.Tensor) -> None:
+    """The same call on CPU tensors and on lazy copies leaves the same in all of them."""
+    copies = [tensor.to(DEVICE) for tensor in tensors]
+    call(*tensors)
+    call(*copies)
+    for tensor, copy in zip(tensors, copies):
+        same(copy, tensor)
+
+
+# --- collectives ------------------------------------------------------------------------------
+
+def check_all_reduce_takes_every_operation(rank, world):
+    for name in OPERATIONS:
+        on_both(lambda x: dist.all_reduce(x, op=getattr(dist.ReduceOp, name)), numbers(rank, 3, 2))
+
+
+def check_all_reduce_takes_bits(rank, world):
+    for name in ("BAND", "BOR", "BXOR"):
+        on_both(
+            lambda x: dist.all_reduce(x, op=getattr(dist.ReduceOp, name)),
+            torch.tensor([rank + 1, 3 - rank], dtype=torch.int32),
+        )
+
+
+def check_all_reduce_takes_many_dtypes(rank, world):
+    for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8):
+        on_both(dist.all_reduce, (numbers(rank, 5) * 4).to(dtype))
+
+
+def check_a_collective_writes_through_a_view(rank, world):
+    base = torch.zeros(4, 3, device=DEVICE)
+    dist.all_reduce(base[1:3].add_(rank + 1))
+    assert base.cpu().tolist() == [[0] * 3, [3] * 3, [3] * 3, [0] * 3]
+
+
+def check_broadcast_does_not_look_at_what_others_hold(rank, world):
+    x = numbers(rank, 4) if rank == 1 else torch.full((4,), float("nan"))
+    on_both(lambda x: dist.broadcast(x, 1), x)
+
+
+def check_broadcast_carries_any_dtype(rank, world):
+    for dtype in (torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn):
+        x = (numbers(rank, 6) * 3).to(torch.int32).to(torch.float32).to(dtype).to(DEVICE)
+        dist.broadcast(x, 0)
+        expected = (numbers(0, 6) * 3).to(torch.int32).to(torch.float32).to(dtype)
+        assert x.cpu().view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
+
+
+def check_all_gather(rank, world):
+    on_both(lambda x, a, b: dist.all_gather([a, b], x), numbers(rank, 2, 3), *torch.zeros(2, 2, 3))
+
+
+def check_all_gather_of_scalars(rank, world):
+    on_both(lambda x, a, b: dist.all_gather([a, b], x), numbers(rank).clone(), *torch.zeros(2))
+
+
+def check_all_gather_into_tensor_joins_or_stacks(rank, world):
+    on_both(lambda x, out: dist.all_gather_into_tensor(out, x), numbers(rank, 2, 3),
+            torch.zeros(4, 3))
+    stacked = torch.zeros(2, 2, 3, device=DEVICE)  # which gloo refuses on the CPU
+    dist.all_gather_into_tensor(stacked, numbers(rank, 2, 3).to(DEVICE))
+    same(stacked, torch.stack([numbers(0, 2, 3), numbers(1, 2, 3)]))
+
+
+def check_reduce_scatter(rank, world):
+    on_both(lambda a, b, out: dist.reduce_scatter(out, [a, b]), numbers(rank, 3), numbers(9, 3),
+            torch.zeros(3))
+
+
+def check_reduce_scatter_tensor(rank, world):
+    for name in ("SUM", "AVG", "MAX"):
+        on_both(
+            lambda x, out: dist.reduce_scatter_tensor(out, x, op=getattr(dist.ReduceOp, name)),
+            numbers(rank, 4, 3), torch.zeros(2, 3),
+        )
+
+
+def check_all_to_all_single_in_equal_and_in_unequal_parts(rank, world):
+    on_both(lambda x, out: dist.all_to_all_single(out, x), numbers(rank, 4, 2), torch.zeros(4, 2))
+    inputs, outputs = ([1, 3], [1, 2]) if rank == 0 else ([2, 1], [3, 1])
+    on_both(
+        lambda x, out: dist.all_to_all_single(out, x, outputs, inputs),
+        numbers(rank, sum(inputs), 2), torch.zeros(sum(outputs), 2),
+    )
+
+
+def check_all_to_all(rank, world):
+    on_both(lambda a, b, c, d: dist.all_to_all([c, d], [a, b]), numbers(rank, 2),
+            numbers(rank + 5, 2), torch.zeros(2), torch.zeros(2))
+
+
+def check_reduce_leaves_the_other_ranks_tensor_alone(rank, world):
+    x = numbers(rank, 3).to(DEVICE)
+    dist.reduce(x, 1)
+    same(x, numbers(0, 3) + numbers(1, 3) if rank == 1 else numbers(0, 3))
+
+
+def check_gather_and_scatter(rank, world):
+    x = numbers(rank, 3).to(DEVICE)
+    parts = [torch.zeros(3, device=DEVICE) for _ in range(world)] if rank == 0 else None
+    dist.gather(x, parts, 0)
+    back = torch.zeros(3, device=DEVICE)
+    dist.scatter(back, parts, 0)
+    same(back, numbers(rank, 3))
+
+
+def check_coalesced_calls(rank, world):
+    tensors = [numbers(rank, 3).to(DEVICE), numbers(rank, 2).to(DEVICE)]
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    for tensor, size in zip(tensors, (3, 2)):
+        same(tensor, numbers(0, size) + numbers(1, size))
+
+
+# --- point to point ---------------------------------------------------------------------------
+
+def check_send_and_receive(rank, world):
+    x = numbers(rank, 3).to(DEVICE)
+    if rank == 0:
+        dist.send(x * 1, 1)
+    else:
+        dist.recv(x, 0)
+    same(x, numbers(0, 3))
+
+
+def check_receive_from_anyone_tells_from_whom(rank, world):
+    x = torch.zeros(3, device=DEVICE)
+    if rank == 0:
+        dist.send(numbers(0, 3).to(DEVICE), 1)
+    else:
+        assert dist.recv(x) == 0
+        same(x, numbers(0, 3))
+
+
+def check_both_may_receive_before_they_send(rank, world):
+    mine, theirs = numbers(rank, 3).to(DEVICE), torch.zeros(3, device=DEVICE)
+    calls = [dist.P2POp(dist.irecv, theirs, 1 - rank), dist.P2POp(dist.isend, mine, 1 - rank)]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    same(theirs, numbers(1 - rank, 3))
+
+
+def check_what_is_sent_may_wait_for_a_recorded_collective(rank, world):
+    x = numbers(rank, 3).to(DEVICE)
+    dist.all_reduce(x)
+    if rank == 0:
+        dist.recv(x, 1)
+    else:
+        dist.send(x, 0)
+    same(x, numbers(0, 3) + numbers(1, 3))
+
+
+# --- objects, groups, barriers ----------------------------------------------------------------
+
+def check_objects_travel(rank, world):
+    found = [None] * world
+    dist.all_gather_object(found, {"rank": rank, "tensor": numbers(rank, 2).to(DEVICE)})
+    assert [f["rank"] for f in found] == [0, 1]
+    same(found[1]["tensor"], numbers(1, 2))
+    objects = [rank, "of", rank]
+    dist.broadcast_object_list(objects, src=1)
+    assert objects == [1, "of", 1]
+    received = [None]
+    dist.scatter_object_list(received, ["a", "b"] if rank == 0 else None, src=0)
+    assert received == ["ab"[rank]]
+
+
+def check_groups_have_their_own_ranks(rank, world):
+    alone = [dist.new_group([r]) for r in range(world)]
+    x = torch.full((2,), float(rank), device=DEVICE)
+    dist.all_reduce(x, group=alone[rank])
+    dist.broadcast(x, rank, group=alone[rank])
+    assert x.cpu().tolist() == [rank, rank]
+    assert dist.get_rank(alone[rank]) == 0
+
+
+def check_other_backends_serve_lazy_tensors_too(rank, world):
+    for backend in ("gloo", "cpu:gloo,ltc:ltc", "cpu:gloo,ltc:gloo", "ltc:ltc"):
+        group = dist.new_group(backend=backend)
+        x = torch.ones(2, device=DEVICE)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().tolist() == [2, 2], backend
+
+
+def check_barriers(rank, world):
+    dist.barrier()
+    dist.barrier(device_ids=[0])
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier()
+
+
+def check_a_barrier_runs_what_was_recorded_before_it(rank, world):
+    x = torch.ones(2, device=DEVICE)
+    dist.all_reduce(x)
+    if rank == 0:
+        assert x.cpu().tolist() == [2, 2]  # waits for rank 1, which goes straight to the barrier
+    dist.barrier()
+
+
+def check_a_cpu_collective_comes_after_those_recorded_before_it(rank, world):
+    x, count = torch.ones(2, device=DEVICE), torch.ones(1)
+    dist.all_reduce(x)
+    if rank == 0:
+        x.cpu()
+    with torch.inference_mode():
+        dist.all_reduce(count)
+    assert count.item() == 2
+
+
+def check_work_has_a_future(rank, world):
+    x = torch.ones(2, device=DEVICE)
+    work = dist.all_reduce(x, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    assert work.wait() and work.is_completed()
+    assert doubled.wait().cpu().tolist() == [4, 4]
+
+
+# --- recording --------------------------------------------------------------------------------
+
+def check_collectives_are_recorded_not_run(rank, world):
+    group = dist.group.WORLD
+    x = numbers(rank, 4).to(DEVICE)
+    y = functional.all_reduce(x * 2, "sum", group)
+    z = functional.all_gather_tensor(y + 1, 0, group)
+    w = functional.reduce_scatter_tensor(z, "avg", 0, group)
+    dist.all_reduce(x)
+    with metrics.counted() as grown:
+        total = (w + 0).sum() + x.sum()
+        steps.mark()
+    assert grown.get("UncachedCompile", 0) + grown.get("CachedCompile", 0) == 1, dict(grown)
+    both = numbers(0, 4) + numbers(1, 4)
+    torch.testing.assert_close(total.cpu(), (2 * both + 1).sum() + both.sum())
+
+
+def check_functional_collectives_equal_those_of_the_cpu(rank, world):
+    group = dist.group.WORLD
+    for call in (
+        lambda x: functional.all_reduce(x, "max", group),
+        lambda x: functional.all_gather_tensor(x, 1, group),
+        lambda x: functional.reduce_scatter_tensor(x, "sum", 1, group),
+        lambda x: functional.broadcast(x, 1, group),
+        lambda x: functional.all_to_all_single(x, None, None, group),
+        lambda x: functional.all_reduce_coalesced([x, x + 1], "sum", group)[1],
+    ):
+        x = numbers(rank, 2, 4)
+        same(call(x.to(DEVICE)) + 0, call(x) + 0)
+
+
+def check_functional_collectives_have_gradients(rank, world):
+    group = dist.group.WORLD
+    found = []
+    for device in ("cpu", DEVICE):
+        x = numbers(rank, 2, 4).to(device).requires_grad_()
+        y = functional.all_gather_tensor_autograd(x, 0, group)
+        z = functional.reduce_scatter_tensor_autograd(y * y, "sum", 0, group)
+        (z**2).sum().backward()
+        found.append(x.grad)
+    same(found[1], found[0])
+
+
+def check_what_nobody_reads_runs_with_the_step(rank, world):
+    x = torch.ones(3, device=DEVICE)
+    functional.all_reduce(x, "sum", dist.group.WORLD)
+    if rank == 1:
+        functional.wait_tensor(functional.all_reduce(x, "sum", dist.group.WORLD)).cpu()
+    else:
+        functional.all_reduce(x, "sum", dist.group.WORLD)
+        steps.mark()
+
+
+def check_reading_in_different_orders_does_not_hang(rank, world):
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+    for _ in range(5):
+        a, b = torch.full((2,), 1.0, device=DEVICE), torch.full((2,), 2.0, device=DEVICE)
+        dist.all_reduce(a, group=first)
+        dist.all_reduce(b, group=second)
+        for x, expected in [(a, 2), (b, 4)][:: 1 if rank else -1]:
+            assert x.cpu().tolist() == [expected] * 2
+
+
+def check_a_collective_on_a_second_device(rank, world):
+    x = torch.ones(2, device="ltc:1")
+    dist.all_reduce(x)
+    assert x.cpu().tolist() == [2, 2]
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+def check_a_reduction_that_gloo_lacks_says_so(rank, world):
+    x = torch.ones(2, device=DEVICE)
+    with pytest.raises(RuntimeError, match="PREMUL_SUM"):
+        dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
+
+
+def check_an_error_while_it_runs_names_the_collective_and_the_line(rank, world):
+    group = dist.new_group()
+    x = torch.ones(3, dtype=torch.int16, device=DEVICE)  # gloo does not know the dtype
+    y = functional.all_reduce(x, "sum", group)
+    with pytest.raises(RuntimeError) as caught:
+        (y + 0).cpu()
+    notes = " ".join(caught.value.__notes__)
+    assert "all_reduce sum" in notes and "test_process_group.py" in notes, notes
+
+
+def check_a_monitored_barrier_names_who_is_missing(rank, world):
+    group = dist.new_group()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="[Rr]ank 1"):
+            dist.monitored_barrier(group, timeout=timedelta(
+                seconds=1))
+    else:
+        time.sleep(1.5)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return findings(__file__, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", names_of(globals()))
+def test_on_two_ranks(found, name):
+    found.of(name)
+
+
+def test_ltc_is_the_backend_that_torch_picks_for_the_device():
+    assert dist.get_default_backend_for_device("ltc") == "ltc"
+    assert ltc.device_count() >= 1
+
+
+def test_ranks_of_a_mesh_may_read_in_any_order():
+    command = [sys.executable, "-W", "ignore", "scripts/mesh_order.py", "--runs", "20"]
+    found = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, text=True, capture_output=True
+    )
+    assert "0 hangs" in found.stdout, found.stdout + found.stderr

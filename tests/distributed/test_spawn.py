@@ -1,0 +1,472 @@
+"""spawn: ranks that return values, and a parent that learns of every way a rank can end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ltc
+import ltc.core.lazy_model as ltm
+import ltc.distributed.lazy_multiprocessing as lmp
+import ltc.distributed.parallel_loader as pl
+from ltc import config
+
+ROOT = Path(__file__).parents[2]
+
+
+def who(rank: int) -> tuple:
+    """A rank by every name it has, and what it computes."""
+    computed = (torch.ones(2, device=ltm.lazy_device()) * rank).sum().item()
+    return (
+        rank, ltm.get_ordinal(), ltm.get_local_ordinal(), ltm.xrt_world_size(), computed,
+        ltc.device_count(),
+    )
+
+
+def expected_of(ranks: int, devices: int) -> list[tuple]:
+    return [(rank, rank, rank, ranks, 2.0 * rank, devices) for rank in range(ranks)]
+
+
+# --- what comes back ----------------------------------------------------------------------------
+
+
+def test_ranks_know_their_place_and_return_values_twice_in_a_row():
+    assert torch.ones(2, device="ltc").sum().item() == 2  # the parent has used the device
+    for _ in range(2):
+        assert lmp.spawn(who, nprocs=3) == expected_of(3, ltc.device_count())
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_every_start_method_gives_the_same(start_method):
+    assert lmp.spawn(who, nprocs=2, start_method=start_method) == expected_of(2, ltc.device_count())
+
+
+def test_no_number_means_a_process_for_each_device():
+    with config.override(LTC_NUM_DEVICES=2):
+        assert lmp.spawn(who) == expected_of(2, devices=1)
+
+
+def test_one_process_is_this_process():
+    assert lmp.spawn(lambda rank: (rank, os.getpid()), nprocs=1) == [(0, os.getpid())]
+    assert ltm.xrt_world_size(5) == 5  # the place was the function's
+
+
+def test_a_number_below_one_is_refused():
+    with pytest.raises(ValueError, match="nprocs=0"):
+        lmp.spawn(who, nprocs=0)
+
+
+def test_joining_later_gives_the_values():
+    ranks = lmp.spawn(who, nprocs=2, join=False, daemon=True, start_method="fork")
+    assert len(ranks.pids()) == 2 and all(process.daemon for process in ranks.processes)
+    while (values := ranks.join(timeout=0.5)) is None:
+        pass
+    assert values == expected_of(2, ltc.device_count())
+
+
+def places_of(rank: int, x: torch.Tensor) -> tuple:
+    return x.is_shared(), x.sum().item()
+
+
+def test_the_memory_of_cpu_tensors_is_shared():
+    assert lmp.spawn(places_of, args=(torch.ones(1000),), nprocs=2) == [(True, 1000.0)] * 2
+
+
+def threads_of(rank: int) -> int:
+    return torch.get_num_threads()
+
+
+def test_the_cores_are_shared_out():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with config.override(OMP_NUM_THREADS=None):
+        assert lmp.spawn(threads_of, nprocs=2, start_method="fork") == [max(cores // 2, 1)] * 2
+    with config.override(OMP_NUM_THREADS=3):
+        assert lmp.spawn(threads_of, nprocs=2, start_method="fork") == [3, 3]
+
+
+def test_a_spawn_inside_a_rank_keeps_the_ranks_there_are():
+    assert lmp.spawn(spawn_again, nprocs=2, start_method="fork") == [[(0, 2), (1, 2)]] * 2
+
+
+def spawn_again(rank: int) -> list:
+    return lmp.spawn(lambda rank: (rank, ltm.xrt_world_size()), nprocs=2)
+
+
+def train_a_little(rank: int) -> list:
+    """The weights after a few steps on this rank's own batches."""
+    device = ltm.lazy_device()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    draw = torch.Generator().manual_seed(rank)
+    for x in pl.MpDeviceLoader([torch.randn(4, 3, generator=draw) for _ in range(4)], device):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        assert str(model.weight.grad.device) == str(device) == "ltc:0"
+        ltm.optimizer_step(optimizer)
+    return model.weight.tolist()
+
+
+def test_ranks_that_train_together_end_with_the_same_weights():
+    first, second = lmp.spawn(train_a_little, nprocs=2, start_method="fork")
+    assert first == second
+
+
+def test_gradients_are_those_of_one_process_with_all_batches():
+    (weights, _) = lmp.spawn(train_a_little, nprocs=2, start_method="fork")
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    draws = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    for _ in range(4):
+        optimizer.zero_grad()
+        x = torch.cat([torch.randn(4, 3, generator=draw) for draw in draws])
+        model(x).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(torch.tensor(weights), model.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+# --- taking turns -------------------------------------------------------------------------------
+
+
+def take_turns(rank: int, executor) -> list:
+    """When this rank's turns began and ended."""
+
+    def turn():
+        began = time.monotonic()
+        time.sleep(0.05)
+        return began, time.monotonic()
+
+    return [executor.run(turn) for _ in range(3)]
+
+
+def take_turns_with_an_executor_of_its_own(rank: int) -> list:
+    return take_turns(rank, lmp.MpSerialExecutor())
+
+
+@pytest.mark.parametrize("made", ["before", "in every rank"])
+def test_a_serial_executor_lets_one_rank_at_a_time(made):
+    if made == "before":
+        fn, args = take_turns, (lmp.MpSerialExecutor(),)
+    else:
+        fn, args = take_turns_with_an_executor_of_its_own, ()
+    turns = sorted(sum(lmp.spawn(fn, args=args, nprocs=2, start_method="fork"), []))
+    assert all(end <= begin for (_, end), (begin, _) in zip(turns, turns[1:]))
+
+
+def move(rank: int, wrapped) -> tuple:
+    module = wrapped._model
+    shared = module.weight.is_shared()
+    moved = wrapped.to(ltm.lazy_device())
+    return shared, str(moved.weight.device), moved.weight.sum().item()
+
+
+@pytest.mark.parametrize("start_method, shared", [("spawn", True), ("fork", False)])
+def test_a_wrapped_model_moves_to_every_ranks_device(start_method, shared):
+    model = nn.Linear(3, 2)
+    total = model.weight.sum().item()
+    results = lmp.spawn(
+        move, args=(lmp.MpModelWrapper(model),), nprocs=2, start_method=start_method
+    )
+    assert [result[:2] for result in results] == [(shared, "ltc:0")] * 2
+    assert [result[2] for result in results] == pytest.approx([total] * 2)
+
+
+# --- a rank that dies ---------------------------------------------------------------------------
+
+
+class Quiet(BaseException):
+    """No Exception, and of more arguments than it is made from."""
+
+    def __init__(self, first, second):
+        super().__init__(first)
+        self.second = second
+
+
+def die(how: str) -> None:
+    match how:
+        case "raise":
+            raise KeyError("one", 2)
+        case "base":
+            raise Quiet("one", 2)
+        case "unpicklable":
+            raise ValueError(lambda: None)
+        case "long":
+            raise ValueError("x" * 10_000_000)
+        case "exit":
+            sys.exit(3)
+        case "_exit":
+            os._exit(0)
+        case "interrupt":
+            signal.raise_signal(signal.SIGINT)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def one_dies(rank: int, how: str) -> None:
+    if rank == 1:
+        die(how)
+    wait_for_the_others()
+
+
+def wait_for_the_others() -> None:
+    while True:
+        time.sleep(0.05)
+
+
+CAUSES = {
+    "raise": "raised KeyError",
+    "base": "raised tests.distributed.test_spawn.Quiet",
+    "unpicklable": "raised ValueError",
+    "long": "raised ValueError",
+    "exit": "sys.exit(3)",
+    "_exit": "exit code 0 before its function returned",
+    "interrupt": "raised KeyboardInterrupt",
+    "kill": "killed by SIGKILL",
+    "segv": "killed by SIGSEGV",
+}
+WITH_STACK = {"raise", "base", "unpicklable", "long", "exit", "interrupt", "segv"}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that nobody has waited for is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("how", CAUSES)
+def test_a_dead_rank_raises_in_the_parent_and_leaves_no_process(how):
+    ranks = lmp.spawn(one_dies, args=(how,), nprocs=3, join=False, start_method="fork")
+    began = time.monotonic()
+    with pytest.raises(lmp.RankFailed) as caught:
+        ranks.join()
+    assert time.monotonic() - began < 5  # the promise; it takes 0.4
+    error = caught.value
+    assert (error.rank, error.pid) == (1, ranks.pids()[1])
+    assert CAUSES[how] in error.cause and CAUSES[how] in str(error)
+    if how in WITH_STACK:
+        assert "in die" in error.traceback
+    assert sorted(error.waiting) == [0, 2]
+    assert all("in wait_for_the_others" in text for text in error.waiting.values())
+    assert not any(is_alive(pid) for pid in ranks.pids())
+
+
+def test_the_exception_of_a_rank_is_the_cause_where_it_can_travel():
+    with pytest.raises(lmp.RankFailed) as caught:
+        lmp.spawn(one_dies, args=("raise",), nprocs=2)
+    assert repr(caught.value.__cause__) == "KeyError('one', 2)"
+
+
+def wait_in_a_barrier(rank: int) -> None:
+    if rank == 1:
+        raise LookupError("too early")
+    ltm.rendezvous("the end of the epoch")
+
+
+def test_the_parent_says_in_which_barrier_the_others_were():
+    with pytest.raises(lmp.RankFailed, match="LookupError: too early") as caught:
+        lmp.spawn(wait_in_a_barrier, nprocs=2, start_method="fork")
+    assert caught.value.rank == 1 and "in wait_in_a_barrier" in caught.value.waiting[0]
+
+
+def wait_in_a_step(rank: int) -> None:
+    x = ltm.all_reduce(ltm.REDUCE_SUM, torch.ones(3, device=ltm.lazy_device()))
+    if rank == 1:
+        os._exit(0)
+    x.cpu()
+
+
+def test_a_rank_that_leaves_a_collective_is_the_one_that_is_named():
+    with pytest.raises(lmp.RankFailed) as caught:
+        lmp.spawn(wait_in_a_step, nprocs=2, start_method="fork")
+    assert caught.value.rank == 1 and "wait_in_a_step" in caught.value.waiting[0]
+
+
+def return_a_function(rank: int):
+    return lambda: rank
+
+
+def test_a_value_that_can_not_travel_is_named():
+    with pytest.raises(lmp.RankFailed, match="pickle"):
+        lmp.spawn(return_a_function, nprocs=2, start_method="fork")
+
+
+def leave_work_that_fails(rank: int) -> None:
+    ltm.add_step_closure(lambda: 1 / 0, run_async=True)
+    ltm.mark_step()
+
+
+def test_an_error_behind_the_function_fails_the_rank():
+    with pytest.raises(lmp.RankFailed, match="ZeroDivisionError"):
+        lmp.spawn(leave_work_that_fails, nprocs=2, start_method="fork")
+
+
+# --- a parent that dies -------------------------------------------------------------------------
+
+PARENT = """
+import os, sys, time
+import ltc.distributed.lazy_multiprocessing as lmp
+
+def wait(rank, folder):
+    open(os.path.join(folder, str(os.getpid())), "w").close()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    lmp.spawn(wait, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Start a program whose ranks wait, with a start method; its process and its ranks' pids."""
+    started = []
+
+    def start(start_method: str):
+        script, folder = tmp_path / "parent.py", tmp_path / "pids"
+        script.write_text(PARENT)
+        folder.mkdir()
+        command = [sys.executable, str(script), str(folder), start_method]
+        parent = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+        )
+        started.append(parent)
+        while len(list(folder.iterdir())) < 2:
+            assert parent.poll() is None
+            time.sleep(0.05)
+        return parent, [int(path.name) for path in folder.iterdir()]
+
+    yield start
+    for parent in started:
+        parent.kill()
+        parent.communicate()
+
+
+def folders() -> set[str]:
+    return {str(p) for p in Path("/dev/shm").glob("ltc-*")}
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_ranks_end_with_their_parent_and_so_does_their_folder(waiting, number, start_method):
+    before = folders()
+    parent, pids = waiting(start_method)
+    made = folders() - before
+    parent.send_signal(number)
+    parent.wait()
+    deadline = time.monotonic() + 5  # the promise
+    while any(map(is_alive, pids)) or folders() & made:
+        assert time.monotonic() < deadline, (pids, folders())
+        time.sleep(0.05)
+
+
+# --- functions of a notebook --------------------------------------------------------------------
+
+CELL = """
+import torch, ltc
+import ltc.core.lazy_model as ltm
+import ltc.distributed.lazy_multiprocessing as lmp
+
+factor = 3
+
+class Net(torch.nn.Linear):
+    pass
+
+def cell(rank, model):
+    assert isinstance(model, Net)
+    return rank * factor, model.weight.is_shared(), ltm.xrt_world_size()
+
+for _ in range(2):
+    print(lmp.spawn(cell, args=(Net(2, 2),), nprocs=2))
+print(ltc.launch(lambda rank: print("hello") or rank, nprocs=2))
+"""
+
+
+def run_cell(program: str, *before: str) -> subprocess.CompletedProcess:
+    """Run the program as a cell: its functions are in no file."""
+    return subprocess.run(
+        [sys.executable, "-c", "\n".join([*before, program])], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_functions_and_classes_of_a_cell_travel_by_value():
+    pytest.importorskip("cloudpickle")
+    done = run_cell(CELL)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert printed[:2] == ["[(0, True, 2), (3, True, 2)]"] * 2
+    assert sorted(printed[2:4]) == ["[rank 0] hello", "[rank 1] hello"]
+    assert printed[4] == "[0, 1]"
+
+
+def test_without_cloudpickle_the_error_says_what_to_install():
+    done = run_cell(CELL, "import sys; sys.modules['cloudpickle'] = None")
+    assert done.returncode == 1
+    assert "pip install 'ltc[notebook]'" in done.stderr and "start_method='fork'" in done.stderr
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "import ltc.distributed.lazy_multiprocessing as lmp\n"
+        "def f(rank): return rank\n"
+        "lmp.spawn(f, nprocs=2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1 and "if __name__ == '__main__'" in done.stderr
+
+
+# --- torchrun -----------------------------------------------------------------------------------
+
+TORCHRUN = """
+import os
+import torch
+import ltc.core.lazy_model as ltm
+import ltc.distributed.lazy_multiprocessing as lmp
+import ltc.distributed.parallel_loader as pl
+
+def train(rank):
+    assert rank == ltm.get_ordinal() == int(os.environ["RANK"])
+    assert ltm.get_local_ordinal() == int(os.environ["LOCAL_RANK"])
+    assert ltm.xrt_world_size() == int(os.environ["WORLD_SIZE"])
+    batches = list(pl.MpDeviceLoader([torch.ones(2)] * 3, ltm.lazy_device()))
+    return rank, sum(batch.sum().item() for batch in batches)
+
+if __name__ == "__main__":
+    values = lmp.spawn(train, nprocs=2)
+    ltm.master_print("values:", values)
+"""
+
+
+def test_under_torchrun_the_ranks_are_torchruns(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TORCHRUN)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "values: [(0, 6.0), (1, 6.0)]\n"
+
+
+def test_the_alias_package_has_the_three_modules():
+    import lazy_tensor_core.distributed.data_parallel as dp
+    import lazy_tensor_core.distributed.lazy_multiprocessing as multiprocessing
+    import lazy_tensor_core.distributed.parallel_loader as loader
+
+    assert multiprocessing is lmp and loader is pl
+    assert dp.DataParallel.__module__ == "ltc.distributed.data_parallel"
