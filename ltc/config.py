@@ -137,6 +137,14 @@ FLAGS = (
         "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", float, 4.0,
         "megabytes of gradients that are reduced together",
     ),
+    Flag(
+        "LTC_TRANSPORT", one_of("auto", "memory", "hosts"), "auto",
+        "how replicas exchange: memory on one host, hosts over torch.distributed",
+    ),
+    Flag("MASTER_ADDR", str, "127.0.0.1", "where torchrun's store is"),
+    Flag("MASTER_PORT", at_least(0), 0, "its port; 0: there is none"),
+    Flag("TORCHELASTIC_USE_AGENT_STORE", boolean, False, "whether torchrun runs that store"),
+    Flag("TORCHELASTIC_RESTART_COUNT", at_least(0), 0, "how often torchrun began anew"),
     Flag("LTC_PEER_TIMEOUT", float, 300.0, "seconds that a collective waits for the others"),
 )
 

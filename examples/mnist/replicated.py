@@ -7,7 +7,6 @@ of replicas, which split them evenly and average their gradients.
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +57,9 @@ class Every(Sampler):
         return len(self.items) // self.step
 
     def __iter__(self) -> Iterator:
-        return itertools.islice(self.items, self.start, len(self) * self.step, self.step)
+        for position, item in enumerate(self.items):  # to the end, where some samplers draw again
+            if position < len(self) * self.step and position % self.step == self.start:
+                yield item
 
 
 def batches(digits: Digits, chosen: argparse.Namespace, replicas: int, part: int, parts: int):

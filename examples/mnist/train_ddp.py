@@ -55,8 +55,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def process_group(device: str):
     """Join the other processes, whose number and ranks stand in the environment.
 
-    Gives what ends a step: on the lazy device that runs what was recorded, the exchange of gradients
-    included.
+    Gives what ends a step: on the lazy device that runs what was recorded, with the exchange of
+    gradients.
     """
     if device == "ltc":
         import ltc  # here, so that --device cpu needs PyTorch alone

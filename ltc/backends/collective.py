@@ -74,7 +74,7 @@ def abort(replica: Any, error: BaseException) -> None:
 
 def start(collective: Collective, operands: list[torch.Tensor]) -> torch.Tensor:
     """The token of an exchange that has begun: a 0-dim int64 tensor."""
-    return torch.tensor(RUNNER[0].start(_thread.replica, collective, operands))
+    return torch.tensor(RUNNER[0].start(_thread.replica, collective, operands), device="cpu")
 
 
 def wait(token: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -20,15 +20,19 @@ from ltc.backends.undisturbed import Undisturbed
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
-from ltc.ir.kernel import Kernel
+from ltc.ir.kernel import Kernel, Product, Unit
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.dtype import FORMS
 from ltc.llvm.elementwise import can_compute
+from ltc.llvm.loops import KernelCode, kernel_code
+from ltc.llvm.products import ScratchBuffer, can_multiply, holds_epilogue, product_codes
 from ltc.llvm.program import Frame, KernelRun
 from ltc.llvm.reduction import can_reduce
 from ltc.passes import memory
 from ltc.passes.fuse import fuse
+from ltc.passes.layout import layout
+from ltc.passes.split import split_reductions
 
 # The reference's result may lie in the memory of the first operand.
 MAY_SHARE = frozenset(
@@ -44,7 +48,7 @@ def is_native(node: Node) -> bool:
     types = [node.type, *[n.type for n in node.inputs]]
     if not all(isinstance(t, TensorType) and t.dtype in FORMS and t.size for t in types):
         return False
-    if node.op in _MOVES or node.op is ops.IOTA:
+    if node.op in _MOVES or node.op is ops.IOTA or node.op is ops.RANDOM_BITS:
         return True
     if node.op is ops.INSERT:
         return all(step == 1 for step in node.attr("steps"))
@@ -58,26 +62,48 @@ def is_native(node: Node) -> bool:
 
 @dataclass(eq=False)
 class Step:
-    """A kernel, or a node that the reference computes.
+    """A kernel, a product, or a node that the reference computes.
 
     reads, writes  nodes whose buffers it reads, or makes
     overwrites     for a store of the kernel: the input whose buffer it takes
     """
 
-    unit: Kernel | Node
+    unit: Unit
     reads: tuple[Node, ...]
     writes: tuple[Node, ...]
     overwrites: dict[Node, Node]
+
+    @property
+    def is_native(self) -> bool:
+        return not isinstance(self.unit, Node)
 
     @property
     def may_fail(self) -> bool:
         return isinstance(self.unit, Node) and ops.may_fail(self.unit)
 
 
-def _step(unit: Kernel | Node) -> Step:
-    if isinstance(unit, Kernel):
-        return Step(unit, unit.reads(), unit.writes(), {})
-    return Step(unit, unit.inputs, (unit,), {})
+def _steps(graph: Graph) -> list[Step]:
+    steps = []
+    for unit in fuse(graph, is_native, can_multiply, lambda node: node.op is ops.MATMUL):
+        if isinstance(unit, Product) and unit.epilogue and not holds_epilogue(unit):
+            alone = Product(unit.node, unit.operands, None, unit.results)
+            units: tuple[Unit, ...] = (alone, unit.epilogue)
+        else:
+            units = (unit,)
+        steps.extend(_step(one) for one in units)
+    return steps
+
+
+def _step(unit: Unit) -> Step:
+    if isinstance(unit, Node):
+        return Step(unit, unit.inputs, (unit,), {})
+    return Step(unit, unit.reads(), unit.writes(), {})
+
+
+def _codes(step: Step) -> list[KernelCode]:
+    if isinstance(step.unit, Product):
+        return product_codes(step.unit)
+    return [kernel_code(step.unit)]
 
 
 def _choose_overwrites(steps: list[Step], graph: Graph, donated: frozenset[int]) -> list[Step]:
@@ -85,9 +111,15 @@ def _choose_overwrites(steps: list[Step], graph: Graph, donated: frozenset[int])
     free = {n for n in graph.inputs if n.attr("index") in donated} - set(graph.outputs)
     outputs = set(graph.outputs)
     for step in steps:
-        if isinstance(step.unit, Kernel):
-            for store in step.unit.stores:
-                target = _in_place(step.unit, store, free) if store.node in outputs else None
+        kernel = step.unit if isinstance(step.unit, Kernel) else None
+        taken: set[Node] = set()
+        if isinstance(step.unit, Product):
+            kernel = step.unit.epilogue
+            taken = {access.node for access in step.unit.operands}
+        if kernel is not None:
+            for store in kernel.stores:
+                able = store.node in outputs and store.node not in step.overwrites
+                target = _in_place(kernel, store, free - taken) if able else None
                 if target is not None:
                     step.overwrites[store.node] = target
                     free.discard(target)
@@ -223,14 +255,17 @@ class LlvmComputation:
     wait = staticmethod(EagerComputation.wait)
 
     def __init__(self, graph: Graph, donated: frozenset[int]):
-        steps = [_step(unit) for unit in fuse(graph, is_native)]
-        steps = _choose_overwrites(steps, graph, donated)
+        steps = _choose_overwrites(_steps(graph), graph, donated)
+        self._codes = {step: _codes(step) for step in steps if step.is_native}
+        between = [n for codes in self._codes.values() for code in codes for n in code.nodes]
         nodes = dict.fromkeys(
-            [n for s in steps for n in (*s.reads, *s.writes)] + list(graph.outputs)
+            [n for s in steps for n in (*s.reads, *s.writes)] + between + list(graph.outputs)
         )
         self._slots = {node: slot for slot, node in enumerate(nodes)}
         self._inputs = [
-            (n.attr("index"), s) for n, s in self._slots.items() if n.op is ops.INPUT
+            (n.attr("index"), s)
+            for n, s in self._slots.items()
+            if isinstance(n, Node) and n.op is ops.INPUT
         ]
         self._start: list[Any] = [None] * len(nodes)
         self._plan_leaves(steps, graph)
@@ -238,24 +273,25 @@ class LlvmComputation:
         self._plan_outputs(steps, graph)
         self._plan_steps(steps, graph)
         self._frames: list[_LaunchFrame] = []
-        del self._slots  # the nodes are not needed to launch
+        del self._slots, self._codes  # the nodes are not needed to launch
 
     # --- planning --------------------------------------------------------------------------------
 
     def _plan_leaves(self, steps: list[Step], graph: Graph) -> None:
-        by_kernels = {n for s in steps if isinstance(s.unit, Kernel) for n in s.reads}
-        by_reference = {n for s in steps if isinstance(s.unit, Node) for n in s.reads}
+        by_kernels = {n for s in steps if s.is_native for n in s.reads}
+        by_reference = {n for s in steps if not s.is_native for n in s.reads}
         by_reference.update(graph.outputs)
-        scalars = [n for n in self._slots if n.op is ops.SCALAR]
+        leaves = [n for n in self._slots if isinstance(n, Node)]
+        scalars = [n for n in leaves if n.op is ops.SCALAR]
         self._cells = [
             (n.attr("slot"), self._slots[n], n.dtype) for n in scalars if n in by_kernels
         ]
         self._scalars = [
             (n.attr("slot"), self._slots[n], n.dtype) for n in scalars if n in by_reference
         ]
-        for node, slot in self._slots.items():
+        for node in leaves:
             if node.op is ops.CONSTANT:
-                self._start[slot] = LOWERING.lower(node)()
+                self._start[self._slots[node]] = LOWERING.lower(node)()
 
     def _plan_memory(self, steps: list[Step], graph: Graph) -> None:
         """Offsets in the scratch block for what kernels make and nobody gets."""
@@ -268,14 +304,21 @@ class LlvmComputation:
         lifetimes = [
             memory.Lifetime(node, _nbytes(node.type), position, last[node])
             for position, step in enumerate(steps)
-            if isinstance(step.unit, Kernel)
+            if step.is_native
             for node in step.writes
             if node not in graph.outputs
         ]
+        for position, step in enumerate(steps):
+            between = {n for code in self._codes.get(step, ()) for n in code.nodes}
+            lifetimes.extend(
+                memory.Lifetime(buffer, buffer.nbytes, position, position)
+                for buffer in between
+                if isinstance(buffer, ScratchBuffer)
+            )
         offsets, self._scratch_bytes = memory.plan(lifetimes)
         self._scratch_slots = np.array([self._slots[n] for n in offsets], dtype=np.int64)
         self._scratch_offsets = np.array(list(offsets.values()), dtype=np.int64)
-        by_reference = {n for s in steps if isinstance(s.unit, Node) for n in s.reads}
+        by_reference = {n for s in steps if not s.is_native for n in s.reads}
         self._scratch_tensors = [
             Scratch(self._slots[n], offset, _nbytes(n.type), n.dtype, n.shape)
             for n, offset in offsets.items()
@@ -284,7 +327,7 @@ class LlvmComputation:
 
     def _plan_outputs(self, steps: list[Step], graph: Graph) -> None:
         """How each output becomes a buffer of its own."""
-        stored = {n: s for s in steps if isinstance(s.unit, Kernel) for n in s.writes}
+        stored = {n: s for s in steps if s.is_native for n in s.writes}
         shares = _memory_of(steps)
         self._made, self._over, self._outputs = [], [], []
         seen: set[Node] = set()
@@ -306,8 +349,8 @@ class LlvmComputation:
     def _plan_steps(self, steps: list[Step], graph: Graph) -> None:
         self._steps: list[KernelRun | ReferenceStep] = []
         reads_later = self._dead_after(steps, graph)
-        by_kernels = {n for s in steps if isinstance(s.unit, Kernel) for n in s.reads}
-        waiting: list[Kernel] = []
+        by_kernels = {n for s in steps if s.is_native for n in s.reads}
+        waiting: list[KernelCode] = []
         overwritten: list[int] = []
 
         def close() -> None:
@@ -316,8 +359,8 @@ class LlvmComputation:
                 waiting.clear()
 
         for step in steps:
-            if isinstance(step.unit, Kernel):
-                waiting.append(step.unit)
+            if step.is_native:
+                waiting.extend(self._codes[step])
                 overwritten.extend(n.attr("index") for n in step.overwrites.values())
                 continue
             close()
@@ -338,12 +381,12 @@ class LlvmComputation:
 
     def _dead_after(self, steps: list[Step], graph: Graph) -> dict[Step, list[Node]]:
         """What the reference made, at the reference step after which no one reads it."""
-        made = {n for s in steps if isinstance(s.unit, Node) for n in s.writes}
+        made = {n for s in steps if not s.is_native for n in s.writes}
         dead: dict[Step, list[Node]] = {step: [] for step in steps}
         seen = set(graph.outputs)
         following: Step | None = None
         for step in reversed(steps):
-            if isinstance(step.unit, Node):
+            if not step.is_native:
                 following = step
             for node in step.reads:
                 if node in made and node not in seen:
@@ -472,7 +515,7 @@ class LlvmBackend:
         return Target(kind="cpu", lanes=64, fast_memory_bytes=1 << 20, tasks=os.cpu_count() or 1)
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
-        return LlvmComputation(graph, donated)
+        return LlvmComputation(split_reductions(layout(graph)), donated)
 
     def prepare_to_exit(self) -> None:
         """Nothing runs between launches."""

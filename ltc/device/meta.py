@@ -20,8 +20,9 @@ class NoTypes(Exception):
 _DEPENDS_ON_DATA = (
     NotImplementedError, DataDependentOutputException, DynamicOutputShapeException,
 )
+_WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _known: dict = {}
-_without_meta: set = set()
+_unknowable: dict = {}  # kinds of calls whose types depend on data, with the reason
 
 
 def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
@@ -35,8 +36,16 @@ def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
         types = _known.get(key)
     except TypeError:  # an argument that does not hash
         return _infer(overload, args, kwargs, mutated, returned)
-    if types is None:
+    if types is not None:
+        return types
+    if key in _unknowable:
+        raise NoTypes(_unknowable[key])
+    try:
         types = _known[key] = _infer(overload, args, kwargs, mutated, returned)
+    except NoTypes as error:
+        if isinstance(error.__cause__, _DEPENDS_ON_DATA):
+            _unknowable[key] = str(error)
+        raise
     return types
 
 
@@ -52,8 +61,6 @@ def _key(argument):
 
 
 def _infer(overload, args, kwargs, mutated, returned) -> Types:
-    if overload in _without_meta:
-        raise NoTypes(f"{overload} has no Meta kernel")
     metrics.count("MetaInference")
     types = _by_meta(overload, args, kwargs, mutated, returned)
     if not probe.is_small([*args, *kwargs.values()], types):
@@ -68,10 +75,7 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     try:
         with torch.no_grad():
             result = overload(*meta_args, **meta_kwargs)
-    except _DEPENDS_ON_DATA as error:
-        _without_meta.add(overload)
-        raise NoTypes(str(error)) from error
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+    except (*_DEPENDS_ON_DATA, *_WRONG_CALL) as error:
         raise NoTypes(str(error)) from error
     return _types_of(result, meta_args, meta_kwargs, mutated, returned)
 

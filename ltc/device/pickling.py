@@ -208,7 +208,7 @@ _NO_ADDRESS = 1 << 60  # nothing can be read there: no processor has such addres
 def _patch_storages() -> None:
     storage = torch.UntypedStorage
     new, copy_, resize_ = storage.__new__, StorageBase.copy_, StorageBase.resize_
-    data_ptr, nbytes = storage.data_ptr, storage.nbytes
+    data_ptr = storage.data_ptr
 
     def __new__(cls, *args, **kwargs):
         device = kwargs.get("device")
@@ -239,8 +239,12 @@ def _patch_storages() -> None:
         return self
 
     def size_in_bytes(self):
+        """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address."""
         state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
-        return nbytes(self) if state is None else storage_bytes(state)
+        return self.nbytes() if state is None else storage_bytes(state)
+
+    def size_in_elements(self):
+        return self._untyped_storage.size() // self._element_size()
 
     def identity(self):
         """Different for storages that share nothing: safetensors and others find ties by it."""
@@ -265,7 +269,7 @@ def _patch_storages() -> None:
         for name in ("tolist", "__getitem__", "__iter__"):
             setattr(kind, name, refusing(getattr(kind, name)))
     storage.data_ptr = identity
-    storage.nbytes = storage.size = storage.__len__ = size_in_bytes
+    storage.size, torch.TypedStorage._size = size_in_bytes, size_in_elements
 
 
 def _bytes_of(storage) -> torch.Tensor:

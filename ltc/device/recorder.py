@@ -257,7 +257,8 @@ class Device:
         return recorder
 
     def _drop_recorders_of_ended_threads(self) -> None:
-        running = sys._current_frames()
+        # the numbers alone: a frame that is kept keeps alive what its function had in hand
+        running = set(sys._current_frames())
         for thread, recorder in list(self.recorders.items()):
             if thread not in running and recorder.nothing_pending:
                 del self.recorders[thread]

@@ -29,6 +29,7 @@ Generator = torch._C.Generator
 plain_functions = torch._C.DisableTorchFunction  # a default device or a user's mode is not for us
 graph_task = torch._C._current_graph_task_id  # -1 outside a backward
 StorageBase = torch._C.StorageBase
+TensorBase = torch._C.TensorBase
 OpOverload = torch._ops.OpOverload
 AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 

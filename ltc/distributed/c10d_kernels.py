@@ -14,7 +14,6 @@ from torch._C._distributed_c10d import ProcessGroup
 from ltc.device.tensor import is_lazy, state_of
 from ltc.device.torch_api import plain_functions
 from ltc.distributed import host_path, recorded
-from ltc.errors import Unsupported
 
 
 # --- c10d: results are written into tensors ---------------------------------------------------
@@ -115,14 +114,8 @@ def _is_control(name: str, tensors: list[torch.Tensor]) -> bool:
 
 
 def _kind(reduce_op) -> str:
-    """The name of a reduction; Unsupported for one that no CPU backend has."""
     operation = dist.ReduceOp.RedOpType(reduce_op.op())
-    if operation not in recorded.KINDS:
-        raise Unsupported(
-            f"ReduceOp.{operation.name} is not one of {', '.join(k.name for k in recorded.KINDS)}. "
-            f"Multiply the tensor before an all_reduce of SUM."
-        )
-    return recorded.KINDS[operation]
+    return recorded.KINDS.get(operation, operation.name)
 
 
 def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list[int]:

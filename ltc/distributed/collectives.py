@@ -116,10 +116,15 @@ def all_reduce(
     return inputs
 
 
+def _exchange(collective: Collective, tensors, types) -> list[torch.Tensor]:
+    sessions.current()  # from now on the others hear of it if this replica fails
+    return record(collective, tensors, types)
+
+
 def reduced(kind: str, tensors: Sequence[torch.Tensor], groups: Groups) -> list[torch.Tensor]:
     """New tensors with everyone's `tensors` reduced, as one exchange."""
     collective = Collective("all_reduce", kind, groups=_frozen(groups))
-    return record(collective, tensors, [_type(x) for x in tensors])
+    return _exchange(collective, tensors, [_type(x) for x in tensors])
 
 
 @torch.no_grad()
@@ -141,7 +146,7 @@ def gathered(values: Sequence[torch.Tensor], dim: int, groups: Groups) -> list[t
         TensorType(x.dtype, (*x.shape[:dim], x.shape[dim] * size, *x.shape[dim + 1 :]))
         for x in values
     ]
-    return record(Collective("all_gather", groups=frozen, dim=dim), values, types)
+    return _exchange(Collective("all_gather", groups=frozen, dim=dim), values, types)
 
 
 def _dim(dim: int, rank: int) -> int:
@@ -184,7 +189,7 @@ def reduce_scatter(
     dim = _dim(dim, rank)
     types = [TensorType(x.dtype, _share(x, dim, count)) for x in values]
     collective = Collective("reduce_scatter", kind, groups=_frozen(groups), dim=dim)
-    results = [_scaled(one, scale) for one in record(collective, values, types)]
+    results = [_scaled(one, scale) for one in _exchange(collective, values, types)]
     return results[0] if single else results
 
 
@@ -203,7 +208,7 @@ def all_to_all(
     shape = list(_share(value, split, split_count))
     shape[join] *= split_count
     collective = Collective("all_to_all", groups=_frozen(groups), dim=split, other_dim=join)
-    return record(collective, [value], [TensorType(value.dtype, tuple(shape))])[0]
+    return _exchange(collective, [value], [TensorType(value.dtype, tuple(shape))])[0]
 
 
 @torch.no_grad()
@@ -215,7 +220,7 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
             raise ValueError(f"collective_permute: an ordinal sends or receives twice in {pairs}")
     if replica_count() == 1:
         return value.clone() if frozen else torch.zeros_like(value)
-    return record(Collective("permute", pairs=frozen), [value], [_type(value)])[0]
+    return _exchange(Collective("permute", pairs=frozen), [value], [_type(value)])[0]
 
 
 @torch.no_grad()
@@ -234,21 +239,21 @@ def broadcast(
     if not 0 <= root < replica_count():
         raise ValueError(f"root {root_ordinal} is none of the {replica_count()} replicas")
     collective = Collective("broadcast", groups=_frozen(groups), root=root_ordinal)
-    _assign(tensors, record(collective, tensors, [_type(x) for x in tensors]))
+    _assign(tensors, _exchange(collective, tensors, [_type(x) for x in tensors]))
 
 
 @torch.no_grad()
 def send(value: torch.Tensor, target: int) -> None:
     """Send `value` to another replica, which calls `recv` at the same place of its order."""
     pair = ((world.place().ordinal, int(target)),)
-    record(Collective("send", pairs=pair), [value], [])
+    _exchange(Collective("send", pairs=pair), [value], [])
 
 
 @torch.no_grad()
 def recv(output: torch.Tensor, source: int) -> torch.Tensor:
     """What another replica sends: as a new tensor, and in `output`, which gives its type."""
     pair = ((int(source), world.place().ordinal),)
-    results = record(Collective("receive", pairs=pair), [output], [_type(output)])
+    results = _exchange(Collective("receive", pairs=pair), [output], [_type(output)])
     _assign([output], results)
     return results[0]
 

@@ -12,8 +12,9 @@ import torch
 from ltc import config
 from ltc.backends.memory import new_copy, new_empty
 from ltc.distributed import schedule
+from ltc.distributed.board import Board
 from ltc.distributed.combine import Fold
-from ltc.distributed.region import PeerFailure, Region
+from ltc.distributed.region import PeerFailure
 from ltc.distributed.wire import Mismatch, Wire
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
@@ -22,6 +23,9 @@ GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree
 PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
 _MOST_PACKED_BYTES = 1 << 20  # tensors of a list are packed together up to this size
 _WORD = (1 << 62) - 1
+_DIFFERENT = (
+    "Replicas do not run the same collectives, of the same types, in the same order."
+)
 
 
 class Communicator:
@@ -31,15 +35,16 @@ class Communicator:
     that do not do the same thus notice with the first message between them, whatever it holds.
     """
 
-    def __init__(self, wire: Wire, region: Region) -> None:
-        self.wire, self.region = wire, region
+    def __init__(self, wire: Wire, board: Board) -> None:
+        self.wire, self.board = wire, board
         self.replica, self.replicas = wire.replica, wire.replicas
-        self.count = region.entry(self.replica)[0]
+        self.count = board.count()
+        self._circle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
         self._running: dict[tuple[int, ...], int] = {}
         self._described: dict[tuple, tuple[bytes, int]] = {}
         wire.late = self._late
-        region.begin(self.replica, self.count, b"nothing yet")
-        region.end(self.replica)
+        board.begin(self.count, b"nothing yet")
+        board.end()
 
     # --- running
 
@@ -55,7 +60,7 @@ class Communicator:
     def reduce_in_place(self, reduction: str, tensor: torch.Tensor, groups=(), site="") -> None:
         """all_reduce of one contiguous tensor into itself."""
         collective = Collective("all_reduce", reduction, groups=groups, site=site)
-        flat = tensor.view(-1)
+        flat = tensor if tensor.dim() == 1 else tensor.view(-1)
         self.guarded(
             self.members(collective), self._described_as(collective, [tensor]),
             lambda members, position, word: _reduce(
@@ -65,19 +70,20 @@ class Communicator:
 
     def guarded(self, members: tuple[int, ...], described: tuple[bytes, int], exchange: Callable):
         """`exchange(members, position, word)` as the next collective among `members`."""
-        region = self.region
-        region.raise_verdict()
+        self.board.region.raise_verdict()
         text, name = described
         word = self._running[members] = hash((self._running.get(members, 0), name)) & _WORD
         self.count += 1
-        region.begin(self.replica, self.count, text)
+        self.board.begin(self.count, text)
         try:
-            return exchange(members, members.index(self.replica), word)
+            result = exchange(members, members.index(self.replica), word)
+            self.wire.finish()
+            return result
         except Mismatch as mismatch:
             self._disagree(mismatch)
             raise
         finally:
-            region.end(self.replica)
+            self.board.end()
 
     def members(self, collective: Collective) -> tuple[int, ...]:
         """The ordinals that exchange with this replica, itself among them."""
@@ -108,37 +114,49 @@ class Communicator:
 
     def _disagree(self, mismatch: Mismatch) -> None:
         time.sleep(GRACE_SECONDS)
-        self.region.fail(
-            f"Replicas do not run the same collectives. Replica {self.replica} noticed it with a "
-            f"message from replica {mismatch.peer}:\n{self._table()}\nEvery replica must run the "
-            f"same collectives, of the same types, in the same order."
+        self.board.fail(
+            f"{_DIFFERENT} Replica {self.replica} noticed it with a message from replica "
+            f"{mismatch.peer}:"
         )
-        self.region.raise_verdict()
+        self.board.region.raise_verdict()
 
     def _late(self, peer: int, waited_seconds: float) -> None:
-        if waited_seconds < PROBE_SECONDS:
+        self._look_for_circle()
+        board = self.board
+        if waited_seconds < PROBE_SECONDS or peer < 0:
             return
-        process = self.region.entry(peer)[2]
+        process = board.entry(peer)[2] if board.is_here(peer) else 0
         if process and not _is_running(process):
-            self.region.fail(
+            board.fail(
                 f"Replica {peer} is gone (process {process}) while replica {self.replica} waits "
-                f"for it:\n{self._table()}"
+                f"for it:"
             )
         limit = config.value("LTC_PEER_TIMEOUT")
         if waited_seconds > limit:
-            absent = [r for r in range(self.replicas) if not self.region.entry(r)[1]] or [peer]
-            names = ", ".join(map(str, absent))
-            self.region.fail(
+            absent = [r for r in board.ordinals() if not board.entry(r)[1]]
+            names = ", ".join(map(str, sorted({*absent, peer} if absent == [] else absent)))
+            board.fail(
                 f"Replica(s) {names} did not come within {limit:g} s (LTC_PEER_TIMEOUT) to the "
-                f"collective that replica {self.replica} waits in:\n{self._table()}"
+                f"collective that replica {self.replica} waits in:"
             )
 
-    def _table(self) -> str:
-        rows = ["replica  collective  is     what"]
-        for replica in range(self.replicas):
-            count, inside, _, text = self.region.entry(replica)
-            rows.append(f"{replica:7}  {count:10}  {'in' if inside else 'after':5}  {text}")
-        return "\n".join(rows)
+    def _look_for_circle(self) -> None:
+        """Make the verdict where replicas have been waiting for each other, unchanged, for a while.
+
+        Each of them has said so after a long wait, and takes it back as soon as the wait is over.
+        """
+        board = self.board
+        circle, replica = [self.replica], board.waits_for(self.replica)
+        while replica is not None and replica not in circle:
+            circle.append(replica)
+            replica = board.waits_for(replica)
+        seen = None if replica is None else [(r, board.entry(r)[0]) for r in circle]
+        now = time.monotonic()
+        if seen is None or seen != self._circle[0]:
+            self._circle = (seen, now)
+        elif now - self._circle[1] > GRACE_SECONDS:
+            steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in circle)
+            board.fail(f"{_DIFFERENT} {steps}:")
 
 
 def word_of(text: str) -> int:
@@ -174,6 +192,12 @@ class _Exchange:
         self.wire, self.members, self.position, self.word = wire, members, position, word
         self.size = len(members)
 
+    def among(self, positions) -> "_Exchange":
+        """The same exchange among some of its members, this one included."""
+        chosen = list(positions)
+        members = tuple(self.members[p] for p in chosen)
+        return _Exchange(self.wire, members, chosen.index(self.position), self.word)
+
     def send(self, position: int, part: torch.Tensor) -> None:
         self.wire.send(self.members[position], part, self.word)
 
@@ -190,17 +214,18 @@ class _Exchange:
         for action, peer, a, b in steps:
             if action == schedule.SEND:
                 # what was reduced is sent from where it is: the share of this member's own
-                self.send(peer, (target if (a, b) == folded else source)[a:b])
+                self.send(peer, _range(target if (a, b) == folded else source, a, b))
             elif action == schedule.COPY:
                 part = target[a:b]
                 self.receive(peer, part, part.copy_)
             elif action == schedule.FOLD:
                 if fold is None:
-                    fold = Fold(kind, source[a:b], target[a:b], self.position)
+                    own = _range(source, a, b)
+                    fold = Fold(kind, own, _range(target, a, b), self.position)
                 if peer == self.position:
                     fold.take_own()
                 else:
-                    self.receive(peer, source[a:b], fold.take)
+                    self.receive(peer, own, fold.take)
                 if fold.count == self.size:
                     fold.finish()
                     fold, folded = None, (a, b)
@@ -230,9 +255,21 @@ class _Exchange:
     def agree(self) -> None:
         """Compare words with the neighbours, where not every pair exchanges a message anyway."""
         if self.size > 1:
-            nothing = torch.empty(0)
+            nothing = torch.empty(0, device="cpu")
             self.send((self.position + 1) % self.size, nothing)
             self.receive((self.position - 1) % self.size, nothing, None)
+
+
+def _range(flat: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """flat[start:stop], which takes longer than the rest of a small message."""
+    return flat if stop - start == flat.numel() else flat[start:stop]
+
+
+def reduce_flat(
+    wire: Wire, members: tuple[int, ...], position: int, word: int, kind: str, tensor: torch.Tensor
+) -> None:
+    """Reduce a flat tensor in place among `members`, of which this replica is number `position`."""
+    _reduce(_Exchange(wire, members, position, word), kind, tensor, tensor)
 
 
 def _reduce(exchange: _Exchange, kind: str, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -246,12 +283,50 @@ def _reduce(exchange: _Exchange, kind: str, source: torch.Tensor, target: torch.
         exchange.agree()
         return
     limit = min(schedule.ONE_CROSSING_BYTES, exchange.wire.message_bytes)
+    per_host = getattr(exchange.wire, "per_host", exchange.wire.replicas)
+    if source.nbytes > limit and per_host < exchange.wire.replicas == size:
+        _reduce_by_hosts(exchange, kind, source, target, per_host)
+        return
     if source.nbytes <= limit:
         steps = schedule.all_to_all_reduce(exchange.position, size, elements)
     else:
         most = exchange.elements(source.dtype)
         steps = schedule.direct_all_reduce(exchange.position, size, elements, most)
     exchange.run(steps, kind, source, target)
+
+
+def _reduce_by_hosts(exchange: _Exchange, kind: str, source, target, per_host: int) -> None:
+    """Each replica sums a share inside its host, rings it among the hosts, and hands it round."""
+    local = exchange.position % per_host
+    first = exchange.position - local
+    inside = exchange.among(range(first, first + per_host))
+    across = exchange.among(range(local, exchange.size, per_host))
+    elements, most = source.numel(), exchange.elements(source.dtype)
+    shares = [slice(*schedule.part(elements, per_host, i)) for i in range(per_host)]
+    _scatter_flat(inside, kind, [source[share] for share in shares], target[shares[local]])
+    own = target[shares[local]]
+    steps = schedule.ring_all_reduce(across.position, across.size, own.numel(), most)
+    across.run(steps, kind, own, own)
+    everyone = schedule.others(local, per_host)
+    inside.trade({p: own for p in everyone}, {p: target[shares[p]] for p in everyone})
+
+
+def _scatter_flat(exchange: _Exchange, kind: str, parts: list[torch.Tensor], target) -> None:
+    """`target` = the reduction of everyone's part for this member; all flat."""
+    own = parts[exchange.position]
+    if exchange.size == 1:
+        if target.data_ptr() != own.data_ptr():
+            target.copy_(own)
+        return
+    step = exchange.elements(own.dtype)
+    for start in range(0, max(part.numel() for part in parts), step):
+        for position in schedule.others(exchange.position, exchange.size):
+            if start < parts[position].numel():
+                exchange.send(position, parts[position][start : start + step])
+        mine = own[start : start + step]
+        if mine.numel():
+            steps = [(schedule.FOLD, member, 0, mine.numel()) for member in range(exchange.size)]
+            exchange.run(steps, kind, mine, target[start : start + step])
 
 
 def _all_reduce(exchange: _Exchange, collective: Collective, operands):
@@ -315,16 +390,9 @@ def _scattered(exchange: _Exchange, collective: Collective, x: torch.Tensor) -> 
     own = parts[exchange.position]
     result = torch.empty_like(own)
     _require_message(exchange, own)
-    if exchange.size == 1:
-        return own.clone()
-    flat, target = [part.view(-1) for part in parts], result.view(-1)
-    step = exchange.elements(x.dtype)
-    for start in range(0, own.numel(), step):
-        for position in schedule.others(exchange.position, exchange.size):
-            exchange.send(position, flat[position][start : start + step])
-        mine = flat[exchange.position][start : start + step]
-        steps = [(schedule.FOLD, member, 0, mine.numel()) for member in range(exchange.size)]
-        exchange.run(steps, collective.reduction, mine, target[start : start + step])
+    _scatter_flat(
+        exchange, collective.reduction, [part.view(-1) for part in parts], result.view(-1)
+    )
     return result
 
 
@@ -399,4 +467,4 @@ _RUN = {
     "receive": _receive,
 }
 
-__all__ = ["Communicator", "PeerFailure", "word_of"]
+__all__ = ["Communicator", "PeerFailure", "reduce_flat", "word_of"]

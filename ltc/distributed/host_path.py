@@ -26,7 +26,7 @@ WRITTEN = {
     "reduce_scatter_": (0, False), "_reduce_scatter_base_": (0, False),
     "reduce_scatter_tensor_coalesced_": (0, False), "alltoall_": (0, False),
     "alltoall_base_": (0, False), "gather_": (0, False), "scatter_": (0, False),
-    "barrier": (None, False), "send": (None, True), "recv_": (0, False),
+    "barrier": (0, False), "send": (None, True), "recv_": (0, False),
     "recv_any_source_": (0, False),
 }
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from ltc import config
 from ltc.distributed import world
+from ltc.distributed.peer_watch import peers_watched
 from ltc.distributed.rank_process import finish
 from ltc.distributed.ranks import RankFailed, Ranks
 from ltc.distributed.rendezvous import rendezvous
@@ -116,8 +117,9 @@ def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
             "spawn(nprocs=%s) runs in a world of %s ranks, which its launcher has made: nprocs is "
             "not looked at.", nprocs, world.world_size(),
         )
-    value = fn(world.ordinal(), *args)
-    finish()
+    with peers_watched():
+        value = fn(world.ordinal(), *args)
+        finish()
     values = rendezvous("ltc.spawn.values", pickle.dumps(value))
     return [pickle.loads(one) for one in values]
 

@@ -27,26 +27,29 @@ def folder_of_host(processes: int) -> str:
     if given:
         return given
     shared = store(processes)
-    key = f"ltc/folder/{host()}"
-    if config.value("XRT_SHARD_LOCAL_ORDINAL") <= 0:
+    key = f"folder/{host(processes)}"
+    if config.value("XRT_SHARD_ORDINAL") % processes_per_host(processes) == 0:
         shared.set(key, _until_exit.enter_context(private_folder()))
     return shared.get(key).decode()
 
 
 def store(processes: int):
-    """The torch.distributed store of this run: its launcher's, or its default group's.
+    """The torch.distributed store of this run: in its folder, its launcher's, or its default group's.
 
-    Raises LtcError where there is neither.
+    Raises LtcError where there is none.
     """
+    folder = config.value("LTC_RENDEZVOUS")
+    if folder:
+        return dist.FileStore(os.path.join(folder, "store"), processes)
     if dist.is_initialized():
         return dist.PrefixStore("ltc", dist.distributed_c10d._get_default_store())
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if config.value("TORCHELASTIC_USE_AGENT_STORE"):
         tcp = dist.TCPStore(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), processes, False,
+            config.value("MASTER_ADDR"), config.value("MASTER_PORT"), processes, False,
             timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
         )
         # a restarted worker group must not meet what the one before it left
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempt = config.value("TORCHELASTIC_RESTART_COUNT")
         return dist.PrefixStore(f"ltc/{attempt}", tcp)
     raise LtcError(
         f"This is process {config.value('XRT_SHARD_ORDINAL')} of {processes}, and nothing says "
@@ -56,10 +59,9 @@ def store(processes: int):
     )
 
 
-def host() -> int:
+def host(processes: int) -> int:
     """This host's number among those of the run."""
-    local = config.value("LOCAL_WORLD_SIZE")
-    return config.value("XRT_SHARD_ORDINAL") // local if local else 0
+    return config.value("XRT_SHARD_ORDINAL") // processes_per_host(processes)
 
 
 def processes_per_host(processes: int) -> int:
@@ -68,6 +70,10 @@ def processes_per_host(processes: int) -> int:
     Raises LtcError where the hosts have different numbers.
     """
     local = config.value("LOCAL_WORLD_SIZE") or processes
+    if config.value("LTC_TRANSPORT") == "memory":
+        local = processes
+    elif config.value("LTC_TRANSPORT") == "hosts":
+        local = 1
     if processes % local:
         raise LtcError(
             f"{processes} processes with {local} on this host: every host must run as many"

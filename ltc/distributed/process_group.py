@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import register_rendezvous_handler
 
+from ltc import config
 from ltc.device.tensor import is_lazy
 from ltc.device.torch_api import DEVICE_TYPE
 from ltc.distributed import c10d_kernels, host_path, recorded, reducer
@@ -27,6 +32,9 @@ def install() -> None:
     """Teach torch.distributed about ltc.  Once per process."""
     dist.Backend.register_backend(DEVICE_TYPE, _gloo, devices=["cpu", DEVICE_TYPE])
     dist.Backend.backend_capability["gloo"].append(DEVICE_TYPE)
+    _choose_for_who_names_no_backend()
+    _make_groups_anew()
+    register_rendezvous_handler(DEVICE_TYPE, _meet)
     _register_kernels()
     _settle_before_other_calls()
     _allow_monitored_barriers()
@@ -36,6 +44,50 @@ def install() -> None:
 def _gloo(store, rank: int, size: int, timeout):
     """What carries a group of the backend "ltc": gloo, as one would make it by name."""
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+_meetings = itertools.count()  # a second process group of a run has a store of its own
+
+
+def _meet(url: str, timeout=dist.default_pg_timeout, **_) -> Iterator[tuple]:
+    """init_method "ltc://": the processes of this run, whoever started them."""
+    folder = config.value("LTC_RENDEZVOUS")
+    world, rank = config.value("XRT_SHARD_WORLD_SIZE"), config.value("XRT_SHARD_ORDINAL")
+    if folder:
+        yield dist.FileStore(str(Path(folder) / f"torch{next(_meetings)}"), world), rank, world
+    elif world == 1:
+        yield dist.HashStore(), 0, 1
+    else:
+        yield from dist.rendezvous("env://", timeout=timeout)
+
+
+def _choose_for_who_names_no_backend() -> None:
+    """init_process_group() without a backend, as init_device_mesh calls it, means gloo for both.
+
+    torch would register gloo for the device alone, and CPU tensors could not travel.
+    """
+    dist.Backend.default_device_backend_map[DEVICE_TYPE] = "gloo"
+    make = dist.distributed_c10d.BackendConfig.__init__
+
+    @functools.wraps(make)
+    def __init__(self, backend):
+        make(self, backend)
+        if backend == dist.Backend.UNDEFINED and DEVICE_TYPE in self.device_backend_map:
+            gloo = self.device_backend_map[DEVICE_TYPE]
+            self.device_backend_map = {"cpu": gloo, DEVICE_TYPE: gloo}
+
+    dist.distributed_c10d.BackendConfig.__init__ = __init__
+
+
+def _make_groups_anew() -> None:
+    """Where device_id names an ltc device, torch would split groups off, which gloo cannot do."""
+    original = dist.distributed_c10d._get_split_source
+
+    def _get_split_source(group):
+        bound = group.bound_device_id
+        return None if bound is not None and bound.type == DEVICE_TYPE else original(group)
+
+    dist.distributed_c10d._get_split_source = _get_split_source
 
 
 def _register_kernels() -> None:
@@ -74,10 +126,10 @@ def _settle_before_other_calls() -> None:
     for name in _CALLS:
         if hasattr(dist.ProcessGroup, name):
             setattr(dist.ProcessGroup, name, _settling(getattr(dist.ProcessGroup, name)))
-    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = _settling(
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = _settled_end(
         dist.destroy_process_group
     )
-    atexit.register(recorded.settle)
+    atexit.register(_settle_at_exit)
 
 
 def _settling(call: Callable) -> Callable:
@@ -89,6 +141,23 @@ def _settling(call: Callable) -> Callable:
         return call(*args, **kwargs)
 
     return settled
+
+
+def _settled_end(destroy: Callable) -> Callable:
+    @functools.wraps(destroy)
+    def settled(group=None):
+        try:
+            recorded.settle()
+        finally:
+            destroy(group)
+
+    return settled
+
+
+def _settle_at_exit() -> None:
+    """The others wait for what this rank recorded; after an error it just ends, which they see."""
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        recorded.settle()
 
 
 def _allow_monitored_barriers() -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ltc.debug import metrics
 from ltc.device.step import start_collectives, wait_device_ops
 from ltc.distributed.collectives import CHANNELS, record
+from ltc.errors import Unsupported
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 
@@ -40,7 +41,7 @@ def settle() -> None:
 def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[torch.Tensor]:
     """Every rank's tensors, reduced element by element.
 
-    kind   a value of KINDS
+    kind   a value of KINDS; Unsupported for another
     group  the name of a process group
     """
     return _record("all_reduce", tensors, group, [x.shape for x in tensors], reduction=kind)
@@ -78,6 +79,11 @@ def all_to_all(
 
 
 def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]:
+    if how.get("reduction", "sum") not in _OPERATIONS:
+        raise Unsupported(
+            f"{kind} with {how['reduction']}: over the CPU there are {', '.join(_OPERATIONS)}. "
+            f"To scale what is summed, multiply the tensor first."
+        )
     metrics.count(f"c10d::{kind}", len(tensors))
     types = [TensorType(x.dtype, tuple(shape)) for x, shape in zip(tensors, shapes)]
     return record(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)

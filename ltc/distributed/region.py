@@ -2,8 +2,8 @@
 
 The layout of a region of n replicas, all words 64 bits, each written by one replica only:
 - the verdict: a flag, a length, and the text that every replica raises once one has found a fault
-- n board entries: how many collectives the replica has begun, whether it is inside one, its process,
-  and a line saying which
+- n board entries: how many collectives the replica has begun, whether it is inside one, its
+  process, whom it has been waiting for long, and a line saying which
 - n * n mailboxes, first by receiver: how many messages were put in, how many were taken out (a cache
   line each), then SLOTS slots of a header (the caller's word, bytes) and the message itself
 
@@ -114,6 +114,15 @@ class Region:
         count, inside, process, length = struct.unpack_from("qqqq", self.memory, at)
         text = bytes(self.memory[at + LINE : at + LINE + length]).decode(errors="replace")
         return count, bool(inside), process, text
+
+    def waiting_word(self, replica: int) -> int:
+        """Index of the word that says for whom `replica` has been waiting long: 0, or 1 + ordinal."""
+        return (_VERDICT_BYTES + replica * _ENTRY_BYTES) // 8 + 4
+
+    def waits_for(self, replica: int) -> int | None:
+        """Whom a replica has been waiting for so long that it said so."""
+        word = self.words[self.waiting_word(replica)]
+        return word - 1 if word else None
 
     # --- the verdict
 

@@ -12,6 +12,7 @@ from ltc.device.lines import user_line
 from ltc.distributed import session as sessions
 from ltc.distributed.communicator import word_of
 from ltc.distributed.schedule import tree_children, tree_parent
+from ltc.distributed.wire import Wire
 
 
 def rendezvous(
@@ -43,8 +44,9 @@ def rendezvous(
     text = f"{described} at {user_line()}".encode()
     return session.host.guarded(
         members, (text, word_of(described)),
-        lambda members, position, word: _Meeting(session.host.wire, members, position, word)
-        .meet(bytes(payload)),
+        lambda members, position, word: meet(
+            session.host.wire, members, position, word, bytes(payload)
+        ),
     )
 
 
@@ -64,10 +66,17 @@ def _members(tag: str, replicas, size: int, ordinal: int) -> tuple[int, ...]:
     return members
 
 
+def meet(
+    wire: Wire, members: tuple[int, ...], position: int, word: int, payload: bytes
+) -> list[bytes]:
+    """The payloads of `members`, of which this replica is number `position`, over a wire."""
+    return _Meeting(wire, members, position, word).meet(payload)
+
+
 class _Meeting:
     """One rendezvous of one member: payloads of its subtree go up, those of all come down."""
 
-    def __init__(self, wire, members: tuple[int, ...], position: int, word: int) -> None:
+    def __init__(self, wire: Wire, members: tuple[int, ...], position: int, word: int) -> None:
         self.wire, self.members, self.position, self.word = wire, members, position, word
 
     def meet(self, payload: bytes) -> list[bytes]:
@@ -88,16 +97,16 @@ class _Meeting:
 
     def _send(self, position: int, content: bytes) -> None:
         member, wire = self.members[position], self.wire
-        wire.send(member, torch.tensor([len(content)]), self.word)
+        wire.send(member, torch.tensor([len(content)], device="cpu"), self.word)
         everything = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         for part in everything.split(wire.message_bytes):
             wire.send(member, part, self.word)
 
     def _receive(self, position: int) -> bytes:
         member, wire = self.members[position], self.wire
-        length = torch.empty(1, dtype=torch.int64)
+        length = torch.empty(1, dtype=torch.int64, device="cpu")
         wire.receive(member, length, self.word, length.copy_)
-        everything = torch.empty(int(length), dtype=torch.uint8)
+        everything = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         for part in everything.split(wire.message_bytes):
             wire.receive(member, part, self.word, part.copy_)
         return everything.numpy().tobytes()

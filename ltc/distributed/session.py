@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import threading
 import traceback
 
+import torch.distributed as dist
+
+from ltc import config
 from ltc.distributed import world
+from ltc.distributed.board import Board, HostsBoard
 from ltc.distributed.communicator import Communicator
-from ltc.distributed.meeting_place import folder_of_host
+from ltc.distributed.hosts import HostsWire
+from ltc.distributed.meeting_place import (
+    folder_of_host, host, processes_per_host, store,
+)
 from ltc.distributed.region import PeerFailure, Region
 from ltc.distributed.wire import SharedMemoryWire
 
 # Programs run behind their caller, so what they exchange and what the caller exchanges at once
 # would mix differently on every replica: each has a region of its own.
+_log = logging.getLogger("ltc")
 PROGRAMS, HOST = "programs", "host"
 
 
 class Session:
     """One replica's two communicators: of the collectives in programs, and of those at once."""
 
-    def __init__(self, regions: dict[str, Region], ordinal: int) -> None:
-        self.ordinal, self.replicas = ordinal, regions[HOST].replicas
-        self._regions = regions
-        self.programs = _communicator(regions[PROGRAMS], ordinal)
-        self.host = _communicator(regions[HOST], ordinal)
+    def __init__(self, communicators: dict[str, Communicator], ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.programs, self.host = communicators[PROGRAMS], communicators[HOST]
+        self.replicas = self.host.replicas
 
     def abort(self, text: str) -> None:
         """Have every replica that waits for another raise PeerFailure with this text."""
-        for region in self._regions.values():
-            region.fail(text)
+        for communicator in (self.programs, self.host):
+            communicator.board.fail(text)
 
     def abort_with(self, error: BaseException) -> None:
         """Tell the others that this replica has failed, unless it is one of them that said so."""
         if not isinstance(error, PeerFailure):
             text = "".join(traceback.format_exception_only(error)).strip()
             self.abort(f"Replica {self.ordinal} of {self.replicas} has failed:\n{text}")
-
-    @property
-    def failed(self) -> bool:
-        return any(region.failed for region in self._regions.values())
-
-
-def _communicator(region: Region, ordinal: int) -> Communicator:
-    return Communicator(SharedMemoryWire(region, ordinal), region)
 
 
 class _Sessions:
@@ -62,7 +63,11 @@ class _Sessions:
             if session is None:
                 if key not in self.regions:
                     self.regions[key] = _regions(place)
-                session = Session(self.regions[key], place.ordinal)
+                made = {
+                    lane: _communicator(lane, region, place)
+                    for lane, region in self.regions[key].items()
+                }
+                session = Session(made, place.ordinal)
                 self.sessions[*key, place.ordinal] = session
             return session
 
@@ -137,13 +142,48 @@ def renew_threads(devices) -> None:
 
 
 def _regions(place: world.Place) -> dict[str, Region]:
+    """What the replicas of this host share."""
     if place.processes == 1:
         return {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
-    folder = folder_of_host(place.processes)
+    folder, here = folder_of_host(place.processes), _replicas_here(place)
     return {
-        lane: Region.of_processes(place.replicas, os.path.join(folder, f"{lane}-{place.replicas}"))
+        lane: Region.of_processes(
+            here, os.path.join(folder, f"{lane}-{host(place.processes)}-{here}")
+        )
         for lane in (PROGRAMS, HOST)
     }
+
+
+def _replicas_here(place: world.Place) -> int:
+    return processes_per_host(place.processes) * max(len(place.devices), 1)
+
+
+def _communicator(lane: str, region: Region, place: world.Place) -> Communicator:
+    if _hosts(place) == 1:
+        wire, board = SharedMemoryWire(region, place.ordinal), Board(region, place.ordinal)
+        _log_once(f"{place.replicas} replicas exchange through shared memory")
+    else:
+        first = place.ordinal // region.replicas * region.replicas
+        reached = dist.PrefixStore(f"{lane}-{place.replicas}", store(place.processes))
+        wire = HostsWire(
+            reached, region, place.ordinal - first, first // region.replicas, _hosts(place)
+        )
+        board = HostsBoard(region, place.ordinal, first, reached, _hosts(place))
+        wire.ask = board.ask
+        _log_once(
+            f"{place.replicas} replicas on {_hosts(place)} hosts exchange through shared memory and "
+            f"torch.distributed"
+        )
+    return Communicator(wire, board)
+
+
+def _hosts(place: world.Place) -> int:
+    return place.replicas // _replicas_here(place)
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+    _log.info("%s (LTC_TRANSPORT=%s)", text, config.value("LTC_TRANSPORT"))
 
 
 def _forget_in_child() -> None:

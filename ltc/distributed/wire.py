@@ -10,6 +10,9 @@ import torch
 
 from ltc.distributed.region import LINE, SLOTS, Region
 
+_MOST_VIEWS = 4096  # a view takes longer to make than a small message to copy, so they are kept
+LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a circle shows
+
 Consume = Callable[[torch.Tensor], None]
 
 
@@ -37,6 +40,9 @@ class Wire(Protocol):
     def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
         """Send a contiguous 1-D tensor; returns as soon as it may be overwritten."""
 
+    def finish(self) -> None:
+        """Return when everything sent is on its way without this process."""
+
     def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
         """Call `consume`, if any, with the next message: a 1-D tensor of `like`'s size and dtype.
 
@@ -51,12 +57,13 @@ class SharedMemoryWire:
     def __init__(self, region: Region, replica: int) -> None:
         self.region, self.replica, self.replicas = region, replica, region.replicas
         self.message_bytes = region.slot_bytes
+        self._waiting = region.waiting_word(replica)
         self._out = [region.mailbox(replica, peer) for peer in range(self.replicas)]
         self._in = [region.mailbox(peer, replica) for peer in range(self.replicas)]
         # counters survive in the region, so that a wire made anew goes on where the old one was
         self._sent = [region.words[mailbox // 8] for mailbox in self._out]
         self._received = [region.words[(mailbox + LINE) // 8] for mailbox in self._in]
-        self._views: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._views: dict[tuple, torch.Tensor] = {}
         self.late: Callable[[int, float], None] = lambda peer, waited: None
 
     def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
@@ -65,12 +72,13 @@ class SharedMemoryWire:
         number = self._sent[receiver]
         if number >= SLOTS:
             region.wait_at_least(
-                mailbox + LINE, number - SLOTS + 1, lambda waited: self.late(receiver, waited)
+                mailbox + LINE, number - SLOTS + 1, lambda waited: self._wait(receiver, waited)
             )
+            region.words[self._waiting] = 0
         slot = region.slot(mailbox, number)
         struct.pack_into("qq", region.memory, slot, word, part.nbytes)
         if part.numel():
-            self._view(slot + LINE, part.dtype)[: part.numel()].copy_(part)
+            self._view(slot + LINE, part).copy_(part)
         self._sent[receiver] = number + 1
         region.store(mailbox, number + 1)
 
@@ -79,22 +87,33 @@ class SharedMemoryWire:
         mailbox = self._in[sender]
         number = self._received[sender]
         region.wait_at_least(
-            mailbox, number + 1, lambda waited: self.late(sender, waited)
+            mailbox, number + 1, lambda waited: self._wait(sender, waited)
         )
+        region.words[self._waiting] = 0
         slot = region.slot(mailbox, number)
         found, nbytes = struct.unpack_from("qq", region.memory, slot)
         if found != word or nbytes != like.nbytes:
             raise Mismatch(sender, found)
         if consume is not None:
-            consume(self._view(slot + LINE, like.dtype)[: like.numel()])
+            consume(self._view(slot + LINE, like))
         self._received[sender] = number + 1
         region.store(mailbox + LINE, number + 1)
 
-    def _view(self, offset: int, dtype: torch.dtype) -> torch.Tensor:
-        """The bytes of a slot as elements."""
-        view = self._views.get((offset, dtype))
+    def finish(self) -> None:
+        """What is sent lies in shared memory at once."""
+
+    def _wait(self, peer: int, waited_seconds: float) -> None:
+        if waited_seconds >= LONG_SECONDS:
+            self.region.words[self._waiting] = peer + 1
+            self.late(peer, waited_seconds)
+
+    def _view(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+        """The bytes of a slot as a tensor of the size and dtype of `like`."""
+        key = (offset, like.dtype, like.numel())
+        view = self._views.get(key)
         if view is None:
-            size = self.message_bytes // dtype.itemsize * dtype.itemsize
-            view = self.region.bytes[offset : offset + size].view(dtype)
-            self._views[offset, dtype] = view
+            if len(self._views) > _MOST_VIEWS:
+                self._views.clear()
+            view = self.region.bytes[offset : offset + like.nbytes].view(like.dtype)
+            self._views[key] = view
         return view

@@ -112,12 +112,12 @@ class Guard(NamedTuple):
 class Value:
     """One number for each point; values of one kernel that are equal are one object.
 
-    kind      "load", "constant", "position", "cell", "choose" or "reduced"
+    kind      "load", "constant", "position", "random", "cell", "choose" or "reduced"
     dtype     of the number
     operands  the values it is computed from
     op        of a cell or a reduction: a row of ir/ops.py
-    data      load: (node in memory, offset); constant: its value; position: its form;
-              cell: the attributes of the node
+    data      load: (node in memory, offset); constant: its text; position: its form;
+              random: (its position, how many bits, the stream); cell: the node's attributes
     guards    load and choose: where it is inside
     """
 
@@ -175,3 +175,40 @@ class Kernel:
 
     def writes(self) -> tuple[Node, ...]:
         return tuple(store.node for store in self.stores)
+
+
+class Access(NamedTuple):
+    """An operand of a product as it lies in memory: its element i, j, ... at an affine offset."""
+
+    node: Node
+    offset: Affine
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A matrix product, a convolution or a pooling, and what is done to each result.
+
+    node      what is computed
+    operands  where its operands are
+    epilogue  a kernel over the node's shape that reads the node at each point, or None
+    results   the nodes whose buffers it makes where it has no epilogue; None for one nobody reads
+    """
+
+    node: Node
+    operands: tuple[Access, ...]
+    epilogue: Kernel | None
+    results: tuple[Node | None, ...]
+
+    def reads(self) -> tuple[Node, ...]:
+        others = self.epilogue.reads() if self.epilogue else ()
+        nodes = dict.fromkeys((*[access.node for access in self.operands], *others))
+        nodes.pop(self.node, None)
+        return tuple(nodes)
+
+    def writes(self) -> tuple[Node, ...]:
+        if self.epilogue is not None:
+            return self.epilogue.writes()
+        return tuple(node for node in self.results if node is not None)
+
+
+Unit = Kernel | Product | Node

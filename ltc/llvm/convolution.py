@@ -16,12 +16,23 @@ import torch
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
-    BYTES, Epilogue, GeneratedKernel, Index, Lanes, counting, reserved, share, tasks_for,
+    BYTES,
+    LONGEST_SUM,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    add_in_pieces,
+    multiples,
+    require_stack,
+    reserved,
+    share,
+    tasks_for,
 )  # fmt: skip
 from ltc.llvm.matmul import Matrix, matmul, stored_plain
 from ltc.llvm.windows import Axes, forward_axes, gradient_phases
 
-GATHERED_BYTES = 256 * 1024  # half of a level-2 cache
+GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
 MOST_COLUMNS = 512
 FEW_CHANNELS = 4  # a group with fewer result channels would gather more than it multiplies
 
@@ -76,6 +87,8 @@ def convolution(
     operands  pointers that the epilogue reads, %p3 and on
     arguments "weight", "operand", "result", then "operand0" and on
     tasks     each computes whole rows of the result; no result depends on their number
+
+    Raises Unsupported where a kernel is so large that its columns fit in no stack.
     """
     n, channels, *_ = geometry.operand
     if geometry.is_pointwise:
@@ -100,10 +113,10 @@ def convolution_input_gradient(
         return _pointwise_gradient(name, dtype, geometry, isa)
     phases = gradient_phases(*geometry.window)
     kernels, start = [], 0
-    for number, axes in enumerate(phases):
+    for axes in phases:
         body = _Sums(dtype, n, groups, rows, depth, axes, isa, None, start)
-        kernels.append(_turned_weights(f"{name}_turn{number}", dtype, geometry, axes, start, isa))
-        kernels.append(body.kernel(f"{name}_{number}", "gradient", "turned", 0))
+        kernels.append(_turned_weights(name, dtype, geometry, axes, start, isa))
+        kernels.append(body.kernel(name, "gradient", "turned", 0))
         start += groups * rows * depth * body.taps
     size = max(1, start) * dtype.itemsize
     return KernelSequence(tuple(kernels), {"turned": size})
@@ -143,7 +156,7 @@ def _product(extents) -> int:
     return total
 
 
-def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa) -> GeneratedKernel:
+def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa):
     """turned[group, channel, output, taps of this phase] from weight[group, output, channel, *]."""
     b = Builder(1)
     l = Lanes(b, isa, dtype)
@@ -212,7 +225,7 @@ class _Sums:
         self.lines, self.width = axes[0].count * axes[1].count, axes[2].count
         self.size = _product(axis.extent for axis in axes)  # of one channel of the operand
         self.result_size = _product(axis.result for axis in axes)
-        self.direct = rows < FEW_CHANNELS
+        self.direct = rows < FEW_CHANNELS and channels * self.taps <= LONGEST_SUM
         self._choose_blocks(isa)
         self._choose_tile(l)
 
@@ -240,15 +253,29 @@ class _Sums:
             even = -(-self.width // self.segments)
             self.segment = -(-even // l.width) * l.width
             self.segments = -(-self.width // self.segment)
-        fitting_lines = 1 if self.segments > 1 else max(1, columns // max(1, self.width))
-        enough = max(1, self.images * self.groups * self.lines // 16)
-        fitting_lines = max(1, min(fitting_lines, enough, max(1, self.lines)))
-        self.strips = max(1, -(-self.lines // fitting_lines))
-        self.strip = max(1, -(-self.lines // self.strips))
+        self.strip = 1 if self.segments > 1 else self._lines_of_a_strip(columns)
         self.strips = max(1, -(-self.lines // self.strip))
         whole = -(-(self.strip * self.segment) // self.panel) * self.panel + l.width
         vectors = -(-whole // l.width)
         self.columns = (vectors + (1 - vectors % 2)) * l.width  # odd: lines of a cache spread
+
+    @property
+    def stack_bytes(self) -> int:
+        gathered = self.columns * max(1, self.depth * self.taps)
+        waiting = self.rows * self.columns if self.depth < self.channels else 0
+        return (gathered + waiting) * BYTES[self.l.element]
+
+    def _lines_of_a_strip(self, columns: int) -> int:
+        """How many lines to gather at once: those that leave the fewest columns of panels empty."""
+        enough = self.images * self.groups * self.lines // 16  # more would leave threads idle
+        most = max(1, min(self.lines, enough, columns // max(1, self.width)))
+
+        def computed(lines: int) -> int:
+            whole, rest = divmod(self.lines, lines)
+            tiles = [lines * self.width] * whole + [rest * self.width]
+            return sum(-(-tile // self.panel) for tile in tiles)
+
+        return min(range(1, most + 1), key=lambda lines: (computed(lines), -lines))
 
     def kernel(self, name: str, operand: str, weight: str, operands: int) -> GeneratedKernel:
         work = (
@@ -256,6 +283,7 @@ class _Sums:
             * self.channels * self.taps
         )  # fmt: skip
         units = self.images * self.groups * self.strips * self.segments
+        require_stack(0 if self.direct else self.stack_bytes, "convolution")
         if units and self.rows and self.lines and self.width:
             self._emit(units)
         arguments = (weight, operand, "result", *(f"operand{i}" for i in range(operands)))
@@ -272,6 +300,9 @@ class _Sums:
         self.gathered = reserved(
             b, self.columns * max(1, self.depth * self.taps) + self.panel, l.element
         )
+        self.totals = ""
+        if self.depth * self.taps > LONGEST_SUM:
+            self.totals = reserved(b, (self.height + 1) * self.panel, l.element)
         if self.depth < self.channels:
             self.waiting = reserved(b, self.rows * self.columns, l.element)
         b.loop(*share(l, units), 1, [], lambda unit, _: self._tile(unit))
@@ -340,14 +371,15 @@ class _Sums:
 
     def _each_block(self, count: Index, body) -> None:
         """body(first column, first row, rows) for every block of a tile of `count` columns."""
-        l, b = self.l, self.b
+        b, split = self.b, (self.height + 1) * self.taller
+
+        def blocks(p: str, rows: int, low: int, high: int) -> None:
+            if low < high:
+                b.loop(low, high, rows, [], lambda row, _: body(p, row, rows))
 
         def panel(p: str, _) -> None:
-            row = 0
-            for rows, number in ((self.height + 1, self.taller), (self.height, self.blocks - self.taller)):
-                if number and rows:
-                    b.loop(row, row + rows * number, rows, [], lambda at, _: body(p, at, rows))
-                row += rows * number
+            blocks(p, self.height + 1, 0, split)
+            blocks(p, self.height, split, self.rows)
 
         b.loop(0, count, self.panel, [], panel)
 
@@ -370,8 +402,7 @@ class _Sums:
                     result.append(l.multiply_add(x, y, values[r * self.vectors + v]))
             return result
 
-        carried = [(l.vector, value) for value in sums]
-        return self.b.loop(0, l.times(depth, self.taps), 1, carried, step)
+        return add_in_pieces(l, l.times(depth, self.taps), sums, step, self.totals)
 
     def _finish(self, p, row, rows, sums, tile, count) -> None:
         """Store a block, of which only the first `count` - p columns exist."""
@@ -417,7 +448,7 @@ class _Sums:
         def op(name: str, x: str, y: Index) -> str:
             return b.value(f"{name} {words} {x}, {y if isinstance(y, str) else vector(y)}")
 
-        at = op("add", vector(p), counting(n, "i32"))
+        at = op("add", vector(p), multiples(n))
         down = 0 if self.segments > 1 else op("udiv", at, self.width)
         across = op("add", at, column if isinstance(column, int) else vector(column))
         if self.segments == 1:
@@ -435,45 +466,42 @@ class _Sums:
     # --- gathering --------------------------------------------------------------------------------
 
     def _gather(self, start: Index, depth: Index, tile) -> None:
-        """The columns of a tile, [depth * taps, columns], zero where a tap meets nothing."""
+        """The columns of a tile, [depth * taps, columns], zero where a tap meets nothing.
+
+        Channels are the innermost loop: which lanes meet nothing is the same for all of them.
+        """
         l, b = self.l, self.b
         first_line, lines, column, width = tile
-        deep, high, _ = self.axes
-        unrolled = self.axes[2].taps <= 8
+        deep, high, wide = self.axes
+        source = l.at(self.operand_at, l.times(start, self.size))
 
-        def channel(c: str, _) -> None:
-            source = l.at(self.operand_at, l.times(l.plus(start, c), self.size))
+        def line(d: Index, h: Index, i: Index) -> None:
+            at, limit = self._operand_line(source, l.plus(first_line, i), d, h)
+            k = l.times(l.plus(l.times(d, high.taps), h), wide.taps)
+            target = l.plus(l.times(k, self.columns), l.times(i, width))
+            b.loop(0, width, l.width, [], lambda j, _: vectors(at, limit, l.plus(target, j), j))
 
-            def outer(d: str, _) -> None:
-                def middle(h: str, _) -> None:
-                    k = l.plus(l.times(l.plus(l.times(c, deep.taps), d), high.taps), h)
-                    k = l.times(k, self.axes[2].taps)
-                    b.loop(0, lines, 1, [], lambda i, _: line(d, h, k, i))
+        def vectors(at: str, limit: str, target: Index, j: Index) -> None:
+            def one(w: Index) -> None:
+                first = met(l, wide, l.plus(column, j), w)
+                masks = l.masks_of(first, wide.stride, limit)
+                spot = l.plus(target, l.times(w, self.columns))
 
-                b.loop(0, high.taps, 1, [], middle)
+                def channel(c: str, _) -> None:
+                    here = l.at(at, l.times(c, self.size))
+                    value = l.strided(here, first, wide.stride, masks)
+                    place = l.plus(spot, l.times(c, self.taps * self.columns))
+                    l.store_computed(value, self.gathered, place)
 
-            def line(d: Index, h: Index, k: Index, i: Index) -> None:
-                at, limit = self._operand_line(source, l.plus(first_line, i), d, h)
-                target = l.at(self.gathered, l.plus(
-                    l.times(k, self.columns), l.times(i, width)
-                ), l.element)  # fmt: skip
+                b.loop(0, depth, 1, [], channel)
 
-                def vectors(j: str, _) -> None:
-                    def one(w: Index) -> None:
-                        value = self._operand_vector(at, l.plus(column, j), w, limit)
-                        l.store_computed(value, target, l.plus(l.times(w, self.columns), j))
+            b.loop(0, wide.taps, 1, [], lambda w, _: one(w))
 
-                    if unrolled:
-                        for w in range(self.axes[2].taps):
-                            one(w)
-                    else:
-                        b.loop(0, self.axes[2].taps, 1, [], lambda w, _: one(w))
-
-                b.loop(0, width, l.width, [], vectors)
-
-            b.loop(0, deep.taps, 1, [], outer)
-
-        b.loop(0, depth, 1, [], channel)
+        b.loop(0, deep.taps, 1, [], lambda d, _: b.loop(
+            0, high.taps, 1, [], lambda h, _: b.loop(
+                0, lines, 1, [], lambda i, _: line(d, h, i)
+            ) and None
+        ) and None)  # fmt: skip
 
     def _operand_line(self, source: str, line: Index, d: Index, h: Index) -> tuple[str, str]:
         """Where the operand's line begins that a line of the result meets, and how much of it."""
@@ -493,7 +521,7 @@ class _Sums:
         """What adjacent columns of the result meet at one tap."""
         l, axis = self.l, self.axes[2]
         first = met(l, axis, column, w)
-        return l.strided(line, first, axis.stride, l.between(first, limit, axis.stride))
+        return l.strided(line, first, axis.stride, l.masks_of(first, axis.stride, limit))
 
     # --- few channels -----------------------------------------------------------------------------
 
@@ -560,7 +588,7 @@ class _Sums:
             l.times(l.plus(self.result_row, row), self.result_size), at
         ))  # fmt: skip
         step = self.axes[2].place[1]
-        l.scatter(value, base, f"<{', '.join(f'i32 {i * step}' for i in range(l.width))}>", mask)
+        l.scatter(value, base, multiples(l.width, step), mask)
 
 
 def met(l: Lanes, axis, position: Index, tap: Index) -> Index:

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ltc.llvm.builder import Builder, function_text
+from ltc.errors import Unsupported
+from ltc.llvm.builder import Builder
 from ltc.llvm.dtype import FORMS, literal
 from ltc.llvm.isa import Isa
 
 Index = int | str  # a number known now, or the name of an i64 value
+
+LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
+
+STACK_BYTES = 3 << 20  # threads are made with 8 MiB
 
 BYTES = {"float": 4, "double": 8, "half": 2, "i16": 2, "i32": 4, "i64": 8}
 SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
@@ -118,15 +123,14 @@ class Lanes:
             if count >= width:
                 return None
             return f"<{', '.join(f'i1 {str(i < count).lower()}' for i in range(width))}>"
-        return self.builder.value(
-            f"icmp slt <{width} x i64> {counting(width)}, {self.splat(count, 'i64', width)}"
-        )
+        lanes, limit = multiples(width, 1, "i64"), self.splat(count, "i64", width)
+        return self.builder.value(f"icmp slt <{width} x i64> {lanes}, {limit}")
 
     def between(self, first: Index, limit: Index, stride: int = 1) -> str:
         """The mask of the lanes whose number, first + lane * stride, is in [0, limit)."""
         b, words = self.builder, f"<{self.width} x i32>"
-        steps = f"<{', '.join(f'i32 {lane * stride}' for lane in range(self.width))}>"
-        at = b.value(f"add {words} {self.splat(self.narrow(first), 'i32')}, {steps}")
+        lanes = multiples(self.width, stride)
+        at = b.value(f"add {words} {self.splat(self.narrow(first), 'i32')}, {lanes}")
         return b.value(f"icmp ult {words} {at}, {self.splat(self.narrow(limit), 'i32')}")
 
     def narrow(self, x: Index) -> Index:
@@ -189,7 +193,8 @@ class Lanes:
     def gather(self, pointer: str, offsets: str, mask: str | None) -> str:
         """Stored elements at i32 offsets, widened; zero where the mask is off."""
         n, pointers = self.width, self._pointers(pointer, offsets)
-        vector, name = f"<{n} x {self.stored}>", f"llvm.masked.gather.v{n}{self._stored_suffix}.v{n}p0"
+        vector = f"<{n} x {self.stored}>"
+        name = f"llvm.masked.gather.v{n}{self._stored_suffix}.v{n}p0"
         self.builder.declare(name, vector, f"<{n} x ptr>", "i32", self.mask_type, vector)
         raw = self.builder.effect(
             f"call {vector} @{name}(<{n} x ptr> {pointers}, i32 {BYTES[self.stored]}, "
@@ -197,18 +202,30 @@ class Lanes:
         )
         return raw if self.stored == self.element else self._widened(raw)
 
-    def strided(self, pointer: str, first: Index, stride: int, mask: str) -> str:
-        """Stored elements `stride` apart, widened; zero where the mask is off."""
+    def masks_of(self, first: Index, stride: int, limit: Index) -> tuple[str, ...]:
+        """What `strided` needs to leave out elements that are not in [0, limit)."""
+        if stride == 2:
+            second = self.plus(first, self.width)
+            return self.between(first, limit), self.between(second, limit)
+        return (self.between(first, limit, stride),)
+
+    def strided(self, pointer: str, first: Index, stride: int, masks: tuple[str, ...]) -> str:
+        """Stored elements first, first + stride, ..., widened; zero where `masks_of` says so."""
         if stride == 1:
-            return self.load(pointer, first, mask)
-        steps = f"<{', '.join(f'i32 {lane * stride}' for lane in range(self.width))}>"
-        return self.gather(self.at(pointer, first), steps, mask)
+            return self.load(pointer, first, masks[0])
+        if stride == 2:  # two loads and a shuffle take a quarter of a gather's time
+            n = self.width
+            low = self.load(pointer, first, masks[0])
+            high = self.load(pointer, self.plus(first, n), masks[1])
+            return shuffled(self.builder, self.vector, low, high, list(range(0, 2 * n, 2)))
+        return self.gather(self.at(pointer, first), multiples(self.width, stride), masks[0])
 
     def scatter(self, value: str, pointer: str, offsets: str, mask: str | None) -> None:
         """Store a vector, rounded to the stored type, at i32 offsets."""
         n, pointers = self.width, self._pointers(pointer, offsets)
         raw = value if self.stored == self.element else self._rounded(value)
-        vector, name = f"<{n} x {self.stored}>", f"llvm.masked.scatter.v{n}{self._stored_suffix}.v{n}p0"
+        vector = f"<{n} x {self.stored}>"
+        name = f"llvm.masked.scatter.v{n}{self._stored_suffix}.v{n}p0"
         self.builder.declare(name, "void", vector, f"<{n} x ptr>", "i32", self.mask_type)
         self.builder.emit(
             f"call void @{name}({vector} {raw}, <{n} x ptr> {pointers}, i32 {BYTES[self.stored]}, "
@@ -229,7 +246,8 @@ class Lanes:
         return self.raw_load(self.at(pointer, offset, self.element), mask, self.element, self.width)
 
     def store_computed(self, value: str, pointer: str, offset: Index = 0) -> None:
-        self.raw_store(value, self.at(pointer, offset, self.element), None, self.element, self.width)
+        at = self.at(pointer, offset, self.element)
+        self.raw_store(value, at, None, self.element, self.width)
 
     def scalar(self, pointer: str, offset: Index = 0) -> str:
         """One stored element, widened."""
@@ -289,9 +307,9 @@ class Lanes:
         )
 
 
-def counting(width: int, element: str = "i64") -> str:
-    """The vector 0, 1, 2, ..."""
-    return f"<{', '.join(f'{element} {i}' for i in range(width))}>"
+def multiples(width: int, step: int = 1, element: str = "i32") -> str:
+    """The vector 0, step, 2 * step, ..."""
+    return f"<{', '.join(f'{element} {i * step}' for i in range(width))}>"
 
 
 def transposed(builder: Builder, rows: list[str], element: str) -> list[str]:
@@ -304,15 +322,17 @@ def transposed(builder: Builder, rows: list[str], element: str) -> list[str]:
             keep = [lane if not lane & step else width + lane - step for lane in range(width)]
             move = [lane + step if not lane & step else width + lane for lane in range(width)]
             rows = list(rows)
-            rows[i] = _shuffled(builder, vector, low, high, keep)
-            rows[i + step] = _shuffled(builder, vector, low, high, move)
+            rows[i] = shuffled(builder, vector, low, high, keep)
+            rows[i + step] = shuffled(builder, vector, low, high, move)
         step *= 2
     return rows
 
 
-def _shuffled(builder: Builder, vector: str, x: str, y: str, lanes: list[int]) -> str:
+def shuffled(builder: Builder, vector: str, x: str, y: str, lanes: list[int]) -> str:
     chosen = ", ".join(f"i32 {lane}" for lane in lanes)
-    return builder.value(f"shufflevector {vector} {x}, {vector} {y}, <{len(lanes)} x i32> <{chosen}>")
+    return builder.value(
+        f"shufflevector {vector} {x}, {vector} {y}, <{len(lanes)} x i32> <{chosen}>"
+    )
 
 
 def share(lanes: Lanes, chunks: int) -> tuple[Index, Index]:
@@ -336,6 +356,43 @@ def tasks_for(flops: int, groups: int, blocks: int) -> int:
     return max(1, min(most, groups * min(blocks, -(-16 // max(1, groups)))))
 
 
+def require_stack(size: int, what: str) -> None:
+    """Raises Unsupported where a kernel would need more memory than threads have for a call."""
+    if size > STACK_BYTES:
+        raise Unsupported(
+            f"A {what} whose lines need {size} bytes of working memory has no generated kernel, "
+            f"which may take {STACK_BYTES}. The reference backend computes it."
+        )
+
+
 def reserved(builder: Builder, count: int, element: str) -> str:
     """Memory of one call, aligned to a cache line."""
     return builder.effect(f"alloca [{count} x {element}], align 64")
+
+
+def add_in_pieces(
+    lanes: Lanes,
+    depth: Index,
+    sums: list[str],
+    step: Callable[[str, list[str]], list[str]],
+    totals: str,
+) -> list[str]:
+    """`sums` after step(k, sums) for k from 0 up to `depth`, added in pieces of LONGEST_SUM.
+
+    totals  memory for the sums, where `depth` may be more than one piece
+    """
+    l, b = lanes, lanes.builder
+    if isinstance(depth, int) and depth <= LONGEST_SUM:
+        return b.loop(0, depth, 1, [(l.vector, value) for value in sums], step)
+    for i, value in enumerate(sums):
+        l.store_computed(value, totals, i * l.width)
+
+    def piece(start: str, _) -> None:
+        end = l.least(l.plus(start, LONGEST_SUM), depth)
+        zeros = [(l.vector, l.zero)] * len(sums)
+        for i, value in enumerate(b.loop(start, end, 1, zeros, step)):
+            total = l.add(l.load_computed(totals, i * l.width), value)
+            l.store_computed(total, totals, i * l.width)
+
+    b.loop(0, depth, LONGEST_SUM, [], piece)
+    return [l.load_computed(totals, i * l.width) for i in range(len(sums))]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -21,10 +22,13 @@ from ltc.llvm import reduction
 from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.dtype import FORMS, Form
 from ltc.llvm.elementwise import computed, from_memory, to_memory
+from ltc.llvm.rng import random_bits
 
 STRIP = 2048  # elements of the innermost dimension in one unit
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
 MOST_TASKS = 64
+COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
+CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
 
 
@@ -33,32 +37,43 @@ class KernelCode:
     """A kernel as text.
 
     text     of the module; the function is called @kernel, and @kernel.entry
-    nodes    whose buffers are its pointers, in order: what it reads, then what it writes
+    nodes    whose buffers are its pointers, in order
     tasks    how many there are
+    shifts   bytes to add to the first pointers, where a product reads part of a buffer
     """
 
     text: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[Any, ...]
     tasks: int
+    shifts: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the function that the text defines."""
+        return self.text.partition("define void @")[2].partition("(")[0]
 
 
 def kernel_code(kernel: Kernel) -> KernelCode:
-    return _Emitter(kernel).code()
+    emitter = Emitter(kernel)
+    wide = COLUMNS_TOGETHER * LANES
+    if emitter.reduces_columns and emitter.space.extents[emitter.vector] >= wide:
+        emitter = Emitter(kernel, lanes=wide)  # a whole run of cache lines from each row
+    return emitter.code()
 
 
 # --- loop variables ------------------------------------------------------------------------------
 
 
-class _Space:
+class Space:
     """The variables that are left when neighbours which always move together are one.
 
     extents  of the new variables
-    depth    how many of them stay when the reductions are done
+    depth    how many of them come before the boundary
     """
 
-    def __init__(self, kernel: Kernel, forms: list[Affine]):
+    def __init__(self, kernel: Kernel, forms: list[Affine], boundary: int):
         groups = [[v] for v, extent in enumerate(kernel.space) if extent > 1]
-        depth = sum(1 for (v,) in groups if v < kernel.depth)
+        depth = sum(1 for (v,) in groups if v < boundary)
         k = len(groups) - 1
         while k > 0:
             if k != depth and self._move_together(kernel.space, groups[k - 1], groups[k], forms):
@@ -88,23 +103,36 @@ def _forms(values: list[Value], stores: tuple[Store, ...]) -> list[Affine]:
         forms.extend(guard.form for guard in value.guards)
         if value.kind == "load":
             forms.append(value.data[1])
-        elif value.kind == "position":
-            forms.append(value.data)
+        elif value.kind in ("position", "random"):
+            forms.append(_position_of(value))
     return forms
+
+
+def _position_of(value: Value) -> Affine:
+    return value.data if value.kind == "position" else value.data[0]
 
 
 # --- the emitter ---------------------------------------------------------------------------------
 
 
-class _Emitter:
-    def __init__(self, kernel: Kernel):
-        self.kernel = kernel
+class Emitter:
+    """Writes the instructions of one kernel.
+
+    boundary  variables before it and from it on are never joined, where there is no reduction
+    lanes     of its vectors
+    """
+
+    def __init__(
+        self, kernel: Kernel, builder: Builder | None = None, lanes: int = LANES, boundary: int = 0
+    ):
+        self.kernel, self.lanes = kernel, lanes
         self.order = kernel.values()
-        self.space = _Space(kernel, _forms(self.order, kernel.stores))
+        self.space = Space(kernel, _forms(self.order, kernel.stores), boundary or kernel.depth)
         self.depth = self.space.depth
         self.reductions = [v for v in self.order if v.kind == "reduced"]
         self.vector = self._vector_variable()
-        self.b = Builder(LANES)
+        self.transposes = not self.reductions and self._reads_columns()
+        self.b = builder or Builder(lanes)
         self.nodes = (*kernel.reads(), *kernel.writes())
         self.pointer = {node: f"%p{k}" for k, node in enumerate(kernel.reads())}
         first = len(self.pointer)
@@ -142,6 +170,17 @@ class _Emitter:
         along_columns = sum(form.coefficient(depth - 1) == 1 for form in inside)
         return depth - 1 if along_columns > along_rows else last
 
+    def _reads_columns(self) -> bool:
+        """Whether neighbours in some operand are neighbouring rows: then rows go innermost.
+
+        A cache line that one row has fetched is then read by the next ones.
+        """
+        last = len(self.space.extents) - 1
+        loads = [self.space.form(v.data[1]) for v in self.order if v.kind == "load"]
+        return last > 0 and any(
+            form.coefficient(last) > 1 and form.coefficient(last - 1) == 1 for form in loads
+        )
+
     def _needs(self) -> dict[Value, frozenset[int]]:
         """The variables that each value depends on."""
         needs: dict[Value, frozenset[int]] = {}
@@ -153,8 +192,8 @@ class _Emitter:
             forms = [guard.form for guard in value.guards]
             if value.kind == "load":
                 forms.append(value.data[1])
-            elif value.kind == "position":
-                forms.append(value.data)
+            elif value.kind in ("position", "random"):
+                forms.append(_position_of(value))
             own = {v for form in forms for v, _ in self.space.form(form).terms}
             needs[value] = frozenset(own).union(*[needs[x] for x in value.operands])
         return needs
@@ -163,6 +202,11 @@ class _Emitter:
         return {value: self.vector in needs for value, needs in self.needs.items()}
 
     # --- units -----------------------------------------------------------------------------------
+
+    @property
+    def reduces_columns(self) -> bool:
+        """Whether the lanes of a vector are rows whose reductions run side by side."""
+        return bool(self.reductions) and self._has_strips
 
     @property
     def _has_strips(self) -> bool:
@@ -176,8 +220,8 @@ class _Emitter:
         return list(range(self.depth - 1 if self._has_strips else self.depth))
 
     def _strip(self) -> int:
-        """Elements of the vector variable in one unit; narrow where columns are reduced."""
-        return STRIP if not self.reductions else 4 * LANES
+        """Elements of the vector variable in one unit; narrow where columns are read."""
+        return COLUMNS_TOGETHER * LANES if self.reductions or self.transposes else STRIP
 
     def _strips(self) -> int:
         return -(-self.space.extents[self.vector] // self._strip()) if self._has_strips else 1
@@ -190,22 +234,29 @@ class _Emitter:
         return max(1, min(self._units(), -(-work // TASK_WORK), MOST_TASKS))
 
     def _unit(self, unit: str) -> None:
-        rest, strips = unit, self._strips()
-        if strips > 1:
+        rest, strips, strip = unit, self._strips(), "0"
+        if strips > 1 and self.transposes:
+            rest, strip = self._divided(unit, self._units() // strips)
+        elif strips > 1:
             strip, rest = self._divided(unit, strips)
-        else:
-            strip = "0"
-        rows = self._row_variables()
-        for v in reversed(rows[1:]):
-            self.variables[v], rest = self._divided(rest, self.space.extents[v])
-        if rows:
-            self.variables[rows[0]] = rest
+        self._locate(self._row_variables(), rest)
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
             if self._has_strips:
                 self._over_strip(strip)
             else:
                 self._row()
+
+    def _locate(self, variables: list[int], number: str) -> None:
+        """The variables of a row, from its number."""
+        for v in reversed(variables[1:]):
+            self.variables[v], number = self._divided(number, self.space.extents[v])
+        if variables:
+            self.variables[variables[0]] = number
+
+    def at_rows(self, number: str) -> None:
+        """The variables before the boundary, from the number of a row."""
+        self._locate(list(range(self.depth)), number)
 
     def _divided(self, x: str, extent: int) -> tuple[str, str]:
         """(x % extent, x // extent)"""
@@ -227,15 +278,15 @@ class _Emitter:
     def _over_vectors(self, first: str, limit: str | int, carried, body) -> list[str]:
         """The vector variable from first (a multiple of the lanes) to limit, the rest masked."""
         extent = self.space.extents[self.vector]
-        whole = extent // LANES * LANES
+        whole = extent // self.lanes * self.lanes
         values = [value for _, value in carried]
         if whole:
             until = whole if extent == whole or isinstance(limit, int) else self.b.value(
-                f"and i64 {limit}, -{LANES}"
+                f"and i64 {limit}, -{self.lanes}"
             )
             until = limit if extent == whole else until
             values = self.b.loop(
-                first, until, LANES, carried, lambda i, inside: self._at(i, None, inside, body)
+                first, until, self.lanes, carried, lambda i, inside: self._at(i, None, inside, body)
             )
         if extent > whole:
             again = [(type, value) for (type, _), value in zip(carried, values)]
@@ -259,7 +310,7 @@ class _Emitter:
         return result or []
 
     def _tail(self, count: int) -> str:
-        bits = ", ".join(f"i1 {'true' if lane < count else 'false'}" for lane in range(LANES))
+        bits = ", ".join(f"i1 {'true' if lane < count else 'false'}" for lane in range(self.lanes))
         return f"<{bits}>"
 
     # --- one row, or one vector of them ----------------------------------------------------------
@@ -289,7 +340,7 @@ class _Emitter:
 
     def _store_all(self, stores: list[Store]) -> None:
         for store in stores:
-            self._store(store)
+            self.store(store)
 
     def _nest(self, inner: list[int], roots: list[Value], carried, body) -> list[str]:
         """Loops over the inner variables around a body that takes and gives what is carried.
@@ -316,14 +367,14 @@ class _Emitter:
         (operand,) = value.operands
         form = FORMS[value.dtype]
         across = self.vector in inner
-        width = LANES if across or self.vector is not None and self.vector < self.depth else 1
+        width = self.lanes if across or self.vector is not None and self.vector < self.depth else 1
         with self.b.lanes(width):
             type = self.b.of(form.computed)
             first = self.b.constant(form.computed, reduction.start(value.op, form))
 
             def body(carried: list[str]) -> list[str]:
                 with self.b.lanes(width):
-                    one = self._lanes_of(operand, width)
+                    one = self.lanes_of(operand, width)
                     if across and self.mask is not None:
                         one = self.b.select(self.mask, form.computed, one, first)
                     return [reduction.combine(self.b, value.op, form, carried[0], one)]
@@ -340,24 +391,38 @@ class _Emitter:
             self.known[-1][value] = reduction.finished(self.b, form, total)
 
     def _unrolls(self, inner: list[int]) -> bool:
-        step = ACCUMULATORS * LANES
+        step = ACCUMULATORS * self.lanes
         return len(inner) == 1 and self.space.extents[self.vector] >= 2 * step
 
     def _unrolled(self, value: Value, form: Form, type: str, first: str, body) -> str:
         """The total over the one inner variable, in several accumulators."""
-        extent, step = self.space.extents[self.vector], ACCUMULATORS * LANES
+        extent, step = self.space.extents[self.vector], ACCUMULATORS * self.lanes
         whole = extent // step * step
+
+        starts = [(type, first)] * ACCUMULATORS
 
         def several(i: str, carried: list[str]) -> list[str]:
             return [
-                self._at(self.b.add(i, k * LANES), None, [one], body)[0]
+                self._at(self.b.add(i, k * self.lanes), None, [one], body)[0]
                 for k, one in enumerate(carried)
             ]
 
-        totals = self.b.loop("0", whole, step, [(type, first)] * ACCUMULATORS, several)
-        for position in range(whole, extent, LANES):
-            mask = self._tail(extent - position) if extent - position < LANES else None
-            k = (position - whole) // LANES
+        def block(i: str, carried: list[str]) -> list[str]:
+            parts = self.b.loop(i, self.b.add(i, step * CHAIN), step, starts, several)
+            return [
+                reduction.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)
+            ]
+
+        blocks = whole // (step * CHAIN) * step * CHAIN
+        totals = [first] * ACCUMULATORS
+        if blocks:
+            totals = self.b.loop("0", blocks, step * CHAIN, starts, block)
+        if blocks < whole:
+            again = [(type, one) for one in totals]
+            totals = self.b.loop(blocks, whole, step, again, several)
+        for position in range(whole, extent, self.lanes):
+            mask = self._tail(extent - position) if extent - position < self.lanes else None
+            k = (position - whole) // self.lanes
             (totals[k],) = self._at(str(position), mask, [totals[k]], body)
         while len(totals) > 1:
             totals = [
@@ -409,17 +474,17 @@ class _Emitter:
         return True
 
     def _value(self, value: Value) -> str:
-        """The register of a value: of `LANES` lanes where it is a vector, else a scalar."""
+        """The register of a value: of `self.lanes` lanes where it is a vector, else a scalar."""
         found = self._find(value)
         if found is not None:
             return found
-        width = LANES if self.is_vector[value] else 1
+        width = self.lanes if self.is_vector[value] else 1
         with self.b.lanes(width):
             register = self._made(value, width)
         self.known[-1][value] = register
         return register
 
-    def _lanes_of(self, value: Value, width: int) -> str:
+    def lanes_of(self, value: Value, width: int) -> str:
         """The register of a value with so many lanes."""
         register = self._value(value)
         if self.is_vector[value] or width == 1:
@@ -435,7 +500,12 @@ class _Emitter:
             return self._position(self.space.form(value.data), width)
         if value.kind == "load":
             return self._load(value, form)
-        operands = [self._lanes_of(x, width) for x in value.operands]
+        if value.kind == "random":
+            form, bits, stream = value.data
+            seed = self.lanes_of(value.operands[0], 1)
+            position = self._position(self.space.form(form), width)
+            return random_bits(self.b, seed, position, bits, stream)
+        operands = [self.lanes_of(x, width) for x in value.operands]
         if value.kind == "choose":
             condition = self._inside(value.guards, width)
             return self.b.select(condition, form.computed, *operands)
@@ -515,9 +585,9 @@ class _Emitter:
         if mask is None:
             return b.effect(f"load {type}, ptr {address}, align {form.bytes}")
         function = f"llvm.masked.load.{b.suffix(form.stored)}.p0"
-        b.declare(function, type, "ptr", b.of("i1"), type)
+        b.declare(function, type, "ptr", "i32", b.of("i1"), type)
         return b.effect(
-            f"call {type} @{function}(ptr align {form.bytes} {address}, {b.of('i1')} {mask}, "
+            f"call {type} @{function}(ptr {address}, i32 {form.bytes}, {b.of('i1')} {mask}, "
             f"{type} zeroinitializer)"
         )
 
@@ -528,20 +598,20 @@ class _Emitter:
             f"getelementptr {form.stored}, ptr {pointer}, {b.of('i64')} {positions}"
         )
         function = f"llvm.masked.gather.{b.suffix(form.stored)}.v{b.width}p0"
-        b.declare(function, type, b.of("ptr"), b.of("i1"), type)
+        b.declare(function, type, b.of("ptr"), "i32", b.of("i1"), type)
         mask = mask or b.constant("i1", True)
         return b.effect(
-            f"call {type} @{function}({b.of('ptr')} align {form.bytes} {pointers}, "
+            f"call {type} @{function}({b.of('ptr')} {pointers}, i32 {form.bytes}, "
             f"{b.of('i1')} {mask}, {type} zeroinitializer)"
         )
 
-    def _store(self, store: Store) -> None:
+    def store(self, store: Store) -> None:
         form = FORMS[store.node.dtype]
         offset = self.space.form(store.offset)
         is_vector = self.vector is not None and offset.coefficient(self.vector) != 0
-        width = LANES if is_vector else 1
+        width = self.lanes if is_vector else 1
         with self.b.lanes(width):
-            register = self._lanes_of(store.value, width)
+            register = self.lanes_of(store.value, width)
             stored = to_memory(self.b, form, register)
             address = self.b.address(self.target[store.node], self._uniform(offset), form.stored)
             type = self.b.of(form.stored)
@@ -549,9 +619,9 @@ class _Emitter:
                 self.b.emit(f"store {type} {stored}, ptr {address}, align {form.bytes}")
                 return
             function = f"llvm.masked.store.{self.b.suffix(form.stored)}.p0"
-            self.b.declare(function, "void", type, "ptr", self.b.of("i1"))
+            self.b.declare(function, "void", type, "ptr", "i32", self.b.of("i1"))
             self.b.emit(
-                f"call void @{function}({type} {stored}, ptr align {form.bytes} {address}, "
+                f"call void @{function}({type} {stored}, ptr {address}, i32 {form.bytes}, "
                 f"{self.b.of('i1')} {self.mask})"
             )
 
@@ -559,7 +629,7 @@ class _Emitter:
 class _Scope:
     """Values made inside are forgotten at its end, and so are variables that began inside."""
 
-    def __init__(self, emitter: _Emitter):
+    def __init__(self, emitter: Emitter):
         self.emitter = emitter
 
     def __enter__(self) -> None:

@@ -12,10 +12,22 @@ import torch
 
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.isa import Isa
-from ltc.llvm.lanes import Epilogue, GeneratedKernel, Index, Lanes, reserved, share, tasks_for, transposed
+from ltc.llvm.lanes import (
+    LONGEST_SUM,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    add_in_pieces,
+    reserved,
+    share,
+    tasks_for,
+    transposed,
+)  # fmt: skip
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
+PREFETCHED_ROWS, PREFETCHED_FROM_BYTES = 16, 4096
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
 
 
@@ -70,6 +82,7 @@ def matmul(
     operands  pointers that the epilogue reads, %p3 and on
     tasks     each computes whole panels or blocks of rows; no result depends on their number
     """
+    batch, extents, (left, right, result) = _folded(batch, extents, (left, right, result))
     product = _Product(dtype, batch, extents, left, right, result, isa, epilogue)
     product.emit()
     m, n, k = extents
@@ -79,6 +92,18 @@ def matmul(
         name, function_text(name, len(arguments), product.b), arguments,
         tasks_for(work, product.groups, product.blocks), work,
     )  # fmt: skip
+
+
+def _folded(batch, extents, matrices):
+    """Batch dimensions that only repeat the right operand become rows of the left one."""
+    m, n, k = extents
+    left, right, result = matrices
+    while batch and right.batch[-1] == 0:
+        if left.batch[-1] != m * left.row or result.batch[-1] != m * result.row:
+            break
+        m, batch = m * batch[-1], batch[:-1]
+        left, right, result = (Matrix(x.row, x.column, x.batch[:-1]) for x in (left, right, result))
+    return batch, (m, n, k), (left, right, result)
 
 
 class _Product:
@@ -115,6 +140,8 @@ class _Product:
             self.pairs or right.column != 1 or self.blocks >= 4
             or (not isa.fused and self.n % lanes.width != 0)
         )  # fmt: skip
+        # Rows far apart: no processor foresees them, and few blocks share what was waited for.
+        self.prefetches = not self.packs and right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
         self.depth = self._depth()
         if self.by_dots:
             self.panels, self.blocks = -(-self.n // lanes.width), 1
@@ -122,9 +149,12 @@ class _Product:
 
     def _vectors(self, isa: Isa) -> int:
         """How many vectors wide a panel is: more where few rows leave registers free."""
-        wanted = 2 if self.m >= 7 else (4 if self.m >= 3 else 8)
+        if self.m < 7:
+            wanted = 4 if self.m >= 3 else 8
+        else:
+            wanted = 2 if self.m > 18 else 3
         if isa.registers < 32:
-            wanted = min(wanted, 4)
+            wanted = min(wanted, 4 if self.m < 7 else 2)
         return max(1, min(wanted, -(-self.n // self.l.width)))
 
     def _depth(self) -> int:
@@ -164,6 +194,9 @@ class _Product:
     def _reserve(self) -> None:
         """Memory of this thread for a packed panel and for sums that wait."""
         l = self.l
+        self.totals = ""
+        if self.depth > LONGEST_SUM:
+            self.totals = reserved(self.b, (self.height + 1) * self.panel_width, l.element)
         if self.packs:
             element = "i32" if self.pairs else l.element
             rows = -(-self.depth // l.width) * l.width
@@ -180,9 +213,7 @@ class _Product:
         self.batch_index = batch
         offsets: list[Index] = [0, 0, 0]
         for dim in reversed(range(len(self.batch))):
-            remaining, index = (
-                l.divided(remaining, self.batch[dim]) if dim else (0, remaining)
-            )
+            remaining, index = l.divided(remaining, self.batch[dim]) if dim else (0, remaining)
             for i, matrix in enumerate((self.left, self.right, self.result)):
                 offsets[i] = l.plus(offsets[i], l.times(index, matrix.batch[dim]))
         self.left_at, self.right_at, self.result_at = (
@@ -260,17 +291,18 @@ class _Product:
 
     def _each_block(self, first: Index, last: Index, body) -> None:
         """body(first row, rows, block's number) for the blocks of each of the two heights."""
+        self._blocks_of(self.height + 1, 0, self.taller, first, last, body)
+        self._blocks_of(self.height, self.taller, self.blocks, first, last, body)
+
+    def _blocks_of(self, rows: int, start: int, stop: int, first: Index, last: Index, body) -> None:
+        """The blocks between `first` and `last` that are also between `start` and `stop`."""
         l = self.l
-        for rows, start, stop in (
-            (self.height + 1, 0, self.taller),
-            (self.height, self.taller, self.blocks),
-        ):
-            if start == stop or rows == 0:
-                continue
-            skipped = 0 if start == 0 else self.taller
-            self.b.loop(l.most(first, start), l.least(last, stop), 1, [], lambda number, _: body(
-                l.plus(l.times(number, rows), skipped), rows, number
-            ))  # fmt: skip
+        if start == stop or rows == 0:
+            return
+        low, high = l.most(first, start), l.least(last, stop)
+        self.b.loop(low, high, 1, [], lambda number, _: body(
+            l.plus(l.times(number, rows), start), rows, number
+        ))  # fmt: skip
 
     # --- one block --------------------------------------------------------------------------------
 
@@ -291,11 +323,13 @@ class _Product:
             else:
                 line = l.at(right, l.times(k, self.right.row))
                 vectors = [l.load(line, v * l.width, mask) for v, mask in enumerate(masks)]
+                for v in range(len(masks) if self.prefetches else 0):
+                    self.b.prefetch(l.at(line, PREFETCHED_ROWS * self.right.row + v * l.width))
             return step(left, k, rows, vectors, values)
 
         if self.pairs:
             depth, _ = l.divided(depth, 2)
-        return self.b.loop(0, depth, 1, [(l.vector, value) for value in sums], body)
+        return add_in_pieces(l, depth, sums, body, self.totals)
 
     def _packed_row(self, k: Index, count: int) -> list[str]:
         l = self.l

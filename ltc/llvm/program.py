@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ltc.ir.kernel import Kernel
-from ltc.ir.node import Node
 from ltc.llvm import jit, threads
-from ltc.llvm.loops import KernelCode, kernel_code
+from ltc.llvm.loops import KernelCode
 
 
 @functools.cache
-def entry_address(text: str) -> int:
+def entry_address(text: str, name: str) -> int:
     """The entry of a kernel: equal texts are compiled once in a process."""
-    return jit.compile_kernels(text, "kernel.entry")["kernel.entry"]
+    entry = f"{name}.entry"
+    return jit.compile_kernels(text, entry)[entry]
 
 
 class KernelRun:
@@ -25,11 +25,11 @@ class KernelRun:
     Which buffers they work on is filled in at each launch; a launch has its own `Frame`.
     """
 
-    def __init__(self, kernels: Sequence[Kernel], slots: Mapping[Node, int]):
+    def __init__(self, codes: Sequence[KernelCode], slots: Mapping[Any, int]):
         """`slots`: where the address of a node's buffer stands in the launch's table."""
-        codes: list[KernelCode] = [kernel_code(kernel) for kernel in kernels]
         self.used = np.array([slots[n] for code in codes for n in code.nodes], dtype=np.int64)
-        self.entries = [entry_address(code.text) for code in codes]
+        self.shifts = np.array([s for code in codes for s in _shifts(code)], dtype=np.int64)
+        self.entries = [entry_address(code.text, code.name) for code in codes]
         self.tasks = [code.tasks for code in codes]
         self.operands = [len(code.nodes) for code in codes]
 
@@ -42,7 +42,12 @@ class KernelRun:
         addresses  of every buffer, by slot
         """
         np.take(addresses, self.used, out=frame.arguments)
+        frame.arguments += self.shifts
         threads.run(frame.records_address, len(self.entries))
+
+
+def _shifts(code: KernelCode) -> tuple[int, ...]:
+    return code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
 
 
 class Frame:

@@ -15,7 +15,16 @@ from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.convolution import Geometry, KernelSequence, met
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
-    BYTES, Epilogue, GeneratedKernel, Index, Lanes, reserved, share, tasks_for, transposed,
+    BYTES,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    require_stack,
+    reserved,
+    share,
+    tasks_for,
+    transposed,
 )  # fmt: skip
 from ltc.llvm.windows import Axes, forward_axes
 
@@ -38,12 +47,14 @@ def convolution_weight_gradient(
                the position in the flat [C / groups, *kernel]
     operands   pointers that the epilogue reads, %p2 and on of the last kernel
     tasks      the results do not depend on their number
+
+    Raises Unsupported where one line of the result or the operand fits in no stack.
     """
     axes = forward_axes(*geometry.window)
     if geometry.weight[0] // geometry.groups < FEW_CHANNELS:
         return KernelSequence((_direct(name, dtype, geometry, axes, isa, epilogue, operands),), {})
     body = _SlotSums(dtype, geometry, axes, isa)
-    kernels = (body.kernel(name), body.adding(f"{name}_add", epilogue, operands))
+    kernels = (body.kernel(name), body.adding(name, epilogue, operands))
     return KernelSequence(kernels, {"partial": body.partial_bytes})
 
 
@@ -94,11 +105,17 @@ class _SlotSums:
     def partial_bytes(self) -> int:
         return max(1, self.partial_size) * BYTES[self.l.element]
 
+    @property
+    def stack_bytes(self) -> int:
+        turned = self.lines * self.axes[2].count * self.panel
+        return (turned + self.depth * self.channel_pitch) * BYTES[self.l.element]
+
     # --- the sums of a slot -----------------------------------------------------------------------
 
     def kernel(self, name: str) -> GeneratedKernel:
         l, b = self.l, self.b
         units = self.slots * self.groups * self.panels
+        require_stack(self.stack_bytes, "weight gradient")
         work = 2 * self.images * self.positions * self.groups * self.outputs * self.rows
         if units and self.rows:
             self.turned = reserved(
@@ -234,7 +251,8 @@ class _SlotSums:
                 here = l.at(source, l.times(c, self.channel_pitch), l.element)
                 there = l.at(target, l.times(c, self.taps * self.panel), l.element)
                 offsets = [r * self.channel_pitch for r in range(rows)]
-                self._block(here, offsets, there, [r * self.taps * self.panel for r in range(rows)], lines)
+                spots = [r * self.taps * self.panel for r in range(rows)]
+                self._block(here, offsets, there, spots, lines)
 
             b.loop(0, whole, size, [], lambda c, _: block(c, size))
             c, rest = whole, size
@@ -256,7 +274,7 @@ class _SlotSums:
         """Add all positions of a strip to the sums of a few rows."""
         l, b, (_, high, wide), count = self.l, self.b, self.axes, self.vectors
         places = [spot + v * l.width for spot in spots for v in range(count)]
-        sums = [(l.vector, l.load_computed(target, place)) for place in places]
+        sums = [(l.vector, l.zero)] * len(places)
 
         def line(i: str, values: list[str]) -> list[str]:
             here = l.at(source, l.times(i, high.stride * self.pitch), l.element)
@@ -275,7 +293,7 @@ class _SlotSums:
             return b.loop(0, wide.count, 1, [(l.vector, x) for x in values], position)
 
         for value, place in zip(b.loop(0, lines, 1, sums, line), places):
-            l.store_computed(value, target, place)
+            l.store_computed(l.add(l.load_computed(target, place), value), target, place)
 
     # --- adding the slots -------------------------------------------------------------------------
 
@@ -391,7 +409,9 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
             result = []
             for w, total in enumerate(sums):
                 first = met(l, wide, j, w)
-                y = l.strided(source, first, wide.stride, l.between(first, wide.extent, wide.stride))
+                y = l.strided(
+                    source, first, wide.stride, l.masks_of(first, wide.stride, wide.extent)
+                )
                 result.append(l.multiply_add(x, y, total))
             return result
 

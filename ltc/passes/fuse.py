@@ -9,7 +9,7 @@ Views are index maps and cost nothing; a barrier's operand is always in memory.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -17,10 +17,13 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.kernel import (
     ZERO,
+    Access,
     Affine,
     Guard,
     Kernel,
+    Product,
     Store,
+    Unit,
     Value,
     flattened,
     identity,
@@ -28,6 +31,7 @@ from ltc.ir.kernel import (
     variable,
 )
 from ltc.ir.node import Node, constant_value
+from ltc.ir.tensor_type import TensorType
 
 VIEWS = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER})
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
@@ -56,6 +60,7 @@ class Draft:
     stores   nodes it puts in memory -> offset
     reads    nodes whose values it loads, or will compute itself
     passes   how many reductions it has
+    product  the product that this is the epilogue of, or None
     """
 
     space: tuple[int, ...]
@@ -64,6 +69,7 @@ class Draft:
     stores: dict[Node, Affine] = field(default_factory=dict)
     reads: set[Node] = field(default_factory=set)
     passes: int = 0
+    product: Node | None = None
 
 
 class Place:
@@ -78,20 +84,31 @@ class Place:
         return id(self.draft), self.index, self.guards
 
 
-def fuse(graph: Graph, is_native: Callable[[Node], bool]) -> list[Kernel | Node]:
-    """What runs, in order: kernels, and nodes that the reference computes.
+def fuse(
+    graph: Graph,
+    is_native: Callable[[Node], bool],
+    is_product: Callable[[Node], bool] = lambda node: False,
+    takes_strides: Callable[[Node], bool] = lambda node: False,
+) -> list[Unit]:
+    """What runs, in order: kernels, products, and nodes that the reference computes.
 
-    is_native  whether kernels can compute a node, as far as its op and dtypes go
+    is_native      whether kernels can compute a node, as far as its op and dtypes go
+    is_product     whether a node is a product that can hold an epilogue
+    takes_strides  whether a product's operands may be views of what is in memory
     """
-    return _Fuser(graph, is_native).run()
+    return _Fuser(graph, is_native, is_product, takes_strides).run()
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, is_native: Callable[[Node], bool]):
+    def __init__(self, graph, is_native, is_product, takes_strides):
         self.outputs = graph.outputs
         self.order = schedule(*graph.outputs)
         self.position = {node: i for i, node in enumerate(self.order)}
         self.native = {n for n in self.order if n.op not in LEAVES and is_native(n)}
+        self.products = {n for n in self.order if n.op not in LEAVES and is_product(n)}
+        self.takes_strides = takes_strides
+        self.accesses: dict[Node, tuple[Access, ...]] = {}
+        self.parts: dict[Node, dict[int, Node]] = defaultdict(dict)
         self.places: dict[Node, list[Place]] = defaultdict(list)
         self.in_memory: set[Node] = set()
         self.home: dict[Node, Draft | Node] = {}
@@ -101,12 +118,16 @@ class _Fuser:
         self.by_space: dict[tuple, list[Draft]] = defaultdict(list)
         self.reference: list[Node] = []
 
-    def run(self) -> list[Kernel | Node]:
-        self.in_memory.update(n for n in self.outputs if n.op not in LEAVES)
+    def run(self) -> list[Unit]:
+        self.in_memory.update(self.outputs)
         for node in reversed(self.order):
             if node.op in LEAVES:
                 continue
-            if node not in self.native:
+            if node in self.products:
+                self._multiply(node)
+            elif node.op is ops.GET and node.inputs[0] in self.products:
+                self._take_part(node)
+            elif node not in self.native:
                 self._leave(node)
             elif node in self.in_memory or self.places[node]:
                 self._place(node)
@@ -132,6 +153,48 @@ class _Fuser:
         self.readers[node].add(reader)
         if node.op not in LEAVES:
             self.in_memory.add(node)
+
+    def _take_part(self, node: Node) -> None:
+        """One of several results of a product, which makes its buffer."""
+        whole = node.inputs[0]
+        self.parts[whole][node.attr("index")] = node
+        self.home[node] = whole
+        self._join_readers(node, whole)
+
+    def _multiply(self, node: Node) -> None:
+        """A product of its own, or in the kernel that alone reads it, as its epilogue."""
+        places = {place.key(): place for place in self.places[node]}
+        place = next(iter(places.values()), None)
+        unit: Draft | Node = node
+        if node not in self.in_memory and len(places) == 1 and self._may_follow(node, place):
+            unit = place.draft
+            unit.product = node
+        else:
+            self.reference.append(node)
+            self.home[node] = node
+            self._join_readers(node, node)
+        self.accesses[node] = tuple(self._access(node, n, unit) for n in node.inputs)
+
+    def _may_follow(self, node: Node, place: Place) -> bool:
+        draft = place.draft
+        is_free = draft.product is None and draft.depth is None and not place.guards
+        same = draft.space == node.shape and place.index == identity(node.shape)
+        return is_free and same and any(n.dtype == node.dtype for n in draft.stores)
+
+    def _access(self, node: Node, operand: Node, unit: Draft | Node) -> Access:
+        """Where a product finds an operand."""
+        base, offset = operand, flattened(identity(operand.shape), operand.shape)
+        if self.takes_strides(node):
+            seen, index = through_views(operand, identity(operand.shape), operand.shape)
+            form = _offset(seen, index)
+            if all(c > 0 for _, c in form.terms) and seen.op not in (ops.CONSTANT, ops.SCALAR):
+                base, offset = seen, form
+        if _behind_barrier(base):
+            base = base.inputs[0]
+        self.readers[base].add(unit)
+        if base.op not in LEAVES:
+            self.in_memory.add(base)
+        return Access(base, offset)
 
     def _place(self, node: Node) -> None:
         if self.home.get(node) is node:  # a view that the reference takes too
@@ -215,6 +278,8 @@ class _Fuser:
     def _fits(self, node: Node, place: Place) -> bool:
         """Whether the index map of every operand can be written down at this place."""
         if isinstance(place.index, Affine):
+            if node.op is ops.RANDOM_BITS:
+                return True
             return node.op.kind == "elementwise" and all(
                 n.shape == node.shape or n.type.size == 1 for n in node.inputs
             )
@@ -244,24 +309,26 @@ class _Fuser:
         for operand, index, guards in operand_places(node, place.index, place.guards, draft):
             base, index = through_views(operand, index, draft.space)
             if _behind_barrier(base):
-                base = base.inputs[0]
-                self.in_memory.add(base)
+                draft.reads.add(base.inputs[0])
+                self.readers[base.inputs[0]].add(draft)
+                self.in_memory.add(base.inputs[0])
+                continue
             if base.op is ops.CONSTANT or base.op is ops.SCALAR:
                 continue
             draft.reads.add(base)
             if base.op is not ops.INPUT:
-                if base.op in VIEWS or base not in self.native:
+                if base.op in VIEWS or not (base in self.native or base in self.products):
                     self.in_memory.add(base)
                 self.places[base].append(Place(draft, index, guards))
 
     # --- the result ------------------------------------------------------------------------------
 
-    def _ordered(self) -> list[Kernel | Node]:
+    def _ordered(self) -> list[Unit]:
         """Every unit after those it needs, otherwise as the graph was recorded."""
         units: list[Draft | Node] = [*self.drafts, *self.reference]
         units.sort(key=self._time)
         done: set = set()
-        result: list[Kernel | Node] = []
+        result: list[Unit] = []
         for unit in units:
             waiting = [(unit, False)]
             while waiting:
@@ -270,11 +337,25 @@ class _Fuser:
                     continue
                 if needs_done:
                     done.add(one)
-                    result.append(one if isinstance(one, Node) else self._kernel(one))
+                    result.append(self._unit(one))
                 else:
                     waiting.append((one, True))
                     waiting.extend((u, False) for u in self.needs[one] if u not in done)
         return result
+
+    def _unit(self, unit: Draft | Node) -> Unit:
+        if isinstance(unit, Node):
+            return self._product(unit, None) if unit in self.products else unit
+        kernel = self._kernel(unit)
+        if unit.product is None:
+            return kernel
+        return self._product(unit.product, kernel)
+
+    def _product(self, node: Node, epilogue: Kernel | None) -> Product:
+        results: tuple[Node | None, ...] = (node,)
+        if not isinstance(node.type, TensorType):
+            results = tuple(self.parts[node].get(i) for i in range(len(node.type)))
+        return Product(node, self.accesses[node], epilogue, results)
 
     def _time(self, unit: Draft | Node) -> int:
         if isinstance(unit, Node):
@@ -357,6 +438,8 @@ def _may_reduce_in(node: Node, place: Place) -> bool:
     draft = place.draft
     if place.guards or isinstance(place.index, Affine) or draft.passes >= MOST_PASSES:
         return False
+    if draft.product is not None:
+        return False
     k = _rows_used(place, node)
     if k is None:
         return False
@@ -410,6 +493,8 @@ def operand_places(
         return _inserted(node, index, guards)
     if node.op in VIEWS:
         return [(node, index, guards)]
+    if node.op is ops.RANDOM_BITS:
+        return [(node.inputs[0], (), guards)]
     return [(n, _broadcast_index(n, index, node), guards) for n in node.inputs]
 
 
@@ -542,6 +627,9 @@ class _Body:
             form = index if isinstance(index, Affine) else index[0]
             return self._intern("position", node.dtype, (), None, form, ())
         places = operand_places(node, index, guards, self.draft)
+        if node.op is ops.RANDOM_BITS:
+            data = (_offset(node, index), node.attr("bits"), node.attr("stream"))
+            return self._intern("random", node.dtype, (self._operand(*places[0]),), None, data, ())
         operands = tuple(self._operand(*place) for place in places)
         if node.op in VIEWS:
             return operands[0]
@@ -561,7 +649,3 @@ class _Body:
         for value, guards in reversed(choices):
             result = self._intern("choose", node.dtype, (value, result), None, None, guards)
         return result
-
-
-def kernels_of(units: Iterable[Kernel | Node]) -> list[Kernel]:
-    return [unit for unit in units if isinstance(unit, Kernel)]

@@ -75,7 +75,7 @@ def _left_by(rank: int, folder: Path) -> tuple[dict, dict]:
 
 
 def main(path: str, world: str, backend: str, folder: str, rank: str) -> None:
-    """One rank: run the checks in order, up to one that fails: then the others wait for this one."""
+    """One rank: run the checks in order, up to one that fails: the others may wait for this one."""
     specification = importlib.util.spec_from_file_location("checks", path)
     checks = importlib.util.module_from_spec(specification)
     sys.modules["checks"] = checks

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,8 +36,9 @@ def in_threads(function: Callable, replicas: int = 4) -> list:
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(replicas)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + LIMIT_SECONDS
     for thread in threads:
-        thread.join(LIMIT_SECONDS)
+        thread.join(max(deadline - time.monotonic(), 0))
     return found
 
 

@@ -231,3 +231,38 @@ def test_ctrl_c_in_the_caller_stops_the_threads(monkeypatch):
             batches(2),
         )
     assert ended == ["ltc:0"]
+
+
+@pytest.mark.parametrize("wait", ["in a rendezvous", "in a step"])
+def test_an_exception_frees_the_threads_that_wait_for_the_one_that_raised(wait):
+    def loop(model, loader, device, context):
+        if str(device) == "ltc:1":
+            raise LookupError("before the others were reached")
+        if wait == "in a rendezvous":
+            ltm.rendezvous("all")
+        ltm.all_reduce(ltm.REDUCE_SUM, torch.ones(3, device=device)).cpu()
+
+    parallel = dp.DataParallel(nn.Linear(3, 2), device_ids=DEVICES)
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(LookupError, match="before the others"):
+            parallel(loop, batches(2))
+        assert time.monotonic() - began < 5  # the promise
+        assert [len(seen) for _, seen in parallel(train, batches(4))] == [2, 2]
+
+
+def test_replicas_train_as_one_model_with_all_batches(equal):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    parallel = dp.DataParallel(model, device_ids=DEVICES)
+    parallel(train, batches(6))
+    first, second = (replica.weight.detach().cpu() for replica in parallel.models)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    source = batches(6)
+    for pair in zip(source[0::2], source[1::2]):
+        optimizer.zero_grad()
+        x, y = (torch.cat(parts) for parts in zip(*pair))
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    assert torch.equal(first, second)
+    equal(first, model.weight.detach())

@@ -136,9 +136,10 @@ def test_the_weights_are_the_same_bits_on_every_rank(found):
 
 
 def test_the_example_reaches_97_percent_under_torchrun():
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    example = ["examples/mnist/train_ddp.py", "--target-accuracy", "97"]
     found = subprocess.run(
-        [*launcher, "examples/mnist/train_ddp.py", "--target-accuracy", "97"], cwd=ROOT,
+        [*launcher, "--nproc-per-node", "2", *example], cwd=ROOT,
         env={**os.environ, "PYTHONPATH": ".", "LTC_NUM_DEVICES": "1"}, text=True,
         capture_output=True,
     )

@@ -9,7 +9,9 @@ import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard,
+)
 
 from ltc.errors import LtcError
 from tests.distributed.ranks import findings, names_of
@@ -43,6 +45,28 @@ def check_adam(rank, world):
         return torch.optim.Adam(parameters, lr=1e-2, eps=1e-3)
 
     assert_trains_like_the_cpu(sharded, rank, optimizer=adam)
+
+
+def check_a_model_on_the_cpu_is_moved_to_the_mesh(rank, world):
+    moved = sharded(network())
+    assert all(p.device.type == "ltc" for p in moved.parameters())
+    for a, b in zip(whole(moved.parameters()), whole(network().parameters())):
+        assert torch.equal(a, b)
+
+
+def check_parameters_kept_on_the_cpu(rank, world):
+    def offloaded(model, device):
+        return sharded(model.cpu(), device, offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+    assert_trains_like_the_cpu(offloaded, rank)
+
+
+def check_mixed_precision(rank, world):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(network().to(DEVICE), mp_policy=policy)
+    start, end = whole(model.parameters()), train(model, rank, DEVICE)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert any((a - b).abs().max() > 1e-2 for a, b in zip(start, end))
 
 
 def check_gradients_clipped_by_their_norm(rank, world):
@@ -126,13 +150,13 @@ def test_a_storage_resized_to_nothing_gives_its_memory_back():
     torch.ltc.synchronize()
     before = torch.ltc.memory_allocated()
     storage.resize_(0)
-    assert storage.nbytes() == 0 and before - torch.ltc.memory_allocated() == 4000
+    assert storage.size() == 0 and before - torch.ltc.memory_allocated() == 4000
     for freed in (x, view):
         with pytest.raises(LtcError, match="freed by resize_"):
             freed.sum().item()
     storage.resize_(4000)
     view.fill_(3)
-    assert storage.nbytes() == 4000 and x.sum().item() == 30
+    assert storage.size() == 4000 and x.sum().item() == 30
 
 
 def test_a_storage_is_resized_to_nothing_or_to_its_size():

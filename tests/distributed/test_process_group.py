@@ -1,5 +1,6 @@
 """Every call of torch.distributed on lazy tensors, with two ranks over the backend "ltc"."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -10,11 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import ltc
 import ltc.debug.metrics as metrics
+import ltc.distributed.lazy_multiprocessing as lazy_multiprocessing
+from ltc import config
+from ltc.errors import Unsupported
 from ltc.utils import steps
 from tests.distributed.ranks import ROOT, findings, names_of
+from tests.distributed.training import sums_of_two_groups
 
 DEVICE = "ltc:0"
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
@@ -184,6 +190,21 @@ def check_what_is_sent_may_wait_for_a_recorded_collective(rank, world):
     same(x, numbers(0, 3) + numbers(1, 3))
 
 
+def check_a_pipeline_of_two_stages(rank, world):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+    x, target, losses = torch.ones(4, 4), torch.zeros(4, 4), []
+    stage = PipelineStage(copy.deepcopy(layers[rank]).to(DEVICE), rank, world, torch.device(DEVICE))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
+    if rank == 0:
+        schedule.step(x.to(DEVICE))
+    else:
+        schedule.step(target=target.to(DEVICE), losses=losses)
+    for chunk in x.chunk(2):
+        (torch.nn.functional.mse_loss(layers[1](layers[0](chunk)), target[:2]) / 2).backward()
+    torch.testing.assert_close(stage.submod.weight.grad.cpu(), layers[rank].weight.grad)
+
+
 # --- objects, groups, barriers ----------------------------------------------------------------
 
 def check_objects_travel(rank, world):
@@ -322,7 +343,7 @@ def check_a_collective_on_a_second_device(rank, world):
 
 def check_a_reduction_that_gloo_lacks_says_so(rank, world):
     x = torch.ones(2, device=DEVICE)
-    with pytest.raises(RuntimeError, match="PREMUL_SUM"):
+    with pytest.raises(Unsupported, match="PREMUL_SUM"):
         dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
 
 
@@ -356,8 +377,13 @@ def test_on_two_ranks(found, name):
     found.of(name)
 
 
-def test_ltc_is_the_backend_that_torch_picks_for_the_device():
-    assert dist.get_default_backend_for_device("ltc") == "ltc"
+def test_processes_that_ltc_started_find_each_other():
+    with config.override(LTC_NUM_DEVICES=1):
+        assert lazy_multiprocessing.spawn(sums_of_two_groups, nprocs=2) == [[6.0, 6.0]] * 2
+
+
+def test_torch_picks_a_backend_for_the_device():
+    assert dist.get_default_backend_for_device("ltc") == "gloo"
     assert ltc.device_count() >= 1
 
 

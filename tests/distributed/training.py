@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -77,6 +78,18 @@ def assert_trains_like_the_cpu(
     assert worst <= TOLERANCE, worst
     before = whole(make().parameters())
     assert any((a - b).abs().max() > 1e-2 for a, b in zip(before, found[DEVICE])), "nothing learnt"
+
+
+def sums_of_two_groups(rank: int) -> list[float]:
+    """What a process started by ltc gets from two process groups, one after the other."""
+    found = []
+    for backend in ("ltc", "gloo"):
+        dist.init_process_group(backend, init_method="ltc://")
+        x = torch.full((2,), dist.get_rank() + 1.0, device=DEVICE)
+        dist.all_reduce(x)
+        found.append(x.sum().item())
+        dist.destroy_process_group()
+    return found
 
 
 def compiles_in(count: int, model: nn.Module, rank: int, optimizer: Callable = momentum) -> int:

@@ -1,0 +1,124 @@
+"""Messages to replicas on other hosts, over point-to-point calls of torch.distributed.
+
+Those of one host use its shared memory as ever.  Messages between hosts take Python and the GIL,
+so each one is counted as `collective.host_message`.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ltc.debug import metrics
+from ltc.distributed.region import NAP_SECONDS, Region
+from ltc.distributed.wire import LONG_SECONDS, Consume, Mismatch, SharedMemoryWire
+
+MESSAGE_BYTES = 512 << 10
+_FOR_EVER = timedelta(days=1)  # how long to wait is decided here, where a fault can be seen
+_HEADER = 1  # tag of the word that goes before a message; the message itself has tag 0
+_POLL_SECONDS = 0.2  # how often a waiting replica asks the store for a verdict of another host
+
+
+class HostsWire:
+    """A wire to every replica of a run: shared memory inside a host, torch.distributed between.
+
+    store     reached by every process; its keys are this wire's own
+    region    of the replicas of this host
+    local     this replica's number in the region; `per_host` replicas are on each host
+    """
+
+    def __init__(
+        self, store, region: Region, local: int, host: int, hosts: int
+    ) -> None:
+        self.per_host, self.host, self.hosts = region.replicas, host, hosts
+        self.replica, self.replicas = host * self.per_host + local, hosts * self.per_host
+        self.region, self.store = region, store
+        self.inside = SharedMemoryWire(region, local)
+        self.message_bytes = min(self.inside.message_bytes, MESSAGE_BYTES)
+        self._group = dist.ProcessGroupGloo(
+            dist.PrefixStore("pairs", store), self.replica, self.replicas, _FOR_EVER
+        )
+        self._sending: list = []
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="ltc host messages")
+        self._asked = 0.0
+        self.ask = lambda: None  # looks whether another host has found a fault
+        self.late = lambda peer, waited_seconds: None
+        self.inside.late = lambda peer, waited: self._wait(self._first + peer, waited)
+
+    @property
+    def _first(self) -> int:
+        return self.host * self.per_host
+
+    def _is_inside(self, replica: int) -> bool:
+        return replica // self.per_host == self.host
+
+    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+        if self._is_inside(receiver):
+            self.inside.send(receiver - self._first, part, word)
+            return
+        metrics.count("collective.host_message")
+        header = torch.tensor([word, part.nbytes], device="cpu")
+        copy = part.clone()  # gloo reads it until the other side has received
+        for content, tag in ((header, _HEADER), (copy, 0)):
+            if content.numel():
+                self._sending.append(self._group.send([content], receiver, tag))
+
+    def finish(self) -> None:
+        for sending in self._sending:
+            self._await(sending, -1)
+        self._sending.clear()
+
+    def receive(
+        self, sender: int, like: torch.Tensor, word: int, consume: Consume | None
+    ) -> None:
+        if self._is_inside(sender):
+            self._receive_inside(sender, like, word, consume)
+            return
+        header = torch.empty(2, dtype=torch.int64, device="cpu")
+        self._receive(sender, header, _HEADER)
+        found, nbytes = header.tolist()
+        if found != word or nbytes != like.nbytes:
+            raise Mismatch(sender, found)
+        part = torch.empty(like.numel(), dtype=like.dtype, device="cpu")
+        if part.numel():
+            self._receive(sender, part, 0)
+        if consume is not None:
+            consume(part)
+
+    def _receive_inside(self, sender, like, word, consume) -> None:
+        try:
+            self.inside.receive(sender - self._first, like, word, consume)
+        except Mismatch as mismatch:
+            raise Mismatch(self._first + mismatch.peer, mismatch.found) from None
+
+    def _receive(self, sender: int, into: torch.Tensor, tag: int) -> None:
+        self._await(self._group.recv([into], sender, tag), sender)
+
+    def _await(self, work, peer: int) -> None:
+        """Wait in another thread, since gloo's wait cannot be interrupted by a verdict."""
+        waiting = self._waiter.submit(work.wait)
+        started = time.monotonic()
+        while not _is_over(waiting):
+            self._wait(peer, time.monotonic() - started)
+            self.region.raise_verdict()
+
+    def _wait(self, peer: int, waited_seconds: float) -> None:
+        now = time.monotonic()
+        if now - self._asked > _POLL_SECONDS:
+            self._asked = now
+            self.ask()
+        if waited_seconds >= LONG_SECONDS:
+            self.late(peer, waited_seconds)
+
+
+def _is_over(future: Future) -> bool:
+    try:
+        future.result(NAP_SECONDS)
+    except NotYet:
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""From a product to the text of its kernels: matrix products, convolutions, poolings, epilogues."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ltc.ir import ops
+from ltc.ir.kernel import Affine, Product, Store, flattened, identity
+from ltc.ir.node import Node
+from ltc.llvm import jit
+from ltc.llvm.builder import Builder
+from ltc.llvm.dtype import FORMS
+from ltc.llvm.elementwise import rounded
+from ltc.llvm.isa import Isa, host_isa
+from ltc.llvm.lanes import Index
+from ltc.llvm.library import FLOATS, kernels_of
+from ltc.llvm.loops import Emitter, KernelCode
+from ltc.llvm.matmul import Matrix, matmul
+
+
+@functools.cache
+def isa() -> Isa:
+    return host_isa(jit.has_feature)
+
+
+@dataclass(frozen=True)
+class ScratchBuffer:
+    """Memory that the kernels of one product pass from one to the next."""
+
+    owner: Product
+    name: str
+    nbytes: int
+
+
+def product_codes(product: Product) -> list[KernelCode]:
+    """The kernels that compute a product, in order."""
+    return _matmul(product) if product.node.op is ops.MATMUL else _from_library(product)
+
+
+def row_dimensions(node: Node) -> int:
+    """How many leading dimensions number the rows that an epilogue is told."""
+    return len(node.shape) - 1 if node.op is ops.MATMUL else 2
+
+
+def holds_epilogue(product: Product) -> bool:
+    """Whether the columns of the result are one variable of its epilogue, and can be stored."""
+    kernel, node = product.epilogue, product.node
+    if node.op not in WITH_EPILOGUE:
+        return False
+    epilogue = Emitter(kernel, boundary=row_dimensions(node))
+    columns = epilogue.space.extents[epilogue.space.depth :]
+    return len(columns) == 1 and any(s.node.dtype == node.dtype for s in kernel.stores)
+
+
+class _Epilogue:
+    """What is done to each vector of results.
+
+    nodes  whose buffers its pointers %p3 and on are
+    main   the store that the product itself makes
+    """
+
+    def __init__(self, product: Product):
+        node, self.kernel = product.node, product.epilogue
+        self.node, self.rows = node, row_dimensions(node)
+        if self.kernel is None:
+            self.main, self.others, self.nodes = product.results[0], [], ()
+            return
+        stores = list(self.kernel.stores)
+        main: Store = next(s for s in stores if s.node.dtype == node.dtype)
+        self.main, self.value = main.node, main.value
+        self.others = [store for store in stores if store is not main]
+        read = tuple(n for n in self.kernel.reads() if n is not node)
+        self.nodes = (*read, *[store.node for store in self.others])
+
+    @property
+    def function(self):
+        return None if self.kernel is None else self
+
+    def __call__(self, b: Builder, value: str, row: Index, column: Index, mask: str | None) -> str:
+        emitter = Emitter(self.kernel, b, b.width, self.rows)
+        names = [f"%p{3 + k}" for k in range(len(self.nodes))]
+        emitter.pointer = dict(zip(self.nodes, names))
+        emitter.target = dict(zip(self.nodes, names))
+        emitter.mask = mask
+        emitter.at_rows(str(row))
+        emitter.variables[emitter.vector] = str(column)
+        form = FORMS[self.node.dtype]
+        for one in emitter.order:
+            if one.kind == "load" and one.data[0] is self.node:
+                emitter.known[-1][one] = rounded(b, form, value)
+        result = emitter.lanes_of(self.value, b.width)
+        for store in self.others:
+            emitter.store(store)
+        return result
+
+
+def _matmul(product: Product) -> list[KernelCode]:
+    node, epilogue = product.node, _Epilogue(product)
+    *batch, m, n = node.shape
+    k = node.inputs[0].shape[-1]
+    left, right = (_matrix(access.offset, len(node.shape)) for access in product.operands)
+    result = _matrix(flattened(identity(node.shape), node.shape), len(node.shape))
+    kernel = matmul(
+        "kernel", node.dtype, tuple(batch), (m, n, k), left, right,
+        Matrix(n, 1, result.batch), isa(), epilogue.function, len(epilogue.nodes),
+    )  # fmt: skip
+    operands = tuple(access.node for access in product.operands)
+    shifts = tuple(access.offset.constant for access in product.operands)
+    bytes_each = node.dtype.itemsize
+    return [
+        KernelCode(
+            kernel.text, (*operands, epilogue.main, *epilogue.nodes), kernel.tasks,
+            tuple(shift * bytes_each for shift in shifts),
+        )
+    ]  # fmt: skip
+
+
+def _matrix(offset: Affine, rank: int) -> Matrix:
+    *batch, row, column = (offset.coefficient(v) for v in range(rank))
+    return Matrix(row, column, tuple(batch))
+
+
+def _from_library(product: Product) -> list[KernelCode]:
+    node, epilogue = product.node, _Epilogue(product)
+    made = kernels_of(node, isa(), epilogue.function, len(epilogue.nodes))
+    named: dict[str, Any] = {}
+    for name, nbytes in made.scratch.items():
+        named[name] = ScratchBuffer(product, name, nbytes)
+    # The indices of a max_pool of the same program are right: nobody looks at this one.
+    named["fault"] = ScratchBuffer(product, "fault", 8)
+    where = {operand: access.node for operand, access in zip(node.inputs, product.operands)}
+    named.update((f"read{k}", where[n]) for k, n in enumerate(made.reads))
+    named.update((f"operand{k}", n) for k, n in enumerate(epilogue.nodes))
+    results = (epilogue.main,) if product.epilogue else product.results
+    types = node.type if len(results) > 1 else (node.type,)
+    for k, (result, type) in enumerate(zip(results, types)):
+        unread = ScratchBuffer(product, f"result{k}", type.size * type.dtype.itemsize)
+        named[f"result{k}"] = unread if result is None else result
+    return [
+        KernelCode(kernel.text, tuple(named[name] for name in names), kernel.tasks)
+        for kernel, names in zip(made.kernels, made.pointers)
+    ]
+
+
+FROM_LIBRARY = frozenset(
+    {
+        ops.CONVOLUTION, ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT,
+        ops.MAX_POOL, ops.MAX_POOL_GRADIENT, ops.AVERAGE_POOL, ops.AVERAGE_POOL_GRADIENT,
+    }
+)  # fmt: skip
+WITH_EPILOGUE = frozenset({ops.MATMUL, ops.CONVOLUTION})
+
+
+def can_multiply(node: Node) -> bool:
+    """Whether kernels are generated for a product or pooling of these dtypes and shapes."""
+    if node.op is ops.MATMUL:
+        types = [node.type, *[n.type for n in node.inputs]]
+        return all(t.dtype in FLOATS and t.size for t in types)
+    if node.op not in FROM_LIBRARY or any(n.type.size == 0 for n in node.inputs):
+        return False
+    if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node):
+        return False
+    return kernels_of(node, isa()) is not None
+
+
+def _has_own_indices(node: Node) -> bool:
+    """Whether the indices are those of a max_pool of the shape that the gradient has."""
+    indices = node.inputs[1]
+    if indices.op is not ops.GET or indices.inputs[0].op is not ops.MAX_POOL:
+        return False
+    return indices.inputs[0].inputs[0].shape == node.shape and can_multiply(indices.inputs[0])

@@ -1,0 +1,65 @@
+"""Long reductions in pieces: work for every thread, and sums that stay near the exact ones.
+
+The pieces are fixed by the shape alone, so that no result depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.ir import ops
+from ltc.ir.graph import Graph
+from ltc.ir.node import Node, make
+from ltc.ir.tensor_type import LOW_PRECISION
+from ltc.passes.rewrite import rewrite
+
+MOST_PIECES = 64
+FEWEST_ROWS = 16  # from here on the rows themselves keep the threads busy
+LONG = 1 << 15  # elements of all rows together, below which one thread is quick enough
+LONGEST_CHAIN = 256  # additions one after the other; more of them lose accuracy
+
+
+def split_reductions(graph: Graph) -> Graph:
+    """The graph with every long reduction as one of pieces, and one of their results."""
+    rules = (in_pieces,)
+    splittable = (ops.SUM, ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE)
+    return rewrite(graph, {op: rules for op in splittable})
+
+
+def in_pieces(node: Node) -> Node | None:
+    """reduce(x[n, ...]) -> reduce(reduce(x[pieces, n / pieces, ...]))"""
+    (x,), dims = node.inputs, node.attr("dims")
+    if not dims or x.type.size == 0:
+        return None
+    d = max(dims, key=lambda d: x.shape[d])
+    pieces = _pieces(node, x, dims, x.shape[d])
+    if pieces < 2:
+        return None
+    dtype = node.dtype
+    if dtype in LOW_PRECISION and node.op in (ops.SUM, ops.PROD):
+        x = make(ops.CAST, x, dtype=torch.float32)
+    shape = (*x.shape[:d], pieces, x.shape[d] // pieces, *x.shape[d + 1 :])
+    parts = make(ops.RESHAPE, x, shape=shape)
+    inner = tuple(e if e < d else e + 1 for e in dims)
+    parts = make(node.op, parts, dims=inner)
+    where = d - sum(1 for e in dims if e < d)
+    result = make(node.op, parts, dims=(where,))
+    return result if result.dtype == dtype else make(ops.CAST, result, dtype=dtype)
+
+
+def _pieces(node: Node, x: Node, dims: tuple[int, ...], extent: int) -> int:
+    rows = node.type.size
+    wanted = 1
+    if rows < FEWEST_ROWS and x.type.size >= LONG:
+        wanted = MOST_PIECES
+    elif len(x.shape) - 1 not in dims and x.type.size // rows > LONGEST_CHAIN:
+        wanted = -(-2 * x.type.size // (rows * LONGEST_CHAIN))
+    most = min(extent, MOST_PIECES)
+    if wanted >= most:
+        return _divisor_up_to(extent, most)
+    return next((p for p in range(wanted, most + 1) if extent % p == 0), 1)
+
+
+def _divisor_up_to(extent: int, most: int) -> int:
+    return next(p for p in range(most, 0, -1) if extent % p == 0)
+

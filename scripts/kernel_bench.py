@@ -1,0 +1,285 @@
+"""Generated matrix products, convolutions and poolings against torch's own, in one process.
+
+    python scripts/kernel_bench.py                       every case, 1 and 2 threads
+    python scripts/kernel_bench.py --only conv2 --threads 1
+
+The candidates of a case take turns.  A sample during which the machine kept this process waiting
+is put aside; the medians of the others are compared.  The first line is the machine's limit: what
+one thread reaches in multiply-adds that touch no memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ltc.llvm import jit, threads
+from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.convolution import (
+    Geometry,
+    KernelSequence,
+    convolution,
+    convolution_input_gradient,
+)  # fmt: skip
+from ltc.llvm.isa import host_isa
+from ltc.llvm.lanes import GeneratedKernel, Lanes
+from ltc.llvm.matmul import matmul, stored_plain, stored_transposed
+from ltc.llvm.pooling import Pool, max_pool
+from ltc.llvm.weight_gradient import convolution_weight_gradient
+
+ISA = host_isa(jit.has_feature)
+CLEAN = 0.03  # of a sample's time that this process may have waited for a processor
+SAMPLES, MOST_ROUNDS, SAMPLE_SECONDS = 7, 25, 0.004
+PEAK_STEPS = 1_000_000
+
+# Batch, M, K, N, and which operands are stored transposed.
+PRODUCTS = [
+    ((), 64, 784, 512, "NN"), ((), 64, 784, 512, "NT"), ((), 64, 512, 512, "NN"),
+    ((), 64, 512, 512, "TN"), ((), 128, 256, 10, "NN"), ((), 128, 256, 10, "NT"),
+    ((), 512, 512, 512, "NN"), ((), 1024, 1024, 1024, "NN"), ((), 1024, 1024, 1024, "TN"),
+    ((), 16, 1024, 4096, "NN"), ((), 4, 1024, 1024, "NT"), ((), 64, 9216, 128, "NT"),
+    ((), 784, 64, 512, "TN"), ((96,), 64, 32, 64, "NT"),
+]  # fmt: skip
+BFLOAT16_PRODUCTS = [
+    ((), 64, 784, 512, "NN"), ((), 512, 512, 512, "NN"), ((), 1024, 1024, 1024, "NN"),
+]  # fmt: skip
+
+# Images, channels, outputs, extent, kernel, stride, padding, groups.
+CONVOLUTIONS = {
+    "conv1": (64, 1, 32, 28, 3, 1, 0, 1),
+    "conv2": (64, 32, 64, 26, 3, 1, 0, 1),
+    "cifar64": (32, 64, 64, 32, 3, 1, 1, 1),
+    "cifar128": (32, 128, 128, 16, 3, 1, 1, 1),
+    "stem": (8, 3, 64, 64, 7, 2, 3, 1),
+    "halving": (32, 64, 128, 32, 3, 2, 1, 1),
+    "shortcut": (32, 64, 128, 32, 1, 2, 0, 1),
+    "deep": (32, 512, 512, 4, 3, 1, 1, 1),
+    "depthwise": (16, 64, 64, 32, 3, 1, 1, 64),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One computation done in several ways; the first is ours."""
+
+    name: str
+    flops: int
+    ways: dict[str, Callable[[], object]]
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def waited_nanoseconds() -> int:
+    """How long threads of this process were ready to run but kept off the processors."""
+    total = 0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/schedstat") as file:
+                total += int(file.read().split()[1])
+        except OSError:  # it ended
+            pass
+    return total
+
+
+def repeats_of(run: Callable[[], object]) -> int:
+    """How many calls make a sample."""
+    run()
+    started = time.perf_counter()
+    run()
+    return max(1, int(SAMPLE_SECONDS / max(time.perf_counter() - started, 1e-7)))
+
+
+def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of one call of each, and whether enough samples were clean."""
+    repeats = {name: repeats_of(run) for name, run in ways.items()}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for turn in range(MOST_ROUNDS):
+        for name in list(ways)[:: 1 if turn % 2 else -1]:
+            waited, started = waited_nanoseconds(), time.perf_counter()
+            for _ in range(repeats[name]):
+                ways[name]()
+            seconds = time.perf_counter() - started
+            share = (waited_nanoseconds() - waited) / (seconds * 1e9)
+            samples[name].append((share, seconds / repeats[name]))
+        if all(sum(share < CLEAN for share, _ in s) >= SAMPLES for s in samples.values()):
+            break
+    return {name: statistics.median(_cleanest(s)) for name, s in samples.items()}
+
+
+def _cleanest(samples: list[tuple[float, float]]) -> list[float]:
+    ordered = sorted(samples)
+    clean = sum(share < CLEAN for share, _ in ordered)
+    return [seconds for _, seconds in ordered[: max(clean, SAMPLES)]]
+
+
+# --- running generated kernels ------------------------------------------------------------------
+
+
+def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor):
+    """One native call that runs the kernels, as a compiled program would."""
+    if isinstance(sequence, GeneratedKernel):
+        sequence = KernelSequence((sequence,), {})
+    for name, size in sequence.scratch.items():
+        buffers[name] = torch.zeros(size // 8 + 1, dtype=torch.float64)
+    kept, words = list(buffers.values()), []
+    for kernel in sequence.kernels:
+        addresses = [buffers[name].data_ptr() for name in kernel.arguments]
+        kept.append(np.array(addresses, dtype=np.int64))
+        entry = jit.compile_kernels(kernel.text, "kernel.entry")["kernel.entry"]
+        words += [entry, kept[-1].ctypes.data, kernel.tasks]
+    kept.append(np.array(words, dtype=np.int64))
+    return functools.partial(_run, kept, len(sequence.kernels))
+
+
+def _run(kept: list, count: int) -> None:
+    threads.run(kept[-1].ctypes.data, count)
+
+
+def peak(seconds_of=medians) -> float:
+    """Floating-point operations per second of one thread, in registers only."""
+    b = Builder()
+    l = Lanes(b, ISA, torch.float32)
+    sums = [(l.vector, l.splat(l.scalar("%p0", i))) for i in range(12)]
+    x = l.splat(l.scalar("%p0", 12))
+
+    def step(_: str, values: list[str]) -> list[str]:
+        return [l.multiply_add(x, value, x) for value in values]
+
+    for i, value in enumerate(b.loop(0, PEAK_STEPS, 1, sums, step)):
+        l.store(value, "%p0", i * l.width)
+    work = 2 * len(sums) * l.width * PEAK_STEPS
+    kernel = GeneratedKernel("kernel", function_text("kernel", 1, b), ("memory",), 1, work)
+    run = program(kernel, memory=torch.zeros(len(sums) * l.width))
+    return work / seconds_of({"peak": run})["peak"]
+
+
+# --- cases --------------------------------------------------------------------------------------
+
+
+def products(dtype: torch.dtype, shapes) -> Iterator[Case]:
+    for batch, m, k, n, stored in shapes:
+        x = torch.randn(*batch, m, k).to(dtype)
+        y = torch.randn(*batch, k, n).to(dtype)
+        left, right = (
+            t.mT.contiguous().mT if letter == "T" else t for t, letter in zip((x, y), stored)
+        )
+        strides = [
+            (stored_transposed if letter == "T" else stored_plain)(*extents, batch)
+            for letter, extents in zip(stored, ((m, k), (k, n)))
+        ]
+        kernel = matmul("kernel", dtype, batch, (m, n, k), *strides, stored_plain(m, n, batch), ISA)
+        result, theirs = (
+            torch.empty(*batch, m, n, dtype=dtype),
+            torch.empty(*batch, m, n, dtype=dtype),
+        )
+        ours = program(kernel, left=left, right=right, result=result)
+        name = f"{str(dtype)[6:]} {'x'.join(map(str, (*batch, m, k, n)))} {stored}"
+        yield Case(name, kernel.flops, {
+            "ltc": ours,
+            "torch": functools.partial(torch.matmul, left, right, out=theirs),
+        })  # fmt: skip
+
+
+def convolutions() -> Iterator[Case]:
+    for name, shape in CONVOLUTIONS.items():
+        images, channels, outputs, extent, kernel, stride, padding, groups = shape
+        x = torch.randn(images, channels, extent, extent)
+        weight = torch.randn(outputs, channels // groups, kernel, kernel)
+        window = ((stride,) * 2, (padding,) * 2, (1, 1))
+        rest = (None, *window, False, [0, 0], groups)
+        gradient = torch.randn_like(torch.ops.aten.convolution(x, weight, *rest))
+        geometry = Geometry(
+            tuple(x.shape), tuple(weight.shape), tuple(gradient.shape), *window, groups
+        )
+        plain = (gradient, x, weight)
+        nhwc = tuple(t.to(memory_format=torch.channels_last) for t in plain)
+        made = _made(geometry, gradient, x, weight)
+        flops = 2 * gradient.numel() * weight[0].numel()
+        for kind, ours in made.items():
+            ways = {"ltc": ours}
+            for layout, operands in (("torch nchw", plain), ("torch nhwc", nhwc)):
+                ways[layout] = functools.partial(_torch_convolution, kind, operands, rest)
+            yield Case(f"{name} {kind}", flops, ways)
+
+
+def _made(geometry: Geometry, gradient, x, weight) -> dict[str, Callable]:
+    f32 = torch.float32
+    return {
+        "forward": program(
+            convolution("kernel", f32, geometry, ISA),
+            operand=x, weight=weight, result=torch.empty_like(gradient),
+        ),
+        "input gradient": program(
+            convolution_input_gradient("kernel", f32, geometry, ISA),
+            gradient=gradient, weight=weight, result=torch.empty_like(x),
+        ),
+        "weight gradient": program(
+            convolution_weight_gradient("kernel", f32, geometry, ISA),
+            gradient=gradient, operand=x, result=torch.empty_like(weight),
+        ),
+    }  # fmt: skip
+
+
+def _torch_convolution(kind: str, operands, rest) -> None:
+    gradient, x, weight = operands
+    if kind == "forward":
+        torch.ops.aten.convolution(x, weight, *rest)
+        return
+    wanted = [kind == "input gradient", kind == "weight gradient", False]
+    torch.ops.aten.convolution_backward(gradient, x, weight, *rest, wanted)
+
+
+def poolings() -> Iterator[Case]:
+    x = torch.randn(64, 64, 24, 24)
+    pool = Pool(64 * 64, (24, 24), (12, 12), (2, 2), (2, 2), (0, 0), (1, 1))
+    result, indices = torch.empty(64, 64, 12, 12), torch.empty(64, 64, 12, 12, dtype=torch.int64)
+    kernel = max_pool("kernel", torch.float32, pool, ISA)
+    ours = program(kernel, operand=x, result=result, indices=indices)
+    function = torch.ops.aten.max_pool2d_with_indices
+    yield Case("max pool 64x64x24x24 by 2", x.numel(), {
+        "ltc": ours, "torch nchw": functools.partial(function, x, (2, 2), (2, 2)),
+    })  # fmt: skip
+
+
+def cases() -> Iterator[Case]:
+    yield from products(torch.float32, PRODUCTS)
+    yield from products(torch.bfloat16, BFLOAT16_PRODUCTS)
+    yield from convolutions()
+    yield from poolings()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    arguments = parser.parse_args()
+    print(f"{ISA.name}; one thread's multiply-adds: {peak() / 1e9:.0f} GF/s")
+    print("| case | threads | GF/s: ltc | others | ltc is faster by |\n|---|---|---|---|---|")
+    for case in cases():
+        if arguments.only not in case.name:
+            continue
+        for count in arguments.threads:
+            torch.set_num_threads(count)
+            seconds = medians(case.ways)
+            rates = {name: case.flops / s / 1e9 for name, s in seconds.items()}
+            ours = seconds.pop("ltc")
+            others = ", ".join(f"{name} {rates[name]:.0f}" for name in seconds)
+            ratios = ", ".join(f"{s / ours:.2f}" for s in seconds.values())
+            print(
+                f"| {case.name} | {count} | {rates['ltc']:.0f} | {others} | {ratios} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The examples for several replicas, and the scripts that start programs on several replicas."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ltc.utils.utils as xu
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES, SCRIPTS = ROOT / "examples" / "mnist", ROOT / "scripts"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+WAYS = {
+    "threads": ((sys.executable,), "train_threads.py"),
+    "processes": ((sys.executable,), "train_processes.py"),
+    "torchrun": (TORCHRUN, "train_processes.py"),
+}
+ALONE = ((sys.executable,), "train.py")
+
+
+def run(*command, check: bool = True) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, env=environment
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def weights_of(way: tuple, saved: Path) -> dict[str, torch.Tensor]:
+    """The weights that an example saves after two epochs without dropout."""
+    launcher, script = way
+    run(*launcher, EXAMPLES / script, "--epochs", 2, "--dropout", 0, "--save", saved)
+    return torch.load(saved)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_replicas_train_as_one(way, tmp_path):
+    """All ways split the same batches, so they end with the weights of train.py."""
+    one, two = weights_of(ALONE, tmp_path / "one.pt"), weights_of(WAYS[way], tmp_path / "two.pt")
+    for name, weight in one.items():
+        # 88 steps of float32 with momentum, whose sums round in another order.
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["threads", "processes"])
+def test_two_replicas_reach_97_percent(way):
+    launcher, script = WAYS[way]
+    done = run(*launcher, EXAMPLES / script, "--target-accuracy", 97)
+    assert "test accuracy" in done.stdout and "loss=" in done.stderr
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    done = run(sys.executable, EXAMPLES / "train_threads.py", "--batch-size", 33, check=False)
+    assert done.returncode == 1 and "does not divide by 2 replicas" in done.stderr
+
+
+PROGRAM = """
+import sys
+import ltc.core.lazy_model as ltm
+import ltc.distributed.lazy_multiprocessing as lmp
+
+def add(rank):
+    return rank
+
+if __name__ == "__main__":
+    print(sys.argv[1:], ltm.mesh_reduce("sum", ltm.get_ordinal(), sum), lmp.spawn(add))
+    if "fail" in sys.argv and ltm.get_ordinal() == 1:
+        sys.exit(4)
+    sys.exit()
+"""
+
+
+def test_replicas_runs_a_script_on_several_replicas(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = run(sys.executable, SCRIPTS / "replicas", 2, script, "--x", 1)
+    assert sorted(done.stdout.splitlines()) == [
+        f"[rank {rank}] ['--x', '1'] 1 [0, 1]" for rank in range(2)
+    ]
+
+
+def test_replicas_fails_with_the_rank_that_fails(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = run(sys.executable, SCRIPTS / "replicas", 2, script, "fail", check=False)
+    assert done.returncode == 1
+    assert "Rank 1" in done.stderr and "it called sys.exit(4)" in done.stderr
+
+
+def test_hosts_prints_a_line_for_each_host():
+    done = run(sys.executable, SCRIPTS / "hosts", "--hosts", "a,b", "--ranks", 2, "t.py", "--x", 1)
+    lines = done.stdout.splitlines()
+    assert [line.partition("$ ")[0] for line in lines] == ["a", "b"]
+    words = shlex.split(lines[1].partition("$ ")[2])
+    assert words[0] == "torchrun" and words[-3:] == ["t.py", "--x", "1"]
+    assert words[words.index("--node-rank") + 1] == "1"
+    assert words[words.index("--master-addr") + 1] == "a"
+
+
+def test_hosts_checks_that_all_can_talk():
+    port = xu.get_free_tcp_ports()[0]
+    check = [sys.executable, str(SCRIPTS / "hosts"), "--hosts", "127.0.0.1,localhost"]
+    check += ["--port", str(port), "--check"]
+    other = subprocess.Popen([*check, "1"], stdout=subprocess.DEVNULL)
+    done = run(*check, "0")
+    assert other.wait() == 0
+    assert re.search(r"127.0.0.1 <-> localhost: \d+ us for 1024 bytes, [\d.]+ GB/s", done.stdout)
+
+
+def test_hosts_says_who_did_not_come():
+    port = xu.get_free_tcp_ports()[0]
+    options = "--hosts", "127.0.0.1,nobody", "--port", port, "--check", 0, "--timeout", 1
+    done = run(sys.executable, SCRIPTS / "hosts", *options, check=False)
+    assert done.returncode == 1 and "did not come in 1 s: nobody" in done.stdout

@@ -1,0 +1,18 @@
+"""A sample of the fault matrix of scripts/faults.py, which runs all of it, any number of times."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
+
+
+@pytest.mark.parametrize(
+    "only", ["loader", "left early, 0", "rank SIGKILL spawn", "rank os._exit torchrun"]
+)
+def test_no_fault_of_the_matrix_hangs_or_is_lost(only):
+    command = [sys.executable, str(SCRIPT), "--only", only]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

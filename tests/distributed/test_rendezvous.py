@@ -1,0 +1,128 @@
+"""Rendezvous, and what is built on it: payloads in ordinal order, subsets, and what goes wrong."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.distributed.region import PeerFailure
+from ltc.distributed.schedule import tree_children, tree_parent
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from replicas import in_threads, values  # noqa: E402
+
+
+def test_everyone_gets_every_payload_in_ordinal_order():
+    sizes = [0, 3, 700_000, 1]  # one is larger than a message
+    found = values(in_threads(lambda i, d: ltm.rendezvous("tag", bytes([i]) * sizes[i])))
+    assert all(one == [bytes([i]) * n for i, n in enumerate(sizes)] for one in found)
+
+
+def test_a_rendezvous_alone_returns_its_payload():
+    assert ltm.rendezvous("tag", b"x") == [b"x"]
+    assert ltm.mesh_reduce("tag", 3, max) == 3
+
+
+def test_a_payload_is_bytes():
+    with pytest.raises(TypeError, match="give bytes"):
+        ltm.rendezvous("tag", "text")
+
+
+def test_subsets_meet_on_their_own():
+    groups = {0: [0, 3], 3: [0, 3], 1: [1, 2], 2: [2, 1]}
+    found = values(in_threads(lambda i, d: ltm.rendezvous("tag", b"%d" % i, groups[i])))
+    assert found == [[b"0", b"3"], [b"1", b"2"], [b"1", b"2"], [b"0", b"3"]]
+
+
+@pytest.mark.parametrize("replicas, text", [
+    ([0, 0, 1, 2, 3], "Duplicate ordinal: 0"), ([0, 9], "Invalid ordinal: 9"),
+])
+def test_a_list_of_replicas_that_cannot_be_is_refused(replicas, text):
+    found = in_threads(lambda i, d: ltm.rendezvous("tag", b"", replicas))
+    assert all(isinstance(one, ValueError) and text in str(one) for one in found)
+
+
+def test_different_lists_under_one_tag_raise_naming_both():
+    lists = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 3]]
+    found = in_threads(lambda i, d: ltm.rendezvous("tag", b"", lists[i]))
+    assert all(isinstance(one, PeerFailure) for one in found), found
+    assert len({str(one) for one in found}) == 1
+    assert "'tag' of [0, 1, 2, 3]" in str(found[0]) and "'tag' of [0, 3]" in str(found[0])
+
+
+def test_different_tags_raise_naming_both():
+    found = in_threads(lambda i, d: ltm.rendezvous("left" if i == 1 else "right"))
+    assert all(isinstance(one, PeerFailure) for one in found), found
+    assert "'left'" in str(found[0]) and "'right'" in str(found[0])
+
+
+def test_an_absent_replica_is_named():
+    with config.override(LTC_PEER_TIMEOUT=1.5):
+        found = in_threads(lambda i, d: None if i == 2 else ltm.rendezvous("tag"))
+    assert "Replica(s) 2 did not come within 1.5 s" in str(found[0])
+
+
+def test_pending_collectives_are_started_before_it():
+    def meet(i, d):
+        total = ltm.all_reduce("sum", torch.ones(2, device=d))
+        if i == 0:
+            return total.cpu()[0].item()  # needs the others, who only come to the rendezvous below
+        ltm.rendezvous("tag", b"", [1, 2, 3])
+        return total.cpu()[0].item()
+
+    assert values(in_threads(meet)) == [4.0] * 4
+
+
+def test_mesh_reduce_reduces_values_of_any_kind():
+    def reduce(i, d):
+        number = ltm.mesh_reduce("number", i, sum)
+        tensors = ltm.mesh_reduce(
+            "tensor", torch.full((2,), float(i), device=d), lambda v: torch.stack(v).sum(0)
+        )
+        return number, tensors.device.type, tensors.tolist()
+
+    assert values(in_threads(reduce)) == [(6, "cpu", [6.0, 6.0])] * 4
+
+
+def test_do_on_ordinals_calls_on_the_listed_ones_and_all_wait():
+    called = threading.Event()
+
+    def act(i, d):
+        def target(x):
+            time.sleep(0.1)
+            called.set()
+            return x.device.type, x.tolist()
+
+        result = ltm.do_on_ordinals(target, (torch.full((2,), float(i), device=d),), (1,))
+        return result, called.is_set()
+
+    found = values(in_threads(act))
+    assert found[1] == (("cpu", [1.0, 1.0]), True)
+    assert [one for i, one in enumerate(found) if i != 1] == [(None, True)] * 3
+
+
+def test_save_returns_everywhere_when_the_file_is_complete(tmp_path):
+    def save(i, d):
+        ltm.save({"x": torch.full((3,), float(i), device=d)}, tmp_path / "file", global_master=True)
+        return torch.load(tmp_path / "file")["x"].tolist()
+
+    assert values(in_threads(save)) == [[0.0] * 3] * 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 4096])
+def test_the_tree_reaches_everyone_over_few_steps(size):
+    for position in range(size):
+        for child in tree_children(position, size):
+            assert tree_parent(child) == position
+        assert len(tree_children(position, size)) <= size.bit_length()
+    depth, position = 0, size - 1
+    while position:
+        position, depth = tree_parent(position), depth + 1
+    assert depth <= size.bit_length()
+    assert sum(len(tree_children(p, size)) for p in range(size)) == size - 1

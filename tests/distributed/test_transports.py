@@ -1,0 +1,188 @@
+"""Processes of one host: the same results as threads, bit for bit, and every way a peer can go."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ltc  # noqa: F401
+import ltc.core.lazy_model as ltm
+from ltc.distributed import collectives, world
+from ltc.distributed.region import SLOTS, Region, region_bytes
+from ltc.distributed.wire import Mismatch, SharedMemoryWire
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from replicas import in_processes, in_threads, values  # noqa: E402
+
+SIZES = (1, 1_000, 300_001, 3_000_000)
+
+
+def draw(ordinal: int, elements: int) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(ordinal))
+
+
+def sums(ordinal: int, device: str = "ltc:0") -> list:
+    """What is reduced from each size, twice."""
+    return [
+        ltm.all_reduce("sum", draw(ordinal, n).to(device)).cpu() for n in SIZES for _ in range(2)
+    ]
+
+
+def test_processes_and_threads_give_the_same_bits():
+    of_processes = values(in_processes(__file__, "sums", 3))
+    of_threads = values(in_threads(sums, 3))
+    for one in [*of_processes, *of_threads]:
+        assert all(torch.equal(a, b) for a, b in zip(one, of_threads[0], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(of_threads[0][::2], of_threads[0][1::2]))
+
+
+HOSTS = [
+    ({"LTC_TRANSPORT": "hosts"}, 2),  # every process as if on a host of its own
+    ({"LOCAL_WORLD_SIZE": "2"}, 4),  # two processes on each of two hosts
+]
+
+
+@pytest.mark.parametrize("environment, processes", HOSTS)
+def test_hosts_exchange_over_torch_distributed(environment, processes):
+    found = values(in_processes(__file__, "sums", processes, **environment))
+    for position, elements in enumerate(n for n in SIZES for _ in range(2)):
+        expected = sum(draw(i, elements) for i in range(processes))
+        for one in found:
+            assert torch.equal(one[position], found[0][position])
+            # a ring begins each sum elsewhere: some units in the last place of a number below 8
+            torch.testing.assert_close(one[position], expected, rtol=0, atol=4e-6)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][::2], found[0][1::2]))
+
+
+def every_kind(ordinal: int) -> list:
+    x = torch.arange(8.0, device="ltc").view(4, 2) + 100 * ordinal
+    y = torch.full((2,), float("nan") if ordinal else 7.0, device="ltc")
+    ltm.collective_broadcast([y])
+    results = [
+        ltm.all_gather(x), ltm.reduce_scatter("sum", x, 1.0, 0, 4), ltm.all_to_all(x, 0, 1, 4),
+        ltm.collective_permute(x, [[i, (i + 1) % 4] for i in range(4)]), y,
+        ltm.all_reduce("max", x, groups=[[0, 3], [1, 2]]),
+    ]
+    return [*[r.cpu() for r in results], ltm.rendezvous("r", b"%d" % ordinal, [0, 3] if ordinal in (0, 3) else [1, 2])]
+
+
+def test_every_kind_is_the_same_over_hosts_as_in_memory():
+    over_hosts = values(in_processes(__file__, "every_kind", 4, LOCAL_WORLD_SIZE="2"))
+    in_memory = values(in_processes(__file__, "every_kind", 4))
+    for one, other in zip(over_hosts, in_memory, strict=True):
+        assert one[-1] == other[-1]
+        assert all(torch.equal(a, b) for a, b in zip(one[:-1], other[:-1]))
+
+
+def disagree(ordinal: int) -> None:
+    ltm.rendezvous("all are here")
+    ltm.all_reduce("sum", torch.ones(2 + (ordinal == 3), device="ltc")).cpu()
+
+
+@pytest.mark.parametrize("environment", [{}, {"LOCAL_WORLD_SIZE": "2"}])
+def test_a_mismatch_between_processes_raises_one_table(environment):
+    found = in_processes(__file__, "disagree", 4, **environment)
+    assert len({str(one) for one in found}) == 1, found
+    assert str(found[0]).startswith("PeerFailure: Replicas do not run the same collectives")
+    assert str(found[0]).count("test_transports.py") == 4
+
+
+def place(ordinal: int) -> tuple:
+    payloads = ltm.rendezvous("place", str(ordinal).encode())
+    return ltm.get_ordinal(), ltm.xrt_world_size(), payloads
+
+
+def test_a_process_is_a_replica():
+    assert values(in_processes(__file__, "place")) == [(i, 2, [b"0", b"1"]) for i in range(2)]
+
+
+def of_each_thread(ordinal: int) -> list:
+    def total(thread, device):
+        x = torch.full((3,), float(world.ordinal()), device=device)
+        return ltm.get_ordinal(), ltm.xrt_world_size(), ltm.all_reduce("sum", x).tolist()
+
+    return values(in_threads(total, 2))
+
+
+def test_threads_of_several_processes_are_all_replicas_of_one_run():
+    found = values(in_processes(__file__, "of_each_thread"))
+    assert found == [[(2 * p + t, 4, [6.0] * 3) for t in range(2)] for p in range(2)]
+
+
+def die_in_a_collective(ordinal: int) -> str:
+    ltm.rendezvous("all are here")
+    if ordinal == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    try:
+        ltm.all_reduce("sum", torch.ones(100_000, device="ltc")).cpu()
+    except RuntimeError as error:
+        return f"{time.monotonic() - started < 30} {error}"
+    return "no error"
+
+
+def test_a_killed_process_is_noticed_long_before_the_time_limit():
+    found = in_processes(__file__, "die_in_a_collective", 3)
+    assert found[1] == -signal.SIGKILL
+    assert found[0] == found[2]
+    assert found[0].startswith("True Replica 1 is gone")
+
+
+def leave_without_reading(ordinal: int) -> float:
+    total = ltm.all_reduce("sum", torch.ones(2, device="ltc"))
+    return None if ordinal else total.tolist()
+
+
+def test_a_process_that_ends_runs_what_it_recorded_and_never_read():
+    assert in_processes(__file__, "leave_without_reading") == [[2.0, 2.0], None]
+
+
+def at_once(ordinal: int) -> tuple:
+    x = torch.full((2_000_000,), ordinal + 1.0)
+    collectives.host_all_reduce(x)
+    y = torch.tensor([ordinal + 1])
+    collectives.host_all_reduce(y, "max")
+    return x.unique().tolist(), y.tolist()
+
+
+def test_host_level_reductions_of_processes():
+    assert values(in_processes(__file__, "at_once")) == [([3.0], [2])] * 2
+
+
+# --- the wire itself --------------------------------------------------------------------------
+
+def test_a_mailbox_holds_some_messages_and_keeps_their_order():
+    region = Region.of_threads(2)
+    here, there = SharedMemoryWire(region, 0), SharedMemoryWire(region, 1)
+    for number in range(SLOTS):
+        here.send(1, torch.full((3,), number), 7)
+    got = torch.empty(3, dtype=torch.int64)
+    for number in range(SLOTS):
+        there.receive(0, got, 7, got.copy_)
+        assert got.tolist() == [number] * 3
+
+
+def test_a_message_with_another_word_or_size_is_a_mismatch():
+    for word, size in ((8, 3), (7, 4)):
+        region = Region.of_threads(2)
+        SharedMemoryWire(region, 0).send(1, torch.zeros(3), 7)
+        with pytest.raises(Mismatch):
+            SharedMemoryWire(region, 1).receive(0, torch.empty(size), word, None)
+
+
+def test_a_region_takes_memory_only_for_what_is_used():
+    assert region_bytes(2) < 16 << 20
+    assert region_bytes(64) < 512 << 20
+
+
+def test_the_first_verdict_counts():
+    region = Region.of_threads(2)
+    region.fail("first")
+    region.fail("second")
+    with pytest.raises(RuntimeError, match="^first$"):
+        region.raise_verdict()

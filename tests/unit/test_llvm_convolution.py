@@ -1,0 +1,313 @@
+"""Generated convolutions and poolings against torch's own in float64, on every instruction set."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ltc.ir import ops
+from ltc.ir.node import make
+from ltc.llvm.convolution import Geometry, convolution, convolution_input_gradient
+from ltc.llvm.library import kernels_of
+from ltc.llvm.pooling import (
+    Pool,
+    average_pool,
+    average_pool_gradient,
+    max_pool,
+    max_pool_gradient,
+)  # fmt: skip
+from ltc.llvm.weight_gradient import convolution_weight_gradient
+from tests.unit.llvm_kernels import (
+    HOST,
+    ISAS,
+    entry,
+    guarded,
+    is_untouched,
+    run,
+    run_all,
+    tolerance,
+)  # fmt: skip
+
+aten = torch.ops.aten
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+NAN = float("nan")
+
+# Images, channels, outputs, spatial, kernel, stride, padding, dilation, groups.
+CASES = {
+    "plain": (2, 3, 8, (9, 11), (3, 3), 1, 1, 1, 1),
+    "one_channel": (2, 1, 32, (28, 28), (3, 3), 1, 0, 1, 1),
+    "stride": (1, 8, 16, (20, 33), (3, 3), 2, 1, 1, 1),
+    "grouped_1d": (2, 6, 8, (17,), (5,), 2, 2, 1, 2),
+    "three_dimensions": (1, 4, 8, (5, 6, 7), (3, 2, 3), 2, 1, 1, 1),
+    "depthwise": (2, 16, 16, (14, 14), (3, 3), 1, 1, 1, 16),
+    "depthwise_stride": (2, 8, 16, (14, 14), (3, 3), 2, 1, 1, 8),
+    "dilated": (1, 5, 7, (12, 40), (3, 5), 1, 2, 2, 1),
+    "long_line": (1, 20, 30, (1300,), (3,), 1, 1, 1, 1),
+    "many_channels": (1, 200, 40, (7, 7), (3, 3), 1, 1, 1, 1),
+    "pointwise": (2, 8, 8, (8, 8), (1, 1), 1, 0, 1, 1),
+    "pointwise_stride": (2, 8, 8, (8, 8), (1, 1), 2, 0, 1, 1),
+    "wide_kernel": (1, 3, 20, (20, 20), (7, 9), 2, 3, 1, 1),
+    "stride_and_dilation": (1, 4, 4, (13, 13), (3, 3), 2, 1, 2, 1),
+    "stride_over_kernel": (1, 4, 6, (10, 10), (2, 2), 3, 0, 1, 2),
+    "kernel_is_operand": (1, 3, 2, (4, 4), (4, 4), 1, 0, 1, 1),
+    "no_images": (0, 3, 4, (4, 4), (3, 3), 1, 0, 1, 1),
+    "padding_only": (1, 2, 4, (1, 1), (3, 3), 1, 2, 1, 1),
+}
+
+
+def setting(case, dtype):
+    """Operand, weight, gradient of the result, and the geometry."""
+    n, channels, outputs, spatial, kernel, stride, padding, dilation, groups = case
+    rank = len(spatial)
+    x = torch.randn(n, channels, *spatial).to(dtype)
+    weight = torch.randn(outputs, channels // groups, *kernel).to(dtype)
+    window = ((stride,) * rank, (padding,) * rank, (dilation,) * rank)
+    shape = aten.convolution(
+        x.to("meta"), weight.to("meta"), None, *window, False, [0] * rank, groups
+    ).shape
+    geometry = Geometry(tuple(x.shape), tuple(weight.shape), tuple(shape), *window, groups)
+    return x, weight, torch.randn(shape).to(dtype), geometry
+
+
+def arguments_of(geometry):
+    rank = len(geometry.stride)
+    window = (geometry.stride, geometry.padding, geometry.dilation)
+    return (None, *window, False, [0] * rank, geometry.groups)
+
+
+def gradients(gradient, x, weight, geometry):
+    wide = (gradient.double(), x.double(), weight.double())
+    return aten.convolution_backward(*wide, *arguments_of(geometry), [True, True, False])
+
+
+def check(sequence, isa, expected, dtype, count, **operands):
+    result, memory = guarded(expected.shape, dtype)
+    run_all(sequence, isa, result=result, **operands)
+    error = (result.double() - expected).abs()
+    assert is_untouched(memory)
+    assert not error.numel() or error.max() <= tolerance(dtype, count) + 1e-30
+    again, _ = guarded(expected.shape, dtype)
+    run_all(sequence, isa, tasks=1, result=again, **operands)
+    assert torch.equal(result, again), "the number of tasks changed a result"
+
+
+def check_all(case, dtype, isa):
+    x, weight, gradient, geometry = setting(case, dtype)
+    expected = aten.convolution(x.double(), weight.double(), *arguments_of(geometry))
+    in_x, in_weight, _ = gradients(gradient, x, weight, geometry)
+    depth, taps = weight[0].numel(), weight[0, 0].numel()
+    check(
+        convolution("kernel", dtype, geometry, isa), isa, expected, dtype, depth,
+        operand=x, weight=weight,
+    )  # fmt: skip
+    check(
+        convolution_input_gradient("kernel", dtype, geometry, isa), isa, in_x, dtype,
+        taps * weight.shape[0], gradient=gradient, weight=weight,
+    )  # fmt: skip
+    check(
+        convolution_weight_gradient("kernel", dtype, geometry, isa), isa, in_weight, dtype,
+        gradient[:, 0].numel(), gradient=gradient, operand=x,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_convolution_and_its_gradients(case, dtype):
+    check_all(case, dtype, HOST)
+
+
+@pytest.mark.parametrize("isa", ISAS[1:], ids=lambda isa: isa.name)
+@pytest.mark.parametrize("name", ["plain", "stride", "grouped_1d", "depthwise", "many_channels"])
+def test_lesser_instruction_sets(name, isa):
+    check_all(CASES[name], torch.float32, isa)
+
+
+@st.composite
+def cases(draw):
+    rank, groups = draw(st.integers(1, 3)), draw(st.sampled_from([1, 1, 2, 3]))
+    few = st.integers(1, 5)
+    kernel = tuple(draw(st.integers(1, 4)) for _ in range(rank))
+    stride, padding, dilation = (draw(st.integers(low, 3)) for low in (1, 0, 1))
+    spatial = tuple(
+        max(1, dilation * (k - 1) + 1 - 2 * padding + draw(st.integers(0, 9))) for k in kernel
+    )
+    channels, outputs = groups * draw(few), groups * draw(few)
+    return draw(few), channels, outputs, spatial, kernel, stride, padding, dilation, groups
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases())
+def test_convolutions_of_any_shape(case):
+    check_all(case, torch.float32, HOST)
+
+
+@pytest.mark.parametrize("case", ["plain", "many_channels", "depthwise", "pointwise"])
+def test_an_epilogue_sees_every_element_once(case):
+    def doubled(builder, value, row, column, mask):
+        return builder.binary("fadd", "float", value, value)
+
+    x, weight, gradient, geometry = setting(CASES[case], torch.float32)
+    expected = 2 * aten.convolution(x.double(), weight.double(), *arguments_of(geometry))
+    made = convolution("kernel", torch.float32, geometry, HOST, doubled)
+    check(made, HOST, expected, torch.float32, 4 * weight[0].numel(), operand=x, weight=weight)
+    expected = 2 * gradients(gradient, x, weight, geometry)[1]
+    made = convolution_weight_gradient("kernel", torch.float32, geometry, HOST, doubled)
+    check(
+        made, HOST, expected, torch.float32, 4 * gradient[:, 0].numel(),
+        gradient=gradient, operand=x,
+    )  # fmt: skip
+
+
+def test_sums_are_no_further_from_the_truth_than_torchs_own():
+    def error(result, expected):
+        return (result.double() - expected).pow(2).mean().sqrt().item()
+
+    x, weight, gradient, geometry = setting(
+        (4, 64, 48, (14, 14), (3, 3), 1, 1, 1, 1), torch.float32
+    )
+    rest = arguments_of(geometry)
+    exact = aten.convolution(x.double(), weight.double(), *rest)
+    result = torch.empty(exact.shape)
+    made = convolution("kernel", torch.float32, geometry, HOST)
+    run_all(made, HOST, operand=x, weight=weight, result=result)
+    assert error(result, exact) <= 1.1 * error(aten.convolution(x, weight, *rest), exact)
+
+    exact = gradients(gradient, x, weight, geometry)[1]
+    theirs = aten.convolution_backward(gradient, x, weight, *rest, [False, True, False])[1]
+    result = torch.empty(exact.shape)
+    made = convolution_weight_gradient("kernel", torch.float32, geometry, HOST)
+    run_all(made, HOST, gradient=gradient, operand=x, result=result)
+    assert error(result, exact) <= 1.1 * error(theirs, exact)
+
+
+# --- pooling ------------------------------------------------------------------------------------
+
+# Spatial, kernel, stride, padding, dilation, ceil_mode.
+WINDOWS = {
+    "halves": ((24, 24), (2, 2), (2, 2), (0, 0), (1, 1), False),
+    "odd": ((9, 11), (2, 2), (2, 2), (0, 0), (1, 1), False),
+    "dilated": ((9, 37), (3, 3), (1, 2), (1, 1), (2, 1), False),
+    "rounded_up": ((10, 10), (3, 3), (2, 2), (1, 1), (1, 1), True),
+    "three_dimensions": ((5, 6, 7), (2, 3, 2), (2, 1, 3), (1, 1, 0), (1, 1, 1), False),
+    "whole": ((7, 7), (7, 7), (7, 7), (0, 0), (1, 1), False),
+    "wide": ((13, 40), (3, 5), (3, 3), (0, 2), (1, 1), True),
+}
+
+
+def pool_of(window, shape):
+    spatial, kernel, stride, padding, dilation, _ = window
+    return Pool(6, spatial, tuple(shape[2:]), kernel, stride, padding, dilation)
+
+
+def max_pooled(x, window):
+    function = {2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}
+    return function[x.ndim - 2](x, *window[1:])
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_max_pool_is_torchs_bit_for_bit(window, dtype, isa):
+    x = torch.randn(2, 3, *window[0]).to(dtype)
+    x.view(-1)[[5, 7]] = NAN
+    x[1, 1], x[1, 2] = 1, float("-inf")  # all are equal: the first is taken
+    expected, expected_indices = max_pooled(x, window)
+    (result, memory), (indices, _) = (
+        guarded(expected.shape, dtype),
+        guarded(expected.shape, torch.int64),
+    )
+    run(max_pool("kernel", dtype, pool_of(window, expected.shape), isa), isa, x, result, indices)
+    assert is_untouched(memory) and torch.equal(indices, expected_indices)
+    assert torch.allclose(result, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_the_gradient_of_max_pool_adds_where_indices_say(window, dtype):
+    x = torch.randn(2, 3, *window[0]).to(dtype)
+    y, indices = max_pooled(x, window)
+    gradient, fault = torch.randn_like(y), torch.zeros(1, dtype=torch.int64)
+    expected = torch.zeros(6, x[0, 0].numel(), dtype=dtype)
+    expected = expected.scatter_add_(1, indices.view(6, -1), gradient.view(6, -1)).view(x.shape)
+    result, memory = guarded(x.shape, dtype)
+    kernel = max_pool_gradient("kernel", dtype, 6, window[0], tuple(y.shape[2:]), HOST)
+    run(kernel, HOST, gradient, indices, result, fault)
+    assert is_untouched(memory) and torch.equal(result, expected) and not fault.item()
+
+
+def test_an_index_outside_its_plane_is_reported_and_adds_nothing():
+    gradient, fault = torch.ones(1, 2), torch.zeros(1, dtype=torch.int64)
+    indices = torch.tensor([[3, 4]])
+    result, memory = guarded((1, 2, 2), torch.float32)
+    kernel = max_pool_gradient("kernel", torch.float32, 1, (2, 2), (1, 2), HOST)
+    run(kernel, HOST, gradient, indices, result, fault)
+    assert is_untouched(memory) and result.tolist() == [[[0, 0], [0, 1]]] and fault.item() == 1
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [w for w in WINDOWS.values() if set(w[4]) == {1}])
+def test_average_pool_and_its_gradient(window, dtype, isa):
+    spatial, kernel, stride, padding, _, ceil = window
+    rank = len(spatial)
+    forward = {2: aten.avg_pool2d, 3: aten.avg_pool3d}[rank]
+    backward = {2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}[rank]
+    x = torch.randn(2, 3, *spatial).to(dtype)
+    for count_padding, divisor in itertools.product((True, False), (0, 5)):
+        options = (kernel, stride, padding, ceil, count_padding, divisor or None)
+        expected = forward(x.double(), *options)
+        pool = pool_of(window, expected.shape)
+        result, memory = guarded(expected.shape, dtype)
+        made = average_pool("kernel", dtype, pool, isa, count_padding, divisor)
+        run(made, isa, x, result)
+        assert is_untouched(memory) and (result - expected).abs().max() <= tolerance(dtype, 1)
+
+        gradient = torch.randn(expected.shape).to(dtype)
+        expected = backward(gradient.double(), x.double(), *options)
+        result, memory = guarded(x.shape, dtype)
+        made = average_pool_gradient("kernel", dtype, pool, isa, count_padding, divisor)
+        run(made, isa, gradient, result)
+        assert is_untouched(memory) and (result - expected).abs().max() <= tolerance(dtype, 4)
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+def test_nodes_name_what_their_kernels_read():
+    x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(2, 8, 9, 9))
+    weight = make(ops.INPUT, index=1, dtype=torch.float32, shape=(8, 8, 3, 3))
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    node = make(ops.CONVOLUTION, x, weight, groups=1, **window)
+    assert kernels_of(node, HOST).reads == (x, weight)
+    assert kernels_of(node, HOST).pointers == (("read1", "read0", "result0"),)
+    back = make(ops.CONVOLUTION_WEIGHT_GRADIENT, node, x, groups=1, shape=weight.shape, **window)
+    made = kernels_of(back, HOST)
+    assert made.pointers == (("read0", "read1", "partial"), ("partial", "result0"))
+    assert set(made.scratch) == {"partial"}
+    back = make(ops.CONVOLUTION_INPUT_GRADIENT, node, weight, groups=1, shape=x.shape, **window)
+    made = kernels_of(back, HOST)
+    assert made.pointers == (("read1", "turned"), ("turned", "read0", "result0"))
+
+
+def test_equal_nodes_of_other_graphs_have_equal_code():
+    def code(index):
+        x = make(ops.INPUT, index=index, dtype=torch.float32, shape=(2, 4, 8, 8))
+        pool = make(
+            ops.AVERAGE_POOL, x, kernel=(2, 2), stride=(2, 2), padding=(0, 0), dilation=(1, 1),
+            count_padding=True, divisor=0, shape=(2, 4, 4, 4),
+        )  # fmt: skip
+        return kernels_of(pool, HOST).kernels[0].text
+
+    assert code(0) == code(1) and entry(code(0), HOST) is entry(code(1), HOST)
+
+
+def test_lines_too_long_for_a_stack_are_left_to_the_reference():
+    x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(1, 4, 400_000))
+    weight = make(ops.INPUT, index=1, dtype=torch.float32, shape=(8, 4, 100_000))
+    window = {"stride": (1,), "padding": (0,), "dilation": (1,), "groups": 1}
+    node = make(ops.CONVOLUTION, x, weight, **window)
+    assert kernels_of(node, HOST) is None
+    back = make(ops.CONVOLUTION_WEIGHT_GRADIENT, node, x, shape=weight.shape, **window)
+    assert kernels_of(back, HOST) is None

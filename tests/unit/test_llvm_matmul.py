@@ -1,0 +1,164 @@
+"""Generated matrix products against float64 ones: shapes, strides, dtypes, instruction sets."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ltc.ir import ops
+from ltc.ir.node import make
+from ltc.llvm.isa import AVX2, AVX512_BF16, NEON, SSE2, host_isa
+from ltc.llvm.library import kernels_of, seen_through
+from ltc.llvm.matmul import Matrix, matmul, stored_plain, stored_transposed
+from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run, tolerance
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def operand(batch, rows, columns, is_transposed, dtype):
+    """A random matrix as torch sees it, its memory, and its strides."""
+    if is_transposed:
+        memory = torch.randn(*batch, columns, rows).to(dtype)
+        return memory.mT, memory, stored_transposed(rows, columns, batch)
+    memory = torch.randn(*batch, rows, columns).to(dtype)
+    return memory, memory, stored_plain(rows, columns, batch)
+
+
+def check(isa, dtype, batch, m, n, k, transposes=(False, False)):
+    x, left, left_matrix = operand(batch, m, k, transposes[0], dtype)
+    y, right, right_matrix = operand(batch, k, n, transposes[1], dtype)
+    kernel = matmul(
+        "kernel", dtype, batch, (m, n, k), left_matrix, right_matrix, stored_plain(m, n, batch), isa
+    )
+    result, memory = guarded((*batch, m, n), dtype)
+    run(kernel, isa, left, right, result)
+    error = (result.double() - x.double() @ y.double()).abs()
+    assert is_untouched(memory)
+    assert not error.numel() or error.max() <= tolerance(dtype, k)
+    again, _ = guarded((*batch, m, n), dtype)
+    run(kernel, isa, left, right, again, tasks=1)
+    assert torch.equal(result, again), "the number of tasks changed a result"
+
+
+extents = st.sampled_from([0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 64, 65, 70])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(DTYPES), st.sampled_from([(), (3,), (2, 2)]), extents, extents, extents,
+    st.tuples(st.booleans(), st.booleans()),
+)  # fmt: skip
+def test_products_of_any_shape(dtype, batch, m, n, k, transposes):
+    check(HOST, dtype, batch, m, n, k, transposes)
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("m, n, k", [(33, 37, 50), (3, 40, 100), (1, 33, 70), (64, 65, 34)])
+def test_every_transposition_on_every_instruction_set(isa, dtype, transposes, m, n, k):
+    check(isa, dtype, (2,), m, n, k, transposes)
+
+
+@pytest.mark.parametrize("transposes", [(False, False), (True, True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_long_sum_is_packed_in_pieces(dtype, transposes):
+    check(HOST, dtype, (), 61, 35, 9000, transposes)
+
+
+def test_any_strides():
+    x, y = torch.randn(7, 2, 9, 2), torch.randn(11, 3, 9)
+    result = torch.empty(7, 11)
+    kernel = matmul(
+        "kernel", torch.float32, (), (7, 11, 9), Matrix(36, 2), Matrix(1, 27), Matrix(11, 1), HOST
+    )
+    run(kernel, HOST, x, y, result)
+    assert torch.allclose(result, x[:, 0, :, 0] @ y[:, 0, :].T, atol=1e-5)
+    every_other = torch.randn(9, 11, 2)
+    kernel = matmul(
+        "kernel", torch.float32, (), (7, 11, 9), Matrix(36, 2), Matrix(22, 2), Matrix(11, 1), HOST
+    )
+    run(kernel, HOST, x, every_other, result)
+    assert torch.allclose(result, x[:, 0, :, 0] @ every_other[:, :, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("m, n, transposes", [(30, 37, False), (3, 37, True), (30, 37, True)])
+def test_an_epilogue_sees_every_element_once(m, n, transposes):
+    """Adds a column's bias and an element's residual, both read with the mask it is given."""
+    k = 64
+    x, left, left_matrix = operand((2,), m, k, False, torch.float32)
+    y, right, right_matrix = operand((2,), k, n, transposes, torch.float32)
+    bias, residual = torch.randn(n), torch.randn(2, m, n)
+
+    def load(builder, pointer, offset, mask):
+        width = builder.width
+        vector, lanes = builder.of("float"), builder.of("i1")
+        at = builder.address(pointer, offset, "float")
+        name = f"llvm.masked.load.v{width}f32.p0"
+        builder.declare(name, vector, "ptr", "i32", lanes, vector)
+        return builder.effect(
+            f"call {vector} @{name}(ptr {at}, i32 4, {lanes} {mask or 'splat (i1 true)'}, "
+            f"{vector} zeroinitializer)"
+        )
+
+    def epilogue(builder, value, row, column, mask):
+        flat = builder.value(f"mul i64 {row}, {n}")
+        flat = builder.value(f"add i64 {flat}, {column}")
+        for term in (load(builder, "%p3", column, mask), load(builder, "%p4", flat, mask)):
+            value = builder.binary("fadd", "float", value, term)
+        return value
+
+    kernel = matmul(
+        "kernel", torch.float32, (2,), (m, n, k), left_matrix, right_matrix,
+        stored_plain(m, n, (2,)), HOST, epilogue, operands=2,
+    )  # fmt: skip
+    result = torch.empty(2, m, n)
+    run(kernel, HOST, left, right, result, bias, residual)
+    assert torch.allclose(result, x @ y + bias + residual, atol=1e-4)
+
+
+def test_rows_have_the_same_bits_whatever_rows_are_beside_them():
+    x, y = torch.randn(70, 50), torch.randn(50, 33)
+    results = []
+    for m in (70, 29):
+        result = torch.empty(m, 33)
+        strides = stored_plain(m, 50), stored_plain(50, 33), stored_plain(m, 33)
+        kernel = matmul("kernel", torch.float32, (), (m, 33, 50), *strides, HOST)
+        run(kernel, HOST, x, y, result)
+        results.append(result)
+    assert torch.equal(results[0][:29], results[1])
+
+
+def test_a_node_reads_through_permuted_expanded_and_reshaped_operands():
+    x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(2, 9, 4, 8))
+    weight = make(ops.INPUT, index=1, dtype=torch.float32, shape=(5, 8))
+    heads = make(ops.PERMUTE, x, dims=(0, 2, 1, 3))
+    turned = make(ops.EXPAND, make(ops.PERMUTE, weight, dims=(1, 0)), shape=(2, 4, 8, 5))
+    node = make(ops.MATMUL, heads, turned)
+    assert seen_through(heads) == (x, (288, 8, 32, 1))
+    made = kernels_of(node, HOST)
+    assert made.reads == (x, weight) and made.pointers == (("read0", "read1", "result0"),)
+    a, b, result = torch.randn(2, 9, 4, 8), torch.randn(5, 8), torch.empty(2, 4, 9, 5)
+    run(made.kernels[0], HOST, a, b, result)
+    assert torch.allclose(result, a.permute(0, 2, 1, 3) @ b.T, atol=1e-5)
+
+
+def test_a_batch_times_one_matrix_is_one_tall_product():
+    x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(4, 6, 8))
+    weight = make(ops.INPUT, index=1, dtype=torch.float32, shape=(8, 5))
+    node = make(ops.MATMUL, x, make(ops.EXPAND, weight, shape=(4, 8, 5)))
+    flat = make(ops.MATMUL, make(ops.RESHAPE, x, shape=(24, 8)), weight)
+    assert kernels_of(node, HOST).kernels[0].text == kernels_of(flat, HOST).kernels[0].text
+
+
+def test_integers_have_no_kernel():
+    x = make(ops.INPUT, index=0, dtype=torch.int64, shape=(4, 4))
+    assert kernels_of(make(ops.MATMUL, x, x), HOST) is None
+
+
+def test_a_host_is_described_by_its_features():
+    avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "avx2", "fma"}
+    assert host_isa(avx512.__contains__) is AVX512_BF16
+    assert host_isa({"avx2", "fma"}.__contains__) is AVX2
+    assert host_isa({"neon"}.__contains__) is NEON
+    assert host_isa({"sse2"}.__contains__) is SSE2
