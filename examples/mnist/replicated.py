@@ -27,7 +27,7 @@ def arguments(description: str, argv: list[str] | None = None) -> argparse.Names
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--replicas", type=int, default=2, help="torchrun's --nproc-per-node wins")
-    parser.add_argument("--data-dir", type=Path, help="folder with MNIST's IDX files, gzipped or not")
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST's IDX files")
     parser.add_argument("--epochs", type=int, help="default: 25, or 5 with --data-dir")
     parser.add_argument("--batch-size", type=int, default=32, help="of all replicas together")
     parser.add_argument("--lr", type=float, default=0.03, help="of the first step; falls to 0")

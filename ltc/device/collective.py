@@ -40,7 +40,9 @@ def record(
         return exclusively(recorder, add)
 
 
-def _add(recorder: Recorder, collective: Collective, values: list[Value], types) -> tuple[Value, ...]:
+def _add(
+    recorder: Recorder, collective: Collective, values: list[Value], types
+) -> tuple[Value, ...]:
     token = recorder.token
     begun = recorder.advance(
         (START, values, token, collective),

@@ -51,7 +51,9 @@ class CoalescingBuckets:
         if self._bucket:
             results = self._function([self._inputs[i] for i in self._bucket])
             for i, result in zip(self._bucket, results, strict=True):
-                self._results[i] = result if self._outputs is None else into(self._outputs[i], result)
+                if self._outputs is not None:
+                    result = into(self._outputs[i], result)
+                self._results[i] = result
         self._bucket, self._bytes = [], 0
 
     def __call__(self) -> list[torch.Tensor]:

@@ -103,7 +103,7 @@ class DataParallel:
         fixed_batch_size: bool = False,
         **kwargs: Any,
     ) -> list:
-        """What `loop_fn(model, loader, device, context, **kwargs)` returns on each device, in order.
+        """What `loop_fn(model, loader, device, context, **kwargs)` returns, in device order.
 
         The first exception stops every device and is raised here, with a note that names its own.
         """

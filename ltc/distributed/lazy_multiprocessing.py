@@ -162,5 +162,5 @@ class MpModelWrapper:
         self._model, self._executor = model, MpSerialExecutor()
 
     def to(self, device) -> nn.Module:
-        """The model on the device; ranks go one after another, so that its copies do not pile up."""
+        """The model on the device; ranks go one after another, so that copies do not pile up."""
         return self._executor.run(lambda: self._model.to(device))

@@ -145,7 +145,7 @@ class ParallelLoader:
         return epoch
 
     def _add_epoch(self) -> int:
-        """Begin reading anew; its number. An epoch two before it is ended: they must not pile up."""
+        """Begin reading anew; its number. Epochs two before it are ended: they must not pile up."""
         number, self._added = self._added, self._added + 1
         for behind, epoch in self._epochs.items():
             if behind < number - 1:

@@ -1,4 +1,4 @@
-"""Ranks of one host that look after each other where no parent does: a launcher sees only exit codes.
+"""Ranks of a host that look after each other where no parent does: torchrun sees exit codes alone.
 
 torchrun ends all ranks when one fails, but one that leaves early with code 0 is a success to it,
 and the others would wait for that one until their time is over.
@@ -26,7 +26,7 @@ _runs = itertools.count()
 
 @contextlib.contextmanager
 def peers_watched() -> Iterator[None]:
-    """Inside the block, a rank of this host that ends in its own block fails all who wait for it."""
+    """A rank of this host that ends inside its block fails all who wait for it in theirs."""
     here = session.current()
     if here is None or config.value("LTC_RENDEZVOUS"):  # alone, or watched by a parent
         yield

@@ -1,4 +1,4 @@
-"""Exchanges of programs, run beside them: begun in order, one after another, waited for by number."""
+"""Exchanges of programs, run beside them: one after another, waited for by number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launched process does around the user's function: it reports how that ended, and ends in time.
+"""What a launched process does around the user's function: it reports its end, and ends in time.
 
 It tells its parent the function's value, or the error with its whole traceback, and, when asked,
 where its threads are.  It does not outlive the parent.
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any

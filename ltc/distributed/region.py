@@ -1,4 +1,4 @@
-"""Memory that the replicas of one host share: a mailbox for every ordered pair of them, and a board.
+"""Memory that the replicas of one host share: a mailbox for each ordered pair, and a board.
 
 The layout of a region of n replicas, all words 64 bits, each written by one replica only:
 - the verdict: a flag, a length, and the text that every replica raises once one has found a fault
@@ -116,7 +116,7 @@ class Region:
         return count, bool(inside), process, text
 
     def waiting_word(self, replica: int) -> int:
-        """Index of the word that says for whom `replica` has been waiting long: 0, or 1 + ordinal."""
+        """Index of the word saying for whom `replica` has been waiting long: 0, or 1 + ordinal."""
         return (_VERDICT_BYTES + replica * _ENTRY_BYTES) // 8 + 4
 
     def waits_for(self, replica: int) -> int | None:
@@ -149,7 +149,8 @@ class Region:
     def raise_verdict(self) -> None:
         """Raise PeerFailure with the verdict's text where there is one."""
         if self.failed:
-            raise PeerFailure(bytes(self.memory[LINE : LINE + self.words[1]]).decode(errors="replace"))
+            text = bytes(self.memory[LINE : LINE + self.words[1]])
+            raise PeerFailure(text.decode(errors="replace"))
 
     # --- waiting
 
@@ -185,7 +186,9 @@ class Region:
 _libc = ctypes.CDLL(None, use_errno=False)
 _yield = _libc.sched_yield
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine) if sys.platform == "linux" else None
+_SYS_FUTEX = None
+if sys.platform == "linux":
+    _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
 
 
 class _TimeSpec(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""How messages travel between replicas: what a schedule needs of a transport, and shared memory's."""
+"""How messages travel: what a schedule needs of a transport, and shared memory's."""
 
 from __future__ import annotations
 

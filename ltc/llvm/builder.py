@@ -125,12 +125,6 @@ class Builder:
         zeros = f"<{self.width} x i32> zeroinitializer"
         return self.value(f"shufflevector {type} {one}, {type} poison, {zeros}")
 
-    def lane_numbers(self) -> str:
-        """0, 1, ..., width - 1 as i64."""
-        if self.width == 1:
-            return "0"
-        return "<" + ", ".join(f"i64 {lane}" for lane in range(self.width)) + ">"
-
     def each_lane(self, function: str, scalar: str, *operands: str) -> str:
         """A scalar function of every lane in turn."""
         self.declare(function, scalar, *[scalar] * len(operands))
@@ -180,7 +174,7 @@ class Builder:
         carried: Sequence[tuple[str, str]],
         body: Callable[[str, list[str]], list[str] | None],
     ) -> list[str]:
-        """for i in range(low, high, step): carried = body(i, carried); the values carried at the end.
+        """for i in range(low, high, step): carried = body(i, carried); what is carried at the end.
 
         carried  (LLVM type, first value) of each
         """

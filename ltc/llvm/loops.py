@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ltc.ir.kernel import Affine, Guard, Kernel, Store, Value
-from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm import reduction
 from ltc.llvm.builder import LANES, Builder, function_text
@@ -281,8 +280,10 @@ class Emitter:
         whole = extent // self.lanes * self.lanes
         values = [value for _, value in carried]
         if whole:
-            until = whole if extent == whole or isinstance(limit, int) else self.b.value(
-                f"and i64 {limit}, -{self.lanes}"
+            until = (
+                whole
+                if extent == whole or isinstance(limit, int)
+                else self.b.value(f"and i64 {limit}, -{self.lanes}")
             )
             until = limit if extent == whole else until
             values = self.b.loop(
@@ -409,9 +410,7 @@ class Emitter:
 
         def block(i: str, carried: list[str]) -> list[str]:
             parts = self.b.loop(i, self.b.add(i, step * CHAIN), step, starts, several)
-            return [
-                reduction.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)
-            ]
+            return [reduction.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)]
 
         blocks = whole // (step * CHAIN) * step * CHAIN
         totals = [first] * ACCUMULATORS
@@ -594,9 +593,7 @@ class Emitter:
     def _gathered(self, pointer, base: str, step: int, form: Form, mask: str | None) -> str:
         b, type = self.b, self.b.of(form.stored)
         positions = self._stepping(base, step)
-        pointers = b.value(
-            f"getelementptr {form.stored}, ptr {pointer}, {b.of('i64')} {positions}"
-        )
+        pointers = b.value(f"getelementptr {form.stored}, ptr {pointer}, {b.of('i64')} {positions}")
         function = f"llvm.masked.gather.{b.suffix(form.stored)}.v{b.width}p0"
         b.declare(function, type, b.of("ptr"), "i32", b.of("i1"), type)
         mask = mask or b.constant("i1", True)

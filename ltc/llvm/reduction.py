@@ -78,5 +78,3 @@ def _lanes(b: Builder, scalar: str, vector: str, width: int, first: int, count: 
 
 def finished(b: Builder, form: Form, x: str) -> str:
     return rounded(b, form, x)
-
-

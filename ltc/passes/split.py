@@ -62,4 +62,3 @@ def _pieces(node: Node, x: Node, dims: tuple[int, ...], extent: int) -> int:
 
 def _divisor_up_to(extent: int, most: int) -> int:
     return next(p for p in range(most, 0, -1) if extent % p == 0)
-

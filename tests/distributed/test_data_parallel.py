@@ -59,7 +59,7 @@ def test_a_class_a_factory_and_a_module_give_every_device_an_equal_model(network
     parallel = dp.DataParallel(network, device_ids=DEVICES)
     first, second = parallel.models
     assert first is not second
-    assert [str(p.device) for p in second.parameters()] == ["ltc:1"] * len(list(second.parameters()))
+    assert {str(p.device) for p in second.parameters()} <= {"ltc:1"}
     for one, other in zip(first.parameters(), second.parameters()):
         assert torch.equal(one.cpu(), other.cpu())
 
@@ -147,13 +147,8 @@ def test_equal_graphs_are_compiled_once_for_all_devices():
             ltm.wait_device_ops()
         return grown["UncachedCompile"]
 
-    # Alone a device averages nothing, so its step is another graph: both counts start at none.
-    assert 0 < compiles(["ltc:0", "ltc:1", "ltc:2", "ltc:3"]) <= compiles_of_one_replica()
-
-
-def compiles_of_one_replica() -> int:
-    """Programs of a step like Net's: its first step, and those after, with gradients to replace."""
-    return 3
+    # A step has a first form, and one for the steps after it, whose gradients replace others.
+    assert 0 < compiles(["ltc:0", "ltc:1", "ltc:2", "ltc:3"]) <= 3
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -101,7 +101,7 @@ def test_uneven_pad_deals_the_last_batches_again():
     assert loader.per_device_samples() == 4
 
 
-@pytest.mark.parametrize("source", [numbered(7), (i for i in numbered(7))], ids=["list", "iterator"])
+@pytest.mark.parametrize("source", [numbered(7), iter(numbered(7))], ids=["list", "iterator"])
 def test_uneven_error_says_how_many_batches_are_left_over(source):
     loader = pl.ParallelLoader(source, DEVICES, uneven="error")
     with pytest.raises(ValueError, match="7 batches: 1 would reach no device"):

@@ -72,7 +72,21 @@ def test_llvm_is_a_backend():
 
 # --- elementwise ---------------------------------------------------------------------------------
 
-SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.5, 2.5, 1e-45, 3e38, -7e-42, 0.5, 1e-39]
+SPECIAL = [
+    0.0,
+    -0.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1.0,
+    -1.5,
+    2.5,
+    1e-45,
+    3e38,
+    -7e-42,
+    0.5,
+    1e-39,
+]
 ARITHMETIC = [ops.ADD, ops.SUB, ops.MUL, ops.DIV, ops.MAXIMUM, ops.MINIMUM]
 COMPARISONS = [ops.EQ, ops.NE, ops.LT, ops.LE, ops.GT, ops.GE]
 EXACT_OF_ONE = [
@@ -95,7 +109,9 @@ def test_arithmetic_on_floats_has_the_bits_of_eager(op, dtype):
 @pytest.mark.parametrize("op", EXACT_OF_ONE, ids=str)
 def test_exact_functions_have_the_bits_of_eager(op, dtype):
     x = given(113, dtype=dtype)
-    values = torch.cat([torch.tensor(SPECIAL, dtype=torch.float64).to(dtype), sample(100, dtype=dtype)])
+    values = torch.cat(
+        [torch.tensor(SPECIAL, dtype=torch.float64).to(dtype), sample(100, dtype=dtype)]
+    )
     assert_same_bits(graph_of(make(op, x), inputs=[x]), [values])
 
 
@@ -203,7 +219,9 @@ REDUCTIONS = [ops.SUM, ops.PROD, ops.MAX, ops.MIN]
 @pytest.mark.parametrize("op", REDUCTIONS, ids=str)
 def test_reductions_of_integers_have_the_bits_of_eager(op, dims):
     x = given(3, 37, 70, dtype=torch.int64)
-    assert_same_bits(graph_of(make(op, x, dims=dims), inputs=[x]), [sample(3, 37, 70, dtype=torch.int64)])
+    assert_same_bits(
+        graph_of(make(op, x, dims=dims), inputs=[x]), [sample(3, 37, 70, dtype=torch.int64)]
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -309,7 +327,9 @@ def test_outputs_share_no_memory():
     y = -x
     outputs = [x, y, build.transpose(y, 0, 1), build.reshape(y, (60,)), y, constant(1.0, x.dtype)]
     buffer = sample(20, 3)
-    made = LlvmBackend().compile(graph_of(*outputs, inputs=[x]), 0, frozenset()).launch([buffer], [])
+    made = (
+        LlvmBackend().compile(graph_of(*outputs, inputs=[x]), 0, frozenset()).launch([buffer], [])
+    )
     assert len({m.data_ptr() for m in [*made, buffer]}) == len(made) + 1
     assert all(m.is_contiguous() for m in made)
 
@@ -368,7 +388,18 @@ def random_graphs(draw):
 @st.composite
 def one_more(draw, x, nodes):
     rank = len(x.shape)
-    kinds = ["one", "two", "reduce", "permute", "slice", "flip", "pad", "concat", "reshape", "expand"]
+    kinds = [
+        "one",
+        "two",
+        "reduce",
+        "permute",
+        "slice",
+        "flip",
+        "pad",
+        "concat",
+        "reshape",
+        "expand",
+    ]
     kind = draw(st.sampled_from(kinds))
     if kind == "two":
         fitting = [n for n in nodes if n.shape == x.shape or n.type.size == 1] + [x]
