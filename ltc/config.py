@@ -138,8 +138,9 @@ FLAGS = (
         "megabytes of gradients that are reduced together",
     ),
     Flag(
-        "LTC_TRANSPORT", one_of("auto", "memory", "hosts"), "auto",
-        "how replicas exchange: memory on one host, hosts over torch.distributed",
+        "LTC_TRANSPORT", one_of("auto", "memory", "hosts", "ring", "backend"), "auto",
+        "how replicas exchange: memory, or hosts: each process as if alone on its host; between "
+        "hosts ring or backend, untimed",
     ),
     Flag("MASTER_ADDR", str, "127.0.0.1", "where torchrun's store is"),
     Flag("MASTER_PORT", at_least(0), 0, "its port; 0: there is none"),

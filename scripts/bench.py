@@ -2,6 +2,7 @@
 
     python scripts/bench.py --tracing                 recording a step, nothing executed in between
     python scripts/bench.py --workloads --only mlp    whole training steps, executed
+    python scripts/bench.py --checkpoint              saving and loading (see bench_checkpoint.py)
 
 Each system lives in a process of its own for the whole run and is asked for a few steps at a time,
 so that a change in the machine's mood meets all of them.  The figures are medians over all rounds.
@@ -28,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+import bench_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tracing_cases  # noqa: E402
@@ -303,6 +306,8 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
 
 
 def main() -> int:
+    if "--checkpoint" in sys.argv[1:]:
+        return bench_checkpoint.main([word for word in sys.argv[1:] if word != "--checkpoint"])
     arguments = arguments_of(sys.argv[1:])
     if arguments.worker:
         serve(arguments.mode, arguments.worker)

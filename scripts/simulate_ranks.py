@@ -23,6 +23,7 @@ import torch  # noqa: E402
 
 from ltc.distributed import schedule  # noqa: E402
 from ltc.distributed.communicator import reduce_flat  # noqa: E402
+from ltc.distributed.crossing import RING, Crossing  # noqa: E402
 from ltc.distributed.rendezvous import meet  # noqa: E402
 
 INSIDE = (2e-6, 10e9)  # seconds, bytes per second: shared memory of one host
@@ -58,6 +59,7 @@ class ModelledWire:
     def __init__(self, network: Network, replica: int) -> None:
         self.network, self.replica = network, replica
         self.replicas, self.per_host = network.ranks, network.per_host
+        self.crossing = Crossing(RING)
         self.seconds = 0.0
         self.messages = self.bytes = 0
 

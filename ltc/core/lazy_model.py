@@ -319,13 +319,18 @@ def _other(ordinal: int | None) -> int:
 
 # --- files ------------------------------------------------------------------------------------
 
-def save(data: Any, file_or_path, master_only: bool = True, global_master: bool = False) -> None:
+def save(
+    data: Any, file_or_path, master_only: bool = True, global_master: bool = False,
+    barrier: bool = False,
+) -> None:
     """torch.save of `data` with every lazy tensor as a CPU tensor, fetched in one go.
 
     file_or_path   a path is replaced when the whole file is on disk, or not at all
     master_only    only replica 0 writes (of its host, or of all with `global_master`)
 
-    Every replica calls it, and returns when the file is complete.
+    barrier        return only when every replica has saved, so that the file is complete for all;
+                   every replica must call it then. Without it no replica waits for another.
     """
     save_for_cpu(data, file_or_path, not master_only or world.is_master(local=not global_master))
-    rendezvous("ltc.core.lazy_model.save")
+    if barrier:
+        world.meet("ltc.core.lazy_model.save")

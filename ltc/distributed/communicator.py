@@ -14,6 +14,7 @@ from ltc.backends.memory import new_copy, new_empty
 from ltc.distributed import schedule
 from ltc.distributed.board import Board
 from ltc.distributed.combine import Fold
+from ltc.distributed.crossing import BACKEND
 from ltc.distributed.region import PeerFailure
 from ltc.distributed.wire import Mismatch, Wire
 from ltc.ir.collective import Collective
@@ -301,14 +302,33 @@ def _reduce_by_hosts(exchange: _Exchange, kind: str, source, target, per_host: i
     first = exchange.position - local
     inside = exchange.among(range(first, first + per_host))
     across = exchange.among(range(local, exchange.size, per_host))
-    elements, most = source.numel(), exchange.elements(source.dtype)
-    shares = [slice(*schedule.part(elements, per_host, i)) for i in range(per_host)]
+    shares = [slice(*schedule.part(source.numel(), per_host, i)) for i in range(per_host)]
     _scatter_flat(inside, kind, [source[share] for share in shares], target[shares[local]])
     own = target[shares[local]]
-    steps = schedule.ring_all_reduce(across.position, across.size, own.numel(), most)
-    across.run(steps, kind, own, own)
+    _reduce_across(across, kind, own)
     everyone = schedule.others(local, per_host)
     inside.trade({p: own for p in everyone}, {p: target[shares[p]] for p in everyone})
+
+
+def _reduce_across(across: _Exchange, kind: str, own: torch.Tensor) -> None:
+    """Reduce in place among members on different hosts, in the way chosen for their group."""
+
+    def run(way: str, flat: torch.Tensor) -> None:
+        if way == BACKEND:
+            across.agree()
+            across.wire.sum_by_backend(across.members, flat)
+            return
+        most = across.elements(flat.dtype)
+        steps = schedule.ring_all_reduce(across.position, across.size, flat.numel(), most)
+        across.run(steps, kind, flat, flat)
+
+    def slowest(seconds: list[float]) -> list[float]:
+        found = torch.tensor(seconds, dtype=torch.float64, device="cpu")
+        _reduce(across, "max", found, found)
+        return found.tolist()
+
+    crossing = across.wire.crossing
+    run(crossing.way(across.members, not across.position, kind, own, run, slowest), own)
 
 
 def _scatter_flat(exchange: _Exchange, kind: str, parts: list[torch.Tensor], target) -> None:

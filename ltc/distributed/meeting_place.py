@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 from datetime import timedelta
 
@@ -23,14 +24,20 @@ def folder_of_host(processes: int) -> str:
     It is LTC_RENDEZVOUS where a launcher set that; else the first process of the host makes one,
     which goes when it ends, and tells the others through the store.
     """
-    given = config.value("LTC_RENDEZVOUS")
-    if given:
-        return given
+    return config.value("LTC_RENDEZVOUS") or _folder_through_store(processes)
+
+
+@functools.cache  # a second folder under the same key would part those who have the first
+def _folder_through_store(processes: int) -> str:
     shared = store(processes)
     key = f"folder/{host(processes)}"
     if config.value("XRT_SHARD_ORDINAL") % processes_per_host(processes) == 0:
         shared.set(key, _until_exit.enter_context(private_folder()))
     return shared.get(key).decode()
+
+
+# a forked child is another process, which may be given another place
+os.register_at_fork(after_in_child=_folder_through_store.cache_clear)
 
 
 def store(processes: int):

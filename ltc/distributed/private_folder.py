@@ -21,7 +21,7 @@ def private_folder() -> Iterator[str]:
     just that removes it.
     """
     parent = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else None
-    path = tempfile.mkdtemp(prefix="ltc-", dir=parent)  # with mode 0700
+    path, owner = tempfile.mkdtemp(prefix="ltc-", dir=parent), os.getpid()  # with mode 0700
     janitor = subprocess.Popen(
         ["/bin/sh", "-c", _JANITOR, path], stdin=subprocess.PIPE,
         start_new_session=True,  # no signal meant for this process's group reaches it
@@ -29,6 +29,7 @@ def private_folder() -> Iterator[str]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
-        janitor.stdin.close()
-        janitor.wait()
+        if os.getpid() == owner:  # a forked child that ends leaves it to its parent
+            shutil.rmtree(path, ignore_errors=True)
+            janitor.stdin.close()
+            janitor.wait()

@@ -10,6 +10,7 @@ import torch
 from ltc.device import step
 from ltc.device.lines import user_line
 from ltc.distributed import session as sessions
+from ltc.distributed import world
 from ltc.distributed.communicator import word_of
 from ltc.distributed.schedule import tree_children, tree_parent
 from ltc.distributed.wire import Wire
@@ -127,3 +128,6 @@ def _unpacked(content: bytes) -> dict[int, bytes]:
         found[position] = content[at : at + length]
         at += length
     return found
+
+
+world.install_rendezvous(rendezvous)

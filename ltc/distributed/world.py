@@ -7,8 +7,9 @@ launcher sets; inside a replicated thread the ordinal counts the thread's device
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ltc import config
 from ltc.device import step
@@ -117,3 +118,19 @@ def local_ordinal(default: int = 0) -> int:
 def is_master(local: bool = True) -> bool:
     """Whether this is replica 0: of its host, or of all."""
     return (local_ordinal() if local else ordinal()) == 0
+
+
+_rendezvous: Callable[[str], Any] | None = None
+
+
+def install_rendezvous(rendezvous: Callable[[str], Any]) -> None:
+    """Say how replicas wait for each other; the layer that lets them calls this."""
+    global _rendezvous
+    _rendezvous = rendezvous
+
+
+def meet(tag: str) -> None:
+    """Wait until every replica is here; those that do not come are named in the error."""
+    if world_size() > 1:
+        assert _rendezvous is not None, "ltc.distributed.rendezvous is not imported"
+        _rendezvous(tag)

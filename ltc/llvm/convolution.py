@@ -225,7 +225,7 @@ class _Sums:
         self.lines, self.width = axes[0].count * axes[1].count, axes[2].count
         self.size = _product(axis.extent for axis in axes)  # of one channel of the operand
         self.result_size = _product(axis.result for axis in axes)
-        self.direct = rows < FEW_CHANNELS and channels * self.taps <= LONGEST_SUM
+        self.direct = rows < FEW_CHANNELS
         self._choose_blocks(isa)
         self._choose_tile(l)
 
@@ -532,6 +532,7 @@ class _Sums:
         self._locate(part)
         deep, high, wide = self.axes
         sums = [(l.vector, l.zero)] * (self.rows * self.vectors)
+        together = max(1, LONGEST_SUM // max(1, self.taps))  # channels of one piece of a long sum
 
         def columns(column: str, _) -> None:
             def channel(c: str, values: list[str]) -> list[str]:
@@ -562,7 +563,12 @@ class _Sums:
                         result.append(l.multiply_add(x, y, values[r * self.vectors + v]))
                 return result
 
-            values = b.loop(0, self.channels, 1, sums, channel)
+            def piece(start: str, totals: list[str]) -> list[str]:
+                end = l.least(l.plus(start, together), self.channels)
+                parts = b.loop(start, end, 1, sums, channel)
+                return [l.add(total, part) for total, part in zip(totals, parts)]
+
+            values = b.loop(0, self.channels, together, sums, piece)
             for i, value in enumerate(values):
                 r, v = divmod(i, self.vectors)
                 at = l.plus(column, v * l.width)

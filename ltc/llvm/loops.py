@@ -21,12 +21,14 @@ from ltc.llvm import reduction
 from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.dtype import FORMS, Form
 from ltc.llvm.elementwise import computed, from_memory, to_memory
+from ltc.llvm.lanes import transposed
 from ltc.llvm.rng import random_bits
 
 STRIP = 2048  # elements of the innermost dimension in one unit
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
 MOST_TASKS = 64
 COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
+MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
 
@@ -130,7 +132,8 @@ class Emitter:
         self.depth = self.space.depth
         self.reductions = [v for v in self.order if v.kind == "reduced"]
         self.vector = self._vector_variable()
-        self.transposes = not self.reductions and self._reads_columns()
+        self.transposes = not self.reductions and bool(self._column_loads())
+        self.tiles = self.transposes and self._fits_tiles()
         self.b = builder or Builder(lanes)
         self.nodes = (*kernel.reads(), *kernel.writes())
         self.pointer = {node: f"%p{k}" for k, node in enumerate(kernel.reads())}
@@ -169,16 +172,27 @@ class Emitter:
         along_columns = sum(form.coefficient(depth - 1) == 1 for form in inside)
         return depth - 1 if along_columns > along_rows else last
 
-    def _reads_columns(self) -> bool:
-        """Whether neighbours in some operand are neighbouring rows: then rows go innermost.
+    def _column_loads(self) -> list[Value]:
+        """Loads whose neighbours in memory are neighbouring rows: then rows go innermost.
 
         A cache line that one row has fetched is then read by the next ones.
         """
         last = len(self.space.extents) - 1
-        loads = [self.space.form(v.data[1]) for v in self.order if v.kind == "load"]
-        return last > 0 and any(
-            form.coefficient(last) > 1 and form.coefficient(last - 1) == 1 for form in loads
-        )
+        if last <= 0:
+            return []
+        return [
+            value
+            for value in self.order
+            if value.kind == "load"
+            and self.space.form(value.data[1]).coefficient(last) > 1
+            and self.space.form(value.data[1]).coefficient(last - 1) == 1
+        ]
+
+    def _fits_tiles(self) -> bool:
+        """Whether squares of vectors, turned in registers, cover the last two variables."""
+        whole = all(extent % self.lanes == 0 for extent in self.space.extents[-2:])
+        plain = not any(value.guards for value in self._column_loads())
+        return whole and plain and len(self.order) <= MOST_VALUES_OF_A_TILE
 
     def _needs(self) -> dict[Value, frozenset[int]]:
         """The variables that each value depends on."""
@@ -226,7 +240,8 @@ class Emitter:
         return -(-self.space.extents[self.vector] // self._strip()) if self._has_strips else 1
 
     def _units(self) -> int:
-        return prod(self.space.extents[v] for v in self._row_variables()) * self._strips()
+        rows = prod(self.space.extents[v] for v in self._row_variables()) * self._strips()
+        return rows // self.lanes if self.tiles else rows
 
     def _tasks(self) -> int:
         work = prod(self.space.extents) * max(1, len(self.order) // 8) * (1 + len(self.reductions))
@@ -238,7 +253,10 @@ class Emitter:
             rest, strip = self._divided(unit, self._units() // strips)
         elif strips > 1:
             strip, rest = self._divided(unit, strips)
-        self._locate(self._row_variables(), rest)
+        rows = self._row_variables()
+        self._locate(rows, rest)
+        if self.tiles:  # what depends on this variable is not hoisted: each row has its own
+            self.first_row = self.b.multiply(self.variables.pop(rows[-1]), self.lanes)
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
             if self._has_strips:
@@ -249,7 +267,10 @@ class Emitter:
     def _locate(self, variables: list[int], number: str) -> None:
         """The variables of a row, from its number."""
         for v in reversed(variables[1:]):
-            self.variables[v], number = self._divided(number, self.space.extents[v])
+            extent = self.space.extents[v]
+            if self.tiles and v == variables[-1]:
+                extent //= self.lanes
+            self.variables[v], number = self._divided(number, extent)
         if variables:
             self.variables[variables[0]] = number
 
@@ -272,7 +293,8 @@ class Emitter:
             end = self.b.add(first, length)
             short = self.b.value(f"icmp slt i64 {end}, {extent}")
             limit = self.b.value(f"select i1 {short}, i64 {end}, i64 {extent}")
-        self._over_vectors(first, limit, (), lambda carried: self._point())
+        body = self._tile if self.tiles else self._point
+        self._over_vectors(first, limit, (), lambda carried: body())
 
     def _over_vectors(self, first: str, limit: str | int, carried, body) -> list[str]:
         """The vector variable from first (a multiple of the lanes) to limit, the rest masked."""
@@ -315,6 +337,31 @@ class Emitter:
         return f"<{bits}>"
 
     # --- one row, or one vector of them ----------------------------------------------------------
+
+    def _tile(self) -> None:
+        """A square of rows and lanes: what lies in columns is loaded so, and turned."""
+        row, column = len(self.space.extents) - 2, self.variables[self.vector]
+        turned = {load: self._turned(load, row, column) for load in self._column_loads()}
+        for k in range(self.lanes):
+            with self._scope():
+                self.variables[row] = self.b.add(self.first_row, k)
+                for load, vectors in turned.items():
+                    self.known[-1][load] = from_memory(self.b, FORMS[load.dtype], vectors[k])
+                self._store_all(list(self.kernel.stores))
+
+    def _turned(self, load: Value, row: int, column: str) -> list[str]:
+        """The stored elements of each row of the tile, one vector each."""
+        node, offset = load.data
+        form, offset = FORMS[load.dtype], self.space.form(offset)
+        columns = []
+        for k in range(self.lanes):
+            with self._scope():
+                self.variables[row] = self.first_row
+                self.variables[self.vector] = self.b.add(column, k)
+                base = self._uniform(offset)
+            address = self.b.address(self.pointer[node], base, form.stored)
+            columns.append(self._contiguous(address, form, None))
+        return transposed(self.b, columns, form.stored)
 
     def _point(self) -> None:
         """Everything at one vector of the row variables: reductions, then stores."""

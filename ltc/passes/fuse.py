@@ -164,25 +164,19 @@ class _Fuser:
     def _multiply(self, node: Node) -> None:
         """A product of its own, or in the kernel that alone reads it, as its epilogue."""
         places = {place.key(): place for place in self.places[node]}
-        alone = len(places) == 1 and node not in self.in_memory
+        place = next(iter(places.values()), None)
         unit: Draft | Node = node
-        for place in places.values():
-            if self._may_follow(node, place, alone):
-                unit = place.draft
-                unit.product = node
-                break
-        if unit is node:
+        if node not in self.in_memory and len(places) == 1 and self._may_follow(node, place):
+            unit = place.draft
+            unit.product = node
+        else:
             self.reference.append(node)
             self.home[node] = node
             self._join_readers(node, node)
-        elif not alone:
-            self._store(node, unit, flattened(identity(node.shape), node.shape))
         self.accesses[node] = tuple(self._access(node, n, unit) for n in node.inputs)
 
-    def _may_follow(self, node: Node, place: Place, alone: bool) -> bool:
+    def _may_follow(self, node: Node, place: Place) -> bool:
         draft = place.draft
-        if not alone and self._closes_cycle(node, draft, place):
-            return False
         is_free = draft.product is None and draft.depth is None and not place.guards
         same = draft.space == node.shape and place.index == identity(node.shape)
         return is_free and same and any(n.dtype == node.dtype for n in draft.stores)
@@ -371,7 +365,8 @@ class _Fuser:
     def _kernel(self, draft: Draft) -> Kernel:
         body = _Body(draft, self.home)
         stores = tuple(
-            Store(node, body.stored(node), offset) for node, offset in draft.stores.items()
+            Store(node, body.value(node, *_home_place(node, draft)), offset)
+            for node, offset in draft.stores.items()
         )
         depth = len(draft.space) if draft.depth is None else draft.depth
         return Kernel(draft.space, depth, stores)
@@ -601,12 +596,6 @@ class _Body:
         if value is None:
             value = self._interned[key] = Value(*key)
         return value
-
-    def stored(self, node: Node) -> Value:
-        """What becomes the buffer of a node; a product's own result is as if it were loaded."""
-        if node is self.draft.product:
-            return self._load(node, identity(node.shape), ())
-        return self.value(node, *_home_place(node, self.draft))
 
     def value(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
         key = (node, index, guards)

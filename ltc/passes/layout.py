@@ -12,12 +12,12 @@ from ltc.ir.node import Node, make
 def layout(graph: Graph) -> Graph:
     """The graph with each product made in the order in which it is read.
 
-    A product that nodes read transposed alone, as the gradient of a linear layer's weight is, is
-    the product of its transposed operands: permute(x @ y) -> permute(y) @ permute(x).  Where it is
-    an output too, that is a transposed copy.
+    A product that is only read transposed, as the gradient of a linear layer's weight is, is the
+    product of its transposed operands: permute(x @ y) -> permute(y) @ permute(x).
     """
     order = schedule(*graph.outputs)
     readers = Counter(n for node in order for n in node.inputs)
+    readers.update(graph.outputs)
     replaced: dict[Node, Node] = {}
     origins = dict(graph.origins)
     for node in order:
@@ -31,10 +31,6 @@ def layout(graph: Graph) -> Graph:
         replaced[node] = result
         if node in graph.origins:
             origins.setdefault(result, graph.origins[node])
-    for node in order:
-        if _transposes_a_product(node) and node.inputs[0] in graph.outputs:
-            if readers[node.inputs[0]] == 1:
-                replaced[node.inputs[0]] = _transposed(replaced[node])
     return graph.with_outputs([replaced[n] for n in graph.outputs], origins)
 
 

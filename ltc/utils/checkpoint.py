@@ -68,7 +68,8 @@ class CheckpointManager:
         self._writer = AsyncClosureHandler(max_queue_size=1)
 
     def save(
-        self, step: int, metric: float | None = None, extra: Any = None, blocking: bool = True
+        self, step: int, metric: float | None = None, extra: Any = None, blocking: bool = True,
+        barrier: bool = False,
     ) -> None:
         """Save everything as the checkpoint of `step`, then remove those not to be kept.
 
@@ -77,9 +78,18 @@ class CheckpointManager:
         blocking  False returns as soon as today's values are held fast, and writes behind the
                   training; an error of that is raised by the next `save` or `wait`
 
-        Waits for an earlier save that is still writing. No replica waits for another.
+        barrier   return only when every replica has saved (or, with blocking=False, has begun to);
+                  every replica must call it then
+
+        Waits for an earlier save that is still writing. Without `barrier` no replica waits for
+        another.
         """
         self.wait()
+        self._save(step, metric, extra, blocking)
+        if barrier:
+            world.meet("ltc.utils.checkpoint.save")
+
+    def _save(self, step: int, metric: float | None, extra: Any, blocking: bool) -> None:
         ordinal, count = world.ordinal(), world.world_size()
         plan = serialization.planned({
             "step": step,

@@ -41,15 +41,16 @@ CHUNK_BYTES = 4 << 20  # written at a time; smaller tensors are summed by the th
 
 def save(
     data: Any, path: str | os.PathLike, master_only: bool = True, global_master: bool = False,
-    progress: bool = False,
+    progress: bool = False, barrier: bool = False,
 ) -> None:
     """Write nested data to one file, fetching one tensor at a time.
 
     data         dicts, lists, tuples, named tuples and sets around tensors, numbers, texts, bytes,
                  None, torch.Size, torch.dtype and torch.device
-    master_only  only replica 0 writes (of its host, or of all with `global_master`); no replica
-                 waits for another
+    master_only  only replica 0 writes (of its host, or of all with `global_master`)
     progress     show a bar
+    barrier      return only when every replica has saved; every replica must call it then.
+                 Without it no replica waits for another.
 
     The path holds the old file until the new one is whole on disk. Tensors that share memory are
     stored once. Raises TypeError where `data` hold anything else, saying where it sits.
@@ -57,6 +58,8 @@ def save(
     plan = planned(data)
     if not master_only or world.is_master(local=not global_master):
         write(plan, path, progress)
+    if barrier:
+        world.meet("ltc.utils.serialization.save")
 
 
 @dataclass(frozen=True)

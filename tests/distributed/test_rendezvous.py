@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ltc.core.lazy_model as ltm
+import ltc.utils.serialization as xser
 from ltc import config
 from ltc.distributed.region import PeerFailure
 from ltc.distributed.schedule import tree_children, tree_parent
@@ -107,12 +108,26 @@ def test_do_on_ordinals_calls_on_the_listed_ones_and_all_wait():
     assert [one for i, one in enumerate(found) if i != 1] == [(None, True)] * 3
 
 
-def test_save_returns_everywhere_when_the_file_is_complete(tmp_path):
-    def save(i, d):
-        ltm.save({"x": torch.full((3,), float(i), device=d)}, tmp_path / "file", global_master=True)
-        return torch.load(tmp_path / "file")["x"].tolist()
+@pytest.mark.parametrize("save, load", [(ltm.save, torch.load), (xser.save, xser.load)])
+def test_with_a_barrier_a_save_returns_everywhere_when_the_file_is_complete(tmp_path, save, load):
+    path = tmp_path / "file"
 
-    assert values(in_threads(save)) == [[0.0] * 3] * 4
+    def act(i, d):
+        save({"x": torch.full((3,), float(i), device=d)}, path, global_master=True, barrier=True)
+        return load(path)["x"].tolist()
+
+    assert values(in_threads(act)) == [[0.0] * 3] * 4
+
+
+def test_without_a_barrier_a_save_that_only_some_replicas_reach_returns(tmp_path):
+    def act(i, d):
+        if i == 0:
+            ltm.save({"x": torch.zeros(3, device=d)}, tmp_path / "file", global_master=True)
+            xser.save({"x": torch.zeros(3, device=d)}, tmp_path / "other", global_master=True)
+        return i
+
+    assert values(in_threads(act)) == [0, 1, 2, 3]
+    assert (tmp_path / "file").exists() and (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 4096])

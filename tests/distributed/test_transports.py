@@ -11,6 +11,7 @@ import torch
 
 import ltc  # noqa: F401
 import ltc.core.lazy_model as ltm
+from ltc.debug import metrics
 from ltc.distributed import collectives, world
 from ltc.distributed.region import SLOTS, Region, region_bytes
 from ltc.distributed.wire import Mismatch, SharedMemoryWire
@@ -44,6 +45,8 @@ def test_processes_and_threads_give_the_same_bits():
 HOSTS = [
     ({"LTC_TRANSPORT": "hosts"}, 2),  # every process as if on a host of its own
     ({"LOCAL_WORLD_SIZE": "2"}, 4),  # two processes on each of two hosts
+    ({"LOCAL_WORLD_SIZE": "2", "LTC_TRANSPORT": "ring"}, 4),
+    ({"LOCAL_WORLD_SIZE": "2", "LTC_TRANSPORT": "backend"}, 4),
 ]
 
 
@@ -57,6 +60,29 @@ def test_hosts_exchange_over_torch_distributed(environment, processes):
             # a ring begins each sum elsewhere: some units in the last place of a number below 8
             torch.testing.assert_close(one[position], expected, rtol=0, atol=4e-6)
     assert all(torch.equal(a, b) for a, b in zip(found[0][::2], found[0][1::2]))
+
+
+def ways(ordinal: int) -> tuple:
+    """How often the backend summed, in turn: of a new size, of the same again, of what it cannot."""
+    counts = []
+    for kind in ("sum", "sum", "max"):
+        with metrics.counted() as grown:
+            ltm.all_reduce(kind, draw(ordinal, 100_000).to("ltc")).cpu()
+        counts.append(grown.get("collective.backend_sum", 0))
+    return tuple(counts)
+
+
+def test_the_way_between_hosts_is_timed_once_and_is_the_same_on_all():
+    first, second, third = values(in_processes(__file__, "ways", 3, LTC_TRANSPORT="hosts"))
+    assert first == second == third
+    timed, again, of_maximum = first
+    assert timed - again > 1 and again in (0, 1) and of_maximum == 0
+
+
+@pytest.mark.parametrize("way, counts", [("ring", (0, 0, 0)), ("backend", (1, 1, 0))])
+def test_the_way_between_hosts_can_be_forced(way, counts):
+    found = in_processes(__file__, "ways", LOCAL_WORLD_SIZE="1", LTC_TRANSPORT=way)
+    assert values(found) == [counts] * 2
 
 
 def every_kind(ordinal: int) -> list:

@@ -195,6 +195,19 @@ def test_views_are_index_maps(number):
     assert_same_bits(graph, [sample(4, 6, 5)])
 
 
+@pytest.mark.parametrize("dtype", list(FORMS), ids=str)
+@pytest.mark.parametrize("shape", [(32, 48), (3, 16, 80), (64, 16), (2, 2, 160, 32)], ids=str)
+def test_transposed_operands_are_turned_in_registers(shape, dtype):
+    x, y = (
+        given(*shape, dtype=dtype),
+        given(*shape[:-2], shape[-1], shape[-2], index=1, dtype=dtype),
+    )
+    rank = len(shape)
+    turned = build.transpose(y, rank - 2, rank - 1)
+    graph = graph_of(make(ops.MAXIMUM, x, turned), turned, inputs=[x, y])
+    assert_same_bits(graph, [sample(*shape, dtype=dtype), sample(*y.shape, dtype=dtype, seed=1)])
+
+
 def test_a_barrier_is_never_fused_across():
     x = given(40)
     before = x * 2.0
