@@ -99,7 +99,7 @@ def repeats_of(run: Callable[[], object]) -> int:
 
 
 def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of one call of each, and whether enough samples were clean."""
+    """Seconds of one call of each: medians of clean samples, or of the cleanest."""
     repeats = {name: repeats_of(run) for name, run in ways.items()}
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(MOST_ROUNDS):
@@ -144,7 +144,7 @@ def _run(kept: list, count: int) -> None:
     threads.run(kept[-1].ctypes.data, count)
 
 
-def peak(seconds_of=medians) -> float:
+def peak() -> float:
     """Floating-point operations per second of one thread, in registers only."""
     b = Builder()
     l = Lanes(b, ISA, torch.float32)
@@ -159,7 +159,7 @@ def peak(seconds_of=medians) -> float:
     work = 2 * len(sums) * l.width * PEAK_STEPS
     kernel = GeneratedKernel("kernel", function_text("kernel", 1, b), ("memory",), 1, work)
     run = program(kernel, memory=torch.zeros(len(sums) * l.width))
-    return work / seconds_of({"peak": run})["peak"]
+    return work / medians({"peak": run})["peak"]
 
 
 # --- cases --------------------------------------------------------------------------------------

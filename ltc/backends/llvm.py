@@ -6,7 +6,6 @@ What no kernel computes yet runs through the reference backend's row, counted as
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -225,19 +224,24 @@ class _Blocks:
     """Scratch memory that programs share: one block for each that runs at the moment."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: list[torch.Tensor] = []
+        self._free: list[torch.Tensor] = []  # append and pop are atomic: no lock to fork with
 
     def take(self, nbytes: int) -> torch.Tensor:
-        with self._lock:
-            block = self._free.pop() if self._free else None
+        block = _popped(self._free)
         if block is None or block.numel() < nbytes:
             block = torch.empty(nbytes, dtype=torch.uint8)
         return block
 
     def give_back(self, block: torch.Tensor) -> None:
-        with self._lock:
-            self._free.append(block)
+        self._free.append(block)
+
+
+def _popped(free: list[Any]) -> Any:
+    """The last element, taken out; None where another thread left none."""
+    try:
+        return free.pop()
+    except IndexError:
+        return None
 
 
 _blocks = _Blocks()
@@ -399,7 +403,7 @@ class LlvmComputation:
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
         with Undisturbed():
-            frame = self._frames.pop() if self._frames else _LaunchFrame(self)
+            frame = _popped(self._frames) or _LaunchFrame(self)
             block = _blocks.take(self._scratch_bytes)
             values = self._start.copy()
             try:

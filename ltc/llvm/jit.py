@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import itertools
+import os
 import threading
 import time
 from pathlib import Path
@@ -64,6 +65,16 @@ class _Compiler:
 
 
 _lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# A child of fork would otherwise wait for a thread that only its parent has.
+os.register_at_fork(after_in_child=_renew_lock)
+
 _compilers: list[_Compiler] = []
 
 

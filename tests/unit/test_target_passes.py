@@ -1,0 +1,100 @@
+"""Passes for backends that compile: layout, long reductions in pieces, the plan of scratch memory."""
+
+import pytest
+import torch
+from hypothesis import given as examples
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from ltc.backends.eager import EagerBackend
+from ltc.ir import build, ops
+from ltc.ir.graph import Graph, schedule
+from ltc.ir.node import make
+from ltc.passes.layout import layout
+from ltc.passes.memory import ALIGNMENT, Lifetime, plan
+from ltc.passes.split import split_reductions
+
+
+def given(*shape, index=0, dtype=torch.float32):
+    return make(ops.INPUT, index=index, dtype=dtype, shape=shape)
+
+
+def count(graph, op):
+    return sum(node.op is op for node in schedule(*graph.outputs))
+
+
+def result(graph, *buffers):
+    return EagerBackend().compile(graph, 0, frozenset()).launch(list(buffers), [])[0]
+
+
+def test_a_product_read_transposed_is_the_product_of_the_transposed():
+    x, g = given(8, 5), given(8, 3, index=1)
+    gradient = build.transpose(build.matmul(build.transpose(x, 0, 1), g), 0, 1)
+    graph = Graph((x, g), (), (gradient,))
+    changed = layout(graph)
+    (output,) = changed.outputs
+    assert output.op is ops.MATMUL and output.inputs[1] is x
+    buffers = torch.randn(8, 5), torch.randn(8, 3)
+    torch.testing.assert_close(result(changed, *buffers), result(graph, *buffers))
+
+
+def test_a_product_read_both_ways_stays():
+    x, y = given(4, 5), given(5, 3, index=1)
+    product = build.matmul(x, y)
+    graph = Graph((x, y), (), (product, build.transpose(product, 0, 1)))
+    assert layout(graph).outputs == graph.outputs
+
+
+@pytest.mark.parametrize(
+    "shape, dims", [((64, 1024), (0, 1)), ((4096, 8), (0,)), ((2, 65536), (1,))]
+)
+def test_a_long_sum_is_made_of_pieces(shape, dims):
+    x = given(*shape)
+    graph = Graph((x,), (), (make(ops.SUM, x, dims=dims),))
+    changed = split_reductions(graph)
+    assert count(changed, ops.SUM) == 2
+    values = torch.randint(-9, 9, shape).float()  # every order of these additions is exact
+    assert torch.equal(result(changed, values), result(graph, values))
+
+
+def test_a_sum_of_low_precision_rounds_once_all_the_same():
+    x = given(64, 1024, dtype=torch.bfloat16)
+    changed = split_reductions(Graph((x,), (), (make(ops.SUM, x, dims=(0, 1)),)))
+    assert changed.outputs[0].dtype == torch.bfloat16 and count(changed, ops.SUM) == 2
+    values = torch.full((64, 1024), 1.0, dtype=torch.bfloat16)
+    assert result(changed, values).item() == 65536
+
+
+@pytest.mark.parametrize("shape, dims", [((128, 10), (0,)), ((64, 64), (1,)), ((7,), (0,))])
+def test_a_short_sum_stays_whole(shape, dims):
+    x = given(*shape)
+    graph = Graph((x,), (), (make(ops.SUM, x, dims=dims),))
+    assert split_reductions(graph).outputs == graph.outputs
+
+
+@st.composite
+def lifetimes(draw):
+    found = []
+    for name in range(draw(st.integers(0, 12))):
+        first = draw(st.integers(0, 20))
+        last = first + draw(st.integers(0, 8))
+        found.append(Lifetime(name, draw(st.integers(1, 5000)), first, last))
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@examples(lifetimes())
+def test_values_that_live_at_one_time_do_not_overlap(values):
+    offsets, total = plan(values)
+    for a in values:
+        assert offsets[a.name] % ALIGNMENT == 0 and offsets[a.name] + a.nbytes <= total
+        for b in values:
+            together = a.first <= b.last and b.first <= a.last
+            if a is not b and together:
+                ends_before = offsets[a.name] + a.nbytes <= offsets[b.name]
+                assert ends_before or offsets[b.name] + b.nbytes <= offsets[a.name]
+
+
+def test_memory_is_used_again_when_its_value_is_dead():
+    chain = [Lifetime(i, 1000, i, i + 1) for i in range(10)]
+    assert plan(chain)[1] == 2 * 1024
