@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ltc import config
 from ltc.aten import registry
-from ltc.aten.call import Call, Scalar, Value
+from ltc.aten.call import Call, Numbering, Scalar, Value
 from ltc.backends.eager import EagerBackend
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
@@ -57,7 +57,10 @@ class Recording:
         outputs = list(outputs)
         graph = self.graph([o for o in outputs if o is not None])
         computation = EagerBackend().compile(graph, 0, frozenset(donated))
-        made = iter(computation.launch(list(self.buffers), list(self.scalars)))
+        numbering = Numbering(self.calls)
+        buffers = [self.buffers[position] for position in numbering.inputs]
+        scalars = [self.scalars[slot] for slot in numbering.slots]
+        made = iter(computation.launch(buffers, scalars))
         return [None if o is None else next(made) for o in outputs]
 
 

@@ -281,7 +281,8 @@ def test_static_arguments_are_those_that_change_the_formula():
     assert static("aten::pow.Tensor_Scalar")["exponent"] >= {-1, 0.5, 2}
     assert static("aten::arange.start_step") == dict.fromkeys(("start", "end", "step"))
     assert static("aten::var.correction") == {"correction": None}
-    assert static("aten::add.Tensor") == {}
+    assert static("aten::add.Tensor") == {"alpha": frozenset({1})}
+    assert static("aten::mul.Tensor") == {}
     assert static("aten::pow_.Scalar") == static("aten::pow.Tensor_Scalar")
 
 
