@@ -1,8 +1,9 @@
 """Exchanges among replicas, recorded as part of the step; and those of the host, done at once.
 
 `groups` are lists of ordinals that exchange among themselves, every replica in exactly one of them;
-None means all together. Results are the same bits on every replica, and every time: sums are taken
-in the order of the ordinals.
+None means all together. Results are the same bits on every replica. Inside a host they are so every
+time, since sums are taken in the order of the ordinals; between hosts, while the way is the same
+(see crossing.py).
 """
 
 from __future__ import annotations
