@@ -1,4 +1,4 @@
-"""A PyTorch device that waits: operations on `ltc` tensors are recorded, compiled and run by the step."""
+"""A PyTorch device that waits: `ltc` tensors record what is asked of them, run by the step."""
 
 from __future__ import annotations
 

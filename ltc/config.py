@@ -1,8 +1,8 @@
 """Every environment variable that ltc reads, in one table: name, how it is read, default, meaning.
 
 A variable is read when its value is needed, so setting `os.environ` in a running program works for
-most; LTC_NUM_DEVICES is read at the first use of the device, LTC_LINES and LTC_FORCE_FALLBACK at the
-first call of each operation.
+most. LTC_NUM_DEVICES is read at the first use of the device; LTC_LINES and LTC_FORCE_FALLBACK at
+the first call of each operation.
 One that is unset, or set to nothing, has its default.
 """
 

@@ -1,4 +1,4 @@
-"""What the recorder hands to the rules: one `Call` for each aten call of a step, in recorded order."""
+"""What the recorder hands to the rules: one `Call` for each aten call of a step, in order."""
 
 from __future__ import annotations
 

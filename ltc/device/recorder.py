@@ -1,4 +1,4 @@
-"""A step as a walk: every recorded call is an entry, and a step like an earlier one only moves a cursor.
+"""A step as a walk over recorded calls: one like an earlier one only moves a cursor.
 
 Each (device, thread) has its own recorder.  The entries that can follow one another form a tree;
 a kernel compares one tuple with the entry at the cursor and moves on, or, where they differ, takes
@@ -80,7 +80,7 @@ def _bytes_of(call: Call) -> int:
 def _hashable(key):
     """`key` with its lists as tuples: attributes arrive as lists, which compare but do not hash."""
     return tuple(
-        [_hashable(part) if part.__class__ is list or part.__class__ is tuple else part for part in key]
+        [_hashable(p) if p.__class__ is list or p.__class__ is tuple else p for p in key]
     )
 
 
@@ -110,7 +110,8 @@ class Recorder:
 
     __slots__ = (
         "device", "thread", "new_tensor", "root", "cursor", "last", "live", "bound", "inputs",
-        "scalars", "foreign", "token", "replica", "interrupted", "ended", "entries", "lock", "draw", "__weakref__",
+        "scalars", "foreign", "token", "replica", "interrupted", "ended", "entries", "lock",
+        "draw", "__weakref__",
     )
 
     def __init__(self, device: "Device") -> None:
@@ -157,7 +158,7 @@ class Recorder:
         return entry
 
     def values(self, call: Call, types) -> None:
-        """Give `call` its results: one Value for each (shape, dtype), None for an undefined tensor."""
+        """Give `call` its results: a Value for each (shape, dtype); None for an undefined one."""
         call.results = tuple(
             None if one is None else Value(self, call, index, one[0], one[1])
             for index, one in enumerate(types)

@@ -134,7 +134,8 @@ def derive_view(state: State) -> Value:
 def view_value(value: Value, overload, args: tuple, kwargs: dict) -> tuple[Value, ...]:
     """The results of a view overload on `value`, as an entry of the walk."""
     key = (overload, value, args, tuple(kwargs.items()))
-    return value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs)).call.results
+    entry = value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs))
+    return entry.call.results
 
 
 def _view_call(value: Value, overload, args: tuple, kwargs: dict) -> Call:
@@ -184,14 +185,16 @@ class _Walk:
         self.recorder = recorder
         # First, so that a backend that computes what the outputs need in their order has begun
         # every exchange before it waits for one.
-        self.outputs: dict[Value, list[State]] = {} if recorder.token is None else {recorder.token: []}
+        self.outputs: dict[Value, list[State]] = {}
+        if recorder.token is not None:
+            self.outputs[recorder.token] = []
         self.alive: list[State] = []
         live, bound = recorder.live, recorder.bound
         self._collect_live(live)
         self.replaced = self._collect_bound(bound)
 
     def _collect_live(self, live: list[State]) -> None:
-        """Newest first, so that a dead view no longer keeps its base alive when that is looked at."""
+        """Newest first, so that a dead view no longer keeps its base alive by then."""
         outputs, alive, recorder = self.outputs, self.alive, self.recorder
         made = len(live)
         while live:
@@ -291,7 +294,7 @@ class _Walk:
                 state.forget_ended_views()
 
     def _fail(self, error: BaseException) -> None:
-        """Everything pending has failed with `error`; a state that was replaced keeps its old buffer."""
+        """Everything pending has failed with `error`; a replaced state keeps its old buffer."""
         execution, failure = Execution(), Failure(error)
         failure.reported = True
         execution.finish(failure)

@@ -3,8 +3,8 @@
 The float ones are polynomials after range reduction, with NaN, infinities, zeros and denormal
 numbers as IEEE 754 and C's Annex F want them.  Greatest error seen over 4 million inputs spread
 over all 2**32, in units in the last place of the exact result: exp 1.0, log 0.8, tanh 1.3, erf 1.0,
-sin and cos 1.5; `python scripts/math_ulp.py` measures every input.  Every other function is the C library's double function,
-rounded once: 0.51.  exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software
+sin and cos 1.5; `python scripts/math_ulp.py` measures every input.  Every other function is the C
+library's double function, rounded once: 0.51.  exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software
 Manual for the Elementary Functions" (1980), with the minimax coefficients of S. Moshier's Cephes
 library (exp, log, tanh, sin, cos); erf is N. Juffa's (public domain, 2016).
 """

@@ -109,16 +109,17 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def to_cpu(data: Any) -> Any:
-    """`data` with every lazy tensor as a CPU tensor, computed together; shared tensors stay shared."""
+    """`data` with every lazy tensor as a CPU tensor; those that were shared stay shared."""
     return ToLazyTensorArena(_fetch, device_tensor.is_lazy).transform(data)
 
 
 def _fetch(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     fetched: dict[int, torch.Tensor] = {}
-    return [
-        fetched.setdefault(device_tensor.tensor_id(t), t.detach().cpu()).requires_grad_(t.requires_grad)
-        for t in tensors
-    ]
+    for t in tensors:
+        number = device_tensor.tensor_id(t)
+        if number not in fetched:
+            fetched[number] = t.detach().cpu().requires_grad_(t.requires_grad)
+    return [fetched[device_tensor.tensor_id(t)] for t in tensors]
 
 
 def materialize(tensors: Any) -> None:
