@@ -53,10 +53,7 @@ def run_eagerly(signature: Signature, values: list, device: Device):
     for i in signature.written:
         _bring_back(values[i], copies[i])
     if signature.returns_written:
-        written = [values[i] for i in signature.written if values[i] is not None]
-        if not signature.returns:
-            return None
-        return written[0] if len(signature.returns) == 1 else tuple(written)
+        return signature.returned(values)
     return _each_tensor(lambda tensor: _to_device(signature, tensor, device), result)
 
 

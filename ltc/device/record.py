@@ -271,7 +271,7 @@ def _results(recorder: Recorder, signature: Signature, values: list, entry):
             for tensor in operand if isinstance(operand, (list, tuple)) else (operand,):
                 _assign(recorder, tensor, next(results))
     if signature.returns_written:
-        return returned_operands(signature, written)
+        return signature.returned(values)
     if signature.is_view:
         return _views(recorder, signature, state_of(values[0], recorder.device), entry)
     return _wrapped(recorder, signature, list(results))
@@ -290,14 +290,6 @@ def _assign(recorder: Recorder, tensor: torch.Tensor, value: Value) -> None:
         tensor.data = wrap(recorder, value)
         return
     write(state_of(tensor, recorder.device), value)
-
-
-def returned_operands(signature: Signature, written: list):
-    """What an overload that returns its written arguments returns."""
-    if not signature.returns:
-        return None
-    written = [operand for operand in written if operand is not None]
-    return written[0] if len(signature.returns) == 1 else tuple(written)
 
 
 def _views(recorder: Recorder, signature: Signature, state, entry):

@@ -95,6 +95,13 @@ class Signature:
     def returns_tensors(self) -> bool:
         return all(r in ("Tensor", "Optional[Tensor]", "List[Tensor]") for r in self.returns)
 
+    def returned(self, values: list):
+        """What it returns where that is the arguments it wrote to; `values` in schema order."""
+        written = [values[i] for i in self.written if values[i] is not None]
+        if not self.returns:
+            return None
+        return written[0] if len(self.returns) == 1 else tuple(written)
+
     def in_schema_order(self, args: tuple, kwargs: dict) -> list:
         """Every argument's value, defaults filled in: boxed calls leave them out."""
         values = list(args)
