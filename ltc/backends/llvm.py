@@ -22,9 +22,10 @@ from ltc.ir.graph import Graph, Origin
 from ltc.ir.kernel import Kernel, Product, Unit
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
+from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS
 from ltc.llvm.elementwise import can_compute
-from ltc.llvm.loops import KernelCode, kernel_code
+from ltc.llvm.loops import kernel_code
 from ltc.llvm.products import ScratchBuffer, can_multiply, holds_epilogue, product_codes
 from ltc.llvm.program import Frame, KernelRun
 from ltc.llvm.reduction import can_reduce

@@ -232,25 +232,26 @@ class Builder:
         return "\n".join(self._lines)
 
 
-def function_text(name: str, pointers: int, builder: Builder) -> str:
-    """A module: `void @name(ptr %p0, ..., i64 %task, i64 %tasks)` and its entry.
+def function_text(name: str, pointers: int, builder: Builder, numbers: int = 0) -> str:
+    """A module: `void @name(ptr %p0, ..., i64 %n0, ..., i64 %task, i64 %tasks)` and its entry.
 
-    The entry `void @name.entry(ptr arguments, i64 task, i64 tasks)` takes the pointers from an
-    array, so that kernels of any number of operands are called in one way.
+    The entry `void @name.entry(ptr arguments, i64 task, i64 tasks)` takes the pointers and then
+    the numbers from an array, so that kernels of any number of operands are called in one way.
     """
-    parameters = ", ".join(f"ptr %p{k}" for k in range(pointers))
-    comma = ", " if pointers else ""
+    arguments = [("ptr", f"p{k}") for k in range(pointers)]
+    arguments += [("i64", f"n{k}") for k in range(numbers)]
+    passed = "".join(f"{type} %{argument}, " for type, argument in arguments)
     loads = "".join(
-        f"  %a{k} = getelementptr ptr, ptr %arguments, i64 {k}\n  %p{k} = load ptr, ptr %a{k}\n"
-        for k in range(pointers)
+        f"  %a{k} = getelementptr i64, ptr %arguments, i64 {k}\n"
+        f"  %{argument} = load {type}, ptr %a{k}\n"
+        for k, (type, argument) in enumerate(arguments)
     )
-    passed = ", ".join(f"ptr %p{k}" for k in range(pointers))
     declarations = "\n".join(sorted(builder.declarations))
     return (
         f"{declarations}\n"
-        f"define void @{name}({parameters}{comma}i64 %task, i64 %tasks) #0 {{\nentry:\n"
+        f"define void @{name}({passed}i64 %task, i64 %tasks) #0 {{\nentry:\n"
         f"{builder.body()}\n  ret void\n}}\n"
         f"define void @{name}.entry(ptr %arguments, i64 %task, i64 %tasks) #0 {{\n{loads}"
-        f"  call void @{name}({passed}{comma}i64 %task, i64 %tasks)\n  ret void\n}}\n"
+        f"  call void @{name}({passed}i64 %task, i64 %tasks)\n  ret void\n}}\n"
         f"{ATTRIBUTES}{METADATA}"
     )

@@ -9,9 +9,7 @@ depend on the vector one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 
@@ -19,6 +17,7 @@ from ltc.ir.kernel import Affine, Guard, Kernel, Store, Value
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm import reduction
 from ltc.llvm.builder import LANES, Builder, function_text
+from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS, Form
 from ltc.llvm.elementwise import computed, from_memory, to_memory
 from ltc.llvm.lanes import transposed
@@ -31,27 +30,6 @@ COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
-
-
-@dataclass(frozen=True)
-class KernelCode:
-    """A kernel as text.
-
-    text     of the module; the function is called @kernel, and @kernel.entry
-    nodes    whose buffers are its pointers, in order
-    tasks    how many there are
-    shifts   bytes to add to the first pointers, where a product reads part of a buffer
-    """
-
-    text: str
-    nodes: tuple[Any, ...]
-    tasks: int
-    shifts: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Of the function that the text defines."""
-        return self.text.partition("define void @")[2].partition("(")[0]
 
 
 def kernel_code(kernel: Kernel) -> KernelCode:

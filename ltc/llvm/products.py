@@ -11,12 +11,13 @@ from ltc.ir.kernel import Affine, Product, Store, flattened, identity
 from ltc.ir.node import Node
 from ltc.llvm import jit
 from ltc.llvm.builder import Builder
+from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS
 from ltc.llvm.elementwise import rounded
 from ltc.llvm.isa import Isa, host_isa
 from ltc.llvm.lanes import Index
 from ltc.llvm.library import FLOATS, kernels_of
-from ltc.llvm.loops import Emitter, KernelCode
+from ltc.llvm.loops import Emitter
 from ltc.llvm.matmul import Matrix, matmul
 
 

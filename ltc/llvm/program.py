@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ltc.llvm import jit, threads
-from ltc.llvm.loops import KernelCode
+from ltc.llvm.code import KernelCode
 
 
 @functools.cache
@@ -31,7 +31,10 @@ class KernelRun:
         self.shifts = np.array([s for code in codes for s in _shifts(code)], dtype=np.int64)
         self.entries = [entry_address(code.text, code.name) for code in codes]
         self.tasks = [code.tasks for code in codes]
-        self.operands = [len(code.nodes) for code in codes]
+        self.operands = [_words(code) for code in codes]
+        words = [k < len(code.nodes) for code in codes for k in range(_words(code))]
+        self.pointers = np.flatnonzero(words)
+        self.numbers = np.array([n for code in codes for n in code.numbers], dtype=np.int64)
 
     def frame(self) -> Frame:
         return Frame(self)
@@ -41,9 +44,12 @@ class KernelRun:
 
         addresses  of every buffer, by slot
         """
-        np.take(addresses, self.used, out=frame.arguments)
-        frame.arguments += self.shifts
+        frame.arguments[self.pointers] = addresses[self.used] + self.shifts
         threads.run(frame.records_address, len(self.entries))
+
+
+def _words(code: KernelCode) -> int:
+    return len(code.nodes) + len(code.numbers)
 
 
 def _shifts(code: KernelCode) -> tuple[int, ...]:
@@ -54,7 +60,10 @@ class Frame:
     """The memory in which one launch of a run finds its records and arguments."""
 
     def __init__(self, run: KernelRun):
-        self.arguments = np.zeros(len(run.used), dtype=np.int64)
+        self.arguments = np.zeros(sum(run.operands), dtype=np.int64)
+        is_number = np.ones(len(self.arguments), dtype=bool)
+        is_number[run.pointers] = False
+        self.arguments[is_number] = run.numbers
         self.records = np.zeros((len(run.entries), threads.RECORD_WORDS), dtype=np.int64)
         first = self.arguments.ctypes.data
         for row, entry, tasks, operands in zip(
