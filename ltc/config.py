@@ -78,7 +78,7 @@ def _half_of_memory() -> int:
 _PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 FLAGS = (
-    Flag("LTC_BACKEND", str, "eager", "the registered backend that runs graphs"),
+    Flag("LTC_BACKEND", str, "llvm", "the registered backend that runs graphs"),
     Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
     Flag("LTC_SYNC_WAIT", boolean, False, "every mark_step waits until its step has run"),
     Flag("LTC_EMIT_STEPLOG", boolean, False, "every mark_step writes one line to stderr"),

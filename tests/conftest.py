@@ -1,4 +1,7 @@
-"""What every test shares: four devices, checked graphs, and tests that compare ltc with the CPU."""
+"""What every test shares: four devices, checked graphs, and tests that compare ltc with the CPU.
+
+A compared test runs three times: on the CPU, and on ltc with each of the two backends.
+"""
 
 import contextlib
 import os
@@ -16,6 +19,7 @@ import torch
 
 import ltc
 import ltc.core.lazy_model as ltm
+from ltc import config
 
 # Both devices compute in float64 what the tests compare closely; what differs is the order of
 # sums, some units in the last place. float32 results pass through fewer than 1e4 roundings.
@@ -39,19 +43,23 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a compared test once on each device and compare; leave every other test to pytest."""
+    """Run a compared test on the CPU and with each backend; leave every other test to pytest."""
     names = pyfuncitem._fixtureinfo.argnames
     if pyfuncitem.get_closest_marker("compared") is None or "device" not in names:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    results = []
-    for device in ("cpu", "ltc:0"):
-        seed_everything()
-        results.append(pyfuncitem.obj(**{**arguments, "device": device}))
-    on_cpu, on_ltc = results
+    on_cpu = run_on("cpu", pyfuncitem.obj, arguments)
     assert on_cpu is not None, "a compared test returns what is to be compared"
-    assert_equal(on_ltc, on_cpu)
+    for backend in dict.fromkeys((config.value("LTC_BACKEND"), "eager")):
+        with config.override(LTC_BACKEND=backend):
+            assert_equal(run_on("ltc:0", pyfuncitem.obj, arguments), on_cpu, backend)
     return True
+
+
+def run_on(device: str, test, arguments: dict):
+    """What the test returns when it is given that device."""
+    seed_everything()
+    return test(**{**arguments, "device": device})
 
 
 @pytest.fixture

@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import functools
 import itertools
 import os
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
-import llvmlite.binding as llvm
 import torch
 
 from ltc.debug import metrics
-from ltc.errors import InvalidGraph
+from ltc.errors import BackendMissing, InvalidGraph
 
 OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
+
+
+@functools.cache
+def _binding() -> ModuleType:
+    """llvmlite.binding, imported when the first kernel is compiled: `import ltc` stays short."""
+    try:
+        import llvmlite.binding
+    except ImportError as error:
+        raise BackendMissing(
+            f"The backend 'llvm' compiles with the package llvmlite, which Python can not import "
+            f"here: {error}. Install it (pip install llvmlite), or set LTC_BACKEND=eager."
+        ) from error
+    return llvmlite.binding
 
 
 class _Compiler:
     """What one process compiles with; made when first wanted."""
 
     def __init__(self) -> None:
+        llvm = _binding()
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self.triple = llvm.get_process_triple()
-        self.cpu = llvm.get_host_cpu_name()
-        self.features = llvm.get_host_cpu_features().flatten()
-        self.machine = self._machine()
+        self.cpu, self.features = _host(llvm)
+        try:
+            self.machine = self._machine()
+        except RuntimeError as error:
+            raise BackendMissing(
+                f"LLVM can not make code for {self.triple}, processor {self.cpu or 'unknown'}: "
+                f"{error}. Set LTC_BACKEND=eager."
+            ) from error
         self.linker = llvm.create_lljit_compiler(self._machine())
         self.symbols = _library_symbols()
         self.loaded: list = []  # an address is valid while its library is held
         self.numbers = itertools.count()
 
     def _machine(self):
+        llvm = _binding()
         target = llvm.Target.from_triple(self.triple)
         return target.create_target_machine(
             cpu=self.cpu, features=self.features, opt=OPTIMIZATION, reloc="pic",
@@ -42,6 +63,7 @@ class _Compiler:
         )  # fmt: skip
 
     def object_code(self, text: str) -> bytes:
+        llvm = _binding()
         try:
             module = llvm.parse_assembly(text)
             module.triple = self.triple
@@ -52,7 +74,7 @@ class _Compiler:
         return self.machine.emit_object(module)
 
     def link(self, code: bytes, names: tuple[str, ...]) -> dict[str, int]:
-        library = llvm.JITLibraryBuilder()
+        library = _binding().JITLibraryBuilder()
         library.add_object_img(code)
         library.add_current_process()
         for name, address in self.symbols.items():
@@ -62,6 +84,14 @@ class _Compiler:
         tracker = library.link(self.linker, f"ltc{next(self.numbers)}")
         self.loaded.append(tracker)
         return {name: tracker[name] for name in names}
+
+
+def _host(llvm: ModuleType) -> tuple[str, str]:
+    """The name of this processor and its features; of one that LLVM does not know, none."""
+    try:
+        return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    except RuntimeError:
+        return "", ""
 
 
 _lock = threading.RLock()

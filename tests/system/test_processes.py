@@ -1,6 +1,7 @@
 """Fork and spawn after the parent has used the device, data loader workers, queues."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 
@@ -154,6 +155,24 @@ def test_the_import_prints_nothing_and_starts_no_thread():
         "before = threading.active_count()\n"
         "import ltc\n"
         "assert threading.active_count() == before\n"
+        "import sys\n"
+        "assert 'llvmlite' not in sys.modules, 'the compiler is imported when it is first needed'\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_without_its_compiler_the_default_backend_says_what_to_do():
+    program = (
+        "import sys, torch, ltc\n"
+        "sys.modules['llvmlite'] = None\n"
+        "print((torch.ones(2, device='ltc') + 1).cpu())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install llvmlite), or set LTC_BACKEND=eager" in done.stderr
+    environment = {**os.environ, "LTC_BACKEND": "eager"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "tensor([2., 2.])\n"

@@ -1,0 +1,24 @@
+"""What the other tests show of the default backend, the essential ones show of the reference too.
+
+Compared tests run with both wherever they are; these run as a whole with `eager`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+ESSENTIAL = (
+    "test_tiny.py", "system/test_training.py", "system/test_errors.py", "system/test_memory.py",
+    "system/test_threads.py",
+)  # fmt: skip
+
+
+def test_the_essential_tests_pass_with_the_reference_backend():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", *[str(TESTS / name) for name in ESSENTIAL]],
+        capture_output=True, text=True, cwd=TESTS.parent,
+        env={**os.environ, "LTC_BACKEND": "eager"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
