@@ -1,7 +1,8 @@
-"""Times of `ltc` next to eager PyTorch and PyTorch's own lazy backend, measured in turns.
+"""Times of `ltc` next to eager PyTorch, torch.compile and PyTorch's own lazy backend, in turns.
 
     python scripts/bench.py --tracing                 recording a step, nothing executed in between
     python scripts/bench.py --workloads --only mlp    whole training steps, executed
+    python scripts/bench.py --kernels                 single layers: the compiled program alone
     python scripts/bench.py --checkpoint              saving and loading (see bench_checkpoint.py)
 
 Each system lives in a process of its own for the whole run and is asked for a few steps at a time,
@@ -11,178 +12,34 @@ so that a change in the machine's mood meets all of them.  The figures are media
            step.  `torch._lazy` has nothing like it: its step is executed and waited for, untimed.
            Eager PyTorch computes while it is timed.  "cold" reads 16 MB between steps.
            One thread, garbage collector off while timing.
---workloads  milliseconds of a step of the six networks of workloads.py, all work included.
+--workloads  milliseconds of a step of the networks of workloads.py and more_workloads.py, all work
+           included; "ltc program" leaves out recording and handing over.  "compile" is torch.compile
+           of the model, "compile all" of the optimizer's step too.
+--kernels  milliseconds of the cases of kernel_cases.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-import bench_checkpoint
-
 sys.path.insert(0, str(Path(__file__).parent))
-import tracing_cases  # noqa: E402
-import workloads  # noqa: E402
-
-EVICTING_BYTES = 16 << 20
-WARM_UP_STEPS = 6
-
-
-# --- what a system is ---------------------------------------------------------------------------
+import bench_checkpoint  # noqa: E402
+import bench_goals  # noqa: E402
+from bench_modes import MODES  # noqa: E402
+from bench_systems import SYSTEMS  # noqa: E402
 
 
-@dataclass(frozen=True)
-class System:
-    """A way to run PyTorch.
-
-    device    where its tensors live
-    execute   ends a step: what was recorded runs
-    forget    ends a step that is only to be recorded
-    """
-
-    device: str
-    execute: Callable[[], object]
-    forget: Callable[[], object]
-
-
-def eager() -> System:
-    return System("cpu", execute=lambda: None, forget=lambda: None)
-
-
-def torch_lazy() -> System:
-    import torch._lazy
-    import torch._lazy.ts_backend
-
-    torch._lazy.ts_backend.init()
-
-    def execute():
-        torch._lazy.mark_step(wait=True)
-
-    return System("lazy", execute=execute, forget=execute)
-
-
-def ltc_system() -> System:
-    import ltc  # noqa: F401
-    import ltc.core.lazy_model as ltm
-    from ltc.device.step import discard
-    from ltc.device.tensor import device_of
-
-    device = ltm.lazy_device()
-
-    def execute():
-        ltm.mark_step()
-        ltm.wait_device_ops()
-
-    return System(str(device), execute=execute, forget=lambda: discard(device_of(device)))
-
-
-SYSTEMS = {"eager": eager, "torch._lazy": torch_lazy, "ltc": ltc_system}
-
-
-# --- modes: what is timed, in the process of one system -----------------------------------------
-
-
-class Tracing:
-    """Microseconds to record a step; "cold" in a case's name reads 16 MB before each."""
-
-    unit, digits = "us", 1
-    systems = ("eager", "torch._lazy", "ltc")
-    cases = tuple(tracing_cases.CASES) + tuple(f"{name}, cold" for name in tracing_cases.CASES)
-    steps = 40  # timed in one turn
-
-    def __init__(self, system: System):
-        self.system, self.built = system, {}
-        self.evicting = torch.zeros(EVICTING_BYTES // 4)
-        torch.set_num_threads(1)
-
-    @staticmethod
-    def limit(case: str) -> float | None:
-        return tracing_cases.CASES[case][1] if case in tracing_cases.CASES else None
-
-    def times(self, case: str) -> list[float]:
-        name = case.removesuffix(", cold")
-        if name not in self.built:
-            self.built[name] = self._warm(tracing_cases.CASES[name][0])
-        step, unit = self.built[name]
-        gc.collect()
-        gc.disable()
-        try:
-            return [self._time(step, name != case) / unit for _ in range(self.steps)]
-        finally:
-            gc.enable()
-
-    def _warm(self, build: Callable) -> tuple[Callable, int]:
-        torch.manual_seed(0)
-        step, unit = build(self.system.device)
-        for end in (self.system.execute, self.system.forget):
-            for _ in range(WARM_UP_STEPS):
-                step()
-                end()
-        return step, unit
-
-    def _time(self, step: Callable, cold: bool) -> float:
-        if cold:
-            self.evicting.sum()
-        start = time.perf_counter_ns()
-        step()
-        elapsed = time.perf_counter_ns() - start
-        self.system.forget()
-        return elapsed / 1e3
-
-
-class Workloads:
-    """Milliseconds of a whole training step, averaged over chunks that end by reading the loss."""
-
-    unit, digits = "ms", 2
-    systems = ("eager", "ltc")
-    cases = workloads.OPEN
-    chunks, chunk_steps = 2, 3  # in one turn
-
-    def __init__(self, system: System):
-        self.system, self.built = system, {}
-
-    @staticmethod
-    def limit(case: str) -> float | None:
-        return None
-
-    def times(self, case: str) -> list[float]:
-        if case not in self.built:
-            self.built.clear()  # the step before it holds its model's memory
-            torch.manual_seed(0)
-            step = getattr(workloads, case)(self.system.device, mark=self.system.execute)
-            for _ in range(3):
-                step().item()
-            self.built[case] = step
-        return [self._time(self.built[case]) for _ in range(self.chunks)]
-
-    def _time(self, step: Callable) -> float:
-        start = time.perf_counter_ns()
-        for _ in range(self.chunk_steps):
-            loss = step()
-        loss.item()
-        return (time.perf_counter_ns() - start) / 1e6 / self.chunk_steps
-
-
-MODES = {"tracing": Tracing, "workloads": Workloads}
-
-
-def serve(mode: str, system: str) -> None:
+def serve(mode: str, system: str, threads: int) -> None:
     """Answer each case named on standard input with a line of times, or of what went wrong."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    measured = MODES[mode](SYSTEMS[system]())
+    measured = MODES[mode](SYSTEMS[system](), threads)
     for line in sys.stdin:
         try:
             answer = {"times": measured.times(line.strip())}
@@ -197,11 +54,12 @@ def serve(mode: str, system: str) -> None:
 class Turns:
     """The processes of all systems; one works while the others wait."""
 
-    def __init__(self, mode: str, systems: tuple[str, ...]):
+    def __init__(self, mode: str, systems: tuple[str, ...], threads: int):
         path = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)
         self.workers = {
             system: subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__, f"--{mode}", "--worker", system],
+                [sys.executable, "-W", "ignore", __file__, f"--{mode}", "--worker", system,
+                 "--threads", str(threads)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -226,9 +84,9 @@ class Turns:
             worker.wait()
 
 
-def measure(mode: str, systems, cases, rounds: int) -> dict:
+def measure(mode: str, systems, cases, rounds: int, threads: int) -> dict:
     """{case: {system: {"times": [...]}}} with an "error" in place of times where there is one."""
-    turns = Turns(mode, systems)
+    turns = Turns(mode, systems, threads)
     results = {case: {system: {"times": []} for system in systems} for case in cases}
     try:
         for case in cases:  # all rounds of a case together: a workload's memory is freed after it
@@ -249,17 +107,18 @@ def median_of(result: dict) -> float | None:
 
 
 def table(mode: str, results: dict) -> str:
-    """A row for each case: every system's median, ltc's ratio to the others, and its limit."""
+    """A row for each case: every system's median, how much faster than the fastest peer, its goal."""
     kind = MODES[mode]
     systems = list(next(iter(results.values())))
-    others = [s for s in systems if s != "ltc" and "ltc" in systems]
-    heads = [*(f"{s} {kind.unit}" for s in systems), *(f"ltc / {s}" for s in others), "limit"]
-    rows = [["", *heads]]
+    ours = [s for s in systems if s.startswith("ltc")]
+    peers = [s for s in systems if s not in ours]
+    rows = [["", *(f"{s} {kind.unit}" for s in systems), *(f"best / {s}" for s in ours), "goal"]]
     for case, by_system in results.items():
         medians = {system: median_of(result) for system, result in by_system.items()}
+        best = min((medians[s] for s in peers if medians[s]), default=None)
         cells = [_number(medians[s], kind.digits) for s in systems]
-        cells += [_ratio(medians["ltc"], medians[s]) for s in others]
-        rows.append([case, *cells, _verdict(medians.get("ltc"), kind.limit(case))])
+        cells += [_ratio(best, medians[s]) for s in ours]
+        rows.append([case, *cells, bench_goals.verdict(mode, case, medians, best)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join([f"{r[0]:{widths[0]}}", *map(str.rjust, r[1:], widths[1:])]) for r in rows]
     return "\n".join(lines + errors_of(results))
@@ -284,12 +143,6 @@ def _ratio(value: float | None, other: float | None) -> str:
     return f"{value / other:.2f}" if value and other else "-"
 
 
-def _verdict(value: float | None, limit: float | None) -> str:
-    if limit is None or value is None:
-        return ""
-    return f"{limit:g} {'kept' if value <= limit else 'MISSED'}"
-
-
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     modes = parser.add_mutually_exclusive_group(required=True)
@@ -300,6 +153,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="a case; may be repeated")
     parser.add_argument("--systems", help="comma-separated, in place of the mode's own")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="of all but --tracing")
     parser.add_argument("--json", help="write all times here")
     parser.add_argument("--worker", choices=list(SYSTEMS), help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -310,11 +164,12 @@ def main() -> int:
         return bench_checkpoint.main([word for word in sys.argv[1:] if word != "--checkpoint"])
     arguments = arguments_of(sys.argv[1:])
     if arguments.worker:
-        serve(arguments.mode, arguments.worker)
+        serve(arguments.mode, arguments.worker, arguments.threads)
         return 0
     kind = MODES[arguments.mode]
     systems = tuple(arguments.systems.split(",")) if arguments.systems else kind.systems
-    results = measure(arguments.mode, systems, arguments.only or kind.cases, arguments.rounds)
+    cases = arguments.only or kind.cases
+    results = measure(arguments.mode, systems, cases, arguments.rounds, arguments.threads)
     print(table(arguments.mode, results))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results))

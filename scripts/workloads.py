@@ -1,19 +1,40 @@
 """Six training and compute workloads in ordinary PyTorch, to compare ways of running it.
 
-Each workload is build(device, mark=...) -> step: `step()` runs one iteration, calls `mark` at its
-end where one was given, and returns a scalar tensor (the loss).  Nothing here knows a backend.
+Each workload is build(device, way) -> step: `step()` runs one iteration and returns a scalar tensor
+(the loss).  Nothing here knows a backend.  More of them: more_workloads.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 OPEN = ("mlp", "mnist_cnn", "resnet18", "gpt", "black_scholes", "adamw_many")
+
+
+def _as_it_is(function: Callable) -> Callable:
+    return function
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a workload is run.
+
+    mark               called at the end of every step
+    compile_model      what makes a faster function of a model's
+    compile_optimizer  likewise of an optimizer's step
+    optimizer_options  further arguments of the optimizer, such as fused=True
+    """
+
+    mark: Callable[[], object] = lambda: None
+    compile_model: Callable[[Callable], Callable] = _as_it_is
+    compile_optimizer: Callable[[Callable], Callable] = _as_it_is
+    optimizer_options: dict = field(default_factory=dict)
 
 
 class MnistCnn(nn.Module):
@@ -105,9 +126,11 @@ class Gpt(nn.Module):
         return self.head(self.ln(self.blocks(self.tok(tokens) + self.pos(positions))))
 
 
-def _training(model, optimizer, loss_of, batches, device, mark) -> Callable:
+def training(model, optimizer, loss_of, batches, device, way: Way) -> Callable:
+    """A step of gradient descent over the batches in turn; loss_of(model, *batch) is minimised."""
     model = model.train().to(device)
-    optimizer = optimizer(model.parameters())
+    optimizer = optimizer(model.parameters(), **way.optimizer_options)
+    forward, update = way.compile_model(model), way.compile_optimizer(optimizer.step)
     batches = [tuple(tensor.to(device) for tensor in batch) for batch in batches]
     done = 0
 
@@ -116,17 +139,16 @@ def _training(model, optimizer, loss_of, batches, device, mark) -> Callable:
         batch = batches[done % len(batches)]
         done += 1
         optimizer.zero_grad()
-        loss = loss_of(model, *batch)
+        loss = loss_of(forward, *batch)
         loss.backward()
-        optimizer.step()
-        if mark:
-            mark()
+        update()
+        way.mark()
         return loss
 
     return step
 
 
-def _images(n: int, channels: int, size: int, batches: int = 4) -> list[tuple]:
+def images(n: int, channels: int, size: int, batches: int = 4) -> list[tuple]:
     g = torch.Generator().manual_seed(1)
     return [
         (torch.randn(n, channels, size, size, generator=g), torch.randint(10, (n,), generator=g))
@@ -134,19 +156,19 @@ def _images(n: int, channels: int, size: int, batches: int = 4) -> list[tuple]:
     ]
 
 
-def _sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+def sgd(parameters, **options):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, **options)
 
 
-def _adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.1)
+def adamw(parameters, **options):
+    return torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.1, **options)
 
 
-def _cross_entropy(model, x, y):
+def cross_entropy(model, x, y):
     return F.cross_entropy(model(x), y)
 
 
-def mlp(device, mark=None) -> Callable:
+def mlp(device, way: Way = Way()) -> Callable:
     model = nn.Sequential(
         nn.Flatten(),
         nn.Linear(784, 512),
@@ -155,28 +177,28 @@ def mlp(device, mark=None) -> Callable:
         nn.ReLU(),
         nn.Linear(512, 10),
     )
-    return _training(model, _sgd, _cross_entropy, _images(128, 1, 28), device, mark)
+    return training(model, sgd, cross_entropy, images(128, 1, 28), device, way)
 
 
-def mnist_cnn(device, mark=None) -> Callable:
+def mnist_cnn(device, way: Way = Way()) -> Callable:
     def loss_of(model, x, y):
         return F.nll_loss(model(x), y)
 
-    return _training(MnistCnn(), _sgd, loss_of, _images(64, 1, 28), device, mark)
+    return training(MnistCnn(), sgd, loss_of, images(64, 1, 28), device, way)
 
 
-def resnet18(device, mark=None) -> Callable:
-    return _training(ResNet18(), _sgd, _cross_entropy, _images(16, 3, 32, batches=2), device, mark)
+def resnet18(device, way: Way = Way()) -> Callable:
+    return training(ResNet18(), sgd, cross_entropy, images(16, 3, 32, batches=2), device, way)
 
 
-def gpt(device, mark=None) -> Callable:
+def gpt(device, way: Way = Way()) -> Callable:
     g = torch.Generator().manual_seed(1)
     batches = [tuple(torch.randint(1024, (2, 8, 128), generator=g)) for _ in range(4)]
 
     def loss_of(model, x, y):
         return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
-    return _training(Gpt(), _adamw, loss_of, batches, device, mark)
+    return training(Gpt(), adamw, loss_of, batches, device, way)
 
 
 def _normal_cdf(x):
@@ -184,7 +206,7 @@ def _normal_cdf(x):
     return 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-def black_scholes(device, mark=None) -> Callable:
+def black_scholes(device, way: Way = Way()) -> Callable:
     """The price of 4 million European calls: one long chain of elementwise operations."""
     n, g = 1 << 22, torch.Generator().manual_seed(1)
     ranges = ((50, 100), (50, 100), (0.1, 2))
@@ -195,27 +217,27 @@ def black_scholes(device, mark=None) -> Callable:
         d1 = (torch.log(s / k) + (rate + volatility * volatility / 2) * t) / spread
         return s * _normal_cdf(d1) - k * torch.exp(-rate * t) * _normal_cdf(d1 - spread)
 
+    run = way.compile_model(price)
+
     def step():
         with torch.no_grad():
-            prices = price(spot, strike, years)
-        if mark:
-            mark()
+            prices = run(spot, strike, years)
+        way.mark()
         return prices[0]
 
     return step
 
 
-def adamw_many(device, mark=None) -> Callable:
+def adamw_many(device, way: Way = Way()) -> Callable:
     """The optimizer alone: 40 large and 80 small tensors."""
     parameters = [torch.randn(n).to(device).requires_grad_() for n in [100_000] * 40 + [256] * 80]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    optimizer = _adamw(parameters)
+    update = way.compile_optimizer(adamw(parameters, **way.optimizer_options).step)
 
     def step():
-        optimizer.step()
-        if mark:
-            mark()
+        update()
+        way.mark()
         return parameters[0][0]
 
     return step

@@ -1,0 +1,121 @@
+"""The ways of running PyTorch that bench.py compares, one process each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from workloads import Way
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to run PyTorch.
+
+    device    where its tensors live
+    way       how it runs a workload; `way.mark` ends a step
+    forget    ends a step that is only to be recorded
+    finish    returns when everything that was started is over
+    again     runs the longest program of the latest step once more, without recording it, or None
+              where a system has no such thing
+    """
+
+    device: str
+    way: Way = field(default_factory=Way)
+    forget: Callable[[], object] = lambda: None
+    finish: Callable[[], object] = lambda: None
+    again: Callable[[], object] | None = None
+
+
+def eager(**optimizer_options) -> System:
+    return System("cpu", Way(optimizer_options=optimizer_options))
+
+
+def compiled(optimizer: bool = False) -> System:
+    """torch.compile of the model, and of the optimizer's step where that is asked for."""
+    way = Way(compile_model=torch.compile)
+    if optimizer:
+        way = Way(compile_model=torch.compile, compile_optimizer=torch.compile)
+    return System("cpu", way)
+
+
+def torch_lazy() -> System:
+    import torch._lazy
+    import torch._lazy.ts_backend
+
+    torch._lazy.ts_backend.init()
+
+    def execute():
+        torch._lazy.mark_step(wait=True)
+
+    return System("lazy", Way(mark=execute), forget=execute)
+
+
+def ltc_system(**variables: str) -> System:
+    """`variables` are LTC_* settings."""
+    os.environ.update(variables)
+    import ltc  # noqa: F401
+    import ltc.core.lazy_model as ltm
+    from ltc.device.step import discard
+    from ltc.device.tensor import device_of
+
+    device = ltm.lazy_device()
+    return System(
+        str(device), Way(mark=ltm.mark_step), forget=lambda: discard(device_of(device)),
+        finish=ltm.wait_device_ops,
+    )  # fmt: skip
+
+
+def ltc_program() -> System:
+    """The longest program of a step alone: what recording and handing over do not cost."""
+    system = ltc_system(LTC_CACHE="0")
+    launches = Launches()
+    return System(
+        system.device, system.way, system.forget, system.finish, again=launches.repeat_longest
+    )
+
+
+class Launches:
+    """Remembers what each compiled program was last given, and how long it took."""
+
+    def __init__(self) -> None:
+        from ltc.runtime.transfers import backend
+
+        self._seen: dict[int, tuple] = {}  # of each computation: (seconds, launch, arguments)
+        chosen = backend()
+        self._compile = chosen.compile
+        chosen.compile = self._watched
+
+    def _watched(self, *arguments):
+        computation = self._compile(*arguments)
+        launch = computation.launch
+
+        def watched(buffers: list, scalars: list) -> list:
+            given = list(buffers), list(scalars)
+            started = time.perf_counter()
+            results = launch(buffers, scalars)
+            self._seen[id(computation)] = (time.perf_counter() - started, launch, given)
+            return results
+
+        computation.launch = watched
+        return computation
+
+    def repeat_longest(self) -> None:
+        _, launch, (buffers, scalars) = max(self._seen.values(), key=lambda seen: seen[0])
+        launch(buffers, scalars)
+
+
+SYSTEMS: dict[str, Callable[[], System]] = {
+    "eager": eager,
+    "eager foreach": lambda: eager(foreach=True),
+    "eager fused": lambda: eager(fused=True),
+    "compile": compiled,
+    "compile all": lambda: compiled(optimizer=True),
+    "torch._lazy": torch_lazy,
+    "ltc": ltc_system,
+    "ltc bf16": lambda: ltc_system(LTC_USE_BF16="1"),
+    "ltc program": ltc_program,
+}
