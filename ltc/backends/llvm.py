@@ -100,7 +100,13 @@ def _step(unit: Unit) -> Step:
     return Step(unit, unit.reads(), unit.writes(), {})
 
 
-def _codes(step: Step) -> list[KernelCode]:
+def planned_steps(graph: Graph, donated: frozenset[int]) -> list[Step]:
+    """What a program runs, in order."""
+    return _choose_overwrites(_steps(graph), graph, donated)
+
+
+def codes_of(step: Step) -> list[KernelCode]:
+    """The kernels of a native step, in order."""
     if isinstance(step.unit, Product):
         return product_codes(step.unit)
     return [kernel_code(step.unit)]
@@ -260,8 +266,8 @@ class LlvmComputation:
     wait = staticmethod(EagerComputation.wait)
 
     def __init__(self, graph: Graph, donated: frozenset[int]):
-        steps = _choose_overwrites(_steps(graph), graph, donated)
-        self._codes = {step: _codes(step) for step in steps if step.is_native}
+        steps = planned_steps(graph, donated)
+        self._codes = {step: codes_of(step) for step in steps if step.is_native}
         between = [n for codes in self._codes.values() for code in codes for n in code.nodes]
         nodes = dict.fromkeys(
             [n for s in steps for n in (*s.reads, *s.writes)] + between + list(graph.outputs)
