@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ltc.core.lazy_model as ltm
+import ltc.debug.graphs as graphs
 from ltc import config
 from ltc.debug import metrics
 from ltc.errors import Unsupported
@@ -101,3 +102,39 @@ def test_each_call_runs_at_most_once_though_its_value_is_read_again_and_again():
             first.item()
             x.cpu()
     assert grown["ExecuteTime"] == 1
+
+
+def pending_sum():
+    x = torch.arange(12.0).reshape(3, 4).to("ltc")
+    return (x * 2 + 1).relu().sum(1)
+
+
+def test_what_is_recorded_shows_with_the_users_lines():
+    shown = graphs.text(pending_sum(), stage="recorded")
+    assert [row.split(" = ")[1].split("(")[0] for row in shown.splitlines()] == [
+        "ltc::input", "aten::mul.Tensor", "aten::add.Tensor", "aten::relu", "aten::sum.dim_IntList"
+    ]
+    assert "test_looking_inside.py" in shown.splitlines()[1]
+
+
+@pytest.mark.parametrize("stage", graphs.stages())
+def test_every_stage_shows_and_runs_nothing(stage):
+    y = pending_sum()
+    with metrics.counted() as grown:
+        shown = graphs.text(y, stage=stage)
+    assert shown
+    assert grown["ExecuteTime"] == 0 and grown["CompileTime"] == 0
+    assert y.tolist() == [16.0, 48.0, 80.0]
+
+
+def test_without_tensors_the_pending_step_shows_without_what_nobody_holds():
+    ltm.mark_step()
+    y = pending_sum()
+    pending_sum().exp()
+    assert graphs.text().count("ROOT=") == 1 and "exp" not in graphs.text()
+    assert y.sum().item() == 144
+
+
+def test_a_stage_that_does_not_exist_is_named_beside_those_that_do():
+    with pytest.raises(ValueError, match="'kernel'; there are recorded, expanded, simplify"):
+        graphs.text(pending_sum(), stage="kernel")

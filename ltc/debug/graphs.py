@@ -1,0 +1,107 @@
+"""What ltc makes of what is pending, stage by stage, as text: calls, graph, kernels, machine code.
+
+    import ltc.debug.graphs as graphs
+
+    y = (x * 2).relu().sum()
+    print(graphs.text(y))                       # the primitives that y is computed by
+    print(graphs.text(y, stage="kernels"))      # the loops they become
+    print(graphs.text(y, stage="assembly"))     # the instructions
+
+Nothing is run, and nothing that is pending changes.  LTC_DUMP=kernels,llvm prints the same stages
+of every step when it is compiled.
+"""
+
+from __future__ import annotations
+
+from sys import getrefcount
+
+import torch
+
+from ltc.aten.call import Call, Numbering, Value
+from ltc.aten.registry import expand
+from ltc.device.recorder import Recorder
+from ltc.device.state import DEAD
+from ltc.device.step import value_of
+from ltc.device.tensor import current_device, state_of
+from ltc.passes import pipeline
+from ltc.runtime.compile import live_calls
+from ltc.runtime.dump import text as graph_text
+from ltc.runtime.transfers import backend
+
+
+def stages() -> tuple[str, ...]:
+    """The names that `text` takes, in the order of a step's way through ltc."""
+    own = tuple(p.name for p in pipeline.PIPELINE)
+    return ("recorded", "expanded", *own, *getattr(backend(), "stages", ()))
+
+
+def text(*tensors: torch.Tensor, stage: str = "") -> str:
+    """What is to be computed for lazy tensors, as one stage shows it.
+
+    tensors  on one device; without any, everything that the next mark_step of the current device
+             would compute
+    stage    one of `stages()`; by default the graph that the backend is given
+
+    A tensor whose value is already there shows as an input.
+    Raises ValueError where there is no such stage, NotLazyTensor where a tensor is not lazy.
+    """
+    known = stages()
+    stage = stage or pipeline.PIPELINE[-1].name
+    if stage not in known:
+        raise ValueError(f"There is no stage called {stage!r}; there are {', '.join(known)}.")
+    values = [value_of(state_of(tensor)) for tensor in tensors]
+    recorder = values[0].recorder if values else current_device().recorder()
+    outputs = tuple(dict.fromkeys(values or _pending(recorder)))
+    return _shown(stage, recorder, outputs)
+
+
+def recorded(calls: list[Call]) -> str:
+    """Recorded calls, one a line, each with the line of the user's that asked for it."""
+    numbers: dict[Value, str] = {}
+    rows = []
+    for call in calls:
+        operands = ", ".join(
+            [_operand(one, numbers) for one in call.args]
+            + [f"{key}={_operand(one, numbers)}" for key, one in call.kwargs.items()]
+        )
+        made = [value for value in call.results if value is not None]
+        for value in made:
+            numbers[value] = f"%{len(numbers)}"
+        types = ", ".join(f"{numbers[v]}: {v.dtype}{list(v.shape)}" for v in made)
+        rows.append((f"{types} = {call.name}({operands})", call.line))
+    width = max((len(row) for row, _ in rows), default=0) + 4
+    return "\n".join(f"{row:<{width}}{line}".rstrip() for row, line in rows)
+
+
+def _operand(operand, numbers: dict[Value, str]) -> str:
+    if isinstance(operand, Value):
+        return numbers[operand]
+    if isinstance(operand, list | tuple):
+        return f"[{', '.join(_operand(one, numbers) for one in operand)}]"
+    return repr(operand)
+
+
+def _pending(recorder: Recorder) -> list[Value]:
+    """What the walk's end would compute: values that somebody still holds; of views, their base's."""
+    found = []
+    for state in [*recorder.live, *recorder.bound]:
+        held = getrefcount(state) > DEAD + 2  # by the walk and by the list of this loop
+        value = state.value
+        is_here = value is not None and value.recorder is recorder
+        if held and is_here and state.buffer is None and state.base is None:
+            found.append(value)
+    return found
+
+
+def _shown(stage: str, recorder: Recorder, outputs: tuple[Value, ...]) -> str:
+    calls = live_calls(recorder.path(), outputs)
+    if stage == "recorded":
+        return recorded(calls)
+    graph = expand(calls, outputs, Numbering(calls))
+    if stage == "expanded":
+        return graph_text(graph)
+    for one in pipeline.PIPELINE:
+        graph = one.run(graph)
+        if one.name == stage:
+            return graph_text(graph)
+    return next(shown for name, shown in backend().explain(graph) if name == stage)
