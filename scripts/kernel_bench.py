@@ -45,11 +45,28 @@ PRODUCTS = [
     ((), 64, 784, 512, "NN"), ((), 64, 784, 512, "NT"), ((), 64, 512, 512, "NN"),
     ((), 64, 512, 512, "TN"), ((), 128, 256, 10, "NN"), ((), 128, 256, 10, "NT"),
     ((), 512, 512, 512, "NN"), ((), 1024, 1024, 1024, "NN"), ((), 1024, 1024, 1024, "TN"),
-    ((), 16, 1024, 4096, "NN"), ((), 4, 1024, 1024, "NT"), ((), 64, 9216, 128, "NT"),
-    ((), 784, 64, 512, "TN"), ((96,), 64, 32, 64, "NT"),
+    ((), 16, 1024, 4096, "NN"), ((), 4, 1024, 1024, "NT"), ((96,), 64, 32, 64, "NT"),
+    # Three layers on 128 images: forward, gradients of the operand and of the weight.
+    ((), 128, 784, 512, "NT"), ((), 128, 512, 512, "NT"), ((), 128, 512, 10, "NT"),
+    ((), 128, 512, 512, "NN"), ((), 128, 10, 512, "NN"), ((), 512, 128, 784, "TN"),
+    ((), 512, 128, 512, "TN"), ((), 10, 128, 512, "TN"),
+    # The long sum after the convolutions of an MNIST net, and its gradients.
+    ((), 64, 9216, 128, "NT"), ((), 64, 128, 9216, "NN"), ((), 128, 64, 9216, "TN"),
+    # A transformer of width 256 on 1024 tokens.
+    ((), 1024, 256, 768, "NT"), ((), 1024, 256, 256, "NT"), ((), 1024, 256, 1024, "NT"),
+    ((), 1024, 1024, 256, "NT"), ((), 1024, 768, 256, "NN"), ((), 1024, 256, 256, "NN"),
+    ((), 1024, 1024, 256, "NN"), ((), 1024, 256, 1024, "NN"), ((), 768, 1024, 256, "TN"),
+    ((), 256, 1024, 256, "TN"), ((), 1024, 1024, 256, "TN"), ((), 256, 1024, 1024, "TN"),
+    ((32,), 128, 64, 128, "NT"), ((32,), 128, 128, 64, "NN"), ((32,), 128, 128, 64, "TN"),
+    # Few rows or columns.
+    ((), 1, 1024, 1024, "NT"), ((), 1, 1024, 1024, "NN"), ((), 1024, 1024, 1, "NN"),
+    ((), 8, 1024, 4096, "NT"), ((), 4096, 64, 16, "NN"), ((), 16, 4096, 16, "TN"),
 ]  # fmt: skip
-BFLOAT16_PRODUCTS = [
-    ((), 64, 784, 512, "NN"), ((), 512, 512, 512, "NN"), ((), 1024, 1024, 1024, "NN"),
+OTHER_PRODUCTS = [
+    ((), 64, 784, 512, "NN"), ((), 64, 784, 512, "NT"), ((), 64, 512, 512, "TN"),
+    ((), 512, 512, 512, "NN"), ((), 1024, 1024, 1024, "NN"), ((), 1024, 256, 768, "NT"),
+    ((), 1024, 768, 256, "NN"), ((), 768, 1024, 256, "TN"), ((), 128, 256, 10, "NT"),
+    ((), 4, 1024, 1024, "NT"), ((32,), 128, 64, 128, "NT"),
 ]  # fmt: skip
 
 # Images, channels, outputs, extent, kernel, stride, padding, groups.
@@ -252,7 +269,8 @@ def poolings() -> Iterator[Case]:
 
 def cases() -> Iterator[Case]:
     yield from products(torch.float32, PRODUCTS)
-    yield from products(torch.bfloat16, BFLOAT16_PRODUCTS)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        yield from products(dtype, OTHER_PRODUCTS)
     yield from convolutions()
     yield from poolings()
 
