@@ -71,6 +71,7 @@ def _references_of_a_dead_state() -> int:
 
 
 DEAD = _references_of_a_dead_state()
+LAST_VIEW = DEAD + 2  # of a base that one view and the recorder's list hold, beside a variable
 
 
 def liveness_is_as_assumed() -> bool:

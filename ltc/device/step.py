@@ -14,6 +14,8 @@ from sys import getrefcount
 from threading import get_ident
 from typing import Any
 
+import torch
+
 from ltc import config
 from ltc.aten.call import Call, Value
 from ltc.backends.collective import abort
@@ -23,12 +25,19 @@ from ltc.device.meta import result_types
 from ltc.device.recorder import (
     END, INPUT, KERNEL_FILE, Device, Interrupted, Recorder, devices,
 )
-from ltc.device.state import DEAD, State
+from ltc.device.state import DEAD, LAST_VIEW, State
 from ltc.runtime.buffer import Buffer, Execution, Failure, account_of
 from ltc.runtime.compile import program_for
 from ltc.runtime.dump import save_graph
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
+
+_aten = torch.ops.aten
+REORDERINGS = frozenset({  # views of all elements of their base, each once
+    _aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.view.default,
+    _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.squeeze.default,
+    _aten.squeeze.dim, _aten.squeeze.dims, _aten.detach.default, _aten.alias.default,
+})
 
 
 # --- a walk and its threads -------------------------------------------------------------------
@@ -204,6 +213,8 @@ class _Walk:
                 if value is None or value.recorder is not recorder:
                     continue
                 alive.append(state)
+                if state.base is not None:
+                    self._outlive_base(state)
                 if state.base is None and state.buffer is None:
                     holders = outputs.get(value)
                     if holders is None:
@@ -213,6 +224,20 @@ class _Walk:
         if made:
             metrics.count("CreateLtcTensor", made)
             metrics.count("DestroyLtcTensor", made - len(alive))
+
+    def _outlive_base(self, view: State) -> None:
+        """Make a reordering of a base that nobody else has a tensor of its own.
+
+        What autograd gives a linear layer's weight is the transposition of a product that no one
+        ever sees: the program is then asked for what is seen, in the order in which it is.
+        """
+        base = view.base
+        is_last = getrefcount(base) == LAST_VIEW and len(self.recorder.device.recorders) == 1
+        if not is_last or base.buffer is not None or hasattr(base, "number"):
+            return
+        if all(link[0] in REORDERINGS for link in view.chain):
+            view.base = view.views = None
+            view.chain = ()
 
     def _collect_bound(self, bound: list[State]) -> dict[Value, int]:
         """Add the bound states that were written to; returns which input each one replaces."""
