@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ltc.llvm import jit, threads
+from ltc.llvm import jit
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.convolution import (
     Geometry,
@@ -33,6 +33,7 @@ from ltc.llvm.isa import host_isa
 from ltc.llvm.lanes import GeneratedKernel, Lanes
 from ltc.llvm.matmul import matmul, stored_plain, stored_transposed
 from ltc.llvm.pooling import Pool, max_pool
+from ltc.llvm.program import KernelCall, KernelRun
 from ltc.llvm.weight_gradient import convolution_weight_gradient
 
 ISA = host_isa(jit.has_feature)
@@ -147,18 +148,19 @@ def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor)
         sequence = KernelSequence((sequence,), {})
     for name, size in sequence.scratch.items():
         buffers[name] = torch.zeros(size // 8 + 1, dtype=torch.float64)
-    kept, words = list(buffers.values()), []
+    calls, frame = [], []
     for kernel in sequence.kernels:
-        addresses = [buffers[name].data_ptr() for name in kernel.arguments]
-        kept.append(np.array(addresses, dtype=np.int64))
+        arguments = tuple((len(frame) + k, 0) for k in range(len(kernel.arguments)))
+        frame += [buffers[name].data_ptr() for name in kernel.arguments]
         entry = jit.compile_kernels(kernel.text, "kernel.entry")["kernel.entry"]
-        words += [entry, kept[-1].ctypes.data, kernel.tasks]
-    kept.append(np.array(words, dtype=np.int64))
-    return functools.partial(_run, kept, len(sequence.kernels))
+        calls.append(KernelCall(entry, arguments, kernel.tasks))
+    words = np.array(frame + frame, dtype=np.int64)  # the addresses, then the arguments
+    return functools.partial(_run, KernelRun(calls, len(frame)), words, buffers)
 
 
-def _run(kept: list, count: int) -> None:
-    threads.run(kept[-1].ctypes.data, count)
+def _run(run: KernelRun, frame: np.ndarray, buffers: dict[str, torch.Tensor]) -> None:
+    """`buffers`: held, so that the frame's addresses stay right."""
+    run.launch(frame.ctypes.data)
 
 
 def peak() -> float:

@@ -24,11 +24,10 @@ os.environ.setdefault("LTC_BACKEND", "llvm")
 
 import ltc.core.lazy_model as ltm
 from ltc.backends import llvm
+from ltc.backends.llvm_steps import planned_steps
 from ltc.ir import ops
 from ltc.ir.kernel import Kernel, Product
-from ltc.llvm import threads
-from ltc.llvm.program import KernelRun
-from ltc.passes.split import split_reductions
+from ltc.llvm.program import KernelCall, KernelRun, entry_address
 
 
 def programs_of(workload: str) -> list[llvm.LlvmComputation]:
@@ -62,15 +61,19 @@ class Timed:
     def __init__(self, step, code, buffers: dict):
         self.step, self.code = step, code
         self.nodes = tuple(dict.fromkeys(code.nodes))
-        self.run = KernelRun([code], {node: k for k, node in enumerate(self.nodes)})
-        self.frame = self.run.frame()
         self.buffers = [buffers[node] for node in self.nodes]
-        self.addresses = np.array([buffer.data_ptr() for buffer in self.buffers])
+        shifts = code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
+        arguments = [(self.nodes.index(n), s) for n, s in zip(code.nodes, shifts)]
+        arguments += [(len(self.nodes), number) for number in code.numbers]  # added to a 0
+        call = KernelCall(entry_address(code.text, code.name), tuple(arguments), code.tasks)
+        addresses = [buffer.data_ptr() for buffer in self.buffers]
+        self.frame = np.array([*addresses, 0, *[0] * len(arguments)], dtype=np.int64)
+        self.run = KernelRun([call], len(addresses) + 1)
         self.seconds: list[float] = []
 
     def launch(self) -> None:
         started = time.perf_counter()
-        self.run.launch(self.frame, self.addresses)
+        self.run.launch(self.frame.ctypes.data)
         self.seconds.append(time.perf_counter() - started)
 
     @property
@@ -121,11 +124,11 @@ def buffer_of(node) -> torch.Tensor:
 
 def timed_kernels(graph, donated) -> tuple[list[Timed], int]:
     """(kernels of one program, how many nodes have none)"""
-    steps = llvm.planned_steps(split_reductions(llvm.layout(graph)), donated)
+    steps = planned_steps(llvm.prepared(graph), donated)
     buffers: dict = {}
     result = []
     for step in steps:
-        for code in llvm.codes_of(step) if step.is_native else ():
+        for code in step.codes:
             for node in code.nodes:
                 over = step.overwrites.get(node)
                 if node not in buffers:

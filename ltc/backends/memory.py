@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -18,15 +19,20 @@ if _madvise is not None:
     _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def new_empty(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of `x`'s shape and dtype whose elements are anything."""
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor whose elements are anything."""
+    result = torch.empty(shape, dtype=dtype, device="cpu")
     if result.nbytes >= _LARGE_BYTES and _madvise is not None:
         start = -(-result.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
         stop = (result.data_ptr() + result.nbytes) // _HUGE_PAGE * _HUGE_PAGE
         # advice only: where the system refuses it, the memory is the same
         _madvise(start, stop - start, _MADV_HUGEPAGE)
     return result
+
+
+def new_empty(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of `x`'s shape and dtype whose elements are anything."""
+    return empty(x.shape, x.dtype)
 
 
 def new_copy(x: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,55 @@
-"""Kernels made ready to run in a row: one table of addresses, one native call."""
+"""Kernels made ready to run in a row by one native call.
+
+What differs from launch to launch stands in a *frame*, words of memory that a launch has for
+itself: addresses, then whatever the caller keeps there, the faults, and at the end the arguments,
+which the native code fills in from the addresses.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from ltc.ir.node import Node
 from ltc.llvm import jit, threads
-from ltc.llvm.code import KernelCode
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """A 64-bit word of a launch, 0 before it, among the nodes of a kernel that may fail.
+
+    A kernel that stores another number there has failed: what follows it in the program does not
+    run, and the launch raises `error` naming the user's line.
+
+    node     what the kernel computes: its line is named
+    error    the name of a built-in exception; "" for whatever the reference raises for `node`,
+             whose operands are buffers of the kernel
+    message  its text, where {code} stands for the word and {value} for the word >> 1: a kernel
+             that stores value << 1 | 1 tells a value and is never 0
+    """
+
+    node: Node
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel of a run.
+
+    entry      its address
+    arguments  (place of a word in the frame, number to add to it) of each
+    tasks      how many there are
+    fault      place of its fault in the frame, or 0
+    """
+
+    entry: int
+    arguments: tuple[tuple[int, int], ...]
+    tasks: int
+    fault: int = 0
 
 
 @functools.cache
@@ -20,55 +60,35 @@ def entry_address(text: str, name: str) -> int:
 
 
 class KernelRun:
-    """Kernels that run one after another without anything else between them.
+    """Kernels that run one after another without anything else between them."""
 
-    Which buffers they work on is filled in at each launch; a launch has its own `Frame`.
-    """
-
-    def __init__(self, codes: Sequence[KernelCode], slots: Mapping[Any, int]):
-        """`slots`: where the address of a node's buffer stands in the launch's table."""
-        self.used = np.array([slots[n] for code in codes for n in code.nodes], dtype=np.int64)
-        self.shifts = np.array([s for code in codes for s in _shifts(code)], dtype=np.int64)
-        self.entries = [entry_address(code.text, code.name) for code in codes]
-        self.tasks = [code.tasks for code in codes]
-        self.operands = [_words(code) for code in codes]
-        words = [k < len(code.nodes) for code in codes for k in range(_words(code))]
-        self.pointers = np.flatnonzero(words)
-        self.numbers = np.array([n for code in codes for n in code.numbers], dtype=np.int64)
-
-    def frame(self) -> Frame:
-        return Frame(self)
-
-    def launch(self, frame: Frame, addresses: np.ndarray) -> None:
-        """Run all kernels.
-
-        addresses  of every buffer, by slot
+    def __init__(self, calls: Sequence[KernelCall], arguments: int, faults: range = range(0)):
         """
-        frame.arguments[self.pointers] = addresses[self.used] + self.shifts
-        threads.run(frame.records_address, len(self.entries))
+        arguments  place in the frame where the arguments of all kernels are written
+        faults     places in the frame that are set to 0 at the start
+        """
+        words = [word for call in calls for word in call.arguments]
+        self._places = np.array([place for place, _ in words], dtype=np.int64)
+        self._added = np.array([number for _, number in words], dtype=np.int64)
+        self._records = np.zeros((len(calls), threads.RECORD_WORDS), dtype=np.int64)
+        first = arguments
+        for row, call in zip(self._records, calls, strict=True):
+            row[:] = call.entry, call.tasks, first, call.fault
+            first += len(call.arguments)
+        self._run = np.array(
+            [
+                len(calls), self._records.ctypes.data,
+                len(words), self._places.ctypes.data, self._added.ctypes.data, arguments,
+                len(faults), faults.start,
+            ],
+            dtype=np.int64,
+        )  # fmt: skip
+        self.address = self._run.ctypes.data
+        self._call = threads.runner()
 
+    def launch(self, frame: int) -> int:
+        """Run all; the number of the call that failed, none after it having run, or -1.
 
-def _words(code: KernelCode) -> int:
-    return len(code.nodes) + len(code.numbers)
-
-
-def _shifts(code: KernelCode) -> tuple[int, ...]:
-    return code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
-
-
-class Frame:
-    """The memory in which one launch of a run finds its records and arguments."""
-
-    def __init__(self, run: KernelRun):
-        self.arguments = np.zeros(sum(run.operands), dtype=np.int64)
-        is_number = np.ones(len(self.arguments), dtype=bool)
-        is_number[run.pointers] = False
-        self.arguments[is_number] = run.numbers
-        self.records = np.zeros((len(run.entries), threads.RECORD_WORDS), dtype=np.int64)
-        first = self.arguments.ctypes.data
-        for row, entry, tasks, operands in zip(
-            self.records, run.entries, run.tasks, run.operands, strict=True
-        ):
-            row[:] = entry, first, tasks
-            first += 8 * operands
-        self.records_address = self.records.ctypes.data
+        frame  address of the launch's words
+        """
+        return self._call(self.address, frame, threads.thread_count())

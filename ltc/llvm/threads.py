@@ -15,17 +15,18 @@ import torch
 from ltc.llvm import jit
 from ltc.llvm.builder import ATTRIBUTES
 
-# A record is three words: the address of the kernel's entry, of its arguments, its tasks.
-RECORD_WORDS = 3
+# A run is eight words: how many kernels and their records, how many arguments and for each a
+# place of the frame and a number to add, where in the frame the arguments begin, how many faults
+# and where they are.
+RUN_WORDS = 8
+# A record is four words: the address of the kernel's entry, its tasks, and where in the frame its
+# arguments and its fault are; places are in words, and the fault of a kernel without one is 0.
+RECORD_WORDS = 4
 
+# What one team runs is three words: entry, arguments, tasks.
 _SERIAL = """
-define internal void @tasks(ptr %record, i64 %first, i64 %limit) #0 {
+define internal void @tasks(ptr %entry, ptr %arguments, i64 %tasks, i64 %first, i64 %limit) #0 {
 start:
-  %entry = load ptr, ptr %record
-  %pa = getelementptr i64, ptr %record, i64 1
-  %arguments = load ptr, ptr %pa
-  %pt = getelementptr i64, ptr %record, i64 2
-  %tasks = load i64, ptr %pt
   %any = icmp slt i64 %first, %limit
   br i1 %any, label %next, label %end
 next:
@@ -43,8 +44,11 @@ _TEAM = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
-define internal void @team(ptr %record) #0 {
-  %pt = getelementptr i64, ptr %record, i64 2
+define internal void @team(ptr %work) #0 {
+  %entry = load ptr, ptr %work
+  %pa = getelementptr i64, ptr %work, i64 1
+  %arguments = load ptr, ptr %pa
+  %pt = getelementptr i64, ptr %work, i64 2
   %tasks = load i64, ptr %pt
   %t = call i32 @omp_get_thread_num()
   %n = call i32 @omp_get_num_threads()
@@ -55,43 +59,103 @@ define internal void @team(ptr %record) #0 {
   %u = add i64 %t64, 1
   %b = mul i64 %tasks, %u
   %limit = udiv i64 %b, %n64
-  call void @tasks(ptr %record, i64 %first, i64 %limit)
+  call void @tasks(ptr %entry, ptr %arguments, i64 %tasks, i64 %first, i64 %limit)
   ret void
 }
 """
 
 _RUN = """
-define void @run(ptr %records, i64 %count, i64 %threads) #0 {
+define i64 @run(ptr %run, ptr %frame, i64 %threads) #0 {
 start:
+  %work = alloca [3 x i64], align 8
+  %count = load i64, ptr %run
+  %p1 = getelementptr i64, ptr %run, i64 1
+  %records = load ptr, ptr %p1
+  %p2 = getelementptr i64, ptr %run, i64 2
+  %words = load i64, ptr %p2
+  %p3 = getelementptr i64, ptr %run, i64 3
+  %places = load ptr, ptr %p3
+  %p4 = getelementptr i64, ptr %run, i64 4
+  %added = load ptr, ptr %p4
+  %p5 = getelementptr i64, ptr %run, i64 5
+  %first = load i64, ptr %p5
+  %arguments = getelementptr i64, ptr %frame, i64 %first
+  %p6 = getelementptr i64, ptr %run, i64 6
+  %faults = load i64, ptr %p6
+  %p7 = getelementptr i64, ptr %run, i64 7
+  %first.fault = load i64, ptr %p7
+  %fault.words = getelementptr i64, ptr %frame, i64 %first.fault
+  %fault.bytes = mul i64 %faults, 8
+  call void @llvm.memset.p0.i64(ptr %fault.words, i8 0, i64 %fault.bytes, i1 false)
+  %binds = icmp sgt i64 %words, 0
+  br i1 %binds, label %bind, label %bound
+bind:
+  %w = phi i64 [ 0, %start ], [ %w.after, %bind ]
+  %pp = getelementptr i64, ptr %places, i64 %w
+  %place = load i64, ptr %pp
+  %ps = getelementptr i64, ptr %frame, i64 %place
+  %source = load i64, ptr %ps
+  %pd = getelementptr i64, ptr %added, i64 %w
+  %more.bytes = load i64, ptr %pd
+  %word = add i64 %source, %more.bytes
+  %pw = getelementptr i64, ptr %arguments, i64 %w
+  store i64 %word, ptr %pw
+  %w.after = add i64 %w, 1
+  %w.more = icmp slt i64 %w.after, %words
+  br i1 %w.more, label %bind, label %bound
+bound:
   %any = icmp sgt i64 %count, 0
   br i1 %any, label %next, label %end
 next:
-  %i = phi i64 [ 0, %start ], [ %after, %done ]
-  %word = mul i64 %i, 3
-  %record = getelementptr i64, ptr %records, i64 %word
-  %pt = getelementptr i64, ptr %record, i64 2
+  %i = phi i64 [ 0, %bound ], [ %after, %went.well ]
+  %offset = mul i64 %i, 4
+  %record = getelementptr i64, ptr %records, i64 %offset
+  %entry = load ptr, ptr %record
+  %pt = getelementptr i64, ptr %record, i64 1
   %tasks = load i64, ptr %pt
+  %pa = getelementptr i64, ptr %record, i64 2
+  %own = load i64, ptr %pa
+  %kernel.arguments = getelementptr i64, ptr %frame, i64 %own
   %c = icmp slt i64 %tasks, %threads
   %wanted = select i1 %c, i64 %tasks, i64 %threads
-  %alone = icmp sle i64 %wanted, PARALLEL_FROM
+  %alone = icmp sle i64 %wanted, 1
   br i1 %alone, label %serial, label %parallel
 serial:
-  call void @tasks(ptr %record, i64 0, i64 %tasks)
+  call void @tasks(ptr %entry, ptr %kernel.arguments, i64 %tasks, i64 0, i64 %tasks)
   br label %done
 parallel:
   LAUNCH
   br label %done
 done:
+  %pf = getelementptr i64, ptr %record, i64 3
+  %fault = load i64, ptr %pf
+  %checked = icmp ne i64 %fault, 0
+  br i1 %checked, label %check, label %went.well
+check:
+  %pc = getelementptr i64, ptr %frame, i64 %fault
+  %code = load i64, ptr %pc
+  %failed = icmp ne i64 %code, 0
+  br i1 %failed, label %stop, label %went.well
+went.well:
   %after = add i64 %i, 1
   %more = icmp slt i64 %after, %count
   br i1 %more, label %next, label %end
+stop:
+  ret i64 %i
 end:
-  ret void
+  ret i64 -1
 }
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 """
 
-_LAUNCH = """%w32 = trunc i64 %wanted to i32
-  call void @GOMP_parallel(ptr @team, ptr %record, i32 %w32, i32 0)"""
+_LAUNCH = """store ptr %entry, ptr %work
+  %wa = getelementptr i64, ptr %work, i64 1
+  store ptr %kernel.arguments, ptr %wa
+  %wt = getelementptr i64, ptr %work, i64 2
+  store i64 %tasks, ptr %wt
+  %w32 = trunc i64 %wanted to i32
+  call void @GOMP_parallel(ptr @team, ptr %work, i32 %w32, i32 0)"""
+_ALONE = "call void @tasks(ptr %entry, ptr %kernel.arguments, i64 %tasks, i64 0, i64 %tasks)"
 
 _forked = [False]
 
@@ -104,19 +168,21 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @functools.cache
-def _runner():
-    parallel = jit.has_symbol("GOMP_parallel")
-    launch = _LAUNCH if parallel else "call void @tasks(ptr %record, i64 0, i64 %tasks)"
-    text = _SERIAL + (_TEAM if parallel else "") + _RUN.replace("LAUNCH", launch)
-    text = text.replace("PARALLEL_FROM", "1") + ATTRIBUTES
-    address = jit.compile_kernels(text, "run")["run"]
-    # ctypes lets other Python threads run during the call.
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
+def runner():
+    """run(run, frame, threads): all kernels in order, each over before the next begins.
 
-
-def run(records: int, count: int) -> None:
-    """Run `count` kernels in order; each is over before the next begins.
-
-    records  address of their records
+    The number of the kernel that failed comes back, and none after it has run; -1 where none did.
     """
-    _runner()(records, count, 1 if _forked[0] else torch.get_num_threads())
+    parallel = jit.has_symbol("GOMP_parallel")
+    text = _SERIAL + (_TEAM if parallel else "") + _RUN.replace(
+        "LAUNCH", _LAUNCH if parallel else _ALONE
+    )
+    address = jit.compile_kernels(text + ATTRIBUTES, "run")["run"]
+    # ctypes lets other Python threads run during the call.
+    words = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(address)
+
+
+def thread_count() -> int:
+    """How many threads the kernels of a run may use."""
+    return 1 if _forked[0] else torch.get_num_threads()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface
-from ltc.backends.llvm import LlvmBackend, is_native
+from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm_steps import is_native
 from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph

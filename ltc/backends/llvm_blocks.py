@@ -1,0 +1,43 @@
+"""The memory that a running program works in: one block for each launch under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ltc.backends.memory import empty
+
+
+class Block:
+    """A stretch of memory, as a tensor and as bytes that Python writes to."""
+
+    def __init__(self, nbytes: int):
+        self.tensor = empty((nbytes,), torch.uint8)
+        self.nbytes = nbytes
+        self.address = self.tensor.data_ptr()
+        self.memory = memoryview(self.tensor.numpy())
+
+
+class Blocks:
+    """Blocks that nothing uses at the moment; programs share them."""
+
+    def __init__(self) -> None:
+        self._free: list[Block] = []  # append and pop are atomic: no lock to fork with
+
+    def take(self, nbytes: int) -> Block:
+        block = popped(self._free)
+        if block is None or block.nbytes < nbytes:
+            block = Block(nbytes)
+        return block
+
+    def give_back(self, block: Block) -> None:
+        self._free.append(block)
+
+
+def popped(free: list[Any]) -> Any:
+    """The last element, taken out; None where another thread left none."""
+    try:
+        return free.pop()
+    except IndexError:
+        return None

@@ -1,0 +1,213 @@
+"""A plan made ready to launch: where all of it is native, one call runs the whole step."""
+
+from __future__ import annotations
+
+import builtins
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ltc.backends.eager import LOWERING, EagerComputation
+from ltc.backends.llvm_blocks import Block, Blocks
+from ltc.backends.llvm_cells import Cells
+from ltc.backends.llvm_plan import (
+    COPIED,
+    ITSELF,
+    OWNED,
+    WORD,
+    FailedCheck,
+    InBlock,
+    Plan,
+    PlannedCall,
+    ReferenceCall,
+)  # fmt: skip
+from ltc.backends.undisturbed import Undisturbed
+from ltc.debug import metrics
+from ltc.llvm.program import KernelCall, KernelRun
+from ltc.passes.memory import ALIGNMENT
+
+_blocks = Blocks()
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _owned(x: torch.Tensor) -> torch.Tensor:
+    """What the reference gave, as a buffer: contiguous and alone in its memory."""
+    x = x.contiguous()
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+
+
+_WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
+    ITSELF: _itself, OWNED: _owned, COPIED: _copied,
+}  # fmt: skip
+
+
+class LlvmComputation:
+    """A program on this machine's CPU; its buffers are contiguous CPU tensors."""
+
+    upload = staticmethod(EagerComputation.upload)
+    download = staticmethod(EagerComputation.download)
+    wait = staticmethod(EagerComputation.wait)
+
+    def __init__(self, plan: Plan, entries: Mapping[str, int]):
+        """`entries`: the address of each kernel's entry, by the kernel's name."""
+        self._plan = plan
+        self._reads_all = plan.positions == tuple(range(len(plan.positions)))
+        self._constants = _constants_of(plan)
+        self._fixed = [(value, LOWERING.lower(node)()) for value, node in plan.fixed]
+        # Of the block, whose address comes first, the constants, and nothing.
+        self._tail = (self._constants.data_ptr(), 0)
+        given = len(plan.positions) + len(plan.made)
+        self._addresses = struct.Struct(f"={given + 3}q")
+        self._cells = Cells(plan.cells, WORD * plan.values)
+        self._runs = [self._made_ready(run, entries) for run in plan.runs]
+        self._outputs = [(value, _WAYS[way]) for value, way in plan.outputs]
+        self._more_values = plan.values - given
+
+    def _made_ready(self, run, entries: Mapping[str, int]):
+        if isinstance(run, ReferenceCall):
+            return _Reference(run)
+        first_check = self._plan.values + len(self._plan.cells)
+        checks = range(first_check, first_check + len(self._plan.checks))
+        calls = [
+            KernelCall(
+                entries[call.kernel], call.arguments, call.tasks,
+                0 if call.check < 0 else first_check + call.check,
+            )
+            for call in run
+        ]  # fmt: skip
+        return _Kernels(run, KernelRun(calls, checks.stop, checks))
+
+    def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        with Undisturbed():
+            block = _blocks.take(self._plan.block)
+            try:
+                values = self._begin(block, buffers, scalars)
+                self._run(block, values)
+                return [own(values[value]) for value, own in self._outputs]
+            finally:
+                _blocks.give_back(block)
+
+    def _begin(self, block: Block, buffers, scalars) -> list[Any]:
+        """The values that the launch starts with, their addresses and the scalars in the frame."""
+        plan = self._plan
+        values = list(buffers) if self._reads_all else [buffers[p] for p in plan.positions]
+        del values[len(plan.positions) :]
+        values += [torch.empty(shape, dtype=dtype) for shape, dtype in plan.made]
+        addresses = [x.data_ptr() for x in values]
+        self._addresses.pack_into(block.memory, 0, *addresses, block.address, *self._tail)
+        self._cells.write(block.memory, scalars)
+        if self._more_values > 3:
+            values += [None] * self._more_values
+            self._begin_reference(block, values, scalars)
+        return values
+
+    def _begin_reference(self, block: Block, values: list[Any], scalars) -> None:
+        for value, constant in self._fixed:
+            values[value] = constant
+        for value, slot, dtype in self._plan.scalars:
+            values[value] = torch.as_tensor(scalars[slot], dtype=dtype)
+        for value, where in self._plan.in_block:
+            values[value] = _in_block(block, where)
+
+    def _run(self, block: Block, values: list[Any]) -> None:
+        done: list[int] = []  # positions of the inputs that were written over
+        for run in self._runs:
+            try:
+                run(self._plan, block, values)
+            except Exception as error:
+                done.extend(run.overwritten)
+                error.overwritten = tuple(done)
+                raise
+            done.extend(run.overwrites)
+
+
+class _Kernels:
+    """Kernels in a row.
+
+    overwrites   positions of the inputs that they write over
+    overwritten  of those that they had written over when one failed
+    """
+
+    def __init__(self, calls: tuple[PlannedCall, ...], run: KernelRun):
+        self._calls, self._run = calls, run
+        self.overwrites = tuple(p for call in calls for p in call.overwrites)
+
+    def __call__(self, plan: Plan, block: Block, values: list[Any]) -> None:
+        failed = self._run.launch(block.address)
+        if failed >= 0:
+            calls = self._calls[: failed + 1]
+            self.overwritten = tuple(p for call in calls for p in call.overwrites)
+            self._raise(plan, block, values, calls[-1])
+
+    def _raise(self, plan: Plan, block: Block, values: list[Any], call: PlannedCall) -> None:
+        check = plan.checks[call.check]
+        place = WORD * (plan.values + len(plan.cells) + call.check)
+        (code,) = struct.unpack_from("=q", block.memory, place)
+        try:
+            raise _error_of(check, code, block, values)
+        except Exception as error:
+            if check.origin is not None:
+                error.add_note(f"while running {check.origin}")
+            raise
+
+
+def _error_of(check: FailedCheck, code: int, block: Block, values: list[Any]) -> Exception:
+    """The error that a fault stands for; where the reference finds one, it raises it."""
+    if check.error:
+        return getattr(builtins, check.error)(check.message.format(code=code, value=code >> 1))
+    operands = [
+        _in_block(block, where) if isinstance(where, InBlock) else values[where]
+        for where in check.operands
+    ]
+    LOWERING.lower(check.node)(*operands)
+    return RuntimeError(f"a kernel of {check.node} failed with code {code}, the reference did not")
+
+
+class _Reference:
+    """One node through the reference."""
+
+    overwrites = overwritten = ()
+
+    def __init__(self, call: ReferenceCall):
+        self._call, self._compute = call, LOWERING.lower(call.node)
+
+    def __call__(self, plan: Plan, block: Block, values: list[Any]) -> None:
+        call = self._call
+        if call.is_counted:
+            metrics.count("extern.python")
+        try:
+            result = self._compute(*[values[value] for value in call.operands])
+        except Exception as error:
+            if call.origin is not None:
+                error.add_note(f"while running {call.origin}")
+            raise
+        if call.address:
+            result = result.contiguous()
+            struct.pack_into("=q", block.memory, WORD * call.result, result.data_ptr())
+        values[call.result] = result
+        for value in call.dead:
+            values[value] = None
+
+
+def _in_block(block: Block, where: InBlock) -> torch.Tensor:
+    nbytes = torch.Size(where.shape).numel() * where.dtype.itemsize
+    part = block.tensor[where.offset : where.offset + nbytes]
+    return part.view(where.dtype).view(where.shape)
+
+
+def _constants_of(plan: Plan) -> torch.Tensor:
+    """The memory of the constants that kernels read."""
+    memory = torch.zeros(ALIGNMENT * max(1, len(plan.constants)), dtype=torch.uint8)
+    for node, offset in plan.constants:
+        value = LOWERING.lower(node)().reshape(1)
+        memory[offset : offset + value.nbytes] = value.view(torch.uint8)
+    return memory

@@ -1,0 +1,368 @@
+"""A program as data: where everything is in memory, and which kernels run on it in which order.
+
+A launch works on values, counted from 0: the inputs it uses, the outputs it makes, its block of
+memory, the constants, nothing (whose address is 0), then what only the reference reads or makes.
+The block begins with the *frame*, words that native code reads: the addresses of all values, the
+scalars, the faults, the kernels' arguments.  What a program makes and nobody gets follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps
+from ltc.ir import ops
+from ltc.ir.graph import Graph, Origin
+from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType
+from ltc.llvm.products import ScratchBuffer
+from ltc.llvm.program import Fault
+from ltc.passes import memory
+
+ITSELF, OWNED, COPIED = range(3)  # how a value becomes an output
+WORD = 8  # bytes
+
+
+@dataclass(frozen=True)
+class InBlock:
+    """A value in the launch's block, where the reference needs it as a tensor."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FailedCheck:
+    """What a fault means: see llvm/program.py.
+
+    operands  of `node` where the reference is to raise: numbers of values, or places in the block
+    """
+
+    node: Node
+    error: str
+    message: str
+    origin: Origin | None
+    operands: tuple[int | InBlock, ...]
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """One kernel of a run.
+
+    kernel      its name among the program's kernels
+    arguments   (value, number to add to its address) of each
+    check       number of its fault, or -1
+    overwrites  positions of the inputs that it writes over
+    """
+
+    kernel: str
+    arguments: tuple[tuple[int, int], ...]
+    tasks: int
+    check: int
+    overwrites: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReferenceCall:
+    """One node through the reference.
+
+    operands  the values it takes
+    result    the value it makes
+    address   whether kernels read the result
+    dead      values that nothing reads afterwards
+    """
+
+    node: Node
+    operands: tuple[int, ...]
+    result: int
+    address: bool
+    dead: tuple[int, ...]
+    origin: Origin | None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it computes anything; a view does not."""
+        return self.node.op not in MAY_SHARE
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One program.
+
+    positions   of the inputs that it uses, in the launch's buffers
+    made        (shape, dtype) of the outputs that get new memory
+    values      how many there are
+    constants   (node, offset) in the memory that all launches share
+    fixed       (value, node): constants that the reference reads
+    cells       (slot, dtype) of the scalars that kernels read, one word each
+    scalars     (value, slot, dtype) of those that the reference reads
+    checks      the faults, one word each
+    arguments   words of the frame for the arguments of one run
+    block       bytes of the block
+    in_block    (value, where): what the reference reads of the block
+    runs        kernels that run without anything else between them, and calls of the reference
+    outputs     (value, how it becomes an output)
+    """
+
+    positions: tuple[int, ...]
+    made: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    values: int
+    constants: tuple[tuple[Node, int], ...]
+    fixed: tuple[tuple[int, Node], ...]
+    cells: tuple[tuple[int, torch.dtype], ...]
+    scalars: tuple[tuple[int, int, torch.dtype], ...]
+    checks: tuple[FailedCheck, ...]
+    arguments: int
+    block: int
+    in_block: tuple[tuple[int, InBlock], ...]
+    runs: tuple[tuple[PlannedCall, ...] | ReferenceCall, ...]
+    outputs: tuple[tuple[int, int], ...]
+
+
+def plan_of(graph: Graph, donated: frozenset[int]) -> tuple[Plan, dict[str, str]]:
+    """The program of a graph, and the text of each of its kernels by name.
+
+    donated  positions of the inputs that may be written over
+    """
+    planner = _Planner(graph, planned_steps(graph, donated))
+    return planner.plan(), planner.texts
+
+
+def nbytes_of(type: TensorType) -> int:
+    return type.size * type.dtype.itemsize
+
+
+class _Planner:
+    """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
+
+    def __init__(self, graph: Graph, steps: list[Step]):
+        self.texts: dict[str, str] = {}
+        self._graph, self._steps = graph, steps
+        self._shares = memory_of(steps)
+        self._place: dict[Any, tuple[int, int]] = {}
+        self._number: dict[Node, int] = {}  # of a node's value as a tensor
+        native = [step for step in steps if step.is_native]
+        self._by_kernels = {n for s in native for n in s.reads}
+        self._faults = list(
+            dict.fromkeys(
+                n for s in native for c in s.codes for n in c.nodes if isinstance(n, Fault)
+            )
+        )
+        self._by_reference = {n for s in steps if not s.is_native for n in s.reads}
+        self._by_reference.update(graph.outputs)
+        self._by_reference.update(n for f in self._faults if not f.error for n in f.node.inputs)
+
+    def plan(self) -> Plan:
+        self._place_inputs_and_outputs()
+        self._place_constants()
+        self._place_scalars()
+        self._number_results()
+        self._place_block()
+        runs = tuple(self._runs())
+        return Plan(
+            tuple(n.attr("index") for n in self._inputs),
+            tuple((n.shape, n.dtype) for n in self._made),
+            self._values,
+            tuple((n, self._place[n][1]) for n in self._constants),
+            tuple(self._fixed),
+            tuple((n.attr("slot"), n.dtype) for n in self._cells),
+            tuple(self._scalars),
+            tuple(self._check(fault) for fault in self._faults),
+            max((_words(run) for run in runs), default=0),
+            self._block_bytes,
+            tuple(self._in_block),
+            runs,
+            tuple(self._outputs()),
+        )
+
+    # --- where things are ------------------------------------------------------------------------
+
+    def _place_inputs_and_outputs(self) -> None:
+        used = {n for s in self._steps for n in s.reads} | self._by_reference
+        self._inputs = [n for n in self._graph.inputs if n in used]
+        over = {n: t for s in self._steps for n, t in s.overwrites.items()}
+        stored = {n for s in self._steps if s.is_native for n in s.writes}
+        outputs = dict.fromkeys(self._graph.outputs)
+        self._made = [n for n in outputs if n in stored and n not in over]
+        for number, node in enumerate((*self._inputs, *self._made)):
+            self._place[node], self._number[node] = (number, 0), number
+        for node, target in over.items():
+            self._place[node] = self._place[target]
+            self._number[node] = self._number[target]
+        count = len(self._inputs) + len(self._made)
+        self._block_value, self._constants_value, self._nothing = range(count, count + 3)
+        self._values = count + 3
+
+    def _place_constants(self) -> None:
+        """Constants that kernels read lie in one tensor; the reference has each as its own."""
+        leaves = dict.fromkeys(n for s in self._steps for n in s.reads)
+        leaves.update(dict.fromkeys(n for n in self._by_reference))
+        constants = [n for n in leaves if n.op is ops.CONSTANT]
+        self._constants = [n for n in constants if n in self._by_kernels]
+        for k, node in enumerate(self._constants):
+            self._place[node] = (self._constants_value, memory.ALIGNMENT * k)
+        self._fixed = [(self._new_value(n), n) for n in constants if n in self._by_reference]
+
+    def _place_scalars(self) -> None:
+        scalars = self._graph.scalars
+        self._cells = [n for n in scalars if n in self._by_kernels]
+        for k, node in enumerate(self._cells):
+            self._place[node] = (self._block_value, k)  # its word: `_place_block` adds the first
+        self._scalars = [
+            (self._new_value(n), n.attr("slot"), n.dtype)
+            for n in scalars
+            if n in self._by_reference
+        ]
+
+    def _number_results(self) -> None:
+        """Values of their own for what the reference makes."""
+        for step in self._steps:
+            if not step.is_native:
+                self._place[step.unit] = (self._new_value(step.unit), 0)
+
+    def _new_value(self, node: Node) -> int:
+        number = self._number[node] = self._values
+        self._values += 1
+        return number
+
+    def _place_block(self) -> None:
+        offsets, scratch_bytes = memory.plan(self._lifetimes())
+        in_block = [n for n in offsets if isinstance(n, Node) and n in self._by_reference]
+        numbers = [self._new_value(n) for n in in_block]
+        # From here on the number of values is known, and with it the length of the frame.
+        self._first_cell = self._values
+        self._first_check = self._first_cell + len(self._cells)
+        for k, node in enumerate(self._cells):
+            self._place[node] = (self._block_value, WORD * (self._first_cell + k))
+        for k, fault in enumerate(self._faults):
+            self._place[fault] = (self._block_value, WORD * (self._first_check + k))
+        words = self._first_check + len(self._faults) + self._most_arguments()
+        frame_bytes = -(-WORD * words // memory.ALIGNMENT) * memory.ALIGNMENT
+        for node, offset in offsets.items():
+            self._place[node] = (self._block_value, frame_bytes + offset)
+        self._block_bytes = frame_bytes + scratch_bytes
+        self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
+
+    def _there(self, node: Node) -> InBlock:
+        return InBlock(self._place[node][1], node.dtype, node.shape)
+
+    def _most_arguments(self) -> int:
+        most = count = 0
+        for step in self._steps:
+            words = sum(len(c.nodes) + len(c.numbers) for c in step.codes)
+            count = count + words if step.is_native else 0
+            most = max(most, count)
+        return most
+
+    def _lifetimes(self) -> list[memory.Lifetime]:
+        """What kernels make and nobody gets, with the steps during which it lives."""
+        last: dict[Node, int] = {}
+        for position, step in enumerate(self._steps):
+            for node in (*step.reads, *step.writes):
+                last[self._shares.get(node, node)] = position
+        ends = len(self._steps)
+        last.update({self._shares[n]: ends for n in self._graph.outputs if n in self._shares})
+        lifetimes = []
+        for position, step in enumerate(self._steps):
+            if step.is_native:
+                lifetimes.extend(
+                    memory.Lifetime(node, nbytes_of(node.type), position, last[node])
+                    for node in step.writes
+                    if node not in self._place
+                )
+            between = dict.fromkeys(n for c in step.codes for n in c.nodes)
+            lifetimes.extend(
+                memory.Lifetime(buffer, buffer.nbytes, position, position)
+                for buffer in between
+                if isinstance(buffer, ScratchBuffer)
+            )
+        return lifetimes
+
+    # --- what runs -------------------------------------------------------------------------------
+
+    def _runs(self) -> Iterable[tuple[PlannedCall, ...] | ReferenceCall]:
+        dead = self._dead_after()
+        waiting: list[PlannedCall] = []
+        for step in self._steps:
+            if step.is_native:
+                waiting.extend(self._calls(step))
+                continue
+            if waiting:
+                yield tuple(waiting)
+                waiting.clear()
+            node = step.unit
+            yield ReferenceCall(
+                node, tuple(self._number[n] for n in node.inputs), self._number[node],
+                node in self._by_kernels, tuple(self._number[n] for n in dead[step]),
+                self._graph.origins.get(node),
+            )  # fmt: skip
+        if waiting:
+            yield tuple(waiting)
+
+    def _calls(self, step: Step) -> Iterable[PlannedCall]:
+        overwrites = tuple(target.attr("index") for target in step.overwrites.values())
+        for code in step.codes:
+            shifts = code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
+            places = [self._place[node] for node in code.nodes]
+            pointers = [(value, offset + s) for (value, offset), s in zip(places, shifts)]
+            numbers = [(self._nothing, number) for number in code.numbers]
+            checks = [self._faults.index(n) for n in code.nodes if isinstance(n, Fault)]
+            yield PlannedCall(
+                self._named(code.text), (*pointers, *numbers), code.tasks,
+                checks[0] if checks else -1, overwrites,
+            )  # fmt: skip
+
+    def _named(self, text: str) -> str:
+        name = hashlib.sha256(text.encode()).hexdigest()
+        self.texts[name] = text
+        return name
+
+    def _check(self, fault: Fault) -> FailedCheck:
+        operands: tuple[int | InBlock, ...] = ()
+        if not fault.error:
+            operands = tuple(
+                self._number[n] if n in self._number else self._there(n)
+                for n in fault.node.inputs
+            )
+        origin = self._graph.origins.get(fault.node)
+        return FailedCheck(fault.node, fault.error, fault.message, origin, operands)
+
+    def _dead_after(self) -> dict[Step, list[Node]]:
+        """What the reference made, at the reference step after which no one reads it."""
+        made = {n for s in self._steps if not s.is_native for n in s.writes}
+        dead: dict[Step, list[Node]] = {step: [] for step in self._steps}
+        seen = set(self._graph.outputs)
+        following: Step | None = None
+        for step in reversed(self._steps):
+            if not step.is_native:
+                following = step
+            for node in step.reads:
+                if node in made and node not in seen:
+                    seen.add(node)
+                    if following is not None:
+                        dead[following].append(node)
+        return dead
+
+    def _outputs(self) -> Iterable[tuple[int, int]]:
+        """How each output becomes a buffer of its own."""
+        stored = {n for s in self._steps if s.is_native for n in s.writes}
+        seen: set[Node] = set()
+        for node in self._graph.outputs:
+            fresh = node not in seen
+            seen.add(node)
+            way = COPIED
+            if fresh and node in stored:
+                way = ITSELF
+            elif fresh and self._shares.get(node) is node:
+                way = OWNED
+            yield self._number[node], way
+
+
+def _words(run: tuple[PlannedCall, ...] | ReferenceCall) -> int:
+    return 0 if isinstance(run, ReferenceCall) else sum(len(call.arguments) for call in run)

@@ -1,0 +1,218 @@
+"""What a program runs, in order: kernels where there are any, and the reference for the rest."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ltc.ir import ops
+from ltc.ir.graph import Graph
+from ltc.ir.kernel import Kernel, Product, Store, Unit
+from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType
+from ltc.llvm.code import KernelCode
+from ltc.llvm.dtype import FORMS
+from ltc.llvm.elementwise import can_compute
+from ltc.llvm.loops import kernel_code
+from ltc.llvm.products import can_multiply, holds_epilogue, product_codes
+from ltc.llvm.program import Fault
+from ltc.llvm.reduction import can_reduce
+from ltc.passes.fuse import fuse
+
+# The reference's result may lie in the memory of the first operand.
+MAY_SHARE = frozenset(
+    {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BITCAST, ops.BARRIER, ops.CAST, ops.GET}
+)
+_MOVES = frozenset(
+    {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER, ops.PAD, ops.CONCAT}
+)
+
+
+def is_native(node: Node) -> bool:
+    """Whether a generated kernel can compute the node."""
+    types = [node.type, *[n.type for n in node.inputs]]
+    if not all(isinstance(t, TensorType) and t.dtype in FORMS and t.size for t in types):
+        return False
+    if node.op in _MOVES or node.op is ops.IOTA or node.op is ops.RANDOM_BITS:
+        return True
+    if node.op is ops.INSERT:
+        return all(step == 1 for step in node.attr("steps"))
+    if node.op.kind == "elementwise":
+        return not ops.may_fail(node) and can_compute(node)
+    return node.op.kind == "reduce" and can_reduce(node)
+
+
+@dataclass(eq=False)
+class Step:
+    """A kernel, a product, or a node that the reference computes.
+
+    reads, writes  nodes whose buffers it reads, or makes
+    codes          its kernels, in order; the reference has none
+    overwrites     for a store of the kernel: the input whose buffer it takes
+    """
+
+    unit: Unit
+    reads: tuple[Node, ...]
+    writes: tuple[Node, ...]
+    codes: tuple[KernelCode, ...] = ()
+    overwrites: dict[Node, Node] = field(default_factory=dict)
+
+    @property
+    def is_native(self) -> bool:
+        return not isinstance(self.unit, Node)
+
+    @property
+    def may_fail(self) -> bool:
+        if isinstance(self.unit, Node):
+            return ops.may_fail(self.unit)
+        return any(isinstance(n, Fault) for code in self.codes for n in code.nodes)
+
+
+def planned_steps(graph: Graph, donated: frozenset[int]) -> list[Step]:
+    """What a program runs, in order.
+
+    donated  positions of the inputs that may be written over
+    """
+    steps = [_step(unit) for unit in _units(graph)]
+    shares = memory_of(steps)
+    _choose_overwrites(steps, graph, donated, shares)
+    return _in_order(steps, shares)
+
+
+def _units(graph: Graph) -> Iterator[Unit]:
+    for unit in fuse(graph, is_native, can_multiply, lambda node: node.op is ops.MATMUL):
+        if isinstance(unit, Product) and unit.epilogue and not holds_epilogue(unit):
+            yield Product(unit.node, unit.operands, None, unit.results)
+            yield unit.epilogue
+        else:
+            yield unit
+
+
+def _step(unit: Unit) -> Step:
+    if isinstance(unit, Node):
+        return Step(unit, unit.inputs, (unit,))
+    return Step(unit, unit.reads(), unit.writes(), tuple(codes_of(unit)))
+
+
+def codes_of(unit: Kernel | Product) -> list[KernelCode]:
+    """The kernels that compute a unit, in order."""
+    return product_codes(unit) if isinstance(unit, Product) else [kernel_code(unit)]
+
+
+def memory_of(steps: Iterable[Step]) -> dict[Node, Node]:
+    """For what the reference gives: the node whose memory it may lie in."""
+    found: dict[Node, Node] = {}
+    for step in steps:
+        node = step.unit
+        if isinstance(node, Node):
+            shared = node.op in MAY_SHARE or node.op.kind == "reduce"
+            found[node] = found.get(node.inputs[0], node.inputs[0]) if shared else node
+    return found
+
+
+# --- writing over inputs -------------------------------------------------------------------------
+
+
+def _choose_overwrites(
+    steps: list[Step], graph: Graph, donated: frozenset[int], shares: dict[Node, Node]
+) -> None:
+    """For every output that a kernel can store in place: the donated input it is stored over."""
+    outputs = set(graph.outputs)
+    kept = {shares.get(n, n) for n in outputs}
+    free = {n for n in graph.inputs if n.attr("index") in donated} - kept
+    for step in steps:
+        kernel = step.unit if isinstance(step.unit, Kernel) else None
+        taken: set[Node] = set()
+        if isinstance(step.unit, Product):
+            kernel = step.unit.epilogue
+            taken = {access.node for access in step.unit.operands}
+        for store in kernel.stores if kernel is not None else ():
+            able = store.node in outputs and store.node not in step.overwrites
+            target = _in_place(kernel, store, free - taken) if able else None
+            if target is not None:
+                step.overwrites[store.node] = target
+                free.discard(target)
+
+
+def _in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
+    """A free input that the kernel reads nowhere but where it stores."""
+    loads: dict[Node, bool] = {}
+    for value in kernel.values():
+        if value.kind == "load":
+            node, offset = value.data
+            same = offset == store.offset and not value.guards
+            loads[node] = loads.get(node, True) and same
+    for node, same in loads.items():
+        if same and node in free and node.type == store.node.type:
+            return node
+    return None
+
+
+def _in_order(steps: list[Step], shares: dict[Node, Node]) -> list[Step]:
+    """The steps as recorded, but each that writes over an input after two kinds of others.
+
+    Those that read the old value must come first: where data flow has it otherwise, the input is
+    not written over.  Those that may fail come first where they can.
+    """
+    return _Order(steps, shares).steps
+
+
+class _Order:
+    """A topological order in which every step stands as early as it may, the first given first."""
+
+    def __init__(self, given: list[Step], shares: dict[Node, Node]):
+        self.steps: list[Step] = []
+        self._given, self._position = given, {step: k for k, step in enumerate(given)}
+        maker = {node: step for step in given for node in step.writes}
+        self._operands = {s: {maker[n] for n in s.reads if n in maker} for s in given}
+        self._readers: dict[Node, set[Step]] = defaultdict(set)
+        for step in given:
+            for node in step.reads:
+                self._readers[shares.get(node, node)].add(step)
+        self._failing = {step for step in given if step.may_fail}
+        self._done: set[Step] = set()
+        self._run()
+
+    def _before(self, step: Step) -> set[Step]:
+        """The steps that must be over when this one runs."""
+        before = set(self._operands[step])
+        for target in step.overwrites.values():
+            before |= self._readers[target]
+        if step.overwrites:
+            before |= self._failing
+        before.discard(step)
+        return before
+
+    def _run(self) -> None:
+        waits = {step: self._before(step) for step in self._given}
+        followers: dict[Step, list[Step]] = defaultdict(list)
+        for step, before in waits.items():
+            for other in before:
+                followers[other].append(step)
+        ready = [k for k, step in enumerate(self._given) if not waits[step]]
+        heapq.heapify(ready)
+        while len(self.steps) < len(self._given):
+            if not ready:
+                blocked = self._first_blocked(waits)
+                waits[blocked].clear()
+                ready.append(self._position[blocked])
+            step = self._given[heapq.heappop(ready)]
+            self.steps.append(step)
+            self._done.add(step)
+            for other in followers[step]:
+                if waits[other]:
+                    waits[other].discard(step)
+                    if not waits[other]:
+                        heapq.heappush(ready, self._position[other])
+
+    def _first_blocked(self, waits: dict[Step, set[Step]]) -> Step:
+        """A step that only its overwrites hold back: it runs now, without the impossible ones."""
+        for step in self._given:
+            if waits[step] and self._operands[step] <= self._done:
+                for node, target in list(step.overwrites.items()):
+                    if self._readers[target] - self._done - {step}:
+                        del step.overwrites[node]
+                return step
+        raise AssertionError("steps that wait for one another")

@@ -1,0 +1,174 @@
+"""Programs: in which order their steps run, what they write over, and how a failing kernel ends."""
+
+import pytest
+import torch
+
+from ltc.backends import llvm_steps
+from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm_computation import LlvmComputation
+from ltc.backends.llvm_plan import plan_of
+from ltc.ir import build, ops
+from ltc.ir.graph import Graph, Origin
+from ltc.ir.node import Node, make
+from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.code import KernelCode
+from ltc.llvm.program import Fault, KernelCall, KernelRun, entry_address
+
+
+def given(*shape, index=0, dtype=torch.float32) -> Node:
+    return make(ops.INPUT, index=index, dtype=dtype, shape=shape)
+
+
+def graph_of(*outputs: Node, inputs=(), scalars=()) -> Graph:
+    return Graph(tuple(inputs), tuple(scalars), outputs)
+
+
+def take_with_check(node: Node, error: str, message: str) -> KernelCode:
+    """Element index[0] of x; where that is outside: the fault, and nothing is touched."""
+    x, index = node.inputs
+    b = Builder(width=1)
+    at = b.effect("load i64, ptr %p1")
+    inside = b.value(f"icmp ult i64 {at}, {x.type.size}")
+
+    def copy() -> None:
+        value = b.effect(f"load float, ptr {b.address('%p0', at, 'float')}")
+        b.emit(f"store float {value}, ptr %p2")
+
+    b.when(inside, [], copy)
+    outside = b.value(f"xor i1 {inside}, true")
+
+    def fail() -> None:
+        doubled = b.value(f"shl i64 {at}, 1")
+        b.emit(f"store i64 {b.value(f'or i64 {doubled}, 1')}, ptr %p3")
+
+    b.when(outside, [], fail)
+    nodes = (x, index, node, Fault(node, error, message))
+    return KernelCode(function_text("kernel", 4, b), nodes, 1)
+
+
+@pytest.fixture
+def native_take(monkeypatch):
+    """TAKE of one element as a kernel; calling it says what its fault raises."""
+
+    def use(error: str = "", message: str = "") -> None:
+        reference = llvm_steps._step
+
+        def step(unit):
+            if isinstance(unit, Node) and unit.op is ops.TAKE:
+                code = take_with_check(unit, error, message)
+                # a unit that is no Node makes the step native
+                return llvm_steps.Step(code, unit.inputs, (unit,), (code,))
+            return reference(unit)
+
+        monkeypatch.setattr(llvm_steps, "_step", step)
+
+    return use
+
+
+def compiled(graph: Graph, donated=()) -> LlvmComputation:
+    return LlvmBackend().compile(graph, 0, frozenset(donated))
+
+
+def test_a_kernel_that_finds_no_fault_runs_on(native_take):
+    native_take("IndexError", "no")
+    x, index = given(3), given(1, index=1, dtype=torch.int64)
+    graph = graph_of(build.take(x, index, 0) * 2.0, inputs=[x, index])
+    (result,) = compiled(graph).launch([torch.tensor([1.0, 2, 3]), torch.tensor([2])], [])
+    assert result.tolist() == [6]
+
+
+def test_a_fault_raises_its_error_with_the_value_and_the_line(native_take):
+    native_take("IndexError", "{value} is no index of 3 elements")
+    x, index = given(3), given(1, index=1, dtype=torch.int64)
+    taken = build.take(x, index, 0)
+    graph = Graph((x, index), (), (taken,), {taken: Origin("aten::take", "user.py:7 in f")})
+    computation = compiled(graph)
+    for number in (9, -4, 0, 9):  # and the same program runs well in between
+        buffers = [torch.arange(3.0), torch.tensor([number])]
+        if number == 0:
+            assert computation.launch(buffers, [])[0].tolist() == [0]
+            continue
+        with pytest.raises(IndexError, match=f"^{number} is no index of 3") as raised:
+            computation.launch(buffers, [])
+        assert raised.value.__notes__ == ["while running aten::take called at user.py:7 in f"]
+
+
+def test_a_fault_without_a_text_raises_what_the_reference_raises(native_take):
+    native_take()
+    x, index = given(3), given(1, index=1, dtype=torch.int64)
+    graph = graph_of(build.take(x + 1.0, index, 0), inputs=[x, index])
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(graph).launch([torch.zeros(3), torch.tensor([7])], [])
+
+
+def test_checks_run_before_inputs_are_written_over(native_take):
+    native_take("IndexError", "outside")
+    x, index, p = given(3), given(1, index=1, dtype=torch.int64), given(3, index=2)
+    graph = graph_of(p + 1.0, build.take(x, index, 0), inputs=[x, index, p])
+    parameter = torch.zeros(3)
+    computation = compiled(graph, donated=[2])
+    with pytest.raises(IndexError) as raised:
+        computation.launch([torch.zeros(3), torch.tensor([3]), parameter], [])
+    assert raised.value.overwritten == () and parameter.tolist() == [0, 0, 0]
+    computation.launch([torch.zeros(3), torch.tensor([1]), parameter], [])
+    assert parameter.tolist() == [1, 1, 1]
+
+
+def test_a_check_of_what_was_just_written_names_what_it_lost(native_take):
+    native_take("IndexError", "outside")
+    p, index, q = given(1), given(1, index=1, dtype=torch.int64), given(1, index=2)
+    updated = p + 1.0
+    taken = build.take(updated, index, 0)
+    graph = graph_of(updated, taken, q + taken, inputs=[p, index, q])
+    parameter, other = torch.zeros(1), torch.zeros(1)
+    with pytest.raises(IndexError) as raised:
+        compiled(graph, donated=[0, 2]).launch([parameter, torch.tensor([5]), other], [])
+    assert raised.value.overwritten == (0,)
+    assert parameter.tolist() == [1] and other.tolist() == [0]
+
+
+def test_an_update_runs_as_soon_as_the_old_value_was_read():
+    """Not after everything else: what later steps need not know is free for others."""
+    p, x = given(64, 64), given(64, 64, index=1)
+    first = make(ops.MATMUL, p, x)
+    second = make(ops.MATMUL, make(ops.MATMUL, first, x), x)
+    steps = llvm_steps.planned_steps(
+        graph_of(p + first, second, inputs=[p, x]), frozenset([0])
+    )
+    update = next(k for k, step in enumerate(steps) if step.overwrites)
+    assert update < len(steps) - 1
+
+
+def test_equal_kernels_are_one_and_all_run_in_one_call():
+    x, y = given(50, 30), given(50, 30, index=1)
+    plan, texts = plan_of(graph_of(make(ops.EXP, x), make(ops.EXP, y), inputs=[x, y]), frozenset())
+    assert len(plan.runs) == 1 and len(texts) <= len(plan.runs[0])
+
+
+def test_numbers_reach_the_kernel_after_its_pointers():
+    b = Builder(width=1)
+    total = b.value("add i64 %n0, %n1")
+    b.emit(f"store i64 {total}, ptr %p0")
+    code = KernelCode(function_text("kernel", 1, b, 2), (None,), 1, numbers=(40, 2))
+    frame, result = torch.zeros(6, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    frame[0] = result.data_ptr()
+    arguments = ((0, 0), (1, 40), (1, 2))  # the word at 1 is 0
+    run = KernelRun([KernelCall(entry_address(code.text, code.name), arguments, 1)], 2)
+    assert run.launch(frame.data_ptr()) == -1 and result.item() == 42
+
+
+def test_scalars_of_any_type_arrive_as_torch_would_convert_them():
+    cases = [
+        (torch.float32, [0.1, 1e300, float("nan"), 3, torch.tensor(2.5)]),
+        (torch.float64, [0.1, 7, torch.tensor(1.5, dtype=torch.float64)]),
+        (torch.int64, [5, -1, True, 2**62]), (torch.int32, [7]), (torch.bool, [True, False]),
+        (torch.bfloat16, [0.1]), (torch.float16, [0.1]),
+    ]  # fmt: skip
+    for dtype, numbers in cases:
+        x = given(4, dtype=dtype)
+        cell = make(ops.SCALAR, slot=0, dtype=dtype, wrapped=True)
+        computation = compiled(graph_of(build.expand(cell, (4,)), inputs=[x], scalars=[cell]))
+        for number in numbers:
+            (result,) = computation.launch([torch.zeros(4, dtype=dtype)], [number])
+            expected = torch.as_tensor(number, dtype=dtype).expand(4)
+            torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
