@@ -12,13 +12,17 @@ from ltc.device import register as _register
 from ltc.device.names import device_index as _device_index
 from ltc.device.recorder import devices as _all_devices
 from ltc.device.tensor import current_device as _current_device
+from ltc.device.tensor import is_lazy as _is_lazy
 from ltc.device.tensor import set_current_device as _set_current_device
 from ltc.distributed import process_group as _process_group
 from ltc.distributed.lazy_multiprocessing import launch
+from ltc.runtime.storage import physical as _physical
 from ltc.utils import steps as _steps
 
 __version__ = "0.1.0"
-__all__ = ["device", "device_count", "devices", "launch", "manual_seed", "step", "sync"]
+__all__ = [
+    "device", "device_count", "devices", "launch", "manual_seed", "physical_dtype", "step", "sync",
+]
 
 
 class _CallableModule(types.ModuleType):
@@ -66,6 +70,11 @@ def step():
         yield
     finally:
         sync()
+
+
+def physical_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype that the tensor has in memory: under LTC_USE_BF16, narrower than `tensor.dtype`."""
+    return _physical(tensor.dtype) if _is_lazy(tensor) else tensor.dtype
 
 
 def manual_seed(seed: int, device=None) -> None:

@@ -1,8 +1,8 @@
 """Every environment variable that ltc reads, in one table: name, how it is read, default, meaning.
 
 A variable is read when its value is needed, so setting `os.environ` in a running program works for
-most. LTC_NUM_DEVICES is read at the first use of the device; LTC_LINES and LTC_FORCE_FALLBACK at
-the first call of each operation.
+most. LTC_NUM_DEVICES, LTC_USE_BF16 and LTC_DOWNCAST_BF16 are read at the first use of the device;
+LTC_LINES and LTC_FORCE_FALLBACK at the first call of each operation.
 One that is unset, or set to nothing, has its default.
 """
 
@@ -80,6 +80,11 @@ _PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
 FLAGS = (
     Flag("LTC_BACKEND", str, "llvm", "the registered backend that runs graphs"),
     Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
+    Flag("LTC_USE_BF16", boolean, False, "devices keep float and double tensors as bfloat16"),
+    Flag(
+        "LTC_DOWNCAST_BF16", boolean, False,
+        "devices keep float tensors as bfloat16 and double ones as float",
+    ),
     Flag("LTC_SYNC_WAIT", boolean, False, "every mark_step waits until its step has run"),
     Flag("LTC_EMIT_STEPLOG", boolean, False, "every mark_step writes one line to stderr"),
     Flag("LTC_FALLBACK", one_of("count", "warn", "error"), "count", "what an op run eagerly does"),

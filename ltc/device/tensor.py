@@ -189,7 +189,7 @@ def _downloaded(buffer: Buffer) -> torch.Tensor:
     if len(device_at(buffer.device).recorders) > 1:
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
     started = time.perf_counter_ns()
-    value = download(buffer.ready())
+    value = download(buffer.ready(), buffer.dtype)
     elapsed = time.perf_counter_ns() - started
     metrics.record("TransferFromDeviceTime", elapsed, "time")
     metrics.record("TensorToData", elapsed, "time")

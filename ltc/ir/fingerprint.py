@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 
-def fingerprint(calls: Sequence[Any], outputs: Iterable[Any], slots: dict[int, int]) -> str:
+def fingerprint(
+    calls: Sequence[Any], outputs: Iterable[Any], slots: dict[int, int], storage: str = ""
+) -> str:
     """64 hexadecimal digits for these calls (aten/call.py) and the Values that are read of them.
 
-    slots  the scalars they use, numbered: aten/call.py's Numbering
+    slots    the scalars they use, numbered: aten/call.py's Numbering
+    storage  what tensors are kept as, where that is not what they are reported as
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(storage.encode())
     positions: dict[Any, int] = {call: position for position, call in enumerate(calls)}
     positions.update(slots)
     for call in calls:

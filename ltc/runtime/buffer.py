@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ltc.runtime.storage import physical
+
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
 
 
@@ -129,7 +131,7 @@ class Buffer:
         self.handle, self.shape, self.dtype, self.device = handle, shape, dtype, device
         self.execution, self.previous = execution, previous
         self.key, self.shared = input_key(shape, dtype), False
-        self.nbytes = byte_size(shape, dtype)
+        self.nbytes = byte_size(shape, physical(dtype))
         account_of(device).add(self.nbytes)
 
     def __del__(self) -> None:

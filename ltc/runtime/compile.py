@@ -14,6 +14,8 @@ from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, schedule
 from ltc.passes import pipeline
+from ltc.passes.narrow import narrow
+from ltc.runtime import storage
 from ltc.runtime.cache import PROGRAMS
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.segments import compile_in_segments, runs_on
@@ -66,7 +68,7 @@ def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, i
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
-    name = fingerprint(calls, outputs, numbering.slots)
+    name = fingerprint(calls, outputs, numbering.slots, storage.mode())
     key = (name, config.value("LTC_BACKEND"), tuple(given.items()))
     return Ending(key, tuple(numbering.inputs), tuple(numbering.slots))
 
@@ -99,7 +101,7 @@ def _compile(calls, outputs, device: int, replaced: dict[int, int]) -> Program:
     numbering = Numbering(calls)
 
     def graph_of() -> Graph:
-        return pipeline.run(expand(calls, outputs, numbering))
+        return pipeline.run(narrow(expand(calls, outputs, numbering), storage.kept_as()))
 
     computation = _computation(backend(), graph_of(), device, frozenset(replaced.values()))
     metrics.record("CompileTime", time.perf_counter_ns() - started, "time")

@@ -10,6 +10,7 @@ from ltc import config
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface, BackendRegistrar
 from ltc.backends.llvm import LlvmBackend
+from ltc.runtime.storage import physical
 
 BackendRegistrar.register(EagerBackend.name, EagerBackend)
 BackendRegistrar.register(LlvmBackend.name, LlvmBackend)
@@ -21,15 +22,16 @@ def backend() -> BackendImplInterface:
 
 
 def upload(tensor: torch.Tensor, device: int) -> Any:
-    """A backend's buffer with a copy of a contiguous CPU tensor."""
-    return backend().computation.upload(tensor, device)
+    """A backend's buffer with a copy of a contiguous CPU tensor, in the type it is kept as."""
+    return backend().computation.upload(tensor.to(physical(tensor.dtype)), device)
 
 
-def download(handle: Any) -> torch.Tensor:
-    """A buffer as a contiguous CPU tensor, which may share its memory."""
-    return backend().computation.download(handle)
+def download(handle: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A buffer as a contiguous CPU tensor of `dtype`, which may share its memory."""
+    return backend().computation.download(handle).to(dtype)
 
 
 def copy_of(handle: Any, device: int) -> Any:
     """A second buffer with the same elements."""
-    return upload(download(handle), device)
+    computation = backend().computation
+    return computation.upload(computation.download(handle), device)

@@ -687,6 +687,6 @@ def test_211_results_whose_size_depends_on_data_have_their_true_size(name):
 
 # Not here, because they do not apply or are tested elsewhere:
 #   1       no backend: test_spec_blocks.py, in a process of its own
-#   9, 10   LTC_USE_BF16 and LTC_DOWNCAST_BF16: they concern accelerators, which come later
+#   9, 10   LTC_USE_BF16 and LTC_DOWNCAST_BF16: test_physical_dtypes.py, in processes of their own
 #   29      set_device_type belongs to the runtime module of a later issue
 #   50      refusing execution belongs to ltc.compile, a later issue
