@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch  # noqa: E402
 
 from ltc.distributed import schedule  # noqa: E402
-from ltc.distributed.communicator import reduce_flat  # noqa: E402
 from ltc.distributed.crossing import RING, Crossing  # noqa: E402
+from ltc.distributed.exchange import Exchange, reduce  # noqa: E402
 from ltc.distributed.rendezvous import meet  # noqa: E402
 
 INSIDE = (2e-6, 10e9)  # seconds, bytes per second: shared memory of one host
@@ -103,7 +103,7 @@ def rendezvous(wire: ModelledWire) -> None:
 
 def reduction(wire: ModelledWire) -> None:
     x = torch.full((REDUCED_BYTES // 4,), float(wire.replica % 7))
-    reduce_flat(wire, tuple(range(wire.replicas)), wire.replica, 1, "sum", x)
+    reduce(Exchange(wire, tuple(range(wire.replicas)), wire.replica, 1), "sum", x, x)
     assert float(x[0]) == sum(rank % 7 for rank in range(wire.replicas))
 
 

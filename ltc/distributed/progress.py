@@ -17,17 +17,19 @@ from ltc.ir.collective import Collective
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
 
 # How exchanges outside this run's replicas are done: what stands before ":" in a collective's
-# channel -> function of what stands behind it, giving an object with `run(collective, operands)`.
+# channel -> function of what stands behind it, giving an object with `run(collective, operands)` and
+# `post(collective, operands)`: see Communicator.
 CHANNELS: dict[str, Callable] = {}
 
 
 class _Exchange:
     """One exchange under way; `over` is held until it has ended."""
 
-    __slots__ = ("collective", "operands", "results", "error", "over")
+    __slots__ = ("collective", "operands", "rest", "results", "error", "over")
 
     def __init__(self, collective: Collective, operands: list[torch.Tensor]) -> None:
         self.collective, self.operands = collective, operands
+        self.rest: Callable[[], Sequence[torch.Tensor]] | None = None  # of one that is posted
         self.results: Sequence[torch.Tensor] = ()
         self.error: BaseException | None = None
         self.over = threading.Lock()
@@ -37,8 +39,10 @@ class _Exchange:
 class Progress:
     """The exchanges of one replica's programs.
 
-    They run in a thread, so that a program computes meanwhile; a small one that finds the thread
-    idle runs at once, since handing it over would take longer.
+    They run in a thread, so that a program computes meanwhile.  Handing a small one over would take
+    longer than the exchange: one that finds the thread idle is posted, that is sent at once, and
+    what the others send is taken when the program waits for it.  Replicas are never quite equally
+    fast, so waiting for it at once would make every small exchange a meeting of all.
     """
 
     def __init__(self, place: world.Place) -> None:
@@ -47,6 +51,7 @@ class Progress:
         self._begun: dict[int, _Exchange] = {}
         self._count = 0
         self._waiting = 0  # exchanges the thread has not finished
+        self._posted: _Exchange | None = None  # the newest one, where the thread has not got it
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -56,22 +61,53 @@ class Progress:
         self._count += 1
         number = self._count
         self._begun[number] = exchange
-        if sum(x.nbytes for x in operands) <= ONE_CROSSING_BYTES and not self._waiting:
+        small = sum(x.nbytes for x in operands) <= ONE_CROSSING_BYTES
+        if small and not self._waiting:
+            self._settle_posted()
+            self._begin(exchange)
+        else:
+            self._hand_over(exchange)
+        return number
+
+    def _begin(self, exchange: _Exchange) -> None:
+        """Post an exchange, or run it where that cannot be."""
+        try:
+            channel = self._channel(exchange.collective)
+            exchange.rest = channel.post(exchange.collective, exchange.operands)
+        except BaseException as error:  # raised to whoever waits
+            exchange.error = error
+            exchange.over.release()
+            return
+        if exchange.rest is None:
             self._run(exchange)
-            return number
+        else:
+            self._posted = exchange
+
+    def _settle_posted(self) -> None:
+        """Finish what is posted, which may wait for the other replicas."""
+        posted, self._posted = self._posted, None
+        if posted is not None:
+            self._run(posted)
+
+    def _hand_over(self, exchange: _Exchange) -> None:
+        """Have the thread run an exchange, after the one that is posted."""
+        posted, self._posted = self._posted, None
         with self._lock:
-            self._waiting += 1
-            self._queue.put(exchange)
+            for one in (posted, exchange):
+                if one is not None:
+                    self._waiting += 1
+                    self._queue.put(one)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._loop, name="ltc collectives", daemon=True
                 )
                 self._thread.start()
-        return number
 
     def wait(self, number: int) -> Sequence[torch.Tensor]:
         """The results of an exchange; raises its error."""
         exchange = self._begun.pop(number)
+        if exchange is self._posted:
+            self._settle_posted()
         with exchange.over:  # free once it has ended
             pass
         if exchange.error is not None:
@@ -86,6 +122,7 @@ class Progress:
     def abort(self, error: BaseException) -> None:
         """Let the other replicas know that this one has failed; forget what has begun."""
         self._begun.clear()
+        self._posted = None
         session = sessions.known(self.place)
         if session is not None:
             session.abort_with(error)
@@ -107,12 +144,14 @@ class Progress:
 
     def _run(self, exchange: _Exchange) -> None:
         try:
-            exchange.results = self._channel(exchange.collective).run(
-                exchange.collective, exchange.operands
-            )
+            if exchange.rest is not None:
+                exchange.results = exchange.rest()
+            else:
+                channel = self._channel(exchange.collective)
+                exchange.results = channel.run(exchange.collective, exchange.operands)
         except BaseException as error:  # raised to whoever waits
             exchange.error = error
-        exchange.operands = []
+        exchange.operands, exchange.rest = [], None
         exchange.over.release()
 
     def _channel(self, collective: Collective):

@@ -100,6 +100,9 @@ class GroupChannel:
         self.backend = found._get_backend(torch.device("cpu"))
         self.size = found.size()
 
+    def post(self, collective: Collective, operands: list[torch.Tensor]) -> None:
+        """Nothing is sent ahead: the group's own calls do not come in two parts."""
+
     def run(self, collective: Collective, operands: list[torch.Tensor]) -> list[torch.Tensor]:
         """The results, new tensors; the operands are contiguous CPU tensors."""
         begin = _BEGIN[collective.kind]

@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 
 import torch
 
@@ -72,6 +73,7 @@ class Region:
         self.slot_bytes = slot_bytes(replicas)
         self._mailbox_bytes = _COUNTERS + SLOTS * (_SLOT_HEADER + self.slot_bytes)
         self._verdict_lock = threading.Lock()
+        self.letters: dict[int, deque] = {}  # by mailbox: messages between threads, see ThreadsWire
 
     @classmethod
     def of_threads(cls, replicas: int) -> "Region":

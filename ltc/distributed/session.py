@@ -19,6 +19,7 @@ from ltc.distributed.meeting_place import (
     folder_of_host, host, processes_per_host, store,
 )
 from ltc.distributed.region import PeerFailure, Region
+from ltc.distributed.threads_wire import ThreadsWire
 from ltc.distributed.wire import SharedMemoryWire
 
 # Programs run behind their caller, so what they exchange and what the caller exchanges at once
@@ -160,7 +161,8 @@ def _replicas_here(place: world.Place) -> int:
 
 def _communicator(lane: str, region: Region, place: world.Place) -> Communicator:
     if _hosts(place) == 1:
-        wire, board = SharedMemoryWire(region, place.ordinal), Board(region, place.ordinal)
+        kind = ThreadsWire if place.processes == 1 else SharedMemoryWire
+        wire, board = kind(region, place.ordinal), Board(region, place.ordinal)
         _log_once(f"{place.replicas} replicas exchange through shared memory")
     else:
         first = place.ordinal // region.replicas * region.replicas

@@ -38,10 +38,14 @@ class Wire(Protocol):
     message_bytes: int
 
     def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
-        """Send a contiguous 1-D tensor; returns as soon as it may be overwritten."""
+        """Send a contiguous 1-D tensor.
+
+        It must stay as it is until the receiver has answered with a message made from it, or until
+        `finish` returns.
+        """
 
     def finish(self) -> None:
-        """Return when everything sent is on its way without this process."""
+        """Return when nobody needs the memory of what was sent any more."""
 
     def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
         """Call `consume`, if any, with the next message: a 1-D tensor of `like`'s size and dtype.
@@ -51,30 +55,55 @@ class Wire(Protocol):
         """
 
 
+class Waiter:
+    """How one replica waits for a counter of its region, and tells whom it has long waited for."""
+
+    def __init__(self, region: Region, replica: int) -> None:
+        self.region = region
+        self.late: Callable[[int, float], None] = lambda peer, waited: None
+        self._word = region.waiting_word(replica)
+
+    def wait_at_least(self, offset: int, value: int, peer: int) -> None:
+        """Return when the counter at `offset`, which `peer` moves on, has reached `value`."""
+        region = self.region
+        region.wait_at_least(offset, value, lambda waited: self._wait(peer, waited))
+        region.words[self._word] = 0
+
+    def _wait(self, peer: int, waited_seconds: float) -> None:
+        if waited_seconds >= LONG_SECONDS:
+            self.region.words[self._word] = peer + 1
+            self.late(peer, waited_seconds)
+
+
 class SharedMemoryWire:
-    """Messages through the mailboxes of a region, for threads and processes alike."""
+    """Messages through the mailboxes of a region, for the processes that share it."""
 
     def __init__(self, region: Region, replica: int) -> None:
         self.region, self.replica, self.replicas = region, replica, region.replicas
         self.message_bytes = region.slot_bytes
-        self._waiting = region.waiting_word(replica)
+        self._waiter = Waiter(region, replica)
         self._out = [region.mailbox(replica, peer) for peer in range(self.replicas)]
         self._in = [region.mailbox(peer, replica) for peer in range(self.replicas)]
         # counters survive in the region, so that a wire made anew goes on where the old one was
         self._sent = [region.words[mailbox // 8] for mailbox in self._out]
         self._received = [region.words[(mailbox + LINE) // 8] for mailbox in self._in]
         self._views: dict[tuple, torch.Tensor] = {}
-        self.late: Callable[[int, float], None] = lambda peer, waited: None
+
+    @property
+    def late(self) -> Callable[[int, float], None]:
+        """Called with whom this replica waits for, and how long it has."""
+        return self._waiter.late
+
+    @late.setter
+    def late(self, late: Callable[[int, float], None]) -> None:
+        self._waiter.late = late
 
     def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
         region = self.region
         mailbox = self._out[receiver]
         number = self._sent[receiver]
         if number >= SLOTS:
-            region.wait_at_least(
-                mailbox + LINE, number - SLOTS + 1, lambda waited: self._wait(receiver, waited)
-            )
-            region.words[self._waiting] = 0
+            self._waiter.wait_at_least(mailbox + LINE, number - SLOTS + 1, receiver)
         slot = region.slot(mailbox, number)
         struct.pack_into("qq", region.memory, slot, word, part.nbytes)
         if part.numel():
@@ -86,10 +115,7 @@ class SharedMemoryWire:
         region = self.region
         mailbox = self._in[sender]
         number = self._received[sender]
-        region.wait_at_least(
-            mailbox, number + 1, lambda waited: self._wait(sender, waited)
-        )
-        region.words[self._waiting] = 0
+        self._waiter.wait_at_least(mailbox, number + 1, sender)
         slot = region.slot(mailbox, number)
         found, nbytes = struct.unpack_from("qq", region.memory, slot)
         if found != word or nbytes != like.nbytes:
@@ -101,11 +127,6 @@ class SharedMemoryWire:
 
     def finish(self) -> None:
         """What is sent lies in shared memory at once."""
-
-    def _wait(self, peer: int, waited_seconds: float) -> None:
-        if waited_seconds >= LONG_SECONDS:
-            self.region.words[self._waiting] = peer + 1
-            self.late(peer, waited_seconds)
 
     def _view(self, offset: int, like: torch.Tensor) -> torch.Tensor:
         """The bytes of a slot as a tensor of the size and dtype of `like`."""

@@ -15,7 +15,9 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.device.tensor import state_of
 from ltc.distributed import collectives
+from ltc.distributed.progress import Runner
 from ltc.distributed.region import PeerFailure
+from ltc.ir.collective import Collective
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -327,6 +329,23 @@ def _schedule_of_pending(module: nn.Module) -> str:
     outputs = (recorder.token, *[state_of(p.grad).value for p in module.parameters()])
     calls = live_calls(recorder.path(), outputs)
     return str(expand(calls, outputs, Numbering(calls)))
+
+
+def test_a_small_exchange_does_not_wait_where_it_begins():
+    begun = threading.Event()
+
+    def both(ordinal, device):
+        progress = Runner().current()
+        operands = [torch.full((3,), float(ordinal + 1)), torch.tensor([[10.0 * ordinal]])]
+        if ordinal:
+            assert begun.wait(20), "replica 0 waits for replica 1 where it begins"
+        small = progress.start(Collective("all_reduce", "sum"), operands)
+        begun.set()
+        large = progress.start(Collective("all_reduce", "sum"), [torch.ones(100_000)])
+        return [x.tolist() for x in progress.wait(small)], progress.wait(large)[0].sum().item()
+
+    for small, large in values(in_threads(both, 2)):
+        assert small == [[3.0] * 3, [[10.0]]] and large == 200_000
 
 
 # --- functions --------------------------------------------------------------------------------

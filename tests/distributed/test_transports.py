@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 from ltc.distributed import collectives, world
 from ltc.distributed.region import SLOTS, Region, region_bytes
+from ltc.distributed.threads_wire import ThreadsWire
 from ltc.distributed.wire import Mismatch, SharedMemoryWire
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -193,12 +195,29 @@ def test_a_mailbox_holds_some_messages_and_keeps_their_order():
         assert got.tolist() == [number] * 3
 
 
-def test_a_message_with_another_word_or_size_is_a_mismatch():
-    for word, size in ((8, 3), (7, 4)):
-        region = Region.of_threads(2)
-        SharedMemoryWire(region, 0).send(1, torch.zeros(3), 7)
-        with pytest.raises(Mismatch):
-            SharedMemoryWire(region, 1).receive(0, torch.empty(size), word, None)
+@pytest.mark.parametrize("wire", [SharedMemoryWire, ThreadsWire])
+@pytest.mark.parametrize("word, size", [(8, 3), (7, 4)])
+def test_a_message_with_another_word_or_size_is_a_mismatch(wire, word, size):
+    region = Region.of_threads(2)
+    wire(region, 0).send(1, torch.zeros(3), 7)
+    with pytest.raises(Mismatch):
+        wire(region, 1).receive(0, torch.empty(size), word, None)
+
+
+def test_threads_read_each_others_memory_and_wait_until_it_was_read():
+    region = Region.of_threads(2)
+    here, there = ThreadsWire(region, 0), ThreadsWire(region, 1)
+    large, small, taken, found = torch.ones(1 << 20), torch.ones(8), [], []
+    here.send(1, small, 7)
+    here.finish()  # was copied
+    here.send(1, large, 7)
+    sender = threading.Thread(target=lambda: (here.finish(), found.append(len(taken))))
+    sender.start()
+    there.receive(0, small, 7, lambda x: taken.append(x.data_ptr()))
+    there.receive(0, large, 7, lambda x: taken.append(x.data_ptr()))
+    sender.join(10)
+    assert taken[0] != small.data_ptr() and taken[1] == large.data_ptr()
+    assert found == [2]
 
 
 def test_a_region_takes_memory_only_for_what_is_used():
