@@ -116,7 +116,7 @@ FLAGS = (
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
     # Looking inside.
     Flag("LTC_CHECK", boolean, False, "verify the graph after every pass"),
-    Flag("LTC_DUMP", str, "", "passes after which to print the graph, with commas between"),
+    Flag("LTC_DUMP", str, "", "stages to print when a step is compiled (see ltc.debug.graphs), with commas between"),
     Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
     Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
     Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "form of that graph"),

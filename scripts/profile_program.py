@@ -2,7 +2,7 @@
 
 python scripts/profile_program.py WORKLOAD [--threads N] [--rounds N] [--texts FOLDER] [--all]
 
-WORKLOAD is a function of scripts/workloads.py. Each program that a steady step runs is planned
+WORKLOAD is a function of scripts/workloads.py or more_workloads.py. Each program that a steady step runs is planned
 again, and its kernels are launched one by one on buffers of their own, all of them in each round,
 so that what one leaves in the caches is what the next finds. What no kernel computes is left out.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import more_workloads
 import workloads
 
 os.environ.setdefault("LTC_BACKEND", "llvm")
@@ -46,7 +47,8 @@ def programs_of(workload: str) -> list[llvm.LlvmComputation]:
         return launch(self, buffers, scalars)
 
     llvm.LlvmBackend.compile, llvm.LlvmComputation.launch = remembered, counted
-    step = getattr(workloads, workload)(ltm.lazy_device(), mark=ltm.mark_step)
+    builders = workloads if workload in workloads.OPEN else more_workloads
+    step = getattr(builders, workload)(ltm.lazy_device(), workloads.Way(mark=ltm.mark_step))
     for _ in range(3):
         step().item()
     launched.clear()

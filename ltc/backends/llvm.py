@@ -6,20 +6,29 @@ What no kernel computes yet runs through the reference backend's row, counted as
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from ltc.backends.eager import LOWERING
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.llvm_computation import LlvmComputation
 from ltc.backends.llvm_plan import plan_of
+from ltc.backends.llvm_stages import AFTER_PASSES, explained
 from ltc.ir.graph import Graph
 from ltc.llvm.program import entry_address
+from ltc.passes import pipeline
 from ltc.passes.layout import layout
+from ltc.passes.pipeline import Pass
 from ltc.passes.split import split_reductions
+
+PASSES = (
+    Pass("layout", layout, "what is read transposed is made so"),
+    Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
+)
 
 
 def prepared(graph: Graph) -> Graph:
     """The graph after the passes that only this backend wants."""
-    return split_reductions(layout(graph))
+    return pipeline.run(graph, PASSES)
 
 
 class LlvmBackend:
@@ -27,6 +36,7 @@ class LlvmBackend:
 
     name = "llvm"
     computation = LlvmComputation
+    stages = (*[one.name for one in PASSES], *AFTER_PASSES)
 
     def __init__(self) -> None:
         # Every op runs: what has no kernel goes through the reference.
@@ -40,9 +50,22 @@ class LlvmBackend:
         return Target(kind="cpu", lanes=64, fast_memory_bytes=1 << 20, tasks=os.cpu_count() or 1)
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
+        self._dump(graph, donated)
         plan, texts = plan_of(prepared(graph), donated)
         entries = {name: entry_address(text, "kernel") for name, text in texts.items()}
         return LlvmComputation(plan, entries)
+
+    def explain(
+        self, graph: Graph, donated: frozenset[int] = frozenset()
+    ) -> Iterator[tuple[str, str]]:
+        """(stage, text) for each of `stages`, made only as far as it is asked for."""
+        return explained(graph, PASSES, donated)
+
+    def _dump(self, graph: Graph, donated: frozenset[int]) -> None:
+        wanted = pipeline.dumped().intersection(AFTER_PASSES)
+        for stage, text in self.explain(graph, donated) if wanted else ():
+            if stage in wanted:
+                print(f"# {stage}\n{text}")
 
     def prepare_to_exit(self) -> None:
         """Nothing runs between launches."""

@@ -63,15 +63,18 @@ class _Compiler:
         )  # fmt: skip
 
     def object_code(self, text: str) -> bytes:
-        llvm = _binding()
+        return self.machine.emit_object(self.module(text))
+
+    def module(self, text: str):
+        """The module that a text defines; raises InvalidGraph where it is wrong."""
         try:
-            module = llvm.parse_assembly(text)
+            module = _binding().parse_assembly(text)
             module.triple = self.triple
             module.data_layout = str(self.machine.target_data)
             module.verify()
         except RuntimeError as error:
             raise InvalidGraph(f"LLVM refuses a generated kernel: {error}\n{text}") from None
-        return self.machine.emit_object(module)
+        return module
 
     def link(self, code: bytes, names: tuple[str, ...]) -> dict[str, int]:
         library = _binding().JITLibraryBuilder()
@@ -127,6 +130,12 @@ def compile_kernels(text: str, *names: str) -> dict[str, int]:
     metrics.count("llvm.compiled")
     metrics.record("llvm.CompileTime", time.perf_counter_ns() - started, "time")
     return addresses
+
+
+def assembly(text: str) -> str:
+    """The instructions that a module in LLVM's text form becomes."""
+    with _lock:
+        return compiler().machine.emit_assembly(compiler().module(text))
 
 
 def has_feature(name: str) -> bool:

@@ -28,12 +28,17 @@ def run(graph: Graph, passes: tuple[Pass, ...] = PIPELINE) -> Graph:
     """The graph after every pass, verified between them under LTC_CHECK."""
     if config.value("LTC_CHECK"):
         check(graph, after="tracing")
-    dumped = config.value("LTC_DUMP").split(",")
+    wanted = dumped()
     for p in passes:
         with metrics.timed(f"pass.{p.name}"):
             graph = p.run(graph)
         if config.value("LTC_CHECK"):
             check(graph, after=p.name)
-        if p.name in dumped:
+        if p.name in wanted:
             print(f"# after {p.name}: {p.why}\n{graph}")
     return graph
+
+
+def dumped() -> frozenset[str]:
+    """The stages that LTC_DUMP names."""
+    return frozenset(config.value("LTC_DUMP").split(",")) - {""}

@@ -138,3 +138,17 @@ def test_without_tensors_the_pending_step_shows_without_what_nobody_holds():
 def test_a_stage_that_does_not_exist_is_named_beside_those_that_do():
     with pytest.raises(ValueError, match="'kernel'; there are recorded, expanded, simplify"):
         graphs.text(pending_sum(), stage="kernel")
+
+
+def test_stages_of_the_native_program_name_the_users_line():
+    for stage in ("kernels", "llvm", "assembly"):
+        with config.override(LTC_BACKEND="llvm"):
+            assert "test_looking_inside.py" in graphs.text(pending_sum(), stage=stage)
+
+
+def test_the_stages_of_a_step_are_printed_where_that_is_asked_for(capsys):
+    with config.override(LTC_BACKEND="llvm", LTC_DUMP="split,kernels,llvm"):
+        x = torch.arange(77.0).reshape(7, 11).to("ltc")
+        assert (x * 3 + 0.25).sum(0).max().item() == 0.25 * 7 + 3 * sum(range(10, 77, 11))
+    out = capsys.readouterr().out
+    assert "# after split" in out and "# kernels\n" in out and "define void @kernel(" in out
