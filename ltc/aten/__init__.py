@@ -2,6 +2,7 @@
 
 from ltc.aten import (  # noqa: F401  importing a file registers its rules
     activation,
+    attention,
     collective,
     convolution,
     creation,

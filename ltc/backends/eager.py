@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ltc.backends.attention import attention, attention_gradient
 from ltc.backends.collective import start, wait
 from ltc.backends.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
@@ -428,6 +429,8 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.CONVOLUTION: _convolution,
     ops.CONVOLUTION_INPUT_GRADIENT: _convolution_input_gradient,
     ops.CONVOLUTION_WEIGHT_GRADIENT: _convolution_weight_gradient,
+    ops.ATTENTION: attention,
+    ops.ATTENTION_GRADIENT: attention_gradient,
     ops.MAX_POOL: _max_pool,
     ops.MAX_POOL_GRADIENT: _max_pool_gradient,
     ops.AVERAGE_POOL: _average_pool,

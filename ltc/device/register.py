@@ -13,7 +13,7 @@ import torch
 
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import (
-    autocast, copies, decompositions, generator, module, patches, pickling, torch_api,
+    attention, attention_ops, autocast, copies, decompositions, generator, module, patches, pickling, torch_api,
 )
 from ltc.device.kernels import build_kernel, lazily_built
 from ltc.device.recorder import devices
@@ -40,8 +40,8 @@ skipped: list[str] = []  # overloads this torch lists but cannot give, and autoc
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
 
 
-def _library(namespace: str) -> torch.library.Library:
-    _libraries.append(torch.library.Library(namespace, "IMPL"))
+def _library(namespace: str, kind: str = "IMPL") -> torch.library.Library:
+    _libraries.append(torch.library.Library(namespace, kind))
     return _libraries[-1]
 
 
@@ -49,6 +49,7 @@ def _register_kernels(library) -> None:
     special = {
         **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
+        **{name: _without_modes(k) for name, k in attention.KERNELS.items()},
         "expand": _expand(),
     }
     for name in torch_api.all_overload_names():
@@ -148,7 +149,9 @@ def _register() -> None:
             "tensors are alive. Free-threaded builds are not supported; use a regular CPython."
         )
     aten, everywhere = _library("aten"), _library("_")
+    attention_ops.define(_library("ltc", "DEF"))
     _register_kernels(aten)
+    attention.install(aten)
     _other_namespaces(everywhere)
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()

@@ -31,7 +31,20 @@ graph_task = torch._C._current_graph_task_id  # -1 outside a backward
 StorageBase = torch._C.StorageBase
 TensorBase = torch._C.TensorBase
 OpOverload = torch._ops.OpOverload
+below_autograd = torch._C._AutoDispatchBelowAutograd
+is_transformed = torch._C._are_functorch_transforms_active
 AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
+def is_forward_mode() -> bool:
+    """Whether tensors may carry tangents."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether its class handles overloads itself, as DTensor does."""
+    own = type(tensor).__torch_dispatch__
+    return own is not torch._C._disabled_torch_dispatch_impl
 
 
 def require() -> None:

@@ -212,6 +212,47 @@ def matmul(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(_same_dtype((x, y)), (*x.shape[:-1], y.shape[-1]))
 
 
+def attention(query, key, value, scale, *rest, causal, biased, dropped, order):
+    """[*B, L, E], [*B, S, E], [*B, S, V], f64[] give [*B, L, V] in `order`, and [*B, L].
+
+    rest  the bias [*B, L, S] where `biased`: bool, or of the query's dtype; then the seed i64[] and
+          the probability f64[] of being dropped where `dropped`
+    """
+    bias = rest[:biased]
+    _need(len(rest) == biased + 2 * dropped, "attention: operands are missing", query, *rest)
+    _need(scale == (torch.float64, ()), "the scale of attention is a double", scale)
+    _need(query.rank == key.rank == value.rank >= 2, "attention needs matrices", query, key, value)
+    (*batch, length, extent), (*_, count, width) = query.shape, value.shape
+    fits = key.shape == (*batch, count, extent) and value.shape == (*batch, count, width)
+    _need(fits and query.dtype.is_floating_point, "attention over these", query, key, value)
+    dtype = _same_dtype((query, key, value))
+    for mask in bias:
+        fits = mask.shape == (*batch, length, count) and mask.dtype in (torch.bool, dtype)
+        _need(fits, "attention: the bias has one number for each score", query, key, mask)
+    result = TensorType(dtype, (*batch, length, width))
+    return permute(result, dims=order), TensorType(_summed_dtype(dtype), (*batch, length))
+
+
+def attention_gradient(
+    gradient, query, key, value, result, logarithms, scale, *rest, causal, biased, dropped, orders,
+    wants_bias,
+):  # fmt: skip
+    """Gradients of query, key and value, each in its own of `orders`, and of the bias if wanted."""
+    plain = tuple(range(query.rank))
+    of = attention(
+        query, key, value, scale, *rest, causal=causal, biased=biased, dropped=dropped, order=plain
+    )
+    fits = (gradient, result, logarithms) == (of[0], of[0], of[1]) and wants_bias <= biased
+    _need(fits, "gradients of attention need its results", gradient, result, logarithms)
+    made = tuple(permute(x, dims=o) for x, o in zip((query, key, value), orders, strict=True))
+    return made + ((TensorType(query.dtype, rest[0].shape),) if wants_bias else ())
+
+
+def _summed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def window_extent(extent, kernel, stride, low, high, dilation) -> int:
     """How many windows fit along one padded dimension."""
     return (extent + low + high - dilation * (kernel - 1) - 1) // stride + 1
