@@ -16,7 +16,7 @@ from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS
 from ltc.llvm.elementwise import can_compute
 from ltc.llvm.loops import kernel_code
-from ltc.llvm.products import can_multiply, holds_epilogue, product_codes
+from ltc.llvm.products import can_multiply, holds_epilogue, product_codes, takes_strides
 from ltc.llvm.program import Fault
 from ltc.llvm.reduction import can_reduce
 from ltc.passes.fuse import fuse
@@ -82,7 +82,7 @@ def planned_steps(graph: Graph, donated: frozenset[int]) -> list[Step]:
 
 
 def _units(graph: Graph) -> Iterator[Unit]:
-    for unit in fuse(graph, is_native, can_multiply, lambda node: node.op is ops.MATMUL):
+    for unit in fuse(graph, is_native, can_multiply, takes_strides):
         if isinstance(unit, Product) and unit.epilogue and not holds_epilogue(unit):
             yield Product(unit.node, unit.operands, None, unit.results)
             yield unit.epilogue

@@ -71,6 +71,8 @@ def _fit(types: tuple, shares_heads: bool) -> bool:
         batch = broadcast(tuple(query[:-2]), tuple(key[:-2]), tuple(value[:-2]))
         for shape, mask_dtype in bias:
             scores = (*batch, query[-2], key[-2])
+            if len(shape) < 2:
+                return False
             if mask_dtype not in (torch.bool, dtype) or broadcast(tuple(shape), scores) != scores:
                 return False
     except InvalidGraph:
@@ -133,7 +135,14 @@ def differentiable_backward(
     return made if wants_bias else (*made[:3], None)
 
 
+def is_left_aligned(x, mask) -> bool:
+    """aten::_nested_tensor_from_mask_left_aligned: nn.TransformerEncoder makes a nested tensor of
+    rows whose mask is, and ltc devices hold none."""
+    return False
+
+
 KERNELS = {
+    "_nested_tensor_from_mask_left_aligned": is_left_aligned,
     "_scaled_dot_product_fused_attention_overrideable": fused_attention,
     "_scaled_dot_product_fused_attention_overrideable_backward": fused_attention_backward,
 }

@@ -1,4 +1,4 @@
-"""The overloads of namespace ltc that record attention: schemas, result types, formulas for the CPU.
+"""The overloads of namespace ltc that record attention: schemas, result types, CPU formulas.
 
 The rules of aten/attention.py say what they compute; these formulas, in torch's own overloads, are
 for who calls them without a recorder, and for gradients of gradients.

@@ -21,7 +21,7 @@ LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, whic
 
 STACK_BYTES = 3 << 20  # threads are made with 8 MiB
 
-BYTES = {"float": 4, "double": 8, "half": 2, "i16": 2, "i32": 4, "i64": 8}
+BYTES = {"float": 4, "double": 8, "half": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
 # Computes what is stored in place of a vector of results: the builder, the vector, its flat row,

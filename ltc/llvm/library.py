@@ -61,7 +61,7 @@ def kernels_of(
     epilogue, operands  as matmul and convolution take them; other ops take none
     """
     maker = _MAKERS.get(node.op)
-    if maker is None or not all(t.dtype in _dtypes(isa) for t in _floating_types(node)):
+    if maker is None or not all(t.dtype in dtypes(isa) for t in _floating_types(node)):
         return None
     try:
         return maker(node, isa) if epilogue is None else maker(node, isa, epilogue, operands)
@@ -69,7 +69,8 @@ def kernels_of(
         return None
 
 
-def _dtypes(isa: Isa) -> frozenset[torch.dtype]:
+def dtypes(isa: Isa) -> frozenset[torch.dtype]:
+    """Of floats that kernels are made for."""
     # A half becomes a float through a library function that baseline machines call.
     return FLOATS - {torch.float16} if isa is SSE2 else FLOATS
 

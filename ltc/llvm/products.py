@@ -10,13 +10,14 @@ from ltc.ir import ops
 from ltc.ir.kernel import Affine, Product, Store, flattened, identity
 from ltc.ir.node import Node
 from ltc.llvm import jit
+from ltc.llvm.attention_codes import attention_codes, can_attend
 from ltc.llvm.builder import Builder
 from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS
 from ltc.llvm.elementwise import rounded
 from ltc.llvm.isa import Isa, host_isa
 from ltc.llvm.lanes import Index
-from ltc.llvm.library import FLOATS, kernels_of
+from ltc.llvm.library import FLOATS, dtypes, kernels_of
 from ltc.llvm.loops import Emitter
 from ltc.llvm.matmul import Matrix, matmul
 
@@ -37,7 +38,11 @@ class ScratchBuffer:
 
 def product_codes(product: Product) -> list[KernelCode]:
     """The kernels that compute a product, in order."""
-    return _matmul(product) if product.node.op is ops.MATMUL else _from_library(product)
+    if product.node.op is ops.MATMUL:
+        return _matmul(product)
+    if product.node.op.kind == "attention":
+        return attention_codes(product, isa(), functools.partial(ScratchBuffer, product))
+    return _from_library(product)
 
 
 def row_dimensions(node: Node) -> int:
@@ -154,11 +159,18 @@ FROM_LIBRARY = frozenset(
 WITH_EPILOGUE = frozenset({ops.MATMUL, ops.CONVOLUTION})
 
 
+def takes_strides(node: Node) -> bool:
+    """Whether the operands may be views of what is in memory."""
+    return node.op is ops.MATMUL or node.op.kind == "attention"
+
+
 def can_multiply(node: Node) -> bool:
     """Whether kernels are generated for a product or pooling of these dtypes and shapes."""
     if node.op is ops.MATMUL:
         types = [node.type, *[n.type for n in node.inputs]]
         return all(t.dtype in FLOATS and t.size for t in types)
+    if node.op.kind == "attention":
+        return can_attend(node, isa(), dtypes(isa()))
     if node.op not in FROM_LIBRARY or any(n.type.size == 0 for n in node.inputs):
         return False
     if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node):

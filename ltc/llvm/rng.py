@@ -36,6 +36,15 @@ def random_bits(b: Builder, seed: str, position: str, bits: int, stream: int) ->
     return _shifted(b, whole, 64 - bits)
 
 
+def block_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> list[str]:
+    """As `random_bits` of four positions, of which the given one is the first: a multiple of 4.
+
+    bits  at most 32
+    """
+    words = _philox(b, seed, _shifted(b, position, 2), stream)
+    return [_shifted(b, word, 32 - bits) for word in words]
+
+
 def _shifted(b: Builder, x: str, amount: int) -> str:
     return b.binary("lshr", "i64", x, b.constant("i64", amount)) if amount else x
 
