@@ -58,8 +58,9 @@ def batch(name):
 MODELS = {"mlp": mlp, "convnet": convnet, "block": Block}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+    # The gradient of a key's bias is 0 but for rounding, which a small eps would blow up.
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-5),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-5, centered=True),
 }
 
 
