@@ -25,7 +25,7 @@ from ltc.backends.undisturbed import Undisturbed
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.infer import window_extent
-from ltc.ir.node import Node, constant_value
+from ltc.ir.node import Node, constant_value, is_channels_last, make
 from ltc.ir.ops import Op
 
 aten = torch.ops.aten
@@ -211,6 +211,42 @@ def _geometry(node: Node) -> tuple[Any, ...]:
     return (
         node.attr("stride"), padding, node.attr("dilation"), False, no_padding, node.attr("groups"),
     )  # fmt: skip
+
+
+def _in_either_layout(lower: Callable[[Node], Compute], *turned: int) -> Callable[[Node], Compute]:
+    """The row of an op that may have its channels last: those operands, and the results."""
+
+    def row(node: Node) -> Compute:
+        if not is_channels_last(node):
+            return lower(node)
+        attrs = dict(node.attrs)
+        del attrs["channels_last"]
+        if "shape" in attrs and 0 in turned and node.op is not ops.CONVOLUTION_WEIGHT_GRADIENT:
+            attrs["shape"] = _channels_second(attrs["shape"])
+        inputs = [
+            make(ops.INPUT, index=k, dtype=n.dtype, shape=_channels_second(n.shape))
+            if k in turned else n
+            for k, n in enumerate(node.inputs)
+        ]  # fmt: skip
+        compute = lower(make(node.op, *inputs, **attrs))
+        keeps = node.op is ops.CONVOLUTION_WEIGHT_GRADIENT
+
+        def turned_around(*operands):
+            operands = [x.movedim(-1, 1) if k in turned else x for k, x in enumerate(operands)]
+            result = compute(*operands)
+            if keeps:
+                return result
+            if isinstance(result, tuple):
+                return tuple(x.movedim(1, -1).contiguous() for x in result)
+            return result.movedim(1, -1).contiguous()
+
+        return turned_around
+
+    return row
+
+
+def _channels_second(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], shape[-1], *shape[1:-1])
 
 
 def _convolution(node: Node) -> Compute:
@@ -426,15 +462,15 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.GATHER: _gather,
     ops.SCATTER: _scatter,
     ops.MATMUL: _calls(torch.matmul),
-    ops.CONVOLUTION: _convolution,
-    ops.CONVOLUTION_INPUT_GRADIENT: _convolution_input_gradient,
-    ops.CONVOLUTION_WEIGHT_GRADIENT: _convolution_weight_gradient,
+    ops.CONVOLUTION: _in_either_layout(_convolution, 0),
+    ops.CONVOLUTION_INPUT_GRADIENT: _in_either_layout(_convolution_input_gradient, 0),
+    ops.CONVOLUTION_WEIGHT_GRADIENT: _in_either_layout(_convolution_weight_gradient, 0, 1),
     ops.ATTENTION: attention,
     ops.ATTENTION_GRADIENT: attention_gradient,
-    ops.MAX_POOL: _max_pool,
-    ops.MAX_POOL_GRADIENT: _max_pool_gradient,
-    ops.AVERAGE_POOL: _average_pool,
-    ops.AVERAGE_POOL_GRADIENT: _average_pool_gradient,
+    ops.MAX_POOL: _in_either_layout(_max_pool, 0),
+    ops.MAX_POOL_GRADIENT: _in_either_layout(_max_pool_gradient, 0, 1),
+    ops.AVERAGE_POOL: _in_either_layout(_average_pool, 0),
+    ops.AVERAGE_POOL_GRADIENT: _in_either_layout(_average_pool_gradient, 0),
     ops.RANDOM_BITS: _random_bits,
     ops.COLLECTIVE_START: _collective_start,
     ops.COLLECTIVE_WAIT: _calls(wait),

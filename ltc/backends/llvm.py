@@ -14,13 +14,21 @@ from ltc.backends.llvm_computation import LlvmComputation
 from ltc.backends.llvm_plan import plan_of
 from ltc.backends.llvm_stages import AFTER_PASSES, explained
 from ltc.ir.graph import Graph
+from ltc.llvm.products import prefers_channels_last
 from ltc.llvm.program import entry_address
 from ltc.passes import pipeline
+from ltc.passes.channels_last import channels_last
 from ltc.passes.layout import layout
 from ltc.passes.pipeline import Pass
 from ltc.passes.split import split_reductions
 
+
+def turned(graph: Graph) -> Graph:
+    return channels_last(graph, prefers_channels_last)
+
+
 PASSES = (
+    Pass("channels last", turned, "the lanes of convolutions are channels"),
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
 )

@@ -258,15 +258,25 @@ def window_extent(extent, kernel, stride, low, high, dilation) -> int:
     return (extent + low + high - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def convolution(x: TensorType, weight: TensorType, *, stride, padding, dilation, groups):
-    """[N, C, *spatial] and [O, C / groups, *kernel] give [N, O, *windows]."""
-    fits = x.rank == weight.rank >= 3 and x.shape[1] == weight.shape[1] * groups
+def convolution(
+    x: TensorType, weight: TensorType, *, stride, padding, dilation, groups, channels_last=False
+):
+    """[N, C, *spatial] and [O, C / groups, *kernel] give [N, O, *windows].
+
+    Where channels_last: [N, *spatial, C] gives [N, *windows, O].
+    """
+    channels, extents = x.shape[1], x.shape[2:]
+    if channels_last:
+        channels, extents = x.shape[-1], x.shape[1:-1]
+    fits = x.rank == weight.rank >= 3 and channels == weight.shape[1] * groups
     _need(fits and weight.shape[0] % groups == 0, f"convolution in {groups} groups", x, weight)
     spatial = tuple(
         window_extent(extent, kernel, s, p, p, d)
-        for extent, kernel, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+        for extent, kernel, s, p, d in zip(extents, weight.shape[2:], stride, padding, dilation)
     )
-    return TensorType(_same_dtype((x, weight)), (x.shape[0], weight.shape[0], *spatial))
+    outputs = weight.shape[0]
+    shape = (*spatial, outputs) if channels_last else (outputs, *spatial)
+    return TensorType(_same_dtype((x, weight)), (x.shape[0], *shape))
 
 
 def convolution_gradient(*operands: TensorType, shape, **_) -> TensorType:

@@ -194,6 +194,11 @@ def _fixes_dtype(operand: Node) -> tuple[bool, bool]:
     return not is_number(operand), operand.dtype.is_floating_point
 
 
+def is_channels_last(node: Node) -> bool:
+    """Whether a convolution or pooling takes and gives [N, *spatial, C]."""
+    return ("channels_last", True) in node.attrs
+
+
 def attr_text(value: Any) -> str:
     """How an attribute prints in the text of a graph."""
     if isinstance(value, torch.dtype):

@@ -148,6 +148,8 @@ PUT = _op("put", infer.put, "scatter")  # (base, index, new) dim, mode "set" or 
 SCATTER = _op("scatter", infer.scatter, "scatter")  # (base, index, new) dim, mode: undoes gather
 
 MATMUL = _op("matmul", infer.matmul, "matmul")
+# Convolutions and windows with the attribute channels_last=True take and give [N, *spatial, C];
+# weights are [O, C / groups, *kernel] all the same.
 CONVOLUTION = _op("convolution", infer.convolution, "convolution")
 CONVOLUTION_INPUT_GRADIENT = _op(  # (grad, weight) shape of the input
     "convolution_input_gradient", infer.convolution_gradient, "convolution"

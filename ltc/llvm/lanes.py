@@ -6,7 +6,7 @@ Offsets and counts are Python integers, folded here, or names of i64 values of t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,6 +36,7 @@ class GeneratedKernel:
     arguments  what each pointer is, in order
     tasks      into how many tasks a launch should divide; the results do not depend on it
     flops      additions and multiplications of one launch
+    numbers    its i64 arguments, %n0 and on
     """
 
     name: str
@@ -43,6 +44,11 @@ class GeneratedKernel:
     arguments: tuple[str, ...]
     tasks: int
     flops: int
+    numbers: tuple[int, ...] = ()
+
+    def called(self, *first: str) -> GeneratedKernel:
+        """The same kernel, its first arguments by other names."""
+        return replace(self, arguments=(*first, *self.arguments[len(first) :]))
 
 
 class Lanes:

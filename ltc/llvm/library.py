@@ -6,6 +6,7 @@ lie: a transposition is never copied before a product.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,9 @@ import torch
 
 from ltc.errors import Unsupported
 from ltc.ir import ops
-from ltc.ir.node import Node
+from ltc.ir.node import Node, is_channels_last
+from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.channels_last_weights import channels_last_weight_gradient
 from ltc.llvm.convolution import (
     Geometry,
     KernelSequence,
@@ -61,6 +64,8 @@ def kernels_of(
     epilogue, operands  as matmul and convolution take them; other ops take none
     """
     maker = _MAKERS.get(node.op)
+    if is_channels_last(node) and node.op.kind == "window":
+        return None
     if maker is None or not all(t.dtype in dtypes(isa) for t in _floating_types(node)):
         return None
     try:
@@ -145,27 +150,48 @@ def _matrix(strides: tuple[int, ...]) -> Matrix:
 
 def _geometry(node: Node, operand, weight, result) -> Geometry:
     names = ("stride", "padding", "dilation", "groups")
+    if is_channels_last(node):
+        operand, result = ((s[0], s[-1], *s[1:-1]) for s in (operand, result))
     return Geometry(operand, weight, result, *(node.attr(name) for name in names))
+
+
+def _sequence(make, node: Node, geometry: Geometry, isa: Isa, epilogue, operands: int):
+    if epilogue is None:
+        return _plain_sequence(make, node.dtype, geometry, isa)
+    return make(NAME, node.dtype, geometry, isa, epilogue, operands)
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_sequence(make, dtype: torch.dtype, geometry: Geometry, isa: Isa) -> KernelSequence:
+    """A network has many convolutions of one kind, each of which is asked for more than once."""
+    return make(NAME, dtype, geometry, isa)
 
 
 def _convolution(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     x, weight = node.inputs
     geometry = _geometry(node, x.shape, weight.shape, node.shape)
-    sequence = convolution(NAME, node.dtype, geometry, isa, epilogue, operands)
+    make = channels_last_convolution if is_channels_last(node) else convolution
+    sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     return _named(sequence, {"operand": x, "weight": weight}, ("result",))
 
 
-def _input_gradient(node: Node, isa: Isa):
+def _input_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     gradient, weight = node.inputs
     geometry = _geometry(node, node.shape, weight.shape, gradient.shape)
-    sequence = convolution_input_gradient(NAME, node.dtype, geometry, isa)
+    if is_channels_last(node):
+        make = channels_last_input_gradient
+        sequence = _sequence(make, node, geometry, isa, epilogue, operands)
+    else:
+        sequence = _plain_sequence(convolution_input_gradient, node.dtype, geometry, isa)
     return _named(sequence, {"gradient": gradient, "weight": weight}, ("result",))
 
 
 def _weight_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     gradient, x = node.inputs
     geometry = _geometry(node, x.shape, node.shape, gradient.shape)
-    sequence = convolution_weight_gradient(NAME, node.dtype, geometry, isa, epilogue, operands)
+    turned = is_channels_last(node)
+    make = channels_last_weight_gradient if turned else convolution_weight_gradient
+    sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     return _named(sequence, {"gradient": gradient, "operand": x}, ("result",))
 
 

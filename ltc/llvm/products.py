@@ -8,7 +8,7 @@ from typing import Any
 
 from ltc.ir import ops
 from ltc.ir.kernel import Affine, Product, Store, flattened, identity
-from ltc.ir.node import Node
+from ltc.ir.node import Node, is_channels_last
 from ltc.llvm import jit
 from ltc.llvm.attention_codes import attention_codes, can_attend
 from ltc.llvm.builder import Builder
@@ -47,13 +47,15 @@ def product_codes(product: Product) -> list[KernelCode]:
 
 def row_dimensions(node: Node) -> int:
     """How many leading dimensions number the rows that an epilogue is told."""
-    return len(node.shape) - 1 if node.op is ops.MATMUL else 2
+    if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
+        return 1
+    return len(node.shape) - 1 if node.op is ops.MATMUL or is_channels_last(node) else 2
 
 
 def holds_epilogue(product: Product) -> bool:
     """Whether the columns of the result are one variable of its epilogue, and can be stored."""
     kernel, node = product.epilogue, product.node
-    if node.op not in WITH_EPILOGUE:
+    if node.op not in WITH_EPILOGUE and not (is_channels_last(node) and node.op in TURNED_WITH_EPILOGUE):
         return False
     epilogue = Emitter(kernel, boundary=row_dimensions(node))
     columns = epilogue.space.extents[epilogue.space.depth :]
@@ -86,7 +88,8 @@ class _Epilogue:
 
     def __call__(self, b: Builder, value: str, row: Index, column: Index, mask: str | None) -> str:
         emitter = Emitter(self.kernel, b, b.width, self.rows)
-        names = [f"%p{3 + k}" for k in range(len(self.nodes))]
+        first = FIRST_OPERAND.get(self.node.op, 3)
+        names = [f"%p{first + k}" for k in range(len(self.nodes))]
         emitter.pointer = dict(zip(self.nodes, names))
         emitter.target = dict(zip(self.nodes, names))
         emitter.mask = mask
@@ -145,7 +148,10 @@ def _from_library(product: Product) -> list[KernelCode]:
         unread = ScratchBuffer(product, f"result{k}", type.size * type.dtype.itemsize)
         named[f"result{k}"] = unread if result is None else result
     return [
-        KernelCode(kernel.text, tuple(named[name] for name in names), kernel.tasks)
+        KernelCode(
+            kernel.text, tuple(named[name] for name in names), kernel.tasks,
+            numbers=kernel.numbers,
+        )  # fmt: skip
         for kernel, names in zip(made.kernels, made.pointers)
     ]
 
@@ -157,6 +163,22 @@ FROM_LIBRARY = frozenset(
     }
 )  # fmt: skip
 WITH_EPILOGUE = frozenset({ops.MATMUL, ops.CONVOLUTION})
+TURNED_WITH_EPILOGUE = frozenset({ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT})
+FIRST_OPERAND = {ops.CONVOLUTION_WEIGHT_GRADIENT: 2}  # the pointer that an epilogue reads first
+FEW_CHANNELS = 8  # fewer of a group would leave most lanes of a vector empty
+
+
+def prefers_channels_last(node: Node) -> bool:
+    """Whether a convolution or pooling whose channels are last has a kernel worth the turning."""
+    if node.op.kind == "window":
+        return can_multiply(node)
+    if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
+        outputs, channels, *_ = node.shape
+    else:
+        outputs, channels, *_ = node.inputs[1].shape
+    groups = node.attr("groups")
+    enough = outputs // groups >= FEW_CHANNELS and (groups == 1 or channels >= FEW_CHANNELS)
+    return enough and can_multiply(node)
 
 
 def takes_strides(node: Node) -> bool:

@@ -39,7 +39,8 @@ def entry(text: str, isa) -> object:
 
 def run(kernel, isa, *tensors: torch.Tensor, tasks: int = 3) -> None:
     """One launch, its tasks one after another."""
-    pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+    words = [*[t.data_ptr() for t in tensors], *kernel.numbers]
+    pointers = (ctypes.c_int64 * len(words))(*words)
     for task in range(tasks):
         entry(kernel.text, isa)(pointers, task, tasks)
 

@@ -1,0 +1,386 @@
+"""Convolutions and the gradients of their inputs on [N, *spatial, C].
+
+A vector is adjacent output channels.  A tile of positions keeps its sums in registers, over all
+taps of a block of channels; for each tap and channel, one number of every position multiplies the
+vectors of weights, which are packed in the order in which they are met.
+
+Letters: N images; a group has *left* channels, which are summed, and *right* ones, which remain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.convolution import Geometry, KernelSequence
+from ltc.llvm.isa import Isa
+from ltc.llvm.lanes import (
+    BYTES,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    require_stack,
+    reserved,
+    share,
+    tasks_for,
+)  # fmt: skip
+from ltc.llvm.matmul import matmul, stored_plain, stored_transposed
+from ltc.llvm.strips import Strip, ascending, strip_extents
+from ltc.llvm.taps import WeightPacker
+from ltc.llvm.windows import Axes, forward_axes, gradient_phases, padded
+
+PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
+STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
+STRIP_BYTES = 1280 * 1024
+UNITS = 16  # that a launch falls into, where there are enough panels
+
+
+def channels_last_convolution(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """[N, *windows, O] of operand [N, *spatial, C] and weight [O, C / groups, *kernel].
+
+    geometry  its shapes have the channels second, as elsewhere
+    epilogue  its row is the position, its column the output channel
+    otherwise as `convolution`
+    """
+    if geometry.is_pointwise:
+        return _pointwise(name, dtype, geometry, isa, epilogue, operands)
+    axes = forward_axes(*geometry.window)
+    groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
+    sizes = Sizes(geometry.operand[0], groups, geometry.weight[1], outputs)
+    body = _Tiles(dtype, sizes, axes, padded(geometry.weight[2:], 1), isa, epilogue, True)
+    return KernelSequence((body.kernel(name, "operand", operands),), {})
+
+
+def channels_last_input_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [N, *spatial, C] of a convolution's operand, from that of its result.
+
+    arguments  "weight" [O, C / groups, *kernel], "gradient" [N, *windows, O], "result"
+    """
+    groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
+    if geometry.is_pointwise:
+        return _pointwise_gradient(name, dtype, geometry, isa, epilogue, operands)
+    sizes = Sizes(geometry.operand[0], groups, outputs, geometry.weight[1])
+    extents = padded(geometry.weight[2:], 1)
+    bodies = [
+        _Tiles(dtype, sizes, axes, extents, isa, epilogue, False)
+        for axes in gradient_phases(*geometry.window)
+    ]
+    kernels = tuple(body.kernel(name, "gradient", operands) for body in bodies)
+    return KernelSequence(kernels, {})
+
+
+def _pointwise(name, dtype, geometry: Geometry, isa, epilogue, operands) -> KernelSequence:
+    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
+    kernel = matmul(
+        name, dtype, (), (rows, outputs, channels), stored_plain(rows, channels),
+        stored_transposed(channels, outputs), stored_plain(rows, outputs), isa, epilogue, operands,
+    )  # fmt: skip
+    return KernelSequence((kernel.called("operand", "weight"),), {})
+
+
+def _pointwise_gradient(name, dtype, geometry: Geometry, isa, epilogue, operands):
+    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
+    kernel = matmul(
+        name, dtype, (), (rows, channels, outputs), stored_plain(rows, outputs),
+        stored_plain(outputs, channels), stored_plain(rows, channels), isa, epilogue, operands,
+    )  # fmt: skip
+    return KernelSequence((kernel.called("gradient", "weight"),), {})
+
+
+def _rows(geometry: Geometry) -> int:
+    total = geometry.operand[0]
+    for extent in geometry.operand[2:]:
+        total *= extent
+    return total
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many images and groups there are, and channels of each group: summed, and remaining."""
+
+    images: int
+    groups: int
+    left: int
+    right: int
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Positions and vectors whose sums are in registers together.
+
+    height, widths  lines, and the columns of each tile of a line: [(columns, how many such tiles)]
+    """
+
+    vectors: int
+    height: int
+    widths: tuple[tuple[int, int], ...]
+
+
+def tile_shape(axes: Axes, right: int, isa: Isa, lanes: int) -> TileShape:
+    """The shape that computes a line's sums in the fewest cycles.
+
+    Counted at two multiply-adds and two loads a cycle, of which eight must be under way.
+    """
+    choices = [_tile_of(axes, vectors, isa) for vectors in range(1, 5 if isa.registers > 16 else 3)]
+    return min(choices, key=lambda tile: _cycles(tile, right, lanes))
+
+
+def _tile_of(axes: Axes, vectors: int, isa: Isa) -> TileShape:
+    _, high, wide = axes
+    most = max(1, (isa.registers - vectors - (1 if isa.fused else 2)) // vectors)
+    tiles = max(1, -(-wide.count // most))
+    width, wider = divmod(wide.count, tiles)
+    height = 1
+    if tiles == 1 and wide.count:
+        fitting = range(1, min(high.count, most // wide.count) + 1)
+        height = max(h for h in fitting if high.count % h == 0)
+    widths = ((width + 1, wider), (width, tiles - wider))
+    return TileShape(vectors, height, tuple((w, n) for w, n in widths if w and n))
+
+
+def _cycles(tile: TileShape, right: int, lanes: int) -> float:
+    panels = -(-right // (tile.vectors * lanes))
+    total = 0.0
+    for width, count in tile.widths:
+        positions = tile.height * width
+        sums, loads = positions * tile.vectors, positions + tile.vectors
+        total += count * max(sums / 2, loads / 2, 4) / tile.height
+    return total * panels
+
+
+class _Tiles:
+    """result[n, o, g, m] = sum over t, c of operand[n, o meets t, g, c] * weight[g, m, c, t].
+
+    Forward, weights are [g, m, c, t]; in a gradient they are [g, c, m, t].
+    The pointers are the weight, the operand and the result; the numbers are the images, and into
+    how many parts the panels of output channels fall.
+    """
+
+    def __init__(self, dtype, sizes: Sizes, axes: Axes, extents, isa: Isa, epilogue, forward):
+        self.b = Builder()
+        self.l = l = Lanes(self.b, isa, dtype)
+        self.sizes, self.axes, self.epilogue = sizes, ascending(axes), epilogue
+        self.kernel_taps = tuple(axis.taps for axis in axes)
+        self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
+        self.tile = tile_shape(axes, sizes.right, isa, l.width)
+        self.panel = self.tile.vectors * l.width
+        self.panels = -(-sizes.right // self.panel)
+        _, high, wide = self.axes
+        self.images, self.lines = strip_extents(
+            self.axes, sizes.left, BYTES[l.element], self.tile.height, STRIP_PIXELS, STRIP_BYTES
+        )
+        self.strips = -(-high.count // max(1, self.lines))
+        self.strip = Strip(l, self.axes, sizes.left, sizes.groups, self.images, self.lines)
+        self._choose_block()
+        self.packer = WeightPacker(
+            l, self.axes, extents, sizes.left, sizes.right, self.panel, self.depth, forward
+        )
+        self.pixels = self.images * self.lines * wide.count
+
+    def _choose_block(self) -> None:
+        """How many channels' weights are packed at once."""
+        row = self.panel * BYTES[self.l.element] * max(1, self.taps)
+        left = self.sizes.left
+        self.depth, fitting = left, max(16, PACKED_BYTES // row)
+        if fitting < left:
+            blocks = -(-left // fitting)
+            self.depth = -(--(-left // blocks) // 16) * 16
+        self.waits = self.depth < left
+        self.joins_taps = self.strip.taps_touch and not self.waits
+
+    @property
+    def stack_bytes(self) -> int:
+        waiting = self.pixels * self.panel * BYTES[self.l.element] if self.waits else 0
+        return self.strip.bytes + self.packer.bytes + waiting
+
+    def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
+        sizes, (deep, high, wide) = self.sizes, self.axes
+        require_stack(self.stack_bytes, "convolution")
+        positions = deep.count * high.count * wide.count
+        work = (
+            2 * sizes.images * positions * sizes.groups * sizes.left * sizes.right * self.taps
+        )
+        strips = -(-sizes.images // self.images) * deep.count * self.strips * sizes.groups
+        parts = max(1, min(self.panels, UNITS // max(1, strips)))
+        if positions and sizes.right:
+            self._emit()
+        arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
+        text = function_text(name, len(arguments), self.b, 2)
+        tasks = tasks_for(work, strips * parts, 1)
+        return GeneratedKernel(name, text, arguments, tasks, work, (sizes.images, parts))
+
+    # --- the walk ---------------------------------------------------------------------------------
+
+    def _emit(self) -> None:
+        l, b, deep = self.l, self.b, self.axes[0]
+        self.strip.reserve()
+        self.packer.reserve()
+        if self.waits:
+            self.waiting = reserved(b, self.pixels * self.panel, l.element)
+        blocks = b.value(f"udiv i64 {l.plus('%n0', self.images - 1)}, {self.images}")
+        strips = l.times(blocks, deep.count * self.strips)
+        units = l.times(l.times(strips, self.sizes.groups), "%n1")
+
+        def unit(number: str, _) -> None:
+            # One after the other, the strips that read the same weights.
+            rest = b.value(f"udiv i64 {number}, {strips}")
+            strip = l.minus(number, l.times(rest, strips))
+            part, group = l.divided(rest, self.sizes.groups)
+            self._strip(strip, part, group)
+
+        b.loop(*share(l, units), 1, [], unit)
+
+    def _strip(self, strip: Index, part: Index, group: Index) -> None:
+        l, b, (deep, high, _) = self.l, self.b, self.axes
+        block, rest = l.divided(strip, deep.count * self.strips)
+        self.deep, number = l.divided(rest, self.strips)
+        self.first_image = l.times(block, self.images)
+        self.image_count = l.least(self.images, l.minus("%n0", self.first_image))
+        self.first_line = l.times(number, self.lines)
+        self.line_count = self.lines
+        if high.count % self.lines:
+            self.line_count = l.least(self.lines, l.minus(high.count, self.first_line))
+        self.group = group
+        self.strip.copy(
+            "%p1", group, self.first_image, self.image_count, self.deep, self.first_line
+        )
+        first = b.value(f"udiv i64 {l.times(part, self.panels)}, %n1")
+        last = b.value(f"udiv i64 {l.times(l.plus(part, 1), self.panels)}, %n1")
+        b.loop(first, last, 1, [], lambda panel, _: self._panel(l.times(panel, self.panel)))
+
+    def _panel(self, column: Index) -> None:
+        l, b, left = self.l, self.b, self.sizes.left
+        self.column = column
+        if not self.waits:
+            self.packer.pack(self.group, column, 0, left)
+            self._each_tile(lambda place, spot, shape: self._finish(
+                spot, shape, self._accumulate(place, shape, 0, left, None)
+            ))  # fmt: skip
+            return
+        self._each_tile(lambda _, spot, shape: self._keep(spot, shape, None))
+
+        def block(start: str, _) -> None:
+            depth = l.least(self.depth, l.minus(left, start))
+            self.packer.pack(self.group, column, start, depth)
+            self._each_tile(lambda place, spot, shape: self._keep(
+                spot, shape, self._accumulate(place, shape, start, depth, self._kept(spot, shape))
+            ))  # fmt: skip
+
+        b.loop(0, left, self.depth, [], block)
+        self._each_tile(lambda _, spot, shape: self._finish(spot, shape, self._kept(spot, shape)))
+
+    def _each_tile(self, body) -> None:
+        """body(where its first tap is, (image, line, column), (height, width)) for every tile."""
+        l, b, height = self.l, self.b, self.tile.height
+
+        def line(n: Index, i: Index) -> None:
+            start = 0
+            for width, count in self.tile.widths:
+                def tile(j: Index, _=None, width=width) -> None:
+                    place = l.at(self.strip.memory, self.strip.place(n, i, j), l.element)
+                    body(place, (n, i, j), (height, width))
+
+                if count == 1:
+                    tile(start)
+                else:
+                    b.loop(start, start + width * count, width, [], tile)
+                start += width * count
+
+        b.loop(0, self.image_count, 1, [], lambda n, _: b.loop(
+            0, self.line_count, height, [], lambda i, _: line(n, i)
+        ) and None)  # fmt: skip
+
+    # --- one tile ---------------------------------------------------------------------------------
+
+    def _accumulate(self, place: str, shape, start: Index, depth: Index, sums) -> list[str]:
+        """`sums`, or zeros, plus the products of a block of channels at every tap."""
+        l, b, count = self.l, self.b, self.tile.vectors
+        height, width = shape
+        rows = [self.strip.place(0, r, c) for r in range(height) for c in range(width)]
+        deep, high, wide = self.kernel_taps
+        sums = sums or [l.zero] * (len(rows) * count)
+        run = l.times(depth, wide) if self.joins_taps else depth
+
+        def step(left: str, right: str, k: str, values: list[str]) -> list[str]:
+            line = l.at(right, l.times(k, self.panel), l.element)
+            ys = [l.load_computed(line, v * l.width) for v in range(count)]
+            here, result = l.at(left, k, l.element), []
+            for r, offset in enumerate(rows):
+                x = l.splat(l.computed_scalar(here, offset))
+                for v, y in enumerate(ys):
+                    result.append(l.multiply_add(x, y, values[r * count + v]))
+            return result
+
+        def segment(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
+            left = l.at(place, l.plus(self.strip.tap(d, h, w), start), l.element)
+            tap = l.plus(l.times(l.plus(l.times(d, high), h), wide), w)
+            right = l.at(
+                self.packer.memory, l.times(tap, self.depth * self.panel), l.element
+            )
+            return b.loop(0, run, 1, typed(values), lambda k, v: step(left, right, k, v))
+
+        def typed(values: list[str]) -> list[tuple[str, str]]:
+            return [(l.vector, value) for value in values]
+
+        across = 1 if self.joins_taps else wide
+        return b.loop(0, deep, 1, typed(sums), lambda d, values: b.loop(
+            0, high, 1, typed(values), lambda h, values: b.loop(
+                0, min(wide, across), 1, typed(values), lambda w, values: segment(d, h, w, values)
+            )
+        ))  # fmt: skip
+
+    def _spots(self, spot, shape):
+        """The place in the waiting sums of each vector of a tile."""
+        l, (n, i, j), (height, width), wide = self.l, spot, shape, self.axes[2]
+        first = l.plus(l.times(l.plus(l.times(n, self.lines), i), wide.count), j)
+        base = l.at(self.waiting, l.times(first, self.panel), l.element)
+        return base, [
+            (r * wide.count + c) * self.panel + v * l.width
+            for r in range(height)
+            for c in range(width)
+            for v in range(self.tile.vectors)
+        ]
+
+    def _keep(self, spot, shape, sums: list[str] | None) -> None:
+        base, places = self._spots(spot, shape)
+        for value, place in zip(sums or [self.l.zero] * len(places), places):
+            self.l.store_computed(value, base, place)
+
+    def _kept(self, spot, shape) -> list[str]:
+        base, places = self._spots(spot, shape)
+        return [self.l.load_computed(base, place) for place in places]
+
+    def _finish(self, spot, shape, sums: list[str]) -> None:
+        l, (deep, high, wide) = self.l, self.axes
+        n, i, j = spot
+        total: Index = l.plus(self.first_image, n)
+        lines = l.plus(self.first_line, i)
+        for index, axis in zip((self.deep, lines, j), self.axes):
+            at = l.plus(l.times(index, axis.place[1]), axis.place[0])
+            total = l.plus(l.times(total, axis.result), at)
+        group = l.times(self.group, self.sizes.right)
+        height, width = shape
+        for k, value in enumerate(sums):
+            rest, v = divmod(k, self.tile.vectors)
+            r, c = divmod(rest, width)
+            row = l.plus(total, r * high.place[1] * wide.result + c * wide.place[1])
+            self._store(value, row, group, l.plus(self.column, v * l.width))
+
+    def _store(self, value: str, row: Index, group: Index, column: Index) -> None:
+        l, right = self.l, self.sizes.right
+        mask = l.first(l.minus(right, column)) if right % self.panel else None
+        channel = l.plus(group, column)
+        if self.epilogue is not None:
+            with self.b.lanes(l.width):
+                value = self.epilogue(self.b, value, row, channel, mask)
+        line = l.at("%p2", l.times(row, right * self.sizes.groups))
+        l.store(value, line, channel, mask)

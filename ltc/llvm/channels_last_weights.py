@@ -1,0 +1,202 @@
+"""The gradient of a convolution's weight, from channels-last operands.
+
+The operand's lines are copied with their padding, and the gradient of one panel of output channels
+beside them; each (tap, channel) is then a row of sums over all positions, some rows at a time in
+registers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.convolution import Geometry, KernelSequence
+from ltc.llvm.isa import Isa
+from ltc.llvm.lanes import (
+    BYTES,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    require_stack,
+    reserved,
+    share,
+    tasks_for,
+)  # fmt: skip
+from ltc.llvm.slots import adding_kernel, images_of, slots_for
+from ltc.llvm.strips import Strip, ascending, strip_extents
+from ltc.llvm.windows import forward_axes
+
+STRIP_PIXELS = 512
+STRIP_BYTES = 1280 * 1024
+
+
+def channels_last_weight_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [O, C / groups, *kernel] of a convolution's weight.
+
+    arguments  "gradient" [N, *windows, O], "operand" [N, *spatial, C], "result", "partial"
+    otherwise as `convolution_weight_gradient`
+    """
+    body = _SlotSums(dtype, geometry, isa)
+    last = adding_kernel(name, dtype, isa, body.slots, body.row_of, epilogue, operands)
+    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.l.element)})
+
+
+class _SlotSums:
+    """partial[slot, group, panel, tap * C + c, o]: what each slot's images add to the gradient.
+
+    The pointers are the gradient, the operand and the partial sums; the number is the images.
+    """
+
+    def __init__(self, dtype, geometry: Geometry, isa: Isa):
+        self.b = Builder()
+        self.l = l = Lanes(self.b, isa, dtype)
+        self.axes = axes = ascending(forward_axes(*geometry.window))
+        self.geometry, self.groups = geometry, geometry.groups
+        self.outputs, self.channels = geometry.weight[0] // self.groups, geometry.weight[1]
+        self.taps = axes[0].taps * axes[1].taps * axes[2].taps
+        vectors = 1 if self.outputs <= l.width else 2
+        self.vectors, self.panel = vectors, vectors * l.width
+        self.slots = slots_for(
+            geometry.operand[0], self.groups, self.outputs, self.panel, self.taps * self.channels
+        )
+        most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
+        self.images, self.lines = strip_extents(
+            axes, self.channels, BYTES[l.element], 1, STRIP_PIXELS, STRIP_BYTES
+        )
+        self.strips = -(-axes[1].count // max(1, self.lines))
+        self.strip = Strip(l, axes, self.channels, self.groups, self.images, self.lines)
+        joined = self.strip.taps_touch
+        self.run = self.channels * (axes[2].taps if joined else 1)
+        self.across = 1 if joined else axes[2].taps
+        blocks = max(1, -(-self.run // most))
+        self.height, self.taller = divmod(self.run, blocks)
+        self.blocks = blocks
+        self.pixels = self.images * self.lines * axes[2].count
+
+    def row_of(self, l: Lanes, column: Index) -> Index:
+        """Where the sums of an element of the flat [C / groups, *kernel] are."""
+        channel, tap = l.divided(column, self.taps)
+        return l.plus(l.times(tap, self.channels), channel)
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        l, b, slots = self.l, self.b, self.slots
+        units = slots.count * slots.groups * slots.panels
+        require_stack(self.strip.bytes + self.pixels * self.panel * BYTES[l.element], "convolution")
+        if units and slots.rows:
+            self.strip.reserve()
+            self.copied = reserved(b, max(1, self.pixels) * self.panel, l.element)
+            b.loop(*share(l, units), 1, [], self._unit)
+        images, outputs, *windows = self.geometry.result
+        work = 2 * images * outputs * slots.rows
+        for extent in windows:
+            work *= extent
+        text = function_text(name, 3, b, 1)
+        return GeneratedKernel(
+            name, text, ("gradient", "operand", "partial"), tasks_for(work, units, 1), work,
+            (images,),
+        )  # fmt: skip
+
+    def _unit(self, unit: str, _) -> None:
+        """All images of one slot, for one panel of output channels."""
+        l, b, slots = self.l, self.b, self.slots
+        slot, part = l.divided(unit, slots.groups * slots.panels)
+        group, panel = l.divided(part, slots.panels)
+        size = slots.rows * slots.panel
+        self.partial = l.at("%p2", l.times(unit, size), l.element)
+        b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
+        first, last = images_of(l, slot, "%n0", slots.count)
+        column = l.times(panel, self.panel)
+
+        def images(n: str, _) -> None:
+            count = l.least(self.images, l.minus(last, n))
+            b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
+                0, self.strips, 1, [], lambda strip, _: self._strip(
+                    group, column, n, count, deep, l.times(strip, self.lines)
+                )
+            ) and None)  # fmt: skip
+
+        b.loop(first, last, self.images, [], images)
+
+    def _strip(self, group, column, image, count, deep, line) -> None:
+        l, b, (_, high, wide) = self.l, self.b, self.axes
+        lines = self.lines
+        if high.count % self.lines:
+            lines = l.least(self.lines, l.minus(high.count, line))
+        self.strip.copy("%p1", group, image, count, deep, line)
+        self._copy_gradient(group, column, image, count, deep, line, lines)
+        split = (self.height + 1) * self.taller
+
+        def segment(d: Index, h: Index, w: Index) -> None:
+            tap = l.plus(l.times(l.plus(l.times(d, high.taps), h), wide.taps), w)
+            source = l.at(self.strip.memory, self.strip.tap(d, h, w), l.element)
+            target = l.at(self.partial, l.times(tap, self.channels * self.panel), l.element)
+
+            def block(k: Index, rows: int) -> None:
+                here = l.at(source, k, l.element)
+                there = l.at(target, l.times(k, self.panel), l.element)
+                self._block(here, there, rows, count, lines)
+
+            for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
+                if low < end:
+                    b.loop(low, end, rows, [], lambda k, _, rows=rows: block(k, rows))
+
+        b.loop(0, self.axes[0].taps, 1, [], lambda d, _: b.loop(
+            0, high.taps, 1, [], lambda h, _: b.loop(
+                0, self.across, 1, [], lambda w, _: segment(d, h, w)
+            ) and None
+        ) and None)  # fmt: skip
+
+    def _copy_gradient(self, group, column, image, count, deep, line, lines) -> None:
+        """copied[position of the strip, output channel of the panel]"""
+        l, b, (axis, high, wide) = self.l, self.b, self.axes
+        step = self.outputs * self.groups
+
+        def copy(n: Index, position: Index, v: Index) -> None:
+            at = l.plus(l.times(l.plus(image, n), axis.count), deep)
+            at = l.plus(l.times(l.plus(l.times(at, high.count), line), wide.count), position)
+            channel = l.plus(column, v)
+            at = l.plus(l.times(at, step), l.plus(l.times(group, self.outputs), channel))
+            mask = l.first(l.minus(self.outputs, channel)) if self.outputs % self.panel else None
+            spot = l.plus(l.times(n, self.lines * wide.count), position)
+            value = l.load("%p0", at, mask)
+            l.store_computed(value, self.copied, l.plus(l.times(spot, self.panel), v))
+
+        b.loop(0, count, 1, [], lambda n, _: b.loop(
+            0, l.times(lines, wide.count), 1, [], lambda position, _: b.loop(
+                0, self.panel, l.width, [], lambda v, _: copy(n, position, v)
+            ) and None
+        ) and None)  # fmt: skip
+
+    def _block(self, source: str, target: str, rows: int, images: Index, lines: Index) -> None:
+        """Add all positions of a strip to the sums of a few rows."""
+        l, b, wide, count = self.l, self.b, self.axes[2], self.vectors
+        places = [r * self.panel + v * l.width for r in range(rows) for v in range(count)]
+
+        def typed(values: list[str]) -> list[tuple[str, str]]:
+            return [(l.vector, value) for value in values]
+
+        def line(n: Index, i: Index, values: list[str]) -> list[str]:
+            left = l.at(source, self.strip.place(n, i, 0), l.element)
+            first = l.times(l.plus(l.times(n, self.lines), i), wide.count)
+            right = l.at(self.copied, l.times(first, self.panel), l.element)
+            return b.loop(0, wide.count, 1, typed(values), lambda j, v: position(left, right, j, v))
+
+        def position(left: str, right: str, j: str, values: list[str]) -> list[str]:
+            right = l.at(right, l.times(j, self.panel), l.element)
+            ys = [l.load_computed(right, v * l.width) for v in range(count)]
+            left, result = l.at(left, self.strip.place(0, 0, j), l.element), []
+            for r in range(rows):
+                x = l.splat(l.computed_scalar(left, r))
+                for v, y in enumerate(ys):
+                    result.append(l.multiply_add(x, y, values[r * count + v]))
+            return result
+
+        sums = b.loop(0, images, 1, typed([l.zero] * len(places)), lambda n, values: b.loop(
+            0, lines, 1, typed(values), lambda i, values: line(n, i, values)
+        ))  # fmt: skip
+        for value, place in zip(sums, places):
+            l.store_computed(l.add(l.load_computed(target, place), value), target, place)

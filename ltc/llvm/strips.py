@@ -1,0 +1,158 @@
+"""Padded copies of some lines of a channels-last operand, near the processor.
+
+In such a copy every tap of every position lies at a constant distance from the position's first
+one, so that the sums over taps need no test for the edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ltc.llvm.lanes import BYTES, Index, Lanes, reserved
+from ltc.llvm.windows import Axes, Axis
+
+ALIASING_BYTES = 4096  # pixels so far apart share the few lines of a cache that may hold them
+
+
+def ascending(axes: Axes) -> Axes:
+    """The same axes with their taps in the order in which the operand's elements lie."""
+    return tuple(_turned(axis) if axis.step < 0 else axis for axis in axes)
+
+
+def _turned(axis: Axis) -> Axis:
+    last = axis.taps - 1
+    (first, step), (tap, apart) = (axis.first, axis.step), axis.kernel
+    return replace(
+        axis, first=first + last * step, step=-step, kernel=(tap + last * apart, -apart)
+    )
+
+
+class Strip:
+    """copied[image, depth tap, line, column, channel]: what some lines of the result meet.
+
+    axes      as `ascending` gives them
+    channels  of one group; the operand has `groups` times as many
+    images    how many of them are copied together, each with all it has of one depth
+    lines     of the result, of each image
+
+    pixel, line, plane, image: elements between neighbours of the copy
+    """
+
+    def __init__(self, l: Lanes, axes: Axes, channels: int, groups: int, images: int, lines: int):
+        self.l, self.axes, self.channels, self.groups = l, axes, channels, groups
+        deep, high, wide = axes
+        self.columns = _reach(wide, wide.count)
+        self.copied_lines = _reach(high, lines)
+        aliases = channels and channels * BYTES[l.element] % ALIASING_BYTES == 0
+        self.pixel = channels + l.width if aliases else channels
+        self.line = self.columns * self.pixel
+        self.plane = self.copied_lines * self.line
+        self.image = max(1, deep.taps) * self.plane
+        self.size = images * self.image
+        self.bytes = self.size * BYTES[l.element]
+
+    def reserve(self) -> None:
+        """Memory of this call; vectors may reach beyond the last element."""
+        l = self.l
+        self.memory = reserved(l.builder, self.size + l.width, l.element)
+
+    def copy(self, operand: str, group: Index, first: Index, images: Index, deep: Index, line: Index):
+        """Copies what the result's lines from `line` on meet, at one depth of each image."""
+        l, b, (axis, high, wide) = self.l, self.l.builder, self.axes
+        size = axis.extent * high.extent * wide.extent * self.channels * self.groups
+
+        def one_line(n: Index, d: Index, i: Index) -> None:
+            down = l.plus(l.plus(l.times(deep, axis.stride), l.times(d, axis.step)), axis.first)
+            across = l.plus(l.plus(l.times(line, high.stride), high.first), i)
+            inside = b.value(
+                f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
+                f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
+            )
+            at = l.plus(l.times(l.plus(l.times(down, high.extent), across), wide.extent), wide.first)
+            at = l.plus(l.times(at, self.channels * self.groups), l.times(group, self.channels))
+            at = l.plus(at, l.times(l.plus(first, n), size))
+            source = l.at(operand, at)
+            target = l.plus(l.times(n, self.image), l.times(d, self.plane))
+            target = l.at(self.memory, l.plus(target, l.times(i, self.line)), l.element)
+            columns = b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+            if self.groups == 1 and self.pixel == self.channels:
+                self._run(source, target, columns)
+            else:
+                b.loop(0, self.columns, 1, [], lambda j, _: self._pixel(source, target, columns, j))
+
+        b.loop(0, images, 1, [], lambda n, _: b.loop(
+            0, axis.taps, 1, [], lambda d, _: b.loop(
+                0, self.copied_lines, 1, [], lambda i, _: one_line(n, d, i)
+            ) and None
+        ) and None)  # fmt: skip
+
+    def _run(self, source: str, target: str, columns: str) -> None:
+        """All channels of all columns, which lie side by side."""
+        l, shift = self.l, self.axes[2].first * self.channels
+        limit = l.times(columns, self.channels)
+
+        def vector(j: str, _) -> None:
+            l.store_computed(l.load(source, j, l.between(l.plus(j, shift), limit)), target, j)
+
+        l.builder.loop(0, self.line, l.width, [], vector)
+
+    def _pixel(self, source: str, target: str, columns: str, j: Index) -> None:
+        l, b = self.l, self.l.builder
+        column = l.plus(j, self.axes[2].first)
+        exists = b.value(f"icmp ult i64 {column}, {columns}")
+        limit = b.value(f"select i1 {exists}, i64 {self.channels}, i64 0")
+        source = l.at(source, l.times(j, self.channels * self.groups))
+        target = l.at(target, l.times(j, self.pixel), l.element)
+
+        def vector(c: str, _) -> None:
+            l.store_computed(l.load(source, c, l.between(c, limit)), target, c)
+
+        b.loop(0, self.channels, l.width, [], vector)
+
+    def place(self, image: Index, line: Index, column: Index) -> Index:
+        """Where the first tap of a position of the strip lies."""
+        l, (_, high, wide) = self.l, self.axes
+        at = l.plus(l.times(image, self.image), l.times(line, high.stride * self.line))
+        return l.plus(at, l.times(column, wide.stride * self.pixel))
+
+    def tap(self, d: Index, h: Index, w: Index) -> Index:
+        """How far a tap lies from the first one."""
+        l, (_, high, wide) = self.l, self.axes
+        at = l.plus(l.times(d, self.plane), l.times(h, high.step * self.line))
+        return l.plus(at, l.times(w, wide.step * self.pixel))
+
+    @property
+    def taps_touch(self) -> bool:
+        """Whether the channels of all taps of a line are one run."""
+        return self.axes[2].step == 1 and self.pixel == self.channels
+
+
+def _reach(axis: Axis, positions: int) -> int:
+    """How many elements the positions and their taps span."""
+    return (positions - 1) * axis.stride + max(0, axis.taps - 1) * axis.step + 1
+
+
+def strip_extents(
+    axes: Axes, channels: int, element_bytes: int, together: int, pixels: int, most_bytes: int
+) -> tuple[int, int]:
+    """(images, lines) of a strip of at least so many pixels, where so many bytes hold them.
+
+    together  lines come in multiples of this
+    """
+    deep, high, wide = axes
+    pitch = max(1, _reach(wide, wide.count)) * max(1, deep.taps) * channels * element_bytes
+
+    def fits(images: int, lines: int) -> bool:
+        return images * _reach(high, lines) * pitch <= most_bytes
+
+    rows = max(1, high.count // together)  # of `together` lines
+    wanted = max(1, min(rows, -(-pixels // max(1, together * wide.count))))
+    while wanted > 1 and not fits(1, wanted * together):
+        wanted -= 1
+    if wanted < rows:
+        pieces = -(-rows // wanted)
+        return 1, -(-rows // pieces) * together
+    images = max(1, pixels // max(1, high.count * wide.count))
+    while images > 1 and not fits(images, high.count):
+        images -= 1
+    return images, high.count
