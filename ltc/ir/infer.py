@@ -287,7 +287,7 @@ def max_pool(x: TensorType, *, shape, **_):
     return TensorType(x.dtype, shape), TensorType(torch.int64, shape)
 
 
-def max_pool_gradient(grad: TensorType, indices: TensorType, *, shape) -> TensorType:
+def max_pool_gradient(grad: TensorType, indices: TensorType, *, shape, **_) -> TensorType:
     _need(grad.shape == indices.shape, "one index for each gradient", grad, indices)
     return TensorType(grad.dtype, shape)
 

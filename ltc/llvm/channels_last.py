@@ -193,7 +193,7 @@ class _Tiles:
         self.depth, fitting = left, max(16, PACKED_BYTES // row)
         if fitting < left:
             blocks = -(-left // fitting)
-            self.depth = -(--(-left // blocks) // 16) * 16
+            self.depth = -(-left // (blocks * 16)) * 16
         self.waits = self.depth < left
         self.joins_taps = self.strip.taps_touch and not self.waits
 

@@ -55,7 +55,8 @@ def row_dimensions(node: Node) -> int:
 def holds_epilogue(product: Product) -> bool:
     """Whether the columns of the result are one variable of its epilogue, and can be stored."""
     kernel, node = product.epilogue, product.node
-    if node.op not in WITH_EPILOGUE and not (is_channels_last(node) and node.op in TURNED_WITH_EPILOGUE):
+    able = WITH_EPILOGUE | TURNED_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
+    if node.op not in able:
         return False
     epilogue = Emitter(kernel, boundary=row_dimensions(node))
     columns = epilogue.space.extents[epilogue.space.depth :]

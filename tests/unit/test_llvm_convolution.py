@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ltc.ir import ops
 from ltc.ir.node import make
+from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.channels_last_weights import channels_last_weight_gradient
 from ltc.llvm.convolution import Geometry, convolution, convolution_input_gradient
 from ltc.llvm.library import kernels_of
 from ltc.llvm.pooling import (
@@ -112,16 +114,56 @@ def check_all(case, dtype, isa):
     )  # fmt: skip
 
 
+def last(x):
+    """A [N, C, *spatial] tensor as [N, *spatial, C]."""
+    return x.movedim(1, -1).contiguous()
+
+
+def check_channels_last(case, dtype, isa):
+    x, weight, gradient, geometry = setting(case, dtype)
+    expected = aten.convolution(x.double(), weight.double(), *arguments_of(geometry))
+    in_x, in_weight, _ = gradients(gradient, x, weight, geometry)
+    depth, taps = weight[0].numel(), weight[0, 0].numel()
+    check(
+        channels_last_convolution("kernel", dtype, geometry, isa), isa, last(expected), dtype,
+        depth, operand=last(x), weight=weight,
+    )  # fmt: skip
+    check(
+        channels_last_input_gradient("kernel", dtype, geometry, isa), isa, last(in_x), dtype,
+        taps * weight.shape[0], gradient=last(gradient), weight=weight,
+    )  # fmt: skip
+    check(
+        channels_last_weight_gradient("kernel", dtype, geometry, isa), isa, in_weight, dtype,
+        gradient[:, 0].numel(), gradient=last(gradient), operand=last(x),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_convolution_and_its_gradients(case, dtype):
     check_all(case, dtype, HOST)
 
 
+# Kernels that keep the sums of some channels in memory, and lines that several tiles share.
+LAST_CASES = CASES | {
+    "deep_channels": (3, 300, 40, (4, 4), (3, 3), 1, 1, 1, 1),
+    "deep_channels_back": (3, 40, 300, (5, 5), (3, 3), 2, 1, 1, 1),
+    "aliasing_channels": (2, 1024, 8, (3, 3), (3, 3), 1, 1, 1, 1),
+    "several_strips": (1, 3, 40, (50, 40), (3, 3), 1, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", LAST_CASES.values(), ids=LAST_CASES)
+def test_a_convolution_and_its_gradients_with_channels_last(case, dtype):
+    check_channels_last(case, dtype, HOST)
+
+
 @pytest.mark.parametrize("isa", ISAS[1:], ids=lambda isa: isa.name)
 @pytest.mark.parametrize("name", ["plain", "stride", "grouped_1d", "depthwise", "many_channels"])
 def test_lesser_instruction_sets(name, isa):
     check_all(CASES[name], torch.float32, isa)
+    check_channels_last(CASES[name], torch.float32, isa)
 
 
 @st.composite
@@ -141,6 +183,7 @@ def cases(draw):
 @given(cases())
 def test_convolutions_of_any_shape(case):
     check_all(case, torch.float32, HOST)
+    check_channels_last(case, torch.float32, HOST)
 
 
 @pytest.mark.parametrize("case", ["plain", "many_channels", "depthwise", "pointwise"])

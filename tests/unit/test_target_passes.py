@@ -10,6 +10,7 @@ from ltc.backends.eager import EagerBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
+from ltc.passes.channels_last import channels_last
 from ltc.passes.layout import layout
 from ltc.passes.memory import ALIGNMENT, Lifetime, plan
 from ltc.passes.split import split_reductions
@@ -25,6 +26,10 @@ def count(graph, op):
 
 def result(graph, *buffers):
     return EagerBackend().compile(graph, 0, frozenset()).launch(list(buffers), [])[0]
+
+
+def all_results(graph, *buffers):
+    return EagerBackend().compile(graph, 0, frozenset()).launch(list(buffers), [])
 
 
 def test_a_product_read_transposed_is_the_product_of_the_transposed():
@@ -98,3 +103,82 @@ def test_values_that_live_at_one_time_do_not_overlap(values):
 def test_memory_is_used_again_when_its_value_is_dead():
     chain = [Lifetime(i, 1000, i, i + 1) for i in range(10)]
     assert plan(chain)[1] == 2 * 1024
+
+
+# --- channels last -------------------------------------------------------------------------------
+
+
+def block(x, w, scale):
+    """Convolution, normalization, relu, pooling, and a sum over positions."""
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    y = make(ops.CONVOLUTION, x, w, groups=1, **window)
+    mean = build.mean_of(y, [0, 2, 3])
+    y = (y - build.reshape(mean, (1, -1, 1, 1))) * build.reshape(scale, (1, -1, 1, 1))
+    y = build.cast(make(ops.MAXIMUM, y, build.full(y.shape, 0, y.dtype)), y.dtype)
+    return y, make(ops.SUM, y, dims=(2, 3))
+
+
+def turned(graph):
+    return channels_last(graph, lambda node: True)
+
+
+def test_everything_between_convolutions_has_its_channels_last():
+    x, w, scale = given(2, 3, 6, 5), given(8, 3, 3, 3, index=1), given(8, index=2)
+    y, total = block(x, w, scale)
+    again = block(y, given(4, 8, 3, 3, index=3), given(4, index=4))[1]
+    graph = Graph((x, w, scale, given(4, 8, 3, 3, index=3), given(4, index=4)), (), (total, again))
+    changed = turned(graph)
+    assert count(changed, ops.PERMUTE) == 1  # of the input, at the edge
+    buffers = [torch.randn(n.shape) for n in graph.inputs]
+    for one, other in zip(all_results(changed, *buffers), all_results(graph, *buffers)):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+def test_a_graph_without_convolutions_stays():
+    x = given(2, 3, 4, 4)
+    graph = Graph((x,), (), (make(ops.SUM, x, dims=(2, 3)),))
+    assert turned(graph) is graph
+
+
+def test_what_has_no_channels_last_form_reads_the_plain_one():
+    x, w = given(2, 3, 6, 5), given(8, 3, 3, 3, index=1)
+    y = block(x, w, given(8, index=2))[0]
+    outputs = (
+        build.reshape(y, (2, -1)),
+        make(ops.PERMUTE, y, dims=(3, 2, 1, 0)),
+        make(ops.SLICE, y, starts=(0, 1, 0, 2), limits=(2, 7, 6, 5), steps=(1, 2, 1, 1)),
+        make(ops.CONCAT, y, build.full(y.shape, 2, y.dtype), dim=1),
+        make(ops.SUM, y, dims=(3,)),
+        make(ops.MAX, y, dims=(0, 2)),
+        make(ops.FLIP, y, dims=(1, 3)),
+    )
+    graph = Graph((x, w, given(8, index=2)), (), outputs)
+    buffers = [torch.randn(n.shape) for n in graph.inputs]
+    for one, other in zip(all_results(turned(graph), *buffers), all_results(graph, *buffers)):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", ["max", "average"])
+def test_gradients_and_pools_with_channels_last(op):
+    x, w, g = given(2, 3, 8, 6), given(8, 3, 3, 3, index=1), given(2, 8, 4, 3, index=2)
+    geometry = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+    pool = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1)}
+    y = make(ops.CONVOLUTION, x, w, **geometry)
+    if op == "max":
+        both = make(ops.MAX_POOL, y, shape=(2, 8, 4, 3), **pool)
+        pooled, indices = (make(ops.GET, both, index=i) for i in range(2))
+        back = make(ops.MAX_POOL_GRADIENT, g, indices, shape=y.shape)
+    else:
+        counted = {"count_padding": True, "divisor": 0}
+        pooled = make(ops.AVERAGE_POOL, y, shape=(2, 8, 4, 3), **pool, **counted)
+        back = make(ops.AVERAGE_POOL_GRADIENT, g, shape=y.shape, **pool, **counted)
+        back = back * y
+    outputs = (
+        pooled,
+        make(ops.CONVOLUTION_INPUT_GRADIENT, back, w, shape=x.shape, **geometry),
+        make(ops.CONVOLUTION_WEIGHT_GRADIENT, back, x, shape=w.shape, **geometry),
+    )
+    graph = Graph((x, w, g), (), outputs)
+    buffers = [torch.randn(n.shape) for n in graph.inputs]
+    for one, other in zip(all_results(turned(graph), *buffers), all_results(graph, *buffers)):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
