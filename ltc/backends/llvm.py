@@ -28,7 +28,7 @@ def turned(graph: Graph) -> Graph:
 
 
 PASSES = (
-    Pass("channels last", turned, "the lanes of convolutions are channels"),
+    Pass("channels_last", turned, "the lanes of convolutions are channels"),
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
 )
