@@ -89,6 +89,10 @@ FLAGS = (
     Flag("LTC_EMIT_STEPLOG", boolean, False, "every mark_step writes one line to stderr"),
     Flag("LTC_FALLBACK", one_of("count", "warn", "error"), "count", "what an op run eagerly does"),
     Flag("LTC_FORCE_FALLBACK", str, "", "ops to run eagerly, as aten::add, with commas between"),
+    Flag(
+        "LTC_CHECK_INDEX", boolean, True,
+        "an index outside its dimension raises IndexError; 0: what it reads is not defined",
+    ),
     # What is recorded and kept.
     Flag("LTC_LINES", boolean, False, "calls from different lines are different recordings"),
     Flag(

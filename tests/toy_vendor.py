@@ -52,10 +52,10 @@ def division(function):
 
 
 def wrap_index(node, index):
-    size, dim = node.attr("size"), node.attr("dim")
-    wrong = index[(index < -size) | (index >= size)]
+    size = node.attr("size")
+    wrong = index[(index < node.attr("lowest")) | (index >= size)]
     if wrong.size:
-        raise IndexError(f"index {wrong[0]} is out of bounds for dimension {dim} with size {size}")
+        raise IndexError(node.attr("message").format(wrong[0]))
     return np.where(index < 0, index + size, index)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ltc import config
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
@@ -16,20 +17,46 @@ from ltc.ir.node import Node, make
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 
-def _as_index(index: Node) -> Node:
-    return build.cast(index, torch.int64)
+def checked(index: Node, size: int, message: str) -> Node:
+    """The index as i64; one that is not from 0 to size - 1 is an IndexError, {} being its value."""
+    index = build.cast(index, torch.int64)
+    if not config.value("LTC_CHECK_INDEX"):
+        return index
+    return make(ops.WRAP_INDEX, index, size=size, lowest=0, message=message)
+
+
+def _inside(index: Node, x: Node, dim: int) -> Node:
+    """An index of `x` along `dim`, in the words that torch has for most overloads."""
+    dim = build.dim_of(x, dim)
+    return checked(index, x.shape[dim], _outside(dim, x.shape[dim]))
+
+
+def _outside(dim: int, size: int) -> str:
+    return f"index {{}} is out of bounds for dimension {dim} with size {size}"
+
+
+def _wrapped(index: Node, size: int, dim: int) -> Node:
+    """An index that may be counted from the end."""
+    message = _outside(dim, size)
+    index = build.cast(index, torch.int64)
+    return make(ops.WRAP_INDEX, index, size=size, lowest=-size, message=message)
+
+
+_IN_SELF = "index out of range in self"
 
 
 @traces("aten::index_select", moves=True)
 def index_select(x, dim, index):
     if not x.shape:
         return NotImplemented
-    return build.take(x, build.reshape(_as_index(index), (-1,)), dim)
+    dim = build.dim_of(x, dim)
+    index = checked(build.reshape(index, (-1,)), x.shape[dim], _IN_SELF)
+    return build.take(x, index, dim)
 
 
 @traces("aten::embedding", moves=True)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    return build.take(weight, _as_index(indices), 0)
+    return build.take(weight, checked(indices, weight.shape[0], _IN_SELF), 0)
 
 
 @traces("aten::embedding_dense_backward")
@@ -38,7 +65,7 @@ def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad
     if scale_grad_by_freq:
         return NotImplemented
     grad = build.cast(grad, compute_dtype(grad.dtype))
-    indices = _as_index(indices)
+    indices = checked(indices, num_weights, _IN_SELF)
     if padding_idx >= 0:
         is_padding = build.unsqueeze(build.eq(indices, padding_idx), -1)
         grad = build.where(is_padding, 0.0, grad)
@@ -58,7 +85,7 @@ def gather(x, dim, index, sparse_grad=False):
     x, index = _ranked(x, index)
     if not index.type.size:
         return build.full(shape, 0, x.dtype)
-    return build.reshape(build.gather(x, _as_index(index), dim), shape)
+    return build.reshape(build.gather(x, _inside(index, x, dim), dim), shape)
 
 
 @traces("aten::gather_backward")
@@ -70,9 +97,9 @@ def _scatter(x: Node, dim: int, index: Node, src: Node, mode: str) -> Node:
     """Writes or adds src[i] where index[i] says along `dim`, for the places i of the index."""
     shape = x.shape
     x, index = _ranked(x, index)
-    index = _as_index(index)
     if not index.type.size:
         return build.reshape(x, shape)
+    index = _inside(index, x, dim)
     src = src if src.shape else build.reshape(src, (1,))
     if src.shape != index.shape:
         src = make(
@@ -103,7 +130,7 @@ def index_add(x, dim, index, source, alpha=1):
     if not x.shape or x.dtype == torch.bool or not source.shape:
         return NotImplemented
     source = build.cast(source, x.dtype) * alpha
-    index = build.reshape(_as_index(index), (-1,))
+    index = _inside(build.reshape(index, (-1,)), x, dim)
     return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="add")
 
 
@@ -111,7 +138,7 @@ def index_add(x, dim, index, source, alpha=1):
 def index_copy(x, dim, index, source):
     if not x.shape or not source.shape:
         return NotImplemented
-    index = build.reshape(_as_index(index), (-1,))
+    index = _inside(build.reshape(index, (-1,)), x, dim)
     return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="set")
 
 
@@ -120,8 +147,7 @@ def index_fill(x, dim, index, value):
     if not x.shape:
         return NotImplemented
     dim = build.dim_of(x, dim)
-    index = build.reshape(_as_index(index), (-1,))
-    index = make(ops.WRAP_INDEX, index, size=x.shape[dim], dim=dim)
+    index = _wrapped(build.reshape(index, (-1,)), x.shape[dim], dim)
     shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
     new = build.full(shape, value, x.dtype)
     return make(ops.PUT, x, index, new, dim=dim, mode="set")
@@ -144,7 +170,7 @@ def _plan(x: Node, indices: Sequence[Node | None]) -> tuple[list[int], Node, lis
     position = None
     for d in given:
         size = x.shape[d]
-        index = make(ops.WRAP_INDEX, _as_index(indices[d]), size=size, dim=d)
+        index = _wrapped(indices[d], size, d)
         position = index if position is None else position * size + index
     return given, build.expand(position, shape), list(shape)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ltc.aten.indexing import checked
 from ltc.aten.promote import promote
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
@@ -119,7 +120,8 @@ def _class_weights(x, target, weight, ignore_index) -> tuple[Node, Node]:
     """(targets with a class for the ignored, the weight of each target: 0 for the ignored)."""
     target = build.cast(target, torch.int64)
     ignored = build.eq(target, ignore_index)
-    safe = where(ignored, 0, target)
+    classes = x.shape[_class_dim(x)]
+    safe = checked(where(ignored, 0, target), classes, "Target {} is out of bounds.")
     if weight is None:
         return safe, where(ignored, 0.0, build.full(target.shape, 1.0, x.dtype))
     chosen = build.take(build.cast(weight, x.dtype), safe, 0)
@@ -133,8 +135,8 @@ def _nll_forward(x, target, weight, reduction, ignore_index):
     (x,) = promote(x)
     dim = _class_dim(x)
     safe, weights = _class_weights(x, target, weight, ignore_index)
-    chosen = build.gather(x, build.unsqueeze(safe, dim), dim)
-    loss = -build.reshape(chosen, target.shape) * weights
+    chosen = build.sum_of(where(_is_class(x, safe, dim), x, 0.0), (dim,))
+    loss = -chosen * weights
     # Adding a zero for the ignored keeps their -inf, which times 0 is NaN, out of the sum.
     loss = where(build.eq(build.cast(target, torch.int64), ignore_index), 0.0, loss)
     total = build.sum_of(weights)
@@ -165,5 +167,14 @@ def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_we
     if reduction == MEAN:
         share = share / build.cast(total_weight, share.dtype)
         share = where(build.eq(weights, 0), 0.0, share)  # all ignored: 0 / 0 is no gradient
-    index, new = build.unsqueeze(safe, dim), build.unsqueeze(share, dim)
-    return make(ops.SCATTER, build.full_like(x, 0.0), index, new, dim=dim, mode="set")
+    return where(_is_class(x, safe, dim), build.unsqueeze(share, dim), 0.0)
+
+
+def _is_class(x: Node, target: Node, dim: int) -> Node:
+    """Where the class in dimension `dim` of x is the target's.
+
+    A comparison for each class fuses with what comes before and after; a lookup would not.
+    """
+    behind = (1,) * (len(x.shape) - dim - 1)
+    classes = build.reshape(make(ops.IOTA, size=x.shape[dim]), (x.shape[dim], *behind))
+    return build.eq(classes, build.unsqueeze(target, dim))

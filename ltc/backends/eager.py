@@ -64,15 +64,12 @@ def _bitcast(node: Node) -> Compute:
 
 
 def _wrap_index(node: Node) -> Compute:
-    size, dim = node.attr("size"), node.attr("dim")
+    size, lowest, message = (node.attr(name) for name in ("size", "lowest", "message"))
 
     def compute(index: torch.Tensor) -> torch.Tensor:
-        wrong = (index < -size) | (index >= size)
+        wrong = (index < lowest) | (index >= size)
         if wrong.any():
-            raise IndexError(
-                f"index {index[wrong][0].item()} is out of bounds for dimension {dim} "
-                f"with size {size}"
-            )
+            raise IndexError(message.format(index[wrong][0].item()))
         return torch.where(index < 0, index + size, index)
 
     return compute

@@ -200,7 +200,7 @@ def scatter(base: TensorType, index: TensorType, new: TensorType, *, dim, mode) 
     return TensorType(_same_dtype((base, new)), base.shape)
 
 
-def wrapped_index(index: TensorType, *, size, dim) -> TensorType:
+def wrapped_index(index: TensorType, *, size, lowest, message) -> TensorType:
     _need(index.dtype == torch.int64, "an index is i64", index)
     return index
 

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ltc.ir.node import Node
-from ltc.ir.ops import Op
+from ltc.ir.ops import WRAP_INDEX, Op
+
+READS = ("load", "lookup")  # kinds of values that read memory
 
 
 class Affine(NamedTuple):
@@ -112,13 +114,15 @@ class Guard(NamedTuple):
 class Value:
     """One number for each point; values of one kernel that are equal are one object.
 
-    kind      "load", "constant", "position", "random", "cell", "choose" or "reduced"
+    kind      "load", "lookup", "constant", "position", "random", "cell", "choose" or "reduced"
     dtype     of the number
     operands  the values it is computed from
     op        of a cell or a reduction: a row of ir/ops.py
     data      load: (node in memory, offset); constant: its text; position: its form;
-              random: (its position, how many bits, the stream); cell: the node's attributes
-    guards    load and choose: where it is inside
+              lookup: (node in memory, offset, elements between neighbours) at its operand, an index;
+              random: (its position, how many bits, the stream); cell: the node's attributes;
+              a checked index: the node
+    guards    load, lookup and choose: where it is inside; a checked index: where it is checked
     """
 
     kind: str
@@ -171,7 +175,11 @@ class Kernel:
 
     def reads(self) -> tuple[Node, ...]:
         """The nodes in memory it loads from, each once."""
-        return tuple(dict.fromkeys(v.data[0] for v in self.values() if v.kind == "load"))
+        return tuple(dict.fromkeys(v.data[0] for v in self.values() if v.kind in READS))
+
+    def checks(self) -> tuple[Value, ...]:
+        """The indices that may be outside, in the order of `values`."""
+        return tuple(v for v in self.values() if v.op is WRAP_INDEX)
 
     def writes(self) -> tuple[Node, ...]:
         return tuple(store.node for store in self.stores)

@@ -117,7 +117,9 @@ GE = _elementwise("ge", infer.comparison)
 WHERE = _elementwise("where", infer.where)
 CAST = _elementwise("cast", infer.cast)  # dtype; to bool: x != 0
 BITCAST = _elementwise("bitcast", infer.bitcast)  # dtype of the same size
-WRAP_INDEX = _elementwise("wrap_index", infer.wrapped_index)  # size, dim; -1 is the last; may fail
+# An index from `lowest` (0, or -size) to size - 1, where -1 is the last.  May fail: an IndexError
+# with `message`, the index in place of {}.
+WRAP_INDEX = _elementwise("wrap_index", infer.wrapped_index)  # size, lowest, message
 
 # Reductions over `dims`, which disappear.  Low precision sums in f32 and rounds once.
 SUM = _op("sum", infer.reduce, "reduce")

@@ -10,9 +10,10 @@ from ltc.ir import ops
 from ltc.ir.kernel import Value
 from ltc.ir.node import Node
 from ltc.ir.ops import Op
-from ltc.llvm import math
+from ltc.llvm import integer, math, special
 from ltc.llvm.builder import Builder
 from ltc.llvm.dtype import FORMS, Form
+from ltc.llvm.stored import from_memory, to_memory
 
 # (builder, form of the operands, operands) -> result, in the computed type of the result
 Row = Callable[..., str]
@@ -77,30 +78,6 @@ def _integer_to_integer(b: Builder, source: Form, target: Form, x: str) -> str:
         return b.convert("trunc", source.computed, x, target.computed)
     op = "sext" if source.kind == "signed" else "zext"
     return b.convert(op, source.computed, x, target.computed)
-
-
-def from_memory(b: Builder, form: Form, x: str) -> str:
-    """What was loaded, as it is computed with."""
-    if form.stored == form.computed:
-        return x
-    if form.kind == "bool":
-        return b.compare("ne", "i8", x, b.constant("i8", 0))
-    if form.stored == "half":
-        return b.convert("fpext", "half", x, "float")
-    wide = b.binary("shl", "i32", b.convert("zext", "i16", x, "i32"), b.constant("i32", 16))
-    return b.convert("bitcast", "i32", wide, "float")
-
-
-def to_memory(b: Builder, form: Form, x: str) -> str:
-    """What is computed, as it is stored; floats are rounded already."""
-    if form.stored == form.computed:
-        return x
-    if form.kind == "bool":
-        return b.convert("zext", "i1", x, "i8")
-    if form.stored == "half":
-        return b.convert("fptrunc", "float", x, "half")
-    bits = b.convert("bitcast", "float", x, "i32")
-    return b.convert("trunc", "i32", b.binary("lshr", "i32", bits, b.constant("i32", 16)), "i16")
 
 
 def _bitcast(b: Builder, source: Form, target: Form, x: str) -> str:
@@ -202,6 +179,49 @@ def _trunc_divide(b: Builder, form: Form, x: str, y: str) -> str:
     return b.intrinsic("trunc", form.computed, b.binary("fdiv", form.computed, x, y))
 
 
+def _fmod(b: Builder, form: Form, x: str, y: str) -> str:
+    return math.call(b, "fmod", form.computed, x, y)
+
+
+def _turns(b: Builder, form: Form, rest: str, y: str) -> str:
+    """Whether what a division leaves is not zero, and of another sign than the divisor."""
+    type, zero = form.computed, b.constant(form.computed, 0.0)
+    is_left = b.compare("une", type, rest, zero)
+    signs = b.binary(
+        "xor", "i1", b.compare("olt", type, rest, zero), b.compare("olt", type, y, zero)
+    )
+    return b.binary("and", "i1", is_left, signs)
+
+
+def _remainder(b: Builder, form: Form, x: str, y: str) -> str:
+    rest = _fmod(b, form, x, y)
+    more = b.binary("fadd", form.computed, rest, y)
+    return b.select(_turns(b, form, rest, y), form.computed, more, rest)
+
+
+def _floor_divide(b: Builder, form: Form, x: str, y: str) -> str:
+    """As Python's //: the exact quotient's floor, and x / y where y is zero."""
+    type, rest = form.computed, _fmod(b, form, x, y)
+    quotient = b.binary("fdiv", type, b.binary("fsub", type, x, rest), y)
+    less = b.binary("fsub", type, quotient, b.constant(type, 1.0))
+    quotient = b.select(_turns(b, form, rest, y), type, less, quotient)
+    below = b.intrinsic("floor", type, quotient)
+    gap = b.binary("fsub", type, quotient, below)
+    above = b.binary("fadd", type, below, b.constant(type, 1.0))
+    whole = b.select(b.compare("ogt", type, gap, b.constant(type, 0.5)), type, above, below)
+    plain = b.binary("fdiv", type, x, y)
+    nought = b.intrinsic("copysign", type, b.constant(type, 0.0), plain)
+    whole = b.select(b.compare("oeq", type, quotient, b.constant(type, 0.0)), type, nought, whole)
+    return b.select(b.compare("oeq", type, y, b.constant(type, 0.0)), type, plain, whole)
+
+
+def _either(of_floats: Row, of_integers: Row) -> Row:
+    def row(b: Builder, form: Form, x: str, y: str) -> str:
+        return (of_floats if form.is_float else of_integers)(b, form, x, y)
+
+    return row
+
+
 ROWS: dict[Op, Row] = {
     ops.NEG: _neg,
     ops.ABS: _abs,
@@ -229,7 +249,9 @@ ROWS: dict[Op, Row] = {
     ops.ATANH: _function("atanh"),
     ops.ERF: _function("erf"),
     ops.ERFC: _function("erfc"),
+    ops.ERFINV: special.erfinv,
     ops.LGAMMA: _function("lgamma"),
+    ops.DIGAMMA: special.digamma,
     ops.FLOOR: _intrinsic("floor"),
     ops.CEIL: _intrinsic("ceil"),
     ops.TRUNC: _intrinsic("trunc"),
@@ -239,17 +261,22 @@ ROWS: dict[Op, Row] = {
     ops.SUB: _by_kind("fsub", "sub"),
     ops.MUL: _by_kind("fmul", "mul", "and"),
     ops.DIV: _by_kind("fdiv", ""),
-    ops.TRUNC_DIVIDE: _trunc_divide,
-    ops.FMOD: _function("fmod"),
-    ops.POW: _function("pow"),
+    ops.FLOOR_DIVIDE: _either(_floor_divide, integer.floor_divide),
+    ops.TRUNC_DIVIDE: _either(_trunc_divide, integer.trunc_divide),
+    ops.REMAINDER: _either(_remainder, integer.remainder),
+    ops.FMOD: _either(_fmod, integer.fmod),
+    ops.POW: _either(_function("pow"), integer.power),
     ops.ATAN2: _function("atan2"),
     ops.HYPOT: _function("hypot"),
+    ops.NEXTAFTER: special.nextafter,
     ops.COPYSIGN: _intrinsic("copysign"),
     ops.MAXIMUM: _extreme("ogt", "gt", "or"),
     ops.MINIMUM: _extreme("olt", "lt", "and"),
     ops.AND: _integer("and"),
     ops.OR: _integer("or"),
     ops.XOR: _integer("xor"),
+    ops.SHIFT_LEFT: integer.shift_left,
+    ops.SHIFT_RIGHT: integer.shift_right,
     ops.EQ: _comparison("oeq", "eq"),
     ops.NE: _comparison("une", "ne"),
     ops.LT: _comparison("olt", "lt"),
@@ -262,11 +289,15 @@ ROWS: dict[Op, Row] = {
 _EXACT = frozenset(
     {
         ops.NEG, ops.ABS, ops.SIGN, ops.FLOOR, ops.CEIL, ops.TRUNC, ops.ROUND, ops.COPYSIGN,
-        ops.MAXIMUM, ops.MINIMUM, ops.FMOD,
+        ops.MAXIMUM, ops.MINIMUM, ops.FMOD, ops.NEXTAFTER,
     }
 )  # fmt: skip
-_FLOATS_ALONE = frozenset({ops.TRUNC_DIVIDE, ops.FMOD, ops.POW})
-_NOT_ON_BOOL = frozenset({ops.NEG, ops.ABS, ops.SUB, ops.SIGN})
+_NOT_ON_BOOL = frozenset(
+    {
+        ops.NEG, ops.ABS, ops.SUB, ops.SIGN, ops.FLOOR_DIVIDE, ops.TRUNC_DIVIDE, ops.REMAINDER,
+        ops.FMOD, ops.POW, ops.SHIFT_LEFT, ops.SHIFT_RIGHT,
+    }
+)  # fmt: skip
 _OTHERS = frozenset({ops.WHERE, ops.CAST, ops.BITCAST})
 
 
@@ -280,8 +311,6 @@ def can_compute(node: Node) -> bool:
     if node.op in _OTHERS:
         return True
     kind = FORMS[node.inputs[0].dtype].kind
-    if node.op in _FLOATS_ALONE and kind != "float":
-        return False
     return node.op in ROWS and not (node.op in _NOT_ON_BOOL and kind == "bool")
 
 

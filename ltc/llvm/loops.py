@@ -13,14 +13,16 @@ from math import prod
 
 import torch
 
-from ltc.ir.kernel import Affine, Guard, Kernel, Store, Value
+from ltc.ir import ops
+from ltc.ir.kernel import READS, Affine, Guard, Kernel, Store, Value
 from ltc.ir.tensor_type import LOW_PRECISION
-from ltc.llvm import reduction
+from ltc.llvm import access, reduction
 from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS, Form
 from ltc.llvm.elementwise import computed, from_memory, to_memory
 from ltc.llvm.lanes import transposed
+from ltc.llvm.lookup import Report, checked, faults_of
 from ltc.llvm.rng import random_bits
 
 STRIP = 2048  # elements of the innermost dimension in one unit
@@ -80,7 +82,7 @@ def _forms(values: list[Value], stores: tuple[Store, ...]) -> list[Affine]:
     forms = [store.offset for store in stores]
     for value in values:
         forms.extend(guard.form for guard in value.guards)
-        if value.kind == "load":
+        if value.kind in READS:
             forms.append(value.data[1])
         elif value.kind in ("position", "random"):
             forms.append(_position_of(value))
@@ -113,7 +115,8 @@ class Emitter:
         self.transposes = not self.reductions and bool(self._column_loads())
         self.tiles = self.transposes and self._fits_tiles()
         self.b = builder or Builder(lanes)
-        self.nodes = (*kernel.reads(), *kernel.writes())
+        self.checks = {value: k + 1 for k, value in enumerate(kernel.checks())}
+        self.nodes = (*kernel.reads(), *kernel.writes(), *faults_of(kernel))
         self.pointer = {node: f"%p{k}" for k, node in enumerate(kernel.reads())}
         first = len(self.pointer)
         self.target = {node: f"%p{first + k}" for k, node in enumerate(kernel.writes())}
@@ -181,7 +184,7 @@ class Emitter:
                 needs[value] = rows
                 continue
             forms = [guard.form for guard in value.guards]
-            if value.kind == "load":
+            if value.kind in READS:
                 forms.append(value.data[1])
             elif value.kind in ("position", "random"):
                 forms.append(_position_of(value))
@@ -338,7 +341,7 @@ class Emitter:
                 self.variables[self.vector] = self.b.add(column, k)
                 base = self._uniform(offset)
             address = self.b.address(self.pointer[node], base, form.stored)
-            columns.append(self._contiguous(address, form, None))
+            columns.append(access.load(self.b, address, form))
         return transposed(self.b, columns, form.stored)
 
     def _point(self) -> None:
@@ -524,6 +527,8 @@ class Emitter:
             return self._position(self.space.form(value.data), width)
         if value.kind == "load":
             return self._load(value, form)
+        if value.kind == "lookup":
+            return self._lookup(value, form, width)
         if value.kind == "random":
             form, bits, stream = value.data
             seed = self.lanes_of(value.operands[0], 1)
@@ -534,6 +539,8 @@ class Emitter:
             condition = self._inside(value.guards, width)
             return self.b.select(condition, form.computed, *operands)
         assert value.kind == "cell", value.kind
+        if value.op is ops.WRAP_INDEX:
+            return self._checked(value, operands[0], width)
         return computed(self.b, value, operands)
 
     def _uniform(self, form: Affine) -> str:
@@ -582,50 +589,57 @@ class Emitter:
 
     def _load(self, value: Value, form: Form) -> str:
         node, offset = value.data
-        offset, pointer = self.space.form(offset), self.pointer[node]
+        return self._read(self.pointer[node], self.space.form(offset), value.guards, form)
+
+    def _read(self, pointer: str, offset: Affine, guards: tuple[Guard, ...], form: Form) -> str:
         base = self._uniform(offset)
         step = offset.coefficient(self.vector) if self.vector is not None else 0
         if self.b.width == 1:
-            if value.guards:
-                inside = self._inside(value.guards, 1)
+            if guards:
+                inside = self._inside(guards, 1)
                 base = self.b.value(f"select i1 {inside}, i64 {base}, i64 0")
             address = self.b.address(pointer, base, form.stored)
             loaded = self.b.effect(f"load {form.stored}, ptr {address}, align {form.bytes}")
         elif step == 1:
             address = self.b.address(pointer, base, form.stored)
-            loaded = self._contiguous(address, form, self._load_mask(value.guards))
+            loaded = access.load(self.b, address, form, self._load_mask(guards))
         else:
-            loaded = self._gathered(pointer, base, step, form, self._load_mask(value.guards))
+            positions = self._stepping(base, step)
+            mask = self._load_mask(guards)
+            loaded = access.gather(self.b, pointer, positions, form, mask)
         return from_memory(self.b, form, loaded)
+
+    def _checked(self, value: Value, index: str, width: int) -> str:
+        used = self.mask if width > 1 else None
+        if value.guards:
+            inside = self._inside(value.guards, width)
+            used = inside if used is None else self.b.binary("and", "i1", inside, used)
+        first = len(self.nodes) - len(self.checks)
+        report = Report(f"%p{first}", self.checks[value])
+        return checked(self.b, value.data, index, used, report)
+
+    def _lookup(self, value: Value, form: Form, width: int) -> str:
+        """What is in memory at an index that is computed."""
+        node, offset, step = value.data
+        (position,) = value.operands
+        offset, pointer, b = self.space.form(offset), self.pointer[node], self.b
+        if width == 1 or not self.is_vector[position]:
+            with b.lanes(1):
+                found = b.multiply(self.lanes_of(position, 1), step)
+                pointer = b.address(pointer, found, form.stored)
+            return self._read(pointer, offset, value.guards, form)
+        found = b.binary(
+            "mul", "i64", self.lanes_of(position, width), b.constant("i64", step)
+        )
+        positions = b.binary("add", "i64", self._position(offset, width), found)
+        mask = self._load_mask(value.guards)
+        return from_memory(b, form, access.gather(b, pointer, positions, form, mask))
 
     def _load_mask(self, guards: tuple[Guard, ...]) -> str | None:
         if not guards:
             return self.mask
         inside = self._inside(guards, self.b.width)
         return inside if self.mask is None else self.b.binary("and", "i1", inside, self.mask)
-
-    def _contiguous(self, address: str, form: Form, mask: str | None) -> str:
-        b, type = self.b, self.b.of(form.stored)
-        if mask is None:
-            return b.effect(f"load {type}, ptr {address}, align {form.bytes}")
-        function = f"llvm.masked.load.{b.suffix(form.stored)}.p0"
-        b.declare(function, type, "ptr", "i32", b.of("i1"), type)
-        return b.effect(
-            f"call {type} @{function}(ptr {address}, i32 {form.bytes}, {b.of('i1')} {mask}, "
-            f"{type} zeroinitializer)"
-        )
-
-    def _gathered(self, pointer, base: str, step: int, form: Form, mask: str | None) -> str:
-        b, type = self.b, self.b.of(form.stored)
-        positions = self._stepping(base, step)
-        pointers = b.value(f"getelementptr {form.stored}, ptr {pointer}, {b.of('i64')} {positions}")
-        function = f"llvm.masked.gather.{b.suffix(form.stored)}.v{b.width}p0"
-        b.declare(function, type, b.of("ptr"), "i32", b.of("i1"), type)
-        mask = mask or b.constant("i1", True)
-        return b.effect(
-            f"call {type} @{function}({b.of('ptr')} {pointers}, i32 {form.bytes}, "
-            f"{b.of('i1')} {mask}, {type} zeroinitializer)"
-        )
 
     def store(self, store: Store) -> None:
         form = FORMS[store.node.dtype]
@@ -636,16 +650,8 @@ class Emitter:
             register = self.lanes_of(store.value, width)
             stored = to_memory(self.b, form, register)
             address = self.b.address(self.target[store.node], self._uniform(offset), form.stored)
-            type = self.b.of(form.stored)
-            if width == 1 or self.mask is None:
-                self.b.emit(f"store {type} {stored}, ptr {address}, align {form.bytes}")
-                return
-            function = f"llvm.masked.store.{self.b.suffix(form.stored)}.p0"
-            self.b.declare(function, "void", type, "ptr", "i32", self.b.of("i1"))
-            self.b.emit(
-                f"call void @{function}({type} {stored}, ptr {address}, i32 {form.bytes}, "
-                f"{self.b.of('i1')} {self.mask})"
-            )
+            mask = self.mask if width > 1 else None
+            access.store(self.b, stored, address, form, mask)
 
 
 class _Scope:

@@ -20,6 +20,7 @@ from ltc.llvm.lanes import Index
 from ltc.llvm.library import FLOATS, dtypes, kernels_of
 from ltc.llvm.loops import Emitter
 from ltc.llvm.matmul import Matrix, matmul
+from ltc.llvm.primitives import PRIMITIVES
 
 
 @functools.cache
@@ -38,6 +39,8 @@ class ScratchBuffer:
 
 def product_codes(product: Product) -> list[KernelCode]:
     """The kernels that compute a product, in order."""
+    if product.node.op in PRIMITIVES:
+        return PRIMITIVES[product.node.op].codes(product)
     if product.node.op is ops.MATMUL:
         return _matmul(product)
     if product.node.op.kind == "attention":
@@ -188,7 +191,9 @@ def takes_strides(node: Node) -> bool:
 
 
 def can_multiply(node: Node) -> bool:
-    """Whether kernels are generated for a product or pooling of these dtypes and shapes."""
+    """Whether kernels of their own are generated for a node of these dtypes and shapes."""
+    if node.op in PRIMITIVES:
+        return PRIMITIVES[node.op].supports(node)
     if node.op is ops.MATMUL:
         types = [node.type, *[n.type for n in node.inputs]]
         return all(t.dtype in FLOATS and t.size for t in types)

@@ -35,6 +35,7 @@ from ltc.ir.tensor_type import TensorType
 
 VIEWS = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER})
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
+LOOKUPS = frozenset({ops.TAKE, ops.GATHER})  # of what is in memory, at an index that is computed
 # Views that the reference takes as they are, without a copy.
 FREE_FOR_REFERENCE = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BARRIER})
 COSTLY = frozenset(
@@ -189,6 +190,8 @@ class _Fuser:
             form = _offset(seen, index)
             if all(c > 0 for _, c in form.terms) and seen.op not in (ops.CONSTANT, ops.SCALAR):
                 base, offset = seen, form
+        elif node.op.kind == "scatter" and _base(operand).op is ops.CONSTANT:
+            base, offset = _base(operand), ZERO  # one number, however often it is there
         if _behind_barrier(base):
             base = base.inputs[0]
         self.readers[base].add(unit)
@@ -303,15 +306,15 @@ class _Fuser:
     def _absorb(self, node: Node, place: Place) -> None:
         draft = place.draft
         draft.members[node].add((place.index, place.guards))
+        if node.op in LOOKUPS:
+            self._keep(looked_up(node, place.index, draft.space)[0], draft)
         if node.op.kind == "reduce":
             _open_rows(node, place)
             draft.passes += 1
         for operand, index, guards in operand_places(node, place.index, place.guards, draft):
             base, index = through_views(operand, index, draft.space)
             if _behind_barrier(base):
-                draft.reads.add(base.inputs[0])
-                self.readers[base.inputs[0]].add(draft)
-                self.in_memory.add(base.inputs[0])
+                self._keep(base.inputs[0], draft)
                 continue
             if base.op is ops.CONSTANT or base.op is ops.SCALAR:
                 continue
@@ -320,6 +323,13 @@ class _Fuser:
                 if base.op in VIEWS or not (base in self.native or base in self.products):
                     self.in_memory.add(base)
                 self.places[base].append(Place(draft, index, guards))
+
+    def _keep(self, node: Node, draft: Draft) -> None:
+        """The draft reads the node in memory."""
+        draft.reads.add(node)
+        self.readers[node].add(draft)
+        if node.op not in LEAVES:
+            self.in_memory.add(node)
 
     # --- the result ------------------------------------------------------------------------------
 
@@ -495,6 +505,8 @@ def operand_places(
         return [(node, index, guards)]
     if node.op is ops.RANDOM_BITS:
         return [(node.inputs[0], (), guards)]
+    if node.op in LOOKUPS:
+        return [(node.inputs[1], _index_of_index(node, index), guards)]
     return [(n, _broadcast_index(n, index, node), guards) for n in node.inputs]
 
 
@@ -542,6 +554,28 @@ def _inserted(node, index, guards):
     sides = zip(moved, new.shape, base.shape)
     inside = tuple(Guard(i, 0, n) for i, n, extent in sides if n != extent)
     return [(base, index, guards), (new, moved, guards + inside)]
+
+
+def _index_of_index(node: Node, index: tuple[Affine, ...]) -> tuple[Affine, ...]:
+    """Where a lookup finds its index."""
+    if node.op is ops.GATHER:
+        return index
+    dim = node.attr("dim")
+    return index[dim : dim + len(node.inputs[1].shape)]
+
+
+def looked_up(
+    node: Node, index: tuple[Affine, ...], space: tuple[int, ...]
+) -> tuple[Node, Affine, int]:
+    """Where a lookup reads: (a node in memory, its element at index 0, elements to the next)."""
+    x, dim = node.inputs[0], node.attr("dim")
+    width = 1 if node.op is ops.GATHER else len(node.inputs[1].shape)
+    found = len(space)  # a variable that stands for the index, whatever it is
+    place = (*index[:dim], Affine(0, ((found, 1),)), *index[dim + width :])
+    base, place = through_views(x, place, (*space, x.shape[dim]))
+    offset = _offset(base, place)
+    rest = Affine(offset.constant, tuple(term for term in offset.terms if term[0] != found))
+    return (base.inputs[0] if _behind_barrier(base) else base), rest, offset.coefficient(found)
 
 
 def through_views(node: Node, index: Index, space: tuple[int, ...]) -> tuple[Node, Index]:
@@ -633,11 +667,22 @@ class _Body:
         operands = tuple(self._operand(*place) for place in places)
         if node.op in VIEWS:
             return operands[0]
+        if node.op in LOOKUPS:
+            return self._lookup(node, index, guards, operands[0])
+        if node.op is ops.WRAP_INDEX:
+            return self._intern("cell", node.dtype, operands, node.op, node, guards)
         if node.op.kind == "reduce":
             return self._intern("reduced", node.dtype, operands, node.op, None, ())
         if node.op in (ops.PAD, ops.CONCAT, ops.INSERT):
             return self._chosen(node, operands, places, len(guards))
         return self._intern("cell", node.dtype, operands, node.op, node.attrs, ())
+
+    def _lookup(self, node: Node, index, guards: tuple[Guard, ...], position: Value) -> Value:
+        base, offset, step = looked_up(node, index, self.draft.space)
+        if base.op is ops.CONSTANT:
+            return self.value(base, (), ())
+        data = (base, offset, step)
+        return self._intern("lookup", node.dtype, (position,), None, data, guards)
 
     def _chosen(self, node, operands, places, outer: int) -> Value:
         """A guarded operand where its own guards hold, else the one that has none left."""

@@ -130,7 +130,7 @@ def test_an_index_outside_names_the_line_and_leaves_parameters_alone():
     table = nn.Embedding(5, 3).to("ltc")
     before = table.weight.detach().cpu().clone()
     update = torch.optim.SGD(table.parameters(), lr=1.0)
-    with pytest.raises((IndexError, RuntimeError), match="index 9 is out of bounds"):
+    with pytest.raises(IndexError, match="index out of range in self"):
         table(torch.tensor([1, 9]).to("ltc")).sum().backward()
         update.step()
         ltm.mark_step(wait=True)

@@ -88,7 +88,7 @@ def test_the_toy_vendor_claims_what_it_promises():
 
 ELEMENTWISE = [op for op in ops.ALL.values() if op.kind == "elementwise"]
 WITH_ATTRIBUTES = {ops.CAST: {"dtype": torch.int32}, ops.BITCAST: {"dtype": torch.int64}}
-WITH_ATTRIBUTES[ops.WRAP_INDEX] = {"size": 9, "dim": 0}
+WITH_ATTRIBUTES[ops.WRAP_INDEX] = {"size": 9, "lowest": -9, "message": "{}"}
 INTEGRAL = {ops.NOT, ops.AND, ops.OR, ops.XOR, ops.SHIFT_LEFT, ops.SHIFT_RIGHT, ops.WRAP_INDEX}
 UNARY = set(ELEMENTWISE[: ELEMENTWISE.index(ops.ADD)]) | set(WITH_ATTRIBUTES)
 

@@ -1,0 +1,31 @@
+"""The primitives that are neither loops nor products, and the kernels of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ltc.ir import ops
+from ltc.ir.kernel import Product
+from ltc.ir.node import Node
+from ltc.ir.ops import Op
+from ltc.llvm.code import KernelCode
+from ltc.llvm.scatter import can_scatter, scatter_codes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One primitive.
+
+    supports  whether there are kernels for a node
+    codes     the kernels of a product without epilogue whose operands are contiguous
+    """
+
+    supports: Callable[[Node], bool]
+    codes: Callable[[Product], list[KernelCode]]
+
+
+PRIMITIVES: dict[Op, Row] = {
+    ops.PUT: Row(can_scatter, scatter_codes),
+    ops.SCATTER: Row(can_scatter, scatter_codes),
+}
