@@ -149,9 +149,9 @@ class _Kernels:
             self._raise(plan, block, values, calls[-1])
 
     def _raise(self, plan: Plan, block: Block, values: list[Any], call: PlannedCall) -> None:
-        check = plan.checks[call.check]
         place = WORD * (plan.values + len(plan.cells) + call.check)
         (code,) = struct.unpack_from("=q", block.memory, place)
+        check = plan.checks[call.check + (code & 0xFF) - 1]
         try:
             raise _error_of(check, code, block, values)
         except Exception as error:
@@ -163,7 +163,7 @@ class _Kernels:
 def _error_of(check: FailedCheck, code: int, block: Block, values: list[Any]) -> Exception:
     """The error that a fault stands for; where the reference finds one, it raises it."""
     if check.error:
-        return getattr(builtins, check.error)(check.message.format(code=code, value=code >> 1))
+        return getattr(builtins, check.error)(check.message.format(value=code >> 8))
     operands = [
         _in_block(block, where) if isinstance(where, InBlock) else values[where]
         for where in check.operands

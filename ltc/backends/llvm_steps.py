@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph
-from ltc.ir.kernel import Kernel, Product, Store, Unit
+from ltc.ir.kernel import READS, Kernel, Product, Store, Unit
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.code import KernelCode
@@ -19,7 +19,7 @@ from ltc.llvm.loops import kernel_code
 from ltc.llvm.products import can_multiply, holds_epilogue, product_codes, takes_strides
 from ltc.llvm.program import Fault
 from ltc.llvm.reduction import can_reduce
-from ltc.passes.fuse import fuse
+from ltc.passes.fuse import LOOKUPS, fuse
 
 # The reference's result may lie in the memory of the first operand.
 MAY_SHARE = frozenset(
@@ -37,10 +37,12 @@ def is_native(node: Node) -> bool:
         return False
     if node.op in _MOVES or node.op is ops.IOTA or node.op is ops.RANDOM_BITS:
         return True
+    if node.op is ops.WRAP_INDEX or node.op in LOOKUPS:
+        return True
     if node.op is ops.INSERT:
         return all(step == 1 for step in node.attr("steps"))
     if node.op.kind == "elementwise":
-        return not ops.may_fail(node) and can_compute(node)
+        return can_compute(node)
     return node.op.kind == "reduce" and can_reduce(node)
 
 
@@ -123,6 +125,8 @@ def _choose_overwrites(
     kept = {shares.get(n, n) for n in outputs}
     free = {n for n in graph.inputs if n.attr("index") in donated} - kept
     for step in steps:
+        if step.may_fail:
+            continue  # half an update would be left behind
         kernel = step.unit if isinstance(step.unit, Kernel) else None
         taken: set[Node] = set()
         if isinstance(step.unit, Product):
@@ -140,9 +144,9 @@ def _in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
     """A free input that the kernel reads nowhere but where it stores."""
     loads: dict[Node, bool] = {}
     for value in kernel.values():
-        if value.kind == "load":
-            node, offset = value.data
-            same = offset == store.offset and not value.guards
+        if value.kind in READS:
+            node, offset = value.data[:2]
+            same = value.kind == "load" and offset == store.offset and not value.guards
             loads[node] = loads.get(node, True) and same
     for node, same in loads.items():
         if same and node in free and node.type == store.node.type:

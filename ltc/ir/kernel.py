@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ltc.ir.node import Node
-from ltc.ir.ops import WRAP_INDEX, Op
+from ltc.ir.ops import Op
 
 READS = ("load", "lookup")  # kinds of values that read memory
 
@@ -119,10 +119,11 @@ class Value:
     operands  the values it is computed from
     op        of a cell or a reduction: a row of ir/ops.py
     data      load: (node in memory, offset); constant: its text; position: its form;
-              lookup: (node in memory, offset, elements between neighbours) at its operand, an index;
+              lookup: (node in memory, offset, elements between neighbours, how many there are),
+              where its operand says which;
               random: (its position, how many bits, the stream); cell: the node's attributes;
-              a checked index: the node
-    guards    load, lookup and choose: where it is inside; a checked index: where it is checked
+              of a cell that may fail: the node itself
+    guards    load, lookup and choose: where it is inside; a cell that may fail: where it matters
     """
 
     kind: str
@@ -178,8 +179,8 @@ class Kernel:
         return tuple(dict.fromkeys(v.data[0] for v in self.values() if v.kind in READS))
 
     def checks(self) -> tuple[Value, ...]:
-        """The indices that may be outside, in the order of `values`."""
-        return tuple(v for v in self.values() if v.op is WRAP_INDEX)
+        """The cells that may fail, in the order of `values`."""
+        return tuple(v for v in self.values() if v.kind == "cell" and isinstance(v.data, Node))
 
     def writes(self) -> tuple[Node, ...]:
         return tuple(store.node for store in self.stores)

@@ -190,7 +190,7 @@ EXTERN = _op("extern", infer.extern, "extern")  # template, results: torch's own
 GET = _op("get", infer.element, "get")  # index: one result of a node that has several
 BARRIER = _op("barrier", infer.same, "barrier")  # position: the identity, never looked through
 
-_INTEGER_DIVISIONS = frozenset({FLOOR_DIVIDE, TRUNC_DIVIDE, REMAINDER, FMOD, POW})
+_DIVISIONS = frozenset({FLOOR_DIVIDE, TRUNC_DIVIDE, REMAINDER, FMOD})
 _CHECKS = frozenset({
     WRAP_INDEX, TAKE, GATHER, PUT, SCATTER, MAX_POOL_GRADIENT, EXTERN, COLLECTIVE_START,
     COLLECTIVE_WAIT,
@@ -199,6 +199,12 @@ _CHECKS = frozenset({
 
 def may_fail(node) -> bool:
     """Whether the values in the operands can make this node raise."""
-    if node.op in _INTEGER_DIVISIONS:
-        return not node.type.dtype.is_floating_point
+    if node.op in _DIVISIONS:
+        return not node.type.dtype.is_floating_point and not _is_never_zero(node.inputs[1])
     return node.op in _CHECKS
+
+
+def _is_never_zero(node) -> bool:
+    while node.op is EXPAND or node.op is RESHAPE:
+        node = node.inputs[0]
+    return node.op is CONSTANT and node.attr("literal") != "0"

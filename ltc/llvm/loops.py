@@ -20,10 +20,11 @@ from ltc.llvm import access, reduction
 from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS, Form
-from ltc.llvm.elementwise import computed, from_memory, to_memory
+from ltc.llvm.elementwise import computed
 from ltc.llvm.lanes import transposed
-from ltc.llvm.lookup import Report, checked, faults_of
+from ltc.llvm.checks import Report, faults_of, inside_of, report_where, wrapped
 from ltc.llvm.rng import random_bits
+from ltc.llvm.stored import from_memory, to_memory
 
 STRIP = 2048  # elements of the innermost dimension in one unit
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
@@ -115,7 +116,7 @@ class Emitter:
         self.transposes = not self.reductions and bool(self._column_loads())
         self.tiles = self.transposes and self._fits_tiles()
         self.b = builder or Builder(lanes)
-        self.checks = {value: k + 1 for k, value in enumerate(kernel.checks())}
+        self.checks = {value: min(k, 254) + 1 for k, value in enumerate(kernel.checks())}
         self.nodes = (*kernel.reads(), *kernel.writes(), *faults_of(kernel))
         self.pointer = {node: f"%p{k}" for k, node in enumerate(kernel.reads())}
         first = len(self.pointer)
@@ -539,8 +540,8 @@ class Emitter:
             condition = self._inside(value.guards, width)
             return self.b.select(condition, form.computed, *operands)
         assert value.kind == "cell", value.kind
-        if value.op is ops.WRAP_INDEX:
-            return self._checked(value, operands[0], width)
+        if value in self.checks:
+            return self._checked(value, operands, width)
         return computed(self.b, value, operands)
 
     def _uniform(self, form: Affine) -> str:
@@ -609,28 +610,33 @@ class Emitter:
             loaded = access.gather(self.b, pointer, positions, form, mask)
         return from_memory(self.b, form, loaded)
 
-    def _checked(self, value: Value, index: str, width: int) -> str:
+    def _checked(self, value: Value, operands: list[str], width: int) -> str:
+        """A cell that reports what it can not compute."""
         used = self.mask if width > 1 else None
         if value.guards:
             inside = self._inside(value.guards, width)
             used = inside if used is None else self.b.binary("and", "i1", inside, used)
         first = len(self.nodes) - len(self.checks)
         report = Report(f"%p{first}", self.checks[value])
-        return checked(self.b, value.data, index, used, report)
+        if value.op is ops.WRAP_INDEX:
+            return wrapped(self.b, value.data, operands[0], used, report)
+        type = FORMS[value.dtype].computed
+        is_zero = self.b.compare("eq", type, operands[1], self.b.constant(type, 0))
+        report_where(self.b, is_zero, used, report)
+        return computed(self.b, value, operands)
 
     def _lookup(self, value: Value, form: Form, width: int) -> str:
         """What is in memory at an index that is computed."""
-        node, offset, step = value.data
+        node, offset, step, size = value.data
         (position,) = value.operands
         offset, pointer, b = self.space.form(offset), self.pointer[node], self.b
         if width == 1 or not self.is_vector[position]:
             with b.lanes(1):
-                found = b.multiply(self.lanes_of(position, 1), step)
-                pointer = b.address(pointer, found, form.stored)
+                found = inside_of(b, self.lanes_of(position, 1), size)
+                pointer = b.address(pointer, b.multiply(found, step), form.stored)
             return self._read(pointer, offset, value.guards, form)
-        found = b.binary(
-            "mul", "i64", self.lanes_of(position, width), b.constant("i64", step)
-        )
+        found = inside_of(b, self.lanes_of(position, width), size)
+        found = b.binary("mul", "i64", found, b.constant("i64", step))
         positions = b.binary("add", "i64", self._position(offset, width), found)
         mask = self._load_mask(value.guards)
         return from_memory(b, form, access.gather(b, pointer, positions, form, mask))

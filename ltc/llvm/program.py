@@ -22,13 +22,13 @@ class Fault:
     """A 64-bit word of a launch, 0 before it, among the nodes of a kernel that may fail.
 
     A kernel that stores another number there has failed: what follows it in the program does not
-    run, and the launch raises `error` naming the user's line.
+    run, and the launch raises `error` naming the user's line.  A kernel may have several in a row:
+    it writes to the first, and the low 8 bits of the word, from 1, say which one is meant.
 
     node     what the kernel computes: its line is named
     error    the name of a built-in exception; "" for whatever the reference raises for `node`,
              whose operands are buffers of the kernel
-    message  its text, where {code} stands for the word and {value} for the word >> 1: a kernel
-             that stores value << 1 | 1 tells a value and is never 0
+    message  its text, where {value} stands for the word >> 8
     """
 
     node: Node

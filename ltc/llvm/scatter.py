@@ -20,7 +20,8 @@ from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.code import KernelCode
 from ltc.llvm.copying import copy_code, fill_code
 from ltc.llvm.dtype import FORMS, Form
-from ltc.llvm.elementwise import ROWS, from_memory, rounded, to_memory
+from ltc.llvm.elementwise import ROWS, rounded
+from ltc.llvm.stored import from_memory, to_memory
 
 # Every task reads all indices of its rows: many pay where a row is more than an index.
 MOST_PARTS = 16

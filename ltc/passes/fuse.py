@@ -669,7 +669,7 @@ class _Body:
             return operands[0]
         if node.op in LOOKUPS:
             return self._lookup(node, index, guards, operands[0])
-        if node.op is ops.WRAP_INDEX:
+        if ops.may_fail(node):
             return self._intern("cell", node.dtype, operands, node.op, node, guards)
         if node.op.kind == "reduce":
             return self._intern("reduced", node.dtype, operands, node.op, None, ())
@@ -681,7 +681,7 @@ class _Body:
         base, offset, step = looked_up(node, index, self.draft.space)
         if base.op is ops.CONSTANT:
             return self.value(base, (), ())
-        data = (base, offset, step)
+        data = (base, offset, step, node.inputs[0].shape[node.attr("dim")])
         return self._intern("lookup", node.dtype, (position,), None, data, guards)
 
     def _chosen(self, node, operands, places, outer: int) -> Value:
