@@ -315,7 +315,7 @@ POWERS: dict[float, Callable[[Node], Node]] = {
 @traces("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
 def power(x, exponent):
     x, exponent = promote(x, exponent)
-    return build.power(x, exponent) if x.dtype.is_floating_point else NotImplemented
+    return NotImplemented if x.dtype == torch.bool else build.power(x, exponent)
 
 
 @traces("aten::float_power.Tensor_Scalar", static={"exponent": None})

@@ -199,9 +199,10 @@ class _Reference:
 
 
 def _in_block(block: Block, where: InBlock) -> torch.Tensor:
-    nbytes = torch.Size(where.shape).numel() * where.dtype.itemsize
-    part = block.tensor[where.offset : where.offset + nbytes]
-    return part.view(where.dtype).view(where.shape)
+    # A storage of its own: as_strided counts from where the storage begins.
+    count = torch.Size(where.shape).numel()
+    flat = torch.frombuffer(block.memory, dtype=where.dtype, count=count, offset=where.offset)
+    return flat.view(where.shape)
 
 
 def _constants_of(plan: Plan) -> torch.Tensor:

@@ -143,7 +143,8 @@ PAD = _op("pad", infer.pad, "pad")  # (x, value) low, high
 CONCAT = _op("concat", infer.concat, "concat")  # dim
 INSERT = _op("insert", infer.insert, "insert")  # (base, new) starts, steps: replaces a slice
 
-# Indices that are data.  Each may fail: an index outside its dimension.
+# Indices that are data.  What an index outside its dimension gives is not defined: it may fail.
+# WRAP_INDEX is what makes it an error of the user's.
 TAKE = _op("take", infer.take, "gather")  # (x, index) dim: x[:, index] for dim 1
 GATHER = _op("gather", infer.gather, "gather")  # (x, index) dim: as torch.gather
 PUT = _op("put", infer.put, "scatter")  # (base, index, new) dim, mode "set" or "add": undoes take

@@ -135,3 +135,10 @@ def test_an_index_outside_names_the_line_and_leaves_parameters_alone():
         update.step()
         ltm.mark_step(wait=True)
     assert torch.equal(table.weight.detach().cpu(), before)
+
+
+def test_torchs_kernels_see_values_of_a_program_at_the_start_of_their_storage():
+    x = torch.arange(24.0, device="ltc")
+    scratch = x * 2  # lies somewhere in the program's block
+    twice = torch.as_strided(scratch + x, (5, 4), (1, 6), 1)
+    assert torch.equal(twice.cpu(), torch.as_strided(torch.arange(24.0) * 3, (5, 4), (1, 6), 1))

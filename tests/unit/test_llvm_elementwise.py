@@ -328,10 +328,11 @@ def test_a_donated_buffer_that_is_read_transposed_is_left_alone():
 
 def test_an_error_leaves_donated_buffers_as_they_were():
     x, index, p = given(3), given(2, index=1, dtype=torch.int64), given(3, index=2)
-    graph = graph_of(p + 1.0, build.take(x, index, 0), inputs=[x, index, p])
+    checked = make(ops.WRAP_INDEX, index, size=3, lowest=-3, message="{} is outside")
+    graph = graph_of(p + 1.0, build.take(x, checked, 0), inputs=[x, index, p])
     parameter = torch.zeros(3)
     computation = LlvmBackend().compile(graph, 0, frozenset([2]))
-    with pytest.raises(IndexError) as raised:
+    with pytest.raises(IndexError, match="9 is outside") as raised:
         computation.launch([torch.zeros(3), torch.tensor([0, 9]), parameter], [])
     assert raised.value.overwritten == () and parameter.tolist() == [0, 0, 0]
 

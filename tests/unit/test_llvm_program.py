@@ -38,8 +38,8 @@ def take_with_check(node: Node, error: str, message: str) -> KernelCode:
     outside = b.value(f"xor i1 {inside}, true")
 
     def fail() -> None:
-        doubled = b.value(f"shl i64 {at}, 1")
-        b.emit(f"store i64 {b.value(f'or i64 {doubled}, 1')}, ptr %p3")
+        shifted = b.value(f"shl i64 {at}, 8")
+        b.emit(f"store i64 {b.value(f'or i64 {shifted}, 1')}, ptr %p3")
 
     b.when(outside, [], fail)
     nodes = (x, index, node, Fault(node, error, message))
@@ -60,7 +60,11 @@ def native_take(monkeypatch):
                 return llvm_steps.Step(code, unit.inputs, (unit,), (code,))
             return reference(unit)
 
+        in_loops = llvm_steps.is_native
         monkeypatch.setattr(llvm_steps, "_step", step)
+        monkeypatch.setattr(
+            llvm_steps, "is_native", lambda node: node.op is not ops.TAKE and in_loops(node)
+        )
 
     return use
 
