@@ -2,9 +2,10 @@
 
 python scripts/profile_program.py WORKLOAD [--threads N] [--rounds N] [--texts FOLDER] [--all]
 
-WORKLOAD is a function of scripts/workloads.py or more_workloads.py. Each program that a steady step runs is planned
-again, and its kernels are launched one by one on buffers of their own, all of them in each round,
-so that what one leaves in the caches is what the next finds. What no kernel computes is left out.
+WORKLOAD is a function of scripts/workloads.py or more_workloads.py. Each program that a steady
+step runs is planned again, and its kernels are launched one by one on buffers of their own, all of
+them in each round, so that what one leaves in the caches is what the next finds. What no kernel
+computes is left out.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import more_workloads
 import numpy as np
 import torch
-import more_workloads
 import workloads
 
 os.environ.setdefault("LTC_BACKEND", "llvm")
 
 import ltc.core.lazy_model as ltm
 from ltc.backends import llvm
-from ltc.backends.llvm_steps import planned_steps
+from ltc.backends.eager import LOWERING
+from ltc.backends.llvm_steps import codes_of, planned_steps
 from ltc.ir import ops
 from ltc.ir.kernel import Kernel, Product
-from ltc.llvm.program import KernelCall, KernelRun, entry_address
+from ltc.llvm.program import Fault, KernelCall, KernelRun, entry_address
 
 
 def programs_of(workload: str) -> list[llvm.LlvmComputation]:
@@ -47,8 +49,8 @@ def programs_of(workload: str) -> list[llvm.LlvmComputation]:
         return launch(self, buffers, scalars)
 
     llvm.LlvmBackend.compile, llvm.LlvmComputation.launch = remembered, counted
-    builders = workloads if workload in workloads.OPEN else more_workloads
-    step = getattr(builders, workload)(ltm.lazy_device(), workloads.Way(mark=ltm.mark_step))
+    build = getattr(workloads, workload, None) or getattr(more_workloads, workload)
+    step = build(ltm.lazy_device(), workloads.Way(mark=ltm.mark_step))
     for _ in range(3):
         step().item()
     launched.clear()
@@ -65,12 +67,13 @@ class Timed:
         self.nodes = tuple(dict.fromkeys(code.nodes))
         self.buffers = [buffers[node] for node in self.nodes]
         shifts = code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
-        arguments = [(self.nodes.index(n), s) for n, s in zip(code.nodes, shifts)]
-        arguments += [(len(self.nodes), number) for number in code.numbers]  # added to a 0
+        places = {node: k for k, node in enumerate(self.nodes)}
+        arguments = [(places[node], shift) for node, shift in zip(code.nodes, shifts)]
+        arguments += [(len(places), number) for number in code.numbers]
         call = KernelCall(entry_address(code.text, code.name), tuple(arguments), code.tasks)
-        addresses = [buffer.data_ptr() for buffer in self.buffers]
-        self.frame = np.array([*addresses, 0, *[0] * len(arguments)], dtype=np.int64)
-        self.run = KernelRun([call], len(addresses) + 1)
+        self.run = KernelRun([call], len(places) + 1)
+        self.frame = np.zeros(len(places) + 1 + len(arguments), dtype=np.int64)
+        self.frame[: len(places)] = [buffer.data_ptr() for buffer in self.buffers]
         self.seconds: list[float] = []
 
     def launch(self) -> None:
@@ -110,15 +113,17 @@ def summary(kernel: Kernel) -> str:
 
 
 def bytes_of(node) -> int:
+    if isinstance(node, Fault):
+        return 8
     return node.nbytes if hasattr(node, "nbytes") else node.type.size * node.type.dtype.itemsize
 
 
 def buffer_of(node) -> torch.Tensor:
     """Memory for a node: small normal numbers, and zeros where an index may be meant."""
-    if hasattr(node, "nbytes"):
-        return torch.zeros(node.nbytes, dtype=torch.uint8)
+    if isinstance(node, Fault) or hasattr(node, "nbytes"):
+        return torch.zeros(bytes_of(node), dtype=torch.uint8)
     if node.op is ops.CONSTANT:
-        return llvm.LOWERING.lower(node)()
+        return LOWERING.lower(node)()
     if node.dtype.is_floating_point:
         return (torch.randn(node.shape) * 0.1).abs().to(node.dtype)
     return torch.zeros(node.shape, dtype=node.dtype)
