@@ -1,4 +1,4 @@
-"""Runs a list of kernels by one native call, the tasks of each spread over torch's threads.
+"""Runs a list of kernels by one native call, the tasks of each spread over threads.
 
 A kernel's tasks are fixed when it is made, and each is the same work whichever thread takes it, so
 that results do not depend on the number of threads.
@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from ltc.llvm import jit
+from ltc.llvm import jit, pool
 from ltc.llvm.builder import ATTRIBUTES
 
 # A run is eight words: how many kernels and their records, how many arguments and for each a
@@ -155,13 +155,17 @@ _LAUNCH = """store ptr %entry, ptr %work
   store i64 %tasks, ptr %wt
   %w32 = trunc i64 %wanted to i32
   call void @GOMP_parallel(ptr @team, ptr %work, i32 %w32, i32 0)"""
+_POOLED = "call void @pool.launch(ptr %entry, ptr %kernel.arguments, i64 %tasks, i64 %wanted)"
 _ALONE = "call void @tasks(ptr %entry, ptr %kernel.arguments, i64 %tasks, i64 0, i64 %tasks)"
 
+_forget: list = []  # what makes the child of a fork begin with no thread but its own
 _forked = [False]
 
 
 def _after_fork_in_child() -> None:
-    _forked[0] = True  # the parent's team does not exist here, and libgomp would wait for it
+    for forget in _forget:
+        forget()
+    _forked[0] = True
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -173,16 +177,24 @@ def runner():
 
     The number of the kernel that failed comes back, and none after it has run; -1 where none did.
     """
-    parallel = jit.has_symbol("GOMP_parallel")
-    text = _SERIAL + (_TEAM if parallel else "") + _RUN.replace(
-        "LAUNCH", _LAUNCH if parallel else _ALONE
-    )
-    address = jit.compile_kernels(text + ATTRIBUTES, "run")["run"]
+    names, text = ("run",), _SERIAL
+    if pool.is_possible():
+        names, text = ("run", "pool.forget"), text + pool.text() + _RUN.replace("LAUNCH", _POOLED)
+    elif jit.has_symbol("GOMP_parallel"):
+        text += _TEAM + _RUN.replace("LAUNCH", _LAUNCH)
+    else:
+        text += _RUN.replace("LAUNCH", _ALONE)
+    addresses = jit.compile_kernels(text + ATTRIBUTES, *names)
+    # The threads of the pool may look for work until the process is gone: their code stays.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(jit.compiler()))
+    if "pool.forget" in addresses:
+        _forget.append(ctypes.CFUNCTYPE(None)(addresses["pool.forget"]))
     # ctypes lets other Python threads run during the call.
     words = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(address)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(addresses["run"])
 
 
 def thread_count() -> int:
     """How many threads the kernels of a run may use."""
-    return 1 if _forked[0] else torch.get_num_threads()
+    # An OpenMP team that only the parent has would be waited for.
+    return 1 if _forked[0] and not _forget else torch.get_num_threads()
