@@ -12,6 +12,7 @@ from ltc.backends.eager import LOWERING
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.llvm_computation import LlvmComputation
 from ltc.backends.llvm_plan import plan_of
+from ltc.backends.llvm_scratch import narrow_scratch
 from ltc.backends.llvm_stages import AFTER_PASSES, explained
 from ltc.ir.graph import Graph
 from ltc.llvm.products import prefers_channels_last
@@ -31,6 +32,7 @@ PASSES = (
     Pass("channels_last", turned, "the lanes of convolutions are channels"),
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
+    Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),
 )
 
 

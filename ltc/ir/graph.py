@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
+
 from ltc.ir.node import Node, attr_text
 from ltc.ir.tensor_type import TensorType, type_text
 
@@ -31,12 +33,14 @@ class Graph:
     scalars  SCALAR nodes; a node's `slot` attribute is its position in the launch's scalars
     outputs  what the launch gives back, in order
     origins  where nodes come from; nodes that a pass made may be missing
+    scratch  the dtype that float32 values may be rounded to where they are stored between kernels
     """
 
     inputs: tuple[Node, ...]
     scalars: tuple[Node, ...]
     outputs: tuple[Node, ...]
     origins: Mapping[Node, Origin] = field(default_factory=dict, repr=False)
+    scratch: torch.dtype = torch.float32
 
     @property
     def lines(self) -> dict[Node, str]:

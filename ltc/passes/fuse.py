@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
+import torch
+
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.kernel import (
@@ -31,7 +33,7 @@ from ltc.ir.kernel import (
     variable,
 )
 from ltc.ir.node import Node, constant_value
-from ltc.ir.tensor_type import TensorType
+from ltc.ir.tensor_type import LOW_PRECISION, TensorType
 
 VIEWS = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER})
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
@@ -42,6 +44,7 @@ COSTLY = frozenset(
     op for op in ops.ALL.values() if op.infer is ops.EXP.infer and op.kind == "elementwise"
 ) - {ops.FLOOR, ops.CEIL, ops.TRUNC, ops.ROUND, ops.COPYSIGN}
 
+FLOAT32 = torch.float32
 MOST_MEMBERS = 160  # nodes of one kernel: code grows with them, and registers do not
 MOST_READS = 48  # buffers of one kernel
 MOST_PASSES = 6  # reductions of one kernel: each recomputes what it reads
@@ -413,8 +416,10 @@ def _times_computed(place: Place) -> int:
 
 
 def _is_cheap(node: Node) -> bool:
-    """A number, or positions: what every kernel may compute for itself."""
+    """A number, positions, or a wider copy: what every kernel may compute for itself."""
     if node.op is ops.IOTA:
+        return True
+    if node.op is ops.CAST and node.inputs[0].dtype in LOW_PRECISION and node.dtype is FLOAT32:
         return True
     if node.type.size != 1 or node.op.kind not in ("elementwise", "view"):
         return False

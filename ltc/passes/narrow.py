@@ -3,12 +3,13 @@
 Inputs and outputs of a program are in the narrow type, and so are the operands and the results of
 matrix products and convolutions, and what only moves: views, joins, rows taken by index.  All other
 arithmetic is done in float32 on values that are widened when they are read and rounded when they
-are stored; double is computed in float32 as well.
+are stored; double is computed in float32 as well.  A backend may round what it stores between
+kernels, too (`round_values`): the rest stays as exact as registers are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
 import torch
@@ -39,6 +40,22 @@ def narrow(graph: Graph, kept_as: Mapping[torch.dtype, torch.dtype]) -> Graph:
     return _Narrowing(kept_as).run(graph)
 
 
+def round_values(graph: Graph, chosen: Container[Node]) -> Graph:
+    """The graph with the chosen float32 nodes rounded to what it stores between kernels."""
+    origins = dict(graph.origins)
+    replaced: dict[Node, Node] = {}
+    for node in schedule(*graph.outputs):
+        result = make(node.op, *[replaced[n] for n in node.inputs], **dict(node.attrs))
+        if node in graph.origins:
+            origins.setdefault(result, graph.origins[node])
+        if node in chosen:
+            result = _cast(_cast(result, graph.scratch), COMPUTED)
+        elif node.op is ops.CAST and node.inputs[0] in chosen and node.dtype == graph.scratch:
+            (result,) = result.inputs[0].inputs  # it is that already
+        replaced[node] = result
+    return graph.with_outputs([replaced[n] for n in graph.outputs], origins)
+
+
 class _Narrowing:
     """`made`: for each node of the graph, what computes it now, in one of its two types.
 
@@ -62,7 +79,10 @@ class _Narrowing:
             if output in graph.origins:
                 origins.setdefault(outputs[-1], graph.origins[output])
         inputs = tuple(self._input(node) for node in graph.inputs)
-        return replace(graph, inputs=inputs, outputs=tuple(outputs), origins=origins)
+        scratch = self.kept_as.get(COMPUTED, COMPUTED)
+        return replace(
+            graph, inputs=inputs, outputs=tuple(outputs), origins=origins, scratch=scratch
+        )
 
     # --- a node's value in either type -----------------------------------------------------------
 
