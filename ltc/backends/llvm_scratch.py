@@ -7,7 +7,8 @@ from math import prod
 import torch
 
 from ltc.backends.llvm_steps import units_of
-from ltc.ir.graph import Graph
+from ltc.ir import ops
+from ltc.ir.graph import Graph, schedule
 from ltc.ir.kernel import Kernel, Product
 from ltc.ir.node import Node
 from ltc.passes.narrow import round_values
@@ -20,20 +21,24 @@ def narrow_scratch(graph: Graph) -> Graph:
     """
     if graph.scratch == torch.float32:
         return graph
+    narrow_too = {
+        node.inputs[0] for node in schedule(*graph.outputs)
+        if node.op is ops.CAST and node.dtype == graph.scratch
+    }
     stored: set[Node] = set()
     for unit in units_of(graph):
         if isinstance(unit, Node):
             stored.difference_update(unit.inputs)
         elif (kernel := unit.epilogue if isinstance(unit, Product) else unit) is not None:
-            stored.update(_full_sized(kernel))
+            stored.update(_floats(kernel, narrow_too))
     stored.difference_update(graph.outputs)
     return round_values(graph, stored) if stored else graph
 
 
-def _full_sized(kernel: Kernel) -> list[Node]:
-    """The float32 nodes it stores at every point."""
+def _floats(kernel: Kernel, narrow_too: set[Node]) -> list[Node]:
+    """The float32 nodes it stores at every point, and those that are stored narrow besides."""
     return [
         node for node in kernel.writes()
         if node.dtype == torch.float32 and node.op.kind != "reduce"
-        and node.type.size == prod(kernel.space)
+        and (node in narrow_too or node.type.size == prod(kernel.space))
     ]
