@@ -83,14 +83,9 @@ def planned_steps(graph: Graph, donated: frozenset[int]) -> list[Step]:
     return _in_order(steps, shares)
 
 
-<<<<<<< HEAD
-def _units(graph: Graph) -> Iterator[Unit]:
-    for unit in fuse(graph, is_native, can_multiply, takes_strides):
-=======
 def units_of(graph: Graph) -> Iterator[Unit]:
     """Kernels, products and nodes for the reference, in an order in which they may run."""
-    for unit in fuse(graph, is_native, can_multiply, lambda node: node.op is ops.MATMUL):
->>>>>>> 77645a9 (What a narrow program keeps between its kernels is narrow as well)
+    for unit in fuse(graph, is_native, can_multiply, takes_strides):
         if isinstance(unit, Product) and unit.epilogue and not holds_epilogue(unit):
             yield Product(unit.node, unit.operands, None, unit.results)
             yield unit.epilogue

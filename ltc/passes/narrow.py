@@ -1,10 +1,10 @@
 """Tensors kept in a narrower type than they are reported in: what LTC_USE_BF16 asks for.
 
 Inputs and outputs of a program are in the narrow type, and so are the operands and the results of
-matrix products and convolutions, and what only moves: views, joins, rows taken by index.  All other
-arithmetic is done in float32 on values that are widened when they are read and rounded when they
-are stored; double is computed in float32 as well.  A backend may round what it stores between
-kernels, too (`round_values`): the rest stays as exact as registers are.
+matrix products, convolutions and attention, and what only moves: views, joins, rows taken by
+index.  All other arithmetic is done in float32 on values that are widened when they are read and
+rounded when they are stored; double is computed in float32 as well.  A backend may round what it
+stores between kernels, too (`round_values`): the rest stays as exact as registers are.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class _Narrowing:
 
     def _recorded(self, node: Node) -> Node:
         """The value in the type it is reported in."""
+        if node.op is ops.CONSTANT:
+            return node
         return _cast(self.made[node], node.dtype) if self._is_kept(node) else self.made[node]
 
     def _moved(self, operands: tuple[Node, ...]) -> list[Node]:
@@ -136,6 +138,15 @@ class _Narrowing:
 
     def _multiply(self, node: Node) -> Node:
         return make(node.op, *[self.narrowed(n) for n in node.inputs], **dict(node.attrs))
+
+    def _attend(self, node: Node) -> Node:
+        """As products, but for numbers, and for the logarithms of sums."""
+        logarithms = node.inputs[5] if node.op is ops.ATTENTION_GRADIENT else None
+        operands = [
+            self.wide(n) if n is logarithms else self.narrowed(n) if n.shape else self._recorded(n)
+            for n in node.inputs
+        ]
+        return make(node.op, *operands, **dict(node.attrs))
 
     def _input(self, node: Node) -> Node:
         dtype = self.kept_as.get(node.dtype, node.dtype)
@@ -205,6 +216,8 @@ _RULES: dict[Op, Callable[[_Narrowing, Node], Node]] = {
     ops.BITCAST: _Narrowing._reinterpret,
     ops.BARRIER: _Narrowing._keep,
     ops.EXTERN: _Narrowing._call_torch,
+    ops.ATTENTION: _Narrowing._attend,
+    ops.ATTENTION_GRADIENT: _Narrowing._attend,
     ops.GET: _Narrowing._take_part,
     ops.COLLECTIVE_START: _Narrowing._start,
     ops.COLLECTIVE_WAIT: _Narrowing._wait,

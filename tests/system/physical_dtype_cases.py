@@ -79,6 +79,22 @@ def test_products_read_and_give_narrow_values():
     near(F.avg_pool2d(image.to(D), 2), F.avg_pool2d(kept(image), 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_and_its_gradients(dtype, masked):
+    plain = [kept(torch.randn(2, 3, 9, 8, dtype=dtype)) for _ in range(3)]
+    bias = kept(torch.randn(9, 9, dtype=dtype)) if masked else None
+    results = []
+    for device in ("cpu", D):
+        operands = [x.clone().to(device).requires_grad_() for x in plain]
+        mask = bias.to(device) if masked else None
+        y = F.scaled_dot_product_attention(*operands, attn_mask=mask, is_causal=not masked)
+        y.square().sum().backward()
+        results.append([y.detach(), *[x.grad for x in operands]])
+    for exact, got in zip(*results):
+        torch.testing.assert_close(got.cpu(), exact, rtol=2**-5, atol=2**-4)
+
+
 def test_a_view_written_in_place_changes_its_base():
     x = torch.zeros(4, 4).to(D)
     x[1:3, 1] = 2.5
