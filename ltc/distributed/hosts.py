@@ -6,10 +6,15 @@ so each one is counted as `collective.host_message`.
 
 from __future__ import annotations
 
+import queue
+import socket
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +22,12 @@ import torch.distributed as dist
 from ltc import config
 from ltc.debug import metrics
 from ltc.distributed.crossing import WAYS, Crossing
-from ltc.distributed.region import NAP_SECONDS, Region
+from ltc.distributed.region import NAP_SECONDS, PeerFailure, Region
 from ltc.distributed.wire import LONG_SECONDS, Consume, Mismatch, SharedMemoryWire
 
 MESSAGE_BYTES = 512 << 10
 _FOR_EVER = timedelta(days=1)  # how long to wait is decided here, where a fault can be seen
+_MOST_NAMED = 16  # replicas that an error lists
 _HEADER = 1  # tag of the word that goes before a message; the message itself has tag 0
 _POLL_SECONDS = 0.2  # how often a waiting replica asks the store for a verdict of another host
 
@@ -42,18 +48,59 @@ class HostsWire:
         self.region, self.store = region, store
         self.inside = SharedMemoryWire(region, local)
         self.message_bytes = min(self.inside.message_bytes, MESSAGE_BYTES)
-        self._group = dist.ProcessGroupGloo(
-            dist.PrefixStore("pairs", store), self.replica, self.replicas, _FOR_EVER
-        )
-        transport = config.value("LTC_TRANSPORT")
-        self.crossing = Crossing(transport if transport in WAYS else "")
-        self._columns: dict[tuple[int, ...], dist.ProcessGroupGloo] = {}
-        self._sending: list = []
-        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="ltc host messages")
+        self._waiter = _Waiter()
         self._asked = 0.0
         self.ask = lambda: None  # looks whether another host has found a fault
         self.late = lambda peer, waited_seconds: None
         self.inside.late = lambda peer, waited: self._wait(self._first + peer, waited)
+        self._meet()
+        self._group = self._connected("pairs", tuple(range(self.replicas)))
+        transport = config.value("LTC_TRANSPORT")
+        self.crossing = Crossing(transport if transport in WAYS else "")
+        self._columns: dict[tuple[int, ...], dist.ProcessGroupGloo] = {}
+        self._sending: list = []
+
+    def _meet(self) -> None:
+        """Wait for every replica: gloo, which connects them, could not say who is missing."""
+        self.store.set(f"here/{self.replica}", socket.gethostname())
+        # one word to look at, however many there are
+        come, limit = self.store.add("come", 1), config.value("LTC_PEER_TIMEOUT")
+        deadline = time.monotonic() + limit
+        while come < self.replicas:
+            if time.monotonic() > deadline:
+                raise PeerFailure(self._who_is_missing(limit))
+            self.region.raise_verdict()
+            time.sleep(NAP_SECONDS)
+            come = self.store.add("come", 0)
+
+    def _who_is_missing(self, limit: float) -> str:
+        missing = [r for r in range(self.replicas) if not self.store.check([f"here/{r}"])]
+        named = ", ".join(f"{r} (host {r // self.per_host})" for r in missing[:_MOST_NAMED])
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        return (
+            f"Replica(s) {named}{more} of {self.replicas} did not come within {limit:g} s "
+            f"(LTC_PEER_TIMEOUT) to where the hosts connect. Replica {self.replica}, on "
+            f"{socket.gethostname()}, has waited for them."
+        )
+
+    def _connected(self, name: str, members: tuple[int, ...]) -> dist.ProcessGroupGloo:
+        """A group of `members`, who are all about to make it."""
+        limit = config.value("LTC_PEER_TIMEOUT")
+        group = self._waiter.begin(lambda: dist.ProcessGroupGloo(
+            dist.PrefixStore(name, self.store), members.index(self.replica), len(members),
+            _FOR_EVER,
+        ))
+        deadline = time.monotonic() + limit
+        while not _is_over(group):
+            self.region.raise_verdict()
+            if time.monotonic() > deadline:
+                raise PeerFailure(
+                    f"Replica {self.replica}, on {socket.gethostname()}, could not connect with "
+                    f"all of {list(members[:_MOST_NAMED])} within {limit:g} s (LTC_PEER_TIMEOUT), "
+                    f"though all have come: one has died since, or its host cannot be reached "
+                    f"(scripts/hosts --check says)."
+                )
+        return group.result()
 
     @property
     def _first(self) -> int:
@@ -103,10 +150,7 @@ class HostsWire:
         metrics.count("collective.backend_sum")
         position = members.index(self.replica)
         if members not in self._columns:
-            self._columns[members] = dist.ProcessGroupGloo(
-                dist.PrefixStore(f"column-{members[0]}", self.store), position, len(members),
-                _FOR_EVER,
-            )
+            self._columns[members] = self._connected(f"column-{members[0]}", members)
         self._await(self._columns[members].allreduce([flat]), members[position - 1])
 
     def _receive_inside(self, sender, like, word, consume) -> None:
@@ -120,7 +164,7 @@ class HostsWire:
 
     def _await(self, work, peer: int) -> None:
         """Wait in another thread, since gloo's wait cannot be interrupted by a verdict."""
-        waiting = self._waiter.submit(work.wait)
+        waiting = self._waiter.begin(work.wait)
         started = time.monotonic()
         while not _is_over(waiting):
             self._wait(peer, time.monotonic() - started)
@@ -136,8 +180,35 @@ class HostsWire:
 
 
 def _is_over(future: Future) -> bool:
+    """Whether it is over, after a while at most; raises its error."""
     try:
         future.result(NAP_SECONDS)
     except NotYet:
         return False
     return True
+
+
+class _Waiter:
+    """Calls that cannot be interrupted, one after another in a thread.
+
+    The thread is a daemon: one that waits for a replica that never comes must not keep the process.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._loop, name="ltc host messages", daemon=True).start()
+
+    def begin(self, call: Callable[[], Any]) -> Future:
+        """The call's outcome to be."""
+        future: Future = Future()
+        self._queue.put((future, call))
+        return future
+
+    def _loop(self) -> None:
+        while True:
+            future, call = self._queue.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:  # raised to whoever waits
+                future.set_exception(error)
+            del future, call

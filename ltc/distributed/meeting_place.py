@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import os
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.private_folder import private_folder
 from ltc.errors import LtcError
+
+_POLL_SECONDS = 0.02
 
 _until_exit = contextlib.ExitStack()
 atexit.register(_until_exit.close)
@@ -33,7 +36,23 @@ def _folder_through_store(processes: int) -> str:
     key = f"folder/{host(processes)}"
     if config.value("XRT_SHARD_ORDINAL") % processes_per_host(processes) == 0:
         shared.set(key, _until_exit.enter_context(private_folder()))
+    _await(shared, key, processes)
     return shared.get(key).decode()
+
+
+def _await(shared, key: str, processes: int) -> None:
+    """Wait for the first process of this host to say something in the store."""
+    limit = config.value("LTC_PEER_TIMEOUT")
+    deadline = time.monotonic() + limit
+    while not shared.check([key]):
+        if time.monotonic() > deadline:
+            first = host(processes) * processes_per_host(processes)
+            raise LtcError(
+                f"Process {first} of {processes}, the first of this host, did not come within "
+                f"{limit:g} s (LTC_PEER_TIMEOUT) to where process "
+                f"{config.value('XRT_SHARD_ORDINAL')} has waited for it."
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 # a forked child is another process, which may be given another place

@@ -37,6 +37,7 @@ def install() -> None:
     register_rendezvous_handler(DEVICE_TYPE, _meet)
     _register_kernels()
     _settle_before_other_calls()
+    _settle_before_functional_calls()
     _allow_monitored_barriers()
     reducer.install()
 
@@ -130,6 +131,26 @@ def _settle_before_other_calls() -> None:
         dist.destroy_process_group
     )
     atexit.register(_settle_at_exit)
+
+
+def _settle_before_functional_calls() -> None:
+    """The same for `_c10d_functional`, whose calls on CPU tensors never come to Python."""
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    _libraries.append(library)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name in FUNCTIONAL:
+            if hasattr(torch.ops._c10d_functional, name) and name != "wait_tensor":
+                known = torch.library.get_kernel(f"_c10d_functional::{name}", "CPU")
+                library.impl(name, _settling_kernel(known), "CPU", with_keyset=True)
+
+
+def _settling_kernel(known) -> Callable:
+    def settled(keys, *args, **kwargs):
+        recorded.settle()
+        return known.call_boxed(keys, *args, **kwargs)
+
+    return settled
 
 
 def _settling(call: Callable) -> Callable:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,32 +55,77 @@ def values(found: list) -> list:
 def in_processes(path: str, name: str, processes: int = 2, **environment: str) -> list:
     """What function `name` of file `path` returns, or raises, given the ordinal, in each process.
 
-    A process that ends without either is represented by its exit status.
+    A process that ends without either is represented by its exit status.  They are forked from one
+    that has imported ltc, which takes longer than most of what they do.
     """
     with tempfile.TemporaryDirectory(prefix="ltc-test-") as folder:
-        running = [_start(path, name, r, processes, folder, environment) for r in range(processes)]
-        try:
-            for process in running:
-                process.wait(LIMIT_SECONDS)
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
-        return [_found(Path(folder) / f"found-{r}", p.returncode) for r, p in enumerate(running)]
+        request = (path, name, processes, folder, environment)
+        server = _server()
+        pickle.dump(request, server.stdin)
+        server.stdin.flush()
+        statuses = pickle.load(server.stdout)
+        return [_found(Path(folder) / f"found-{r}", status) for r, status in enumerate(statuses)]
 
 
-def _start(path, name, ordinal, processes, folder, environment) -> subprocess.Popen:
+@functools.cache
+def _server() -> subprocess.Popen:
     given = {
-        **os.environ, "XRT_SHARD_WORLD_SIZE": str(processes), "XRT_SHARD_ORDINAL": str(ordinal),
-        "XRT_SHARD_LOCAL_ORDINAL": str(ordinal), "LTC_RENDEZVOUS": folder, "LTC_NUM_DEVICES": "2",
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment,
+        **os.environ, "LTC_NUM_DEVICES": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, __file__, path, name, str(ordinal), f"{folder}/found-{ordinal}"]
-    return subprocess.Popen(command, env=given, cwd=ROOT)
+    return subprocess.Popen(
+        [sys.executable, __file__], env=given, cwd=ROOT, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
 def _found(path: Path, status: int):
     return pickle.loads(path.read_bytes()) if path.exists() else status
+
+
+# --- the process that forks them --------------------------------------------------------------
+
+def serve() -> None:
+    """Answer requests until there are none; returns in every forked process as well."""
+    import ltc.core.lazy_model  # noqa: F401  what the processes shall have
+
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what they print is no answer
+    while True:
+        try:
+            path, name, processes, folder, environment = pickle.load(requests)
+        except EOFError:
+            return
+        running = []
+        for ordinal in range(processes):
+            running.append(os.fork())
+            if running[-1] == 0:
+                os.environ.update(_settings(ordinal, processes, folder), **environment)
+                _run(path, name, ordinal, f"{folder}/found-{ordinal}")
+                return
+        pickle.dump(_statuses(running), answers)
+        answers.flush()
+
+
+def _settings(ordinal: int, processes: int, folder: str) -> dict[str, str]:
+    return {
+        "XRT_SHARD_WORLD_SIZE": str(processes), "XRT_SHARD_ORDINAL": str(ordinal),
+        "XRT_SHARD_LOCAL_ORDINAL": str(ordinal), "LTC_RENDEZVOUS": folder,
+    }
+
+
+def _statuses(running: list[int]) -> list[int]:
+    """The exit status of each process; one that hangs is killed."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    found: dict[int, int] = {}
+    while len(found) < len(running):
+        for pid in set(running) - set(found):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                found[pid] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return [found[pid] for pid in running]
 
 
 def _run(path: str, name: str, ordinal: int, result: str) -> None:
@@ -92,4 +139,4 @@ def _run(path: str, name: str, ordinal: int, result: str) -> None:
 
 
 if __name__ == "__main__":
-    _run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    serve()

@@ -42,6 +42,13 @@ def test_asking_again_gives_the_same_folder(met):
     assert os.stat(first).st_mode & 0o777 == 0o700
 
 
+def test_a_first_process_that_does_not_come_is_named(met):
+    met(1)
+    with config.override(LTC_PEER_TIMEOUT=0.1):
+        with pytest.raises(LtcError, match="Process 0 of 2, the first of this host, did not come"):
+            meeting_place.folder_of_host(2)
+
+
 def test_the_folder_of_a_launcher_comes_first(met):
     met(0)
     meeting_place.folder_of_host(2)

@@ -262,6 +262,15 @@ def check_a_cpu_collective_comes_after_those_recorded_before_it(rank, world):
     assert count.item() == 2
 
 
+def check_a_functional_cpu_collective_comes_after_those_recorded_before_it(rank, world):
+    x, count = torch.ones(2, device=DEVICE), torch.ones(1)
+    dist.all_reduce(x)
+    if rank == 0:
+        x.cpu()  # waits for rank 1, which goes straight to the next
+    total = functional.all_reduce(count, "sum", dist.group.WORLD)
+    assert functional.wait_tensor(total).item() == world
+
+
 def check_work_has_a_future(rank, world):
     x = torch.ones(2, device=DEVICE)
     work = dist.all_reduce(x, async_op=True)

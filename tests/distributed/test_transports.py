@@ -161,6 +161,25 @@ def test_a_killed_process_is_noticed_long_before_the_time_limit():
     assert found[0].startswith("True Replica 1 is gone")
 
 
+def come_unless_last(ordinal: int) -> str:
+    if ordinal == 2:
+        return "did not come"
+    try:
+        ltm.rendezvous("all")
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_host_that_does_not_come_is_named():
+    *found, _ = in_processes(
+        __file__, "come_unless_last", 3, LTC_TRANSPORT="hosts", LTC_PEER_TIMEOUT="2"
+    )
+    for ordinal, text in enumerate(found):
+        assert "Replica(s) 2 (host 2) of 3 did not come within 2 s" in text
+        assert f"Replica {ordinal}, on" in text
+
+
 def leave_without_reading(ordinal: int) -> float:
     total = ltm.all_reduce("sum", torch.ones(2, device="ltc"))
     return None if ordinal else total.tolist()
