@@ -154,9 +154,10 @@ def _gradient(
     operands, gradient, result, logarithms, seed, causal, scale, probability, wants_bias=False
 ) -> Node:
     gradient, result, logarithms = map(operands.like_result, (gradient, result, logarithms))
+    factor = _scale(scale, operands.query)
     return make(
         ops.ATTENTION_GRADIENT, gradient, operands.query, operands.key, operands.value, result,
-        logarithms, _scale(scale, operands.query), *_rest(operands, seed, probability),
+        logarithms, factor, factor, *_rest(operands, seed, probability),
         causal=causal, biased=operands.bias is not None, dropped=seed is not None,
         wants_bias=wants_bias, orders=(tuple(range(len(operands.scores))),) * 3,
     )  # fmt: skip

@@ -85,7 +85,7 @@ def attention(node: Node) -> Callable[..., Any]:
 def attention_gradient(node: Node) -> Callable[..., Any]:
     orders = node.attr("orders")
 
-    def compute(gradient, query, key, value, result, logarithms, scale, *rest):
+    def compute(gradient, query, key, value, result, logarithms, scale, factor, *rest):
         g, q, k, v = map(_wide, (gradient, query, key, value))
         weights, _, kept = _scores(q, k, scale, rest, node, logarithms)
         used, to_weights = weights, g @ v.mT
@@ -93,8 +93,8 @@ def attention_gradient(node: Node) -> Callable[..., Any]:
             used, to_weights = weights * kept, to_weights * kept
         along = (g * _wide(result)).sum(-1, keepdim=True)
         to_scores = weights * (to_weights - along)
-        factor = float(scale)
-        made = (to_scores @ k * factor, to_scores.mT @ q * factor, used.mT @ g)
+        times = float(factor)
+        made = (to_scores @ k * times, to_scores.mT @ q * times, used.mT @ g)
         made = tuple(
             x.to(query.dtype).permute(order).contiguous() for x, order in zip(made, orders)
         )

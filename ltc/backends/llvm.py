@@ -19,6 +19,7 @@ from ltc.llvm.products import prefers_channels_last
 from ltc.llvm.program import entry_address
 from ltc.passes import pipeline
 from ltc.passes.channels_last import channels_last
+from ltc.passes.attention import order_attention
 from ltc.passes.layout import layout
 from ltc.passes.pipeline import Pass
 from ltc.passes.split import split_reductions
@@ -30,6 +31,7 @@ def turned(graph: Graph) -> Graph:
 
 PASSES = (
     Pass("channels_last", turned, "the lanes of convolutions are channels"),
+    Pass("order", order_attention, "what attention makes is not copied before it is read"),
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),

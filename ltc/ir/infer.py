@@ -234,15 +234,19 @@ def attention(query, key, value, scale, *rest, causal, biased, dropped, order):
 
 
 def attention_gradient(
-    gradient, query, key, value, result, logarithms, scale, *rest, causal, biased, dropped, orders,
-    wants_bias,
+    gradient, query, key, value, result, logarithms, scale, factor, *rest, causal, biased, dropped,
+    orders, wants_bias,
 ):  # fmt: skip
-    """Gradients of query, key and value, each in its own of `orders`, and of the bias if wanted."""
+    """Gradients of query, key and value, each in its own of `orders`, and of the bias if wanted.
+
+    factor  f64[]: what those of query and key are multiplied by, the scale where nobody changed it
+    """
     plain = tuple(range(query.rank))
     of = attention(
         query, key, value, scale, *rest, causal=causal, biased=biased, dropped=dropped, order=plain
     )
-    fits = (gradient, result, logarithms) == (of[0], of[0], of[1]) and wants_bias <= biased
+    fits = (gradient, result, logarithms, factor) == (of[0], of[0], of[1], scale)
+    fits = fits and wants_bias <= biased
     _need(fits, "gradients of attention need its results", gradient, result, logarithms)
     made = tuple(permute(x, dims=o) for x, o in zip((query, key, value), orders, strict=True))
     return made + ((TensorType(query.dtype, rest[0].shape),) if wants_bias else ())

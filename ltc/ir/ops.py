@@ -166,7 +166,7 @@ CONVOLUTION_WEIGHT_GRADIENT = _op(  # (grad, x) shape of the weight
 # probability), order (of the result's dimensions in memory). Score i is kept where 24 random bits
 # say, as in random_bits of all scores, stream 0. True in a bool bias lets a score count.
 ATTENTION = _op("attention", infer.attention, "attention")  # (query, key, value, scale, *rest)
-ATTENTION_GRADIENT = _op(  # (gradient, query, key, value, result, logarithms, scale, *rest)
+ATTENTION_GRADIENT = _op(  # (gradient, query, key, value, result, logarithms, scale, factor, *rest)
     "attention_gradient", infer.attention_gradient, "attention"
 )
 # Windows: kernel, stride, padding, dilation; `shape` is the result's, which holds ceil_mode.

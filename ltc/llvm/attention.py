@@ -108,7 +108,7 @@ class Scores:
                 self.packed[name] = self._reserved(self.tile * self.padded(columns))
         if a.bias is not None:
             self.bias_tile = self._reserved(self.padded(self.tile) * self.block)
-        self.scale = self._from_double(b.effect(f"load double, ptr {self.pointer('scale')}"))
+        self.scale = self.double("scale")
         if a.dropped:
             self.seed = b.effect(f"load i64, ptr {self.pointer('seed')}")
             p = b.effect(f"load double, ptr {self.pointer('probability')}")
@@ -129,6 +129,10 @@ class Scores:
         numbers_kept = (pads(a.extent) + 2 * self.tile) * self.block
         numbers_kept += (self.tile + self.block) * (pads(a.extent) + pads(a.width))
         return numbers_kept * 8
+
+    def double(self, name: str) -> str:
+        """The number that an operand holds, as scores are computed."""
+        return self._from_double(self.b.effect(f"load double, ptr {self.pointer(name)}"))
 
     def _from_double(self, x: str) -> str:
         if self.l.element == "double":

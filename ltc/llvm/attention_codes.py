@@ -23,7 +23,7 @@ NAME = "kernel"
 OPERANDS = {
     ops.ATTENTION: ("query", "key", "value", "scale"),
     ops.ATTENTION_GRADIENT: (
-        "gradient", "query", "key", "value", "result", "logarithms", "scale",
+        "gradient", "query", "key", "value", "result", "logarithms", "scale", "factor",
     ),
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ class _Gradient(Scores):
         bias = ("bias_gradient",) if wants_bias else ()
         self.shares = 1
         batches = max(1, attention.batches)
-        names = ["gradient", "query", "key", "value", "result", "logarithms"]
+        names = ["gradient", "query", "key", "value", "result", "logarithms", "factor"]
         names += operand_names(attention)
         super().__init__(attention, isa, ())
         if batches < FEWEST_UNITS:
@@ -102,6 +102,7 @@ class _Gradient(Scores):
 
     def _reserve(self) -> None:
         a, block = self.a, self.block
+        self.factor = self.double("factor")
         self.gradient_tile = self._reserved(self.padded(a.width) * block)
         self.query_sums = self._reserved(self.padded(a.extent) * block)
         self.weight_tile = self._reserved(self.tile * block)
@@ -160,7 +161,7 @@ class _Gradient(Scores):
         ))  # fmt: skip
         self._load_lanes()
         b.loop(0, self.limit, self.tile, [], self._tile)
-        factor = l.splat(self.scale)
+        factor = l.splat(self.factor)
         self.t.unpack_transposed(
             self.query_sums, self.vectors, a.extent, self.row_buffer,
             lambda value, v: b.value(f"fmul {l.vector} {value}, {factor}"),
@@ -245,7 +246,7 @@ class _Gradient(Scores):
         if self.wants_bias:
             self._store_bias(start, count)
         self._add_rows("value", self.weight_tile, self.gradient_rows, start, count)
-        self._add_rows("key", self.score_tile, self.query_rows, start, count, self.scale)
+        self._add_rows("key", self.score_tile, self.query_rows, start, count, self.factor)
         self._add_queries(keys, count)
 
     def _scores(self, keys, values, start: Index, k: Index, rows: int) -> list[str]:
