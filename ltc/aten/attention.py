@@ -122,7 +122,7 @@ def _attention(query, key, value, bias, causal, scale, seed, probability):
     made = make(
         ops.ATTENTION, operands.query, operands.key, operands.value, _scale(scale, query),
         *_rest(operands, seed, probability), causal=causal, biased=bias is not None,
-        dropped=seed is not None, order=tuple(range(len(operands.batch) + 2)),
+        dropped=seed is not None, safe=True, order=tuple(range(len(operands.batch) + 2)),
     )  # fmt: skip
     return operands.whole(build.get(made, 0)), operands.whole(build.get(made, 1))
 
@@ -159,7 +159,7 @@ def _gradient(
         ops.ATTENTION_GRADIENT, gradient, operands.query, operands.key, operands.value, result,
         logarithms, factor, factor, *_rest(operands, seed, probability),
         causal=causal, biased=operands.bias is not None, dropped=seed is not None,
-        wants_bias=wants_bias, orders=(tuple(range(len(operands.scores))),) * 3,
+        safe=True, wants_bias=wants_bias, orders=(tuple(range(len(operands.scores))),) * 3,
     )  # fmt: skip
 
 

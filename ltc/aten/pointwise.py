@@ -529,7 +529,8 @@ def where_rule(condition, x, y):
     return where(_as_bool(condition), x, y)
 
 
-@traces("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
+# Known values tell a mask of attention, and its gradient, from other fills.
+@traces("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", static={"value": (-math.inf, 0)})
 def masked_fill(x, mask, value):
     value = to_dtype(value, x.dtype)
     return where(_as_bool(mask), value, x)

@@ -30,6 +30,7 @@ def scores_of(
     scale: torch.Tensor | float,
     bias: torch.Tensor | None,
     causal: bool,
+    safe: bool,
     logarithms: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(softmax, logarithm of the sum of exp) of each row; operands as they are computed with."""
@@ -44,7 +45,9 @@ def scores_of(
     if logarithms is None:
         logarithms = torch.logsumexp(scores, -1)
     column = logarithms.unsqueeze(-1)
-    weights = torch.where(column == -torch.inf, 0.0, torch.exp(scores - column))
+    weights = torch.exp(scores - column)
+    if safe:
+        weights = torch.where(column == -torch.inf, 0.0, weights)
     return weights, logarithms
 
 
@@ -63,7 +66,9 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 def _scores(query, key, scale, rest, node: Node, logarithms=None) -> Scores:
     bias = _wide(rest[0]) if node.attr("biased") else None
-    weights, logarithms = scores_of(query, key, scale, bias, node.attr("causal"), logarithms)
+    weights, logarithms = scores_of(
+        query, key, scale, bias, node.attr("causal"), node.attr("safe"), logarithms
+    )
     kept = None
     if node.attr("dropped"):
         kept = kept_of(weights.shape, rest[-2], float(rest[-1]), weights.dtype)

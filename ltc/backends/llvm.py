@@ -15,13 +15,14 @@ from ltc.backends.llvm_plan import plan_of
 from ltc.backends.llvm_scratch import narrow_scratch
 from ltc.backends.llvm_stages import AFTER_PASSES, explained
 from ltc.ir.graph import Graph
-from ltc.llvm.products import prefers_channels_last
+from ltc.llvm.products import can_multiply, prefers_channels_last
 from ltc.llvm.program import entry_address
 from ltc.passes import pipeline
-from ltc.passes.channels_last import channels_last
 from ltc.passes.attention import order_attention
+from ltc.passes.channels_last import channels_last
 from ltc.passes.layout import layout
 from ltc.passes.pipeline import Pass
+from ltc.passes.recognise import recognise_attention
 from ltc.passes.split import split_reductions
 
 
@@ -29,9 +30,14 @@ def turned(graph: Graph) -> Graph:
     return channels_last(graph, prefers_channels_last)
 
 
+def recognised(graph: Graph) -> Graph:
+    return recognise_attention(graph, can_multiply)
+
+
 PASSES = (
-    Pass("channels_last", turned, "the lanes of convolutions are channels"),
+    Pass("recognise", recognised, "attention that is written out makes no matrix of scores"),
     Pass("order", order_attention, "what attention makes is not copied before it is read"),
+    Pass("channels_last", turned, "the lanes of convolutions are channels"),
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),

@@ -212,7 +212,7 @@ def matmul(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(_same_dtype((x, y)), (*x.shape[:-1], y.shape[-1]))
 
 
-def attention(query, key, value, scale, *rest, causal, biased, dropped, order):
+def attention(query, key, value, scale, *rest, causal, biased, dropped, safe, order):
     """[*B, L, E], [*B, S, E], [*B, S, V], f64[] give [*B, L, V] in `order`, and [*B, L].
 
     rest  the bias [*B, L, S] where `biased`: bool, or of the query's dtype; then the seed i64[] and
@@ -235,7 +235,7 @@ def attention(query, key, value, scale, *rest, causal, biased, dropped, order):
 
 def attention_gradient(
     gradient, query, key, value, result, logarithms, scale, factor, *rest, causal, biased, dropped,
-    orders, wants_bias,
+    safe, orders, wants_bias,
 ):  # fmt: skip
     """Gradients of query, key and value, each in its own of `orders`, and of the bias if wanted.
 
@@ -243,7 +243,8 @@ def attention_gradient(
     """
     plain = tuple(range(query.rank))
     of = attention(
-        query, key, value, scale, *rest, causal=causal, biased=biased, dropped=dropped, order=plain
+        query, key, value, scale, *rest, causal=causal, biased=biased, dropped=dropped, safe=safe,
+        order=plain,
     )
     fits = (gradient, result, logarithms, factor) == (of[0], of[0], of[1], scale)
     fits = fits and wants_bias <= biased

@@ -161,10 +161,11 @@ CONVOLUTION_WEIGHT_GRADIENT = _op(  # (grad, x) shape of the weight
     "convolution_weight_gradient", infer.convolution_gradient, "convolution"
 )
 # softmax(query @ key.T * scale + bias) @ value, with dropout between, and the logarithm of the sum
-# of exp over each row of scores (-inf where all are; that row of the result is 0). Attributes:
-# causal (query i reads keys 0 to i), biased and dropped (which operands follow: bias; seed,
-# probability), order (of the result's dimensions in memory). Score i is kept where 24 random bits
-# say, as in random_bits of all scores, stream 0. True in a bool bias lets a score count.
+# of exp over each row of scores (-inf where all scores are). Attributes: causal (query i reads keys
+# 0 to i), biased and dropped (which operands follow: bias; seed, probability), safe (a row of which
+# all scores are -inf has the result 0, not NaN), order (of the result's dimensions in memory).
+# Score i is kept where 24 random bits say, as in random_bits of all scores, stream 0. True in a
+# bool bias lets a score count.
 ATTENTION = _op("attention", infer.attention, "attention")  # (query, key, value, scale, *rest)
 ATTENTION_GRADIENT = _op(  # (gradient, query, key, value, result, logarithms, scale, factor, *rest)
     "attention_gradient", infer.attention_gradient, "attention"

@@ -46,6 +46,7 @@ class Attention:
     bias     where the bias [L, S] lies, or None; is_mask says that it is bool
     causal   whether query i reads keys 0 to i alone
     dropped  whether weights are dropped
+    safe     whether a row of which no score counts gives 0, not NaN
     """
 
     dtype: torch.dtype
@@ -61,6 +62,7 @@ class Attention:
     is_mask: bool
     causal: bool
     dropped: bool
+    safe: bool = True
 
     @property
     def batches(self) -> int:
@@ -476,10 +478,8 @@ class _Forward(Scores):
         none = [b.value(f"fcmp oeq {l.vector} {x}, {l.zero}") for x in totals]
         ones = l.constant(1.0)
         inverse = [b.value(f"fdiv {l.vector} {ones}, {x}") for x in totals]
-        inverse = [
-            b.value(f"select {l.mask_type} {m}, {l.vector} {l.zero}, {l.vector} {x}")
-            for m, x in zip(none, inverse)
-        ]
+        if a.safe:
+            inverse = self._zero_where(none, inverse)
         self.t.unpack_transposed(
             self.result_tile, self.vectors, a.width, self.row_buffer,
             lambda value, v: b.value(f"fmul {l.vector} {value}, {inverse[v]}"),
@@ -494,3 +494,10 @@ class _Forward(Scores):
             mask = l.first(l.minus(self.count, v * l.width))
             at = l.at(self.pointer("logarithms"), l.plus(first, v * l.width), l.element)
             l.raw_store(logarithm, at, mask, l.element, l.width)
+
+    def _zero_where(self, masks: list[str], values: list[str]) -> list[str]:
+        l = self.l
+        return [
+            self.b.value(f"select {l.mask_type} {m}, {l.vector} {l.zero}, {l.vector} {x}")
+            for m, x in zip(masks, values)
+        ]

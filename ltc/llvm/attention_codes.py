@@ -100,7 +100,7 @@ def _attention(node: Node, operands: dict[str, Access]) -> Attention:
         query.dtype, tuple(batch), length, key.shape[-2], extent, value.shape[-1],
         lies("query"), lies("key"), lies("value"), lies("bias"),
         "bias" in types and types["bias"].dtype == torch.bool,
-        node.attr("causal"), node.attr("dropped"),
+        node.attr("causal"), node.attr("dropped"), node.attr("safe"),
     )  # fmt: skip
 
 

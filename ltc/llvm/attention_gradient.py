@@ -221,16 +221,21 @@ class _Gradient(Scores):
                 b.emit(f"store {l.element} {x}, ptr {l.at(at, q, l.element)}")
 
             b.loop(0, self.count, 1, [], query)
-        self.tops, self.alongs = [], []
-        for v in range(self.vectors):
-            mask = l.first(l.minus(self.count, v * l.width))
+        masks = [l.first(l.minus(self.count, v * l.width)) for v in range(self.vectors)]
+        self.alongs = [
+            l.load_computed(self.along, v * l.width, mask) for v, mask in enumerate(masks)
+        ]
+        self.tops = []
+        for v, mask in enumerate(masks):
             top = l.load_computed(at, v * l.width, mask)
             none = b.value(f"fcmp oeq {l.vector} {top}, {l.constant(float('-inf'))}")
+            if not self.a.safe:
+                self.tops.append(top)
+                continue
             self.tops.append(b.value(
                 f"select {l.mask_type} {none}, {l.vector} {l.constant(float('inf'))}, "
                 f"{l.vector} {top}"
             ))  # fmt: skip
-            self.alongs.append(l.load_computed(self.along, v * l.width, mask))
 
     # --- one tile of keys
 
