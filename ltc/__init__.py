@@ -18,8 +18,8 @@ from ltc.distributed import process_group as _process_group
 from ltc.distributed.lazy_multiprocessing import launch
 from ltc.runtime.storage import physical as _physical
 from ltc.utils import steps as _steps
+from ltc.utils.version import VERSION as __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "device", "device_count", "devices", "launch", "manual_seed", "physical_dtype", "step", "sync",
 ]

@@ -117,6 +117,10 @@ FLAGS = (
         "compiled programs kept; the least recently used go first",
         older="COMPILATION_CACHE_SIZE",
     ),
+    Flag("LTC_CACHE", boolean, True, "keep compiled programs on disk, for later processes"),
+    Flag("LTC_CACHE_DIR", str, "", "where; default: ltc in the user's folder for caches"),
+    Flag("XDG_CACHE_HOME", str, "", "the user's folder for caches; default: ~/.cache"),
+    Flag("LTC_CACHE_MB", at_least(1), 1024, "megabytes kept there; the longest unused go first"),
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
     # Looking inside.
     Flag("LTC_CHECK", boolean, False, "verify the graph after every pass"),
@@ -158,6 +162,16 @@ FLAGS = (
     Flag("LTC_PEER_TIMEOUT", float, 300.0, "seconds that a collective waits for the others"),
 )
 
+# What a compiled program does not depend on; every other LTC_ variable is part of its name on disk.
+_OUTSIDE_PROGRAMS = frozenset({
+    "LTC_NUM_DEVICES", "LTC_SYNC_WAIT", "LTC_EMIT_STEPLOG", "LTC_FALLBACK", "LTC_FORCE_FALLBACK",
+    "LTC_LINES", "LTC_MAX_PENDING_NODES", "LTC_MAX_PENDING_BYTES", "LTC_MAX_RECORDED",
+    "LTC_MAX_IN_FLIGHT", "LTC_CACHE_PROGRAMS", "LTC_CACHE", "LTC_CACHE_DIR", "LTC_CACHE_MB",
+    "LTC_MAX_ASYNC_QUEUE", "LTC_CHECK", "LTC_DUMP", "LTC_IR_DEBUG", "LTC_SAVE_TENSORS_FILE",
+    "LTC_SAVE_TENSORS_FMT", "LTC_METRICS_FILE", "LTC_METRICS_SAMPLES", "LTC_METRICS_PERCENTILES",
+    "LTC_RENDEZVOUS", "LTC_TRANSPORT", "LTC_PEER_TIMEOUT",
+})
+
 _BY_NAME = {name: flag for flag in FLAGS for name in (flag.name, flag.older) if name}
 _TABLE_DEFAULT = object()
 
@@ -184,6 +198,15 @@ def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
         return flag.read(text)
     except ValueError as error:
         raise ValueError(f"{name}={text}: {error}. It sets: {flag.meaning}.") from None
+
+
+def compiled_settings() -> str:
+    """The variables that a compiled program may depend on, as one text."""
+    return ";".join(
+        f"{flag.name}={value(flag.name)}"
+        for flag in FLAGS
+        if flag.name.startswith("LTC_") and flag.name not in _OUTSIDE_PROGRAMS
+    )
 
 
 def _as_text(setting: Any) -> str:

@@ -5,11 +5,15 @@ A compared test runs three times: on the CPU, and on ltc with each of the two ba
 
 import contextlib
 import os
+import tempfile
 
 os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before it
 # The tensors here are tiny: on shared cores, threads would wait for each other longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LTC_CHECK", "1")  # every graph is verified between passes
+if "LTC_CACHE_DIR" not in os.environ:  # the user's own programs are not the tests' business
+    _cache = tempfile.TemporaryDirectory(prefix="ltc-tests-")
+    os.environ["LTC_CACHE_DIR"] = _cache.name
 
 import random
 import warnings

@@ -159,8 +159,10 @@ class _Trace:
         self.inputs: dict[int, Node] = {}
         self.scalars: dict[int, Node] = {}
         self.origins: dict[Node, Origin] = {}
+        self.position = -1  # of the call that is expanded
 
     def add(self, call: Call) -> None:
+        self.position += 1
         try:
             made = self._expand(call)
             for value, node in zip(call.results, made, strict=True):
@@ -169,7 +171,7 @@ class _Trace:
         except Exception as error:
             error.add_note(f"while tracing {call.name} called at {call.line}")
             raise
-        self._mark(made, Origin(call.name, call.line))
+        self._mark(made, Origin(call.name, call.line, self.position))
 
     def graph(self, outputs: Sequence[Value]) -> Graph:
         return Graph(
@@ -208,7 +210,7 @@ class _Trace:
         (value,), index = call.results, self.numbering.inputs[call.args[0]]
         node = make(ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape))
         self.inputs[index] = node
-        self.origins.setdefault(node, Origin(call.name, call.line))
+        self.origins.setdefault(node, Origin(call.name, call.line, self.position))
         return node
 
     def _operand(self, argument: Any) -> Any:

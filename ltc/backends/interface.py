@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ltc.errors import BackendMissing
-from ltc.ir.graph import Graph
+from ltc.ir.graph import Graph, Origin
 from ltc.ir.lowering import LoweringContext, NodeLowering
 
 __all__ = [
@@ -116,6 +116,24 @@ class BackendImplInterface(Protocol):
 
     def prepare_to_exit(self) -> None:
         """Finish what runs; called once, before the interpreter ends."""
+
+
+@runtime_checkable
+class RemembersPrograms(Protocol):
+    """What a backend may offer besides: programs that outlive the process.
+
+    A key names what is computed, equal in every process; of which version of itself, and for
+    which machine, the backend adds.
+    """
+
+    def remember(self, key: str, computation: Any) -> None:
+        """Keep a program that `compile` gave."""
+
+    def recall(self, key: str, origin_of: Callable[[int], Origin]) -> Computation | None:
+        """The program of that key, if it was kept.
+
+        origin_of  where the call at a position of the recording comes from, for errors
+        """
 
 
 MEMBERS = ("name", "lowering", "computation", "devices", "target", "compile", "prepare_to_exit")

@@ -6,17 +6,18 @@ What no kernel computes yet runs through the reference backend's row, counted as
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from ltc.backends import llvm_record
 from ltc.backends.eager import LOWERING
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.llvm_computation import LlvmComputation
 from ltc.backends.llvm_plan import plan_of
 from ltc.backends.llvm_scratch import narrow_scratch
 from ltc.backends.llvm_stages import AFTER_PASSES, explained
-from ltc.ir.graph import Graph
+from ltc.ir.graph import Graph, Origin
+from ltc.llvm.loading import load
 from ltc.llvm.products import can_multiply, prefers_channels_last
-from ltc.llvm.program import entry_address
 from ltc.passes import pipeline
 from ltc.passes.attention import order_attention
 from ltc.passes.channels_last import channels_last
@@ -70,8 +71,14 @@ class LlvmBackend:
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
         self._dump(graph, donated)
         plan, texts = plan_of(prepared(graph), donated)
-        entries = {name: entry_address(text, "kernel") for name, text in texts.items()}
-        return LlvmComputation(plan, entries)
+        return LlvmComputation(plan, load(texts))
+
+    def remember(self, key: str, computation: LlvmComputation) -> None:
+        llvm_record.keep(key, computation.plan)
+
+    def recall(self, key: str, origin_of: Callable[[int], Origin]) -> LlvmComputation | None:
+        found = llvm_record.find(key, origin_of)
+        return None if found is None else LlvmComputation(*found)
 
     def explain(
         self, graph: Graph, donated: frozenset[int] = frozenset()

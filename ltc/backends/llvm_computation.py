@@ -25,6 +25,7 @@ from ltc.backends.llvm_plan import (
 )  # fmt: skip
 from ltc.backends.undisturbed import Undisturbed
 from ltc.debug import metrics
+from ltc.llvm.loading import LoadedKernel
 from ltc.llvm.program import KernelCall, KernelRun
 from ltc.passes.memory import ALIGNMENT
 
@@ -57,9 +58,9 @@ class LlvmComputation:
     download = staticmethod(EagerComputation.download)
     wait = staticmethod(EagerComputation.wait)
 
-    def __init__(self, plan: Plan, entries: Mapping[str, int]):
-        """`entries`: the address of each kernel's entry, by the kernel's name."""
-        self._plan = plan
+    def __init__(self, plan: Plan, kernels: Mapping[str, LoadedKernel]):
+        """`kernels`: those that the plan names."""
+        self.plan, self._kernels = plan, kernels  # which stay loaded as long as this is held
         self._reads_all = plan.positions == tuple(range(len(plan.positions)))
         self._constants = _constants_of(plan)
         self._fixed = [(value, LOWERING.lower(node)()) for value, node in plan.fixed]
@@ -68,18 +69,18 @@ class LlvmComputation:
         given = len(plan.positions) + len(plan.made)
         self._addresses = struct.Struct(f"={given + 3}q")
         self._cells = Cells(plan.cells, WORD * plan.values)
-        self._runs = [self._made_ready(run, entries) for run in plan.runs]
+        self._runs = [self._made_ready(run) for run in plan.runs]
         self._outputs = [(value, _WAYS[way]) for value, way in plan.outputs]
         self._more_values = plan.values - given
 
-    def _made_ready(self, run, entries: Mapping[str, int]):
+    def _made_ready(self, run):
         if isinstance(run, ReferenceCall):
             return _Reference(run)
-        first_check = self._plan.values + len(self._plan.cells)
-        checks = range(first_check, first_check + len(self._plan.checks))
+        first_check = self.plan.values + len(self.plan.cells)
+        checks = range(first_check, first_check + len(self.plan.checks))
         calls = [
             KernelCall(
-                entries[call.kernel], call.arguments, call.tasks,
+                self._kernels[call.kernel].entry, call.arguments, call.tasks,
                 0 if call.check < 0 else first_check + call.check,
             )
             for call in run
@@ -88,7 +89,7 @@ class LlvmComputation:
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
         with Undisturbed():
-            block = _blocks.take(self._plan.block)
+            block = _blocks.take(self.plan.block)
             try:
                 values = self._begin(block, buffers, scalars)
                 self._run(block, values)
@@ -98,7 +99,7 @@ class LlvmComputation:
 
     def _begin(self, block: Block, buffers, scalars) -> list[Any]:
         """The values that the launch starts with, their addresses and the scalars in the frame."""
-        plan = self._plan
+        plan = self.plan
         values = list(buffers) if self._reads_all else [buffers[p] for p in plan.positions]
         del values[len(plan.positions) :]
         values += [torch.empty(shape, dtype=dtype) for shape, dtype in plan.made]
@@ -113,16 +114,16 @@ class LlvmComputation:
     def _begin_reference(self, block: Block, values: list[Any], scalars) -> None:
         for value, constant in self._fixed:
             values[value] = constant
-        for value, slot, dtype in self._plan.scalars:
+        for value, slot, dtype in self.plan.scalars:
             values[value] = torch.as_tensor(scalars[slot], dtype=dtype)
-        for value, where in self._plan.in_block:
+        for value, where in self.plan.in_block:
             values[value] = _in_block(block, where)
 
     def _run(self, block: Block, values: list[Any]) -> None:
         done: list[int] = []  # positions of the inputs that were written over
         for run in self._runs:
             try:
-                run(self._plan, block, values)
+                run(self.plan, block, values)
             except Exception as error:
                 done.extend(run.overwritten)
                 error.overwritten = tuple(done)

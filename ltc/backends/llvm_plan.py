@@ -8,7 +8,6 @@ scalars, the faults, the kernels' arguments.  What a program makes and nobody ge
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
+from ltc.llvm.loading import kernel_name
 from ltc.llvm.products import ScratchBuffer
 from ltc.llvm.program import Fault
 from ltc.passes import memory
@@ -319,7 +319,7 @@ class _Planner:
             )  # fmt: skip
 
     def _named(self, text: str) -> str:
-        name = hashlib.sha256(text.encode()).hexdigest()
+        name = kernel_name(text)
         self.texts[name] = text
         return name
 

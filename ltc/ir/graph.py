@@ -16,10 +16,14 @@ _SHOWN_BY_TYPE = frozenset({"dtype", "shape", "results"})
 
 
 class Origin(NamedTuple):
-    """The recorded call a node was made for."""
+    """The recorded call a node was made for.
+
+    position  of the call among those that the program runs
+    """
 
     overload: str
     line: str
+    position: int = -1
 
     def __str__(self) -> str:
         return f"{self.overload} called at {self.line}" if self.line else self.overload

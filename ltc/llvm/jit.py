@@ -5,17 +5,22 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import hashlib
 import itertools
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from ltc.debug import metrics
 from ltc.errors import BackendMissing, InvalidGraph
+from ltc.utils.disk_cache import disk_cache
+from ltc.utils.version import VERSION
 
 OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
 
@@ -51,7 +56,7 @@ class _Compiler:
             ) from error
         self.linker = llvm.create_lljit_compiler(self._machine())
         self.symbols = _library_symbols()
-        self.loaded: list = []  # an address is valid while its library is held
+        self.loaded: list[Library] = []  # for the life of the process
         self.numbers = itertools.count()
 
     def _machine(self):
@@ -62,8 +67,18 @@ class _Compiler:
             codemodel="jitdefault", jit=True,
         )  # fmt: skip
 
+    def name_of(self, text: str) -> str:
+        """Of the object code: equal where nothing differs that it depends on."""
+        version = ".".join(map(str, _binding().llvm_version_info))
+        settings = (VERSION, version, self.triple, self.cpu, self.features, str(OPTIMIZATION))
+        return hashlib.sha256("\0".join([*settings, text]).encode()).hexdigest()
+
     def object_code(self, text: str) -> bytes:
-        return self.machine.emit_object(self.module(text))
+        started = time.perf_counter_ns()
+        code = self.machine.emit_object(self.module(text))
+        metrics.count("llvm.compiled")
+        metrics.record("llvm.CompileTime", time.perf_counter_ns() - started, "time")
+        return code
 
     def module(self, text: str):
         """The module that a text defines; raises InvalidGraph where it is wrong."""
@@ -76,17 +91,24 @@ class _Compiler:
             raise InvalidGraph(f"LLVM refuses a generated kernel: {error}\n{text}") from None
         return module
 
-    def link(self, code: bytes, names: tuple[str, ...]) -> dict[str, int]:
+    def link(self, objects: Sequence[bytes], names: Sequence[str]) -> Library:
         library = _binding().JITLibraryBuilder()
-        library.add_object_img(code)
+        for code in objects:
+            library.add_object_img(code)
         library.add_current_process()
         for name, address in self.symbols.items():
             library.import_symbol(name, address)
         for name in names:
             library.export_symbol(name)
         tracker = library.link(self.linker, f"ltc{next(self.numbers)}")
-        self.loaded.append(tracker)
-        return {name: tracker[name] for name in names}
+        return Library(tracker, {name: tracker[name] for name in names})
+
+
+class Library(NamedTuple):
+    """Code in memory: the addresses are valid as long as the tracker is held."""
+
+    tracker: Any
+    addresses: dict[str, int]
 
 
 def _host(llvm: ModuleType) -> tuple[str, str]:
@@ -118,18 +140,35 @@ def compiler() -> _Compiler:
         return _compilers[0]
 
 
-def compile_kernels(text: str, *names: str) -> dict[str, int]:
-    """The addresses of functions that a module in LLVM's text form defines.
+def object_code(name: str, text: str) -> bytes:
+    """The machine code of a module in LLVM's text form; kept on disk under `name`.
 
     Raises InvalidGraph with LLVM's message where the text is wrong.
     """
-    started = time.perf_counter_ns()
+    disk = disk_cache()
+    code = disk.read(name) if disk else None
+    if code is None:
+        with _lock:
+            code = compiler().object_code(text)
+        if disk:
+            disk.write(name, code)
+    return code
+
+
+def link(objects: Sequence[bytes], names: Sequence[str]) -> Library:
+    """Load machine code; the functions to be called are named."""
     with _lock:
-        code = compiler().object_code(text)
-        addresses = compiler().link(code, names)
-    metrics.count("llvm.compiled")
-    metrics.record("llvm.CompileTime", time.perf_counter_ns() - started, "time")
-    return addresses
+        return compiler().link(objects, names)
+
+
+def compile_kernels(text: str, *names: str) -> dict[str, int]:
+    """The addresses of functions that a module defines: valid as long as the process lives.
+
+    Raises InvalidGraph with LLVM's message where the text is wrong.
+    """
+    library = link([object_code(compiler().name_of(text), text)], names)
+    compiler().loaded.append(library)
+    return library.addresses
 
 
 def assembly(text: str) -> str:

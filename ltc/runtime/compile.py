@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ltc import config
 from ltc.aten.call import Call, Numbering, Scalar, Value
 from ltc.aten.registry import expand
-from ltc.backends.interface import BackendImplInterface
+from ltc.backends.interface import BackendImplInterface, RemembersPrograms
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
-from ltc.ir.graph import Graph, schedule
+from ltc.ir.graph import Graph, Origin, schedule
 from ltc.passes import pipeline
 from ltc.passes.narrow import narrow
 from ltc.runtime import storage
@@ -56,7 +57,7 @@ def program_for(
 
     def build() -> Program:
         needed = live_calls(path(), outputs) if calls is None else calls
-        return _compile(needed, outputs, device, dict(known.key[2]))
+        return _compile(known.key, needed, outputs, device)
 
     program, compiled = PROGRAMS.get(known.key, build)
     metrics.count("UncachedCompile" if compiled else "CachedCompile")
@@ -96,14 +97,17 @@ def _producers(call: Call) -> list[Call]:
     return found
 
 
-def _compile(calls, outputs, device: int, replaced: dict[int, int]) -> Program:
+def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     started = time.perf_counter_ns()
-    numbering = Numbering(calls)
+    numbering, replaced = Numbering(calls), dict(key[2])
 
     def graph_of() -> Graph:
         return pipeline.run(narrow(expand(calls, outputs, numbering), storage.kept_as()))
 
-    computation = _computation(backend(), graph_of(), device, frozenset(replaced.values()))
+    computation = _recalled(key, calls)
+    if computation is None:
+        donated = frozenset(replaced.values())
+        computation = _computation(key, backend(), graph_of(), device, donated)
     metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
@@ -136,7 +140,27 @@ def _scalars(calls) -> list[Scalar]:
     return found
 
 
-def _computation(chosen: BackendImplInterface, graph, device: int, donated: frozenset[int]):
-    if all(runs_on(chosen, node) for node in schedule(*graph.outputs)):
-        return chosen.compile(graph, device, donated)
-    return compile_in_segments(chosen, graph, device)
+def _recalled(key: tuple, calls: list[Call]) -> Any:
+    """The program as an earlier process compiled it, where the backend keeps programs."""
+    chosen = backend()
+    if not isinstance(chosen, RemembersPrograms) or _looks_inside():
+        return None
+    found = chosen.recall(repr(key), lambda k: Origin(calls[k].name, calls[k].line, k))
+    metrics.count("RecalledPrograms" if found is not None else "NewPrograms")
+    return found
+
+
+def _looks_inside() -> bool:
+    """Whether the passes are to be seen: then they have to run."""
+    return bool(config.value("LTC_DUMP"))
+
+
+def _computation(
+    key: tuple, chosen: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
+) -> Any:
+    if not all(runs_on(chosen, node) for node in schedule(*graph.outputs)):
+        return compile_in_segments(chosen, graph, device)
+    computation = chosen.compile(graph, device, donated)
+    if isinstance(chosen, RemembersPrograms):
+        chosen.remember(repr(key), computation)
+    return computation

@@ -27,6 +27,7 @@ LAYERS = [
         "utils.nested",
         "utils.safetensors_format",
         "utils.disk_cache",
+        "utils.version",
         "utils.rate_tracker",
     ],
     ["ir"],

@@ -1,0 +1,96 @@
+"""Kernels by name: each text is compiled once, and loaded while some program uses it.
+
+A kernel's name is that of its machine code on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+
+from ltc.llvm import jit
+from ltc.utils.disk_cache import disk_cache
+
+_FUNCTION = "@kernel"  # what the text of every kernel calls itself
+
+
+class LoadedKernel:
+    """A kernel in memory, as long as this object is held."""
+
+    __slots__ = ("entry", "_library", "__weakref__")
+
+    def __init__(self, entry: int, library: jit.Library):
+        self.entry, self._library = entry, library
+
+
+_loaded: weakref.WeakValueDictionary[str, LoadedKernel] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# A child of fork would otherwise wait for a thread that only its parent has.
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def kernel_name(text: str) -> str:
+    """Names the machine code that this machine makes of a text."""
+    return jit.compiler().name_of(text)
+
+
+def load(texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
+    """The kernels, compiled where no program of this process and no earlier process had them.
+
+    texts  of each, by `kernel_name`
+    """
+    with _lock:
+        found = _in_memory(texts)
+        objects = {
+            name: jit.object_code(name, text.replace(_FUNCTION, f"@{_symbol(name)}"))
+            for name, text in texts.items()
+            if name not in found
+        }
+        return found | _link(objects)
+
+
+def load_from_disk(names: Iterable[str]) -> dict[str, LoadedKernel] | None:
+    """The kernels of these names, or None where some would have to be compiled."""
+    disk = disk_cache()
+    with _lock:
+        found = _in_memory(names)
+        objects: dict[str, bytes] = {}
+        for name in names:
+            if name not in found:
+                code = disk.read(name) if disk else None
+                if code is None:
+                    return None
+                objects[name] = code
+        return found | _link(objects)
+
+
+def _symbol(name: str) -> str:
+    """The function's name in the machine code: kernels of one library are told apart."""
+    return f"k{name[:32]}"
+
+
+def _in_memory(names: Iterable[str]) -> dict[str, LoadedKernel]:
+    found = {name: _loaded.get(name) for name in names}
+    return {name: kernel for name, kernel in found.items() if kernel is not None}
+
+
+def _link(objects: Mapping[str, bytes]) -> dict[str, LoadedKernel]:
+    """Load all as one library: it goes when none of its kernels is needed any more."""
+    if not objects:
+        return {}
+    entries = {name: f"{_symbol(name)}.entry" for name in objects}
+    library = jit.link(list(objects.values()), list(entries.values()))
+    made = {
+        name: LoadedKernel(library.addresses[entry], library) for name, entry in entries.items()
+    }
+    _loaded.update(made)
+    return made

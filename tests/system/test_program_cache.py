@@ -1,0 +1,207 @@
+"""Programs that outlive their process: found again without tracing or compiling anything."""
+
+import gc
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from ltc.llvm.loading import _loaded
+from ltc.runtime.cache import PROGRAMS
+
+pytestmark = pytest.mark.skipif(
+    config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend keeps programs"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path):
+    forget()
+    with config.override(LTC_CACHE_DIR=str(tmp_path / "cache")):
+        yield tmp_path / "cache"
+    forget()
+
+
+def forget() -> None:
+    """As in a new process: no program, no kernel."""
+    PROGRAMS.clear()
+    gc.collect()
+
+
+def counted(work, *names: str) -> list[int]:
+    before = [metrics.counter_value(name) or 0 for name in names]
+    work()
+    ltm.wait_device_ops()
+    return [(metrics.counter_value(n) or 0) - b for n, b in zip(names, before)]
+
+
+def trained(layers: int = 2, extra=None, batch: int = 8) -> list[float]:
+    """The losses of three steps of a small network."""
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in range(layers)]
+    model = torch.nn.Sequential(*blocks, *(extra or []), torch.nn.Linear(16, 4)).to("ltc")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = torch.randn(batch, 16).to("ltc"), torch.randint(4, (batch,)).to("ltc")
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        ltm.mark_step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_second_run_compiles_nothing_and_gives_the_same_bits():
+    losses = []
+    assert counted(lambda: losses.append(trained()), "llvm.compiled")[0] > 0
+    forget()
+    counts = counted(
+        lambda: losses.append(trained()), "llvm.compiled", "NewPrograms", "RecalledPrograms"
+    )
+    assert counts[:2] == [0, 0] and counts[2] > 0
+    assert losses[0] == losses[1]
+
+
+def test_kernels_go_with_the_last_program_that_uses_them():
+    trained()
+    assert len(_loaded) > 0
+    ltm.wait_device_ops()
+    before = len(_loaded)
+    x = torch.ones(7, 13, device="ltc")
+    (x * 3 + x.sum(0)).sum().item()
+    del x
+    assert len(_loaded) > before
+
+
+def test_damaged_files_are_compiled_anew_with_one_warning(own_cache):
+    first = trained()
+    for path in own_cache.iterdir():
+        path.write_bytes(path.read_bytes()[:-3])
+    forget()
+    with pytest.warns(UserWarning, match="damaged") as told:
+        assert trained() == first
+    assert sum("damaged" in str(one.message) for one in told) == 1
+    forget()
+    assert counted(trained, "llvm.compiled") == [0]
+
+
+def test_a_record_without_its_kernels_is_compiled_anew(own_cache):
+    first = trained()
+    largest = max(own_cache.iterdir(), key=lambda path: path.stat().st_size)
+    largest.unlink()
+    forget()
+    assert trained() == first
+
+
+def test_without_a_cache_nothing_is_written(own_cache):
+    with config.override(LTC_CACHE=0):
+        trained()
+    assert not own_cache.exists()
+
+
+def test_a_disk_that_takes_nothing_is_no_hindrance(own_cache):
+    own_cache.write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="can not be made") as told:
+        first = trained()
+    assert sum("ltc's cache" in str(one.message) for one in told) == 1
+    with config.override(LTC_CACHE=0):
+        forget()
+        assert trained() == first
+
+
+def test_an_error_of_a_recalled_program_names_the_line():
+    def run(index: int) -> torch.Tensor:
+        x, at = torch.arange(5.0).to("ltc"), torch.tensor([index]).to("ltc")
+        return torch.index_select(x * 2, 0, at).cpu()
+
+    assert run(3).item() == 6
+    forget()
+    assert run(2).item() == 4
+    with pytest.raises((IndexError, RuntimeError)) as raised:
+        run(9)
+    assert any("test_program_cache.py" in note for note in raised.value.__notes__)
+
+
+def test_another_setting_is_another_program():
+    first = counted(trained, "NewPrograms")[0]
+    forget()
+    with config.override(LTC_USE_BF16=1):
+        assert counted(trained, "RecalledPrograms")[0] == 0
+    forget()
+    assert counted(trained, "RecalledPrograms")[0] == first
+
+
+def test_equal_layers_share_their_kernels():
+    few = counted(lambda: trained(layers=3), "llvm.compiled")[0]
+    forget()
+    assert counted(lambda: trained(layers=12), "llvm.compiled")[0] <= few // 2
+
+
+def test_one_more_relu_compiles_at_most_three_kernels():
+    trained()
+    assert counted(lambda: trained(extra=[torch.nn.ReLU()]), "llvm.compiled")[0] <= 3
+
+
+STEP = """
+import sys, warnings
+warnings.simplefilter("error")
+import torch, ltc
+import ltc.core.lazy_model as ltm
+from ltc.debug import metrics
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+model = model.to("ltc")
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 32).to("ltc")).square().mean()
+    loss.backward()
+    optimizer.step()
+    ltm.mark_step()
+print(loss.item().hex(), metrics.counter_value("llvm.compiled") or 0)
+"""
+
+
+def processes(count: int) -> list[list[str]]:
+    """What that many processes print that start together."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", STEP], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment, text=True,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=300) for process in started]
+    assert all(process.returncode == 0 for process in started), outputs
+    return [out.split() for out, _ in outputs]
+
+
+def test_processes_that_start_cold_together_agree_and_the_next_compiles_nothing():
+    together = processes(8)
+    (after,) = processes(1)
+    assert after[1] == "0"
+    assert {loss for loss, _ in together} == {after[0]}
+
+
+def test_a_child_of_fork_uses_the_programs_of_its_parent():
+    expected = trained()
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's threads are not running here
+        child = os.fork()
+    if not child:
+        ok = counted(lambda: trained(), "llvm.compiled") == [0]
+        os.write(writer, b"1" if ok and trained() == expected else b"0")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1) == b"1"
