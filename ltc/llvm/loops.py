@@ -5,6 +5,9 @@ out among a fixed number of tasks. One variable runs over the lanes of vectors: 
 or, where a reduction's rows lie side by side in memory, the last one that stays. A value is
 computed in the outermost loop that has all variables it depends on, as a scalar where it does not
 depend on the vector one.
+
+What changes with the size of a batch or the place of a slice is no part of the text: the outermost
+extents, offsets and constants are arguments of the kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import torch
 
 from ltc.ir import ops
 from ltc.ir.kernel import READS, Affine, Guard, Kernel, Store, Value
-from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm import access, reduction
+from ltc.llvm.arguments import Arguments
 from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS, Form
@@ -32,6 +35,7 @@ MOST_TASKS = 64
 COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
+LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast with any extent
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
 
 
@@ -116,6 +120,9 @@ class Emitter:
         self.transposes = not self.reductions and bool(self._column_loads())
         self.tiles = self.transposes and self._fits_tiles()
         self.b = builder or Builder(lanes)
+        self.arguments = Arguments(self.b, is_open=builder is None)
+        self.arguments.place(self.order)
+        self.open = self._open_variables() if builder is None else frozenset()
         self.checks = {value: min(k, 254) + 1 for k, value in enumerate(kernel.checks())}
         self.nodes = (*kernel.reads(), *kernel.writes(), *faults_of(kernel))
         self.pointer = {node: f"%p{k}" for k, node in enumerate(kernel.reads())}
@@ -128,7 +135,9 @@ class Emitter:
         self.is_vector = self._vectors()
 
     def code(self) -> KernelCode:
-        units, tasks = self._units(), self._tasks()
+        tasks = self._tasks()
+        units = self.arguments.number("units", self._units())
+        self.arguments.splat_constants(self.order, self.lanes)
         low = self.b.value(f"mul i64 %task, {units}")
         low = self.b.value(f"udiv i64 {low}, %tasks")
         high = self.b.value(f"mul i64 {self.b.add('%task', 1)}, {units}")
@@ -136,7 +145,40 @@ class Emitter:
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
             self.b.loop(low, high, 1, (), lambda unit, _: self._unit(unit))
-        return KernelCode(function_text("kernel", len(self.nodes), self.b), self.nodes, tasks)
+        numbers = self.arguments.numbers
+        text = function_text("kernel", len(self.nodes), self.b, len(numbers))
+        shifts = tuple(self.arguments.shifts.get(node, 0) for node in self.kernel.reads())
+        return KernelCode(text, self.nodes, tasks, shifts, numbers)
+
+    # --- extents that the text leaves open -------------------------------------------------------
+
+    def _open_variables(self) -> frozenset[int]:
+        """The outermost variable and the outermost reduced one, but no short row of lanes."""
+        extents, depth = self.space.extents, self.depth
+        if not extents:
+            return frozenset()
+        last = len(extents) - 1
+        is_open = {0} if not self.reductions or depth != 0 and self.vector != 0 else set()
+        if self.transposes and last <= 1:
+            is_open.clear()
+        if self.reductions and depth <= last and self._any_extent(depth):
+            is_open.add(depth)
+        return frozenset(is_open)
+
+    def _any_extent(self, variable: int) -> bool:
+        """Whether loops over a reduced variable are as good where its extent is an argument."""
+        if variable != self.vector or self.depth == 0:
+            return True
+        is_last = variable == len(self.space.extents) - 1
+        rows = self.kernel.depth
+        is_short = all(v < rows for store in self.kernel.stores for v, _ in store.offset.terms)
+        return is_last and is_short and self.space.extents[variable] >= LONG_ROW
+
+    def extent(self, variable: int) -> int | str:
+        """What the variable stays below: the name of an argument, or a number."""
+        if variable in self.open:
+            return self.arguments.number(("extent", variable), self.space.extents[variable])
+        return self.space.extents[variable]
 
     # --- what depends on what --------------------------------------------------------------------
 
@@ -231,11 +273,14 @@ class Emitter:
 
     def _unit(self, unit: str) -> None:
         rest, strips, strip = unit, self._strips(), "0"
-        if strips > 1 and self.transposes:
-            rest, strip = self._divided(unit, self._units() // strips)
+        rows = self._row_variables()
+        if self._has_strips and not rows:
+            strip = unit
+        elif strips > 1 and self.transposes:
+            each = self.arguments.number("rows", self._units() // strips)
+            rest, strip = self._divided(unit, each)
         elif strips > 1:
             strip, rest = self._divided(unit, strips)
-        rows = self._row_variables()
         self._locate(rows, rest)
         if self.tiles:  # what depends on this variable is not hoisted: each row has its own
             self.first_row = self.b.multiply(self.variables.pop(rows[-1]), self.lanes)
@@ -260,7 +305,7 @@ class Emitter:
         """The variables before the boundary, from the number of a row."""
         self._locate(list(range(self.depth)), number)
 
-    def _divided(self, x: str, extent: int) -> tuple[str, str]:
+    def _divided(self, x: str, extent: int | str) -> tuple[str, str]:
         """(x % extent, x // extent)"""
         return (
             self.b.value(f"urem i64 {x}, {extent}"),
@@ -268,10 +313,10 @@ class Emitter:
         )
 
     def _over_strip(self, strip: str) -> None:
-        extent, length = self.space.extents[self.vector], self._strip()
+        extent, length = self.extent(self.vector), self._strip()
         first = self.b.multiply(strip, length) if strip != "0" else "0"
         limit: str | int = extent
-        if extent > length:
+        if isinstance(extent, str) or extent > length:
             end = self.b.add(first, length)
             short = self.b.value(f"icmp slt i64 {end}, {extent}")
             limit = self.b.value(f"select i1 {short}, i64 {end}, i64 {extent}")
@@ -280,7 +325,9 @@ class Emitter:
 
     def _over_vectors(self, first: str, limit: str | int, carried, body) -> list[str]:
         """The vector variable from first (a multiple of the lanes) to limit, the rest masked."""
-        extent = self.space.extents[self.vector]
+        extent = self.extent(self.vector)
+        if isinstance(extent, str):
+            return self._over_any_vectors(first, limit, carried, body)
         whole = extent // self.lanes * self.lanes
         values = [value for _, value in carried]
         if whole:
@@ -306,6 +353,26 @@ class Emitter:
                 at_end = self.b.value(f"icmp eq i64 {limit}, {extent}")
                 values = self.b.when(at_end, again, rest)
         return values
+
+    def _over_any_vectors(self, first: str, limit: str, carried, body) -> list[str]:
+        """The same where the extent is an argument, and with it how many lanes the rest has."""
+        until = self.b.value(f"and i64 {limit}, -{self.lanes}")
+        values = self.b.loop(
+            first, until, self.lanes, carried, lambda i, inside: self._at(i, None, inside, body)
+        )
+        again = [(type, value) for (type, _), value in zip(carried, values)]
+        has_rest = self.b.value(f"icmp slt i64 {until}, {limit}")
+
+        def rest() -> list[str]:
+            mask = self._some_lanes(self.b.value(f"sub i64 {limit}, {until}"))
+            return self._at(until, mask, [value for _, value in again], body)
+
+        return self.b.when(has_rest, again, rest)
+
+    def _some_lanes(self, count: str) -> str:
+        """The mask of the first `count` lanes."""
+        with self.b.lanes(self.lanes):
+            return self.b.compare("slt", "i64", self._stepping("0", 1), self.b.splat("i64", count))
 
     def _at(self, i: str, mask: str | None, carried: list[str], body) -> list[str]:
         with self._scope():
@@ -340,7 +407,7 @@ class Emitter:
             with self._scope():
                 self.variables[row] = self.first_row
                 self.variables[self.vector] = self.b.add(column, k)
-                base = self._uniform(offset)
+                base = self._element(load, offset)
             address = self.b.address(self.pointer[node], base, form.stored)
             columns.append(access.load(self.b, address, form))
         return transposed(self.b, columns, form.stored)
@@ -382,16 +449,23 @@ class Emitter:
                 return body([value for _, value in carried]) or []
         variable = inner[0]
         if variable == self.vector:
-            return self._over_vectors("0", self.space.extents[variable], carried, body)
+            return self._over_vectors("0", self.extent(variable), carried, body)
+
+        return self.b.loop(
+            "0", self.extent(variable), 1, carried, self._step_of(inner, roots, carried, body)
+        )
+
+    def _step_of(self, inner: list[int], roots: list[Value], carried, body):
+        """What a loop over the first inner variable does: the loops inside it."""
 
         def step(i: str, values: list[str]) -> list[str]:
             with self._scope():
-                self.variables[variable] = i
+                self.variables[inner[0]] = i
                 self._hoist(roots)
                 again = [(type, value) for (type, _), value in zip(carried, values)]
                 return self._nest(inner[1:], roots, again, body)
 
-        return self.b.loop("0", self.space.extents[variable], 1, carried, step)
+        return step
 
     def _reduce(self, value: Value, inner: list[int]) -> None:
         (operand,) = value.operands
@@ -413,22 +487,43 @@ class Emitter:
                 total = self._unrolled(value, form, type, first, body)
             else:
                 mask = self.mask
-                (total,) = self._nest(inner, [value], [(type, first)], body)
+                (total,) = self._in_blocks(value, form, inner, (type, first), body)
                 self.mask = mask
             if across:
                 total = reduction.across_lanes(self.b, value.op, form, total)
         with self.b.lanes(1 if across else width):
             self.known[-1][value] = reduction.finished(self.b, form, total)
 
+    def _in_blocks(self, value: Value, form: Form, inner: list[int], start, body) -> list[str]:
+        """The total over loops, the outermost one CHAIN steps at a time."""
+        variable = inner[0] if inner else self.vector
+        extent = self.space.extents[variable] if inner else 1
+        if variable == self.vector or variable not in self.open and extent <= CHAIN:
+            return self._nest(inner, [value], [start], body)
+        limit = self.extent(variable)
+
+        def block(low: str, carried: list[str]) -> list[str]:
+            end = self.b.add(low, CHAIN)
+            short = self.b.value(f"icmp slt i64 {end}, {limit}")
+            end = self.b.value(f"select i1 {short}, i64 {end}, i64 {limit}")
+            parts = self.b.loop(low, end, 1, [start], self._step_of(inner, [value], [start], body))
+            return [reduction.combine(self.b, value.op, form, carried[0], parts[0])]
+
+        return self.b.loop("0", limit, CHAIN, [start], block)
+
     def _unrolls(self, inner: list[int]) -> bool:
-        step = ACCUMULATORS * self.lanes
-        return len(inner) == 1 and self.space.extents[self.vector] >= 2 * step
+        if len(inner) > 1:
+            return False
+        return self.vector in self.open or self.space.extents[self.vector] >= 2 * self._step
+
+    @property
+    def _step(self) -> int:
+        """Elements that the accumulators take in at once."""
+        return ACCUMULATORS * self.lanes
 
     def _unrolled(self, value: Value, form: Form, type: str, first: str, body) -> str:
         """The total over the one inner variable, in several accumulators."""
-        extent, step = self.space.extents[self.vector], ACCUMULATORS * self.lanes
-        whole = extent // step * step
-
+        step = self._step
         starts = [(type, first)] * ACCUMULATORS
 
         def several(i: str, carried: list[str]) -> list[str]:
@@ -441,23 +536,44 @@ class Emitter:
             parts = self.b.loop(i, self.b.add(i, step * CHAIN), step, starts, several)
             return [reduction.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)]
 
-        blocks = whole // (step * CHAIN) * step * CHAIN
         totals = [first] * ACCUMULATORS
-        if blocks:
-            totals = self.b.loop("0", blocks, step * CHAIN, starts, block)
-        if blocks < whole:
-            again = [(type, one) for one in totals]
-            totals = self.b.loop(blocks, whole, step, again, several)
-        for position in range(whole, extent, self.lanes):
-            mask = self._tail(extent - position) if extent - position < self.lanes else None
-            k = (position - whole) // self.lanes
-            (totals[k],) = self._at(str(position), mask, [totals[k]], body)
+        if self.vector in self.open:
+            totals = self._of_any_extent(starts, block, several, body)
+        else:
+            totals = self._of_known_extent(starts, block, several, body)
         while len(totals) > 1:
             totals = [
                 reduction.combine(self.b, value.op, form, x, y)
                 for x, y in zip(totals[::2], totals[1::2])
             ]
         return totals[0]
+
+    def _of_known_extent(self, starts, block, several, body) -> list[str]:
+        extent, step = self.space.extents[self.vector], self._step
+        whole = extent // step * step
+        blocks = whole // (step * CHAIN) * step * CHAIN
+        totals = [value for _, value in starts]
+        if blocks:
+            totals = self.b.loop("0", blocks, step * CHAIN, starts, block)
+        if blocks < whole:
+            again = [(type, one) for (type, _), one in zip(starts, totals)]
+            totals = self.b.loop(blocks, whole, step, again, several)
+        for position in range(whole, extent, self.lanes):
+            mask = self._tail(extent - position) if extent - position < self.lanes else None
+            k = (position - whole) // self.lanes
+            (totals[k],) = self._at(str(position), mask, [totals[k]], body)
+        return totals
+
+    def _of_any_extent(self, starts, block, several, body) -> list[str]:
+        extent, step = self.extent(self.vector), self._step
+        assert step & (step - 1) == 0, step
+        blocks = self.b.value(f"and i64 {extent}, -{step * CHAIN}")
+        whole = self.b.value(f"and i64 {extent}, -{step}")
+        totals = self.b.loop("0", blocks, step * CHAIN, starts, block)
+        again = [(type, one) for (type, _), one in zip(starts, totals)]
+        totals = self.b.loop(blocks, whole, step, again, several)
+        rest = self._over_any_vectors(whole, extent, [(starts[0][0], totals[0])], body)
+        return [*rest, *totals[1:]]
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -523,7 +639,7 @@ class Emitter:
     def _made(self, value: Value, width: int) -> str:
         form = FORMS[value.dtype]
         if value.kind == "constant":
-            return _constant(self.b, value.dtype, value.data)
+            return self.arguments.literal(value)
         if value.kind == "position":
             return self._position(self.space.form(value.data), width)
         if value.kind == "load":
@@ -548,8 +664,19 @@ class Emitter:
         """The part of a form that is the same for every lane, the vector variable at lane 0."""
         total = str(form.constant)
         for v, c in form.terms:
-            total = self.b.add(self.b.multiply(self.variables[v], c), total)
+            total = self.b.add(self.b.multiply(self.variables[v], self._factor(v, c)), total)
         return total
+
+    def _factor(self, variable: int, coefficient: int) -> int | str:
+        """A coefficient, or an argument where it may be a multiple of an extent that is one."""
+        if variable != 0 or variable == self.vector or not any(v > 0 for v in self.open):
+            return coefficient
+        return self.arguments.number(("coefficient", coefficient), coefficient)
+
+    def _element(self, load: Value, offset: Affine) -> str:
+        """Where a load begins, in elements from where its pointer does."""
+        base = self._uniform(Affine(0, offset.terms))
+        return self.b.add(base, self.arguments.constant_of(load))
 
     def _position(self, form: Affine, width: int) -> str:
         base, step = self._uniform(form), form.coefficient(self.vector)
@@ -567,7 +694,7 @@ class Emitter:
         """i1 of `width` lanes: where all guards hold."""
         result = None
         for guard in guards:
-            form = self.space.form(guard.form)
+            form, guard = self._guard(guard)
             if width > 1 and form.coefficient(self.vector):
                 at = self._stepping(self._uniform(form), form.coefficient(self.vector))
                 one = self._between(at, guard)
@@ -581,19 +708,32 @@ class Emitter:
             return self.b.constant("i1", True)
         return result
 
-    def _between(self, at: str, guard: Guard) -> str:
-        low = self.b.compare("sge", "i64", at, self.b.constant("i64", guard.low))
-        high = self.b.compare("slt", "i64", at, self.b.constant("i64", guard.high))
+    def _guard(self, guard: Guard) -> tuple[Affine, tuple[str, str]]:
+        """A guard's form without its constant, and the bounds of that form."""
+        form = self.space.form(guard.form)
+        low, high = guard.low - form.constant, guard.high - form.constant
+        names = (self.arguments.number(("low", guard), low), )
+        names += (self.arguments.number(("high", guard), high), )
+        return Affine(0, form.terms), names
+
+    def _between(self, at: str, bounds: tuple[str, str]) -> str:
+        low, high = (self.b.splat("i64", str(bound)) for bound in bounds)
+        low = self.b.compare("sge", "i64", at, low)
+        high = self.b.compare("slt", "i64", at, high)
         return self.b.binary("and", "i1", low, high)
 
     # --- memory ----------------------------------------------------------------------------------
 
     def _load(self, value: Value, form: Form) -> str:
         node, offset = value.data
-        return self._read(self.pointer[node], self.space.form(offset), value.guards, form)
+        offset = self.space.form(offset)
+        base = self._element(value, offset)
+        return self._read(self.pointer[node], base, offset, value.guards, form)
 
-    def _read(self, pointer: str, offset: Affine, guards: tuple[Guard, ...], form: Form) -> str:
-        base = self._uniform(offset)
+    def _read(
+        self, pointer: str, base: str, offset: Affine, guards: tuple[Guard, ...], form: Form
+    ) -> str:
+        """What is at `base`, and over the lanes where `offset` goes from there."""
         step = offset.coefficient(self.vector) if self.vector is not None else 0
         if self.b.width == 1:
             if guards:
@@ -634,7 +774,7 @@ class Emitter:
             with b.lanes(1):
                 found = inside_of(b, self.lanes_of(position, 1), size)
                 pointer = b.address(pointer, b.multiply(found, step), form.stored)
-            return self._read(pointer, offset, value.guards, form)
+            return self._read(pointer, self._uniform(offset), offset, value.guards, form)
         found = inside_of(b, self.lanes_of(position, width), size)
         found = b.binary("mul", "i64", found, b.constant("i64", step))
         positions = b.binary("add", "i64", self._position(offset, width), found)
@@ -673,12 +813,3 @@ class _Scope:
     def __exit__(self, *error) -> None:
         self.emitter.known.pop()
         self.emitter.variables = self.variables
-
-
-def _constant(b: Builder, dtype: torch.dtype, text: str) -> str:
-    value = {"True": True, "False": False}.get(text)
-    if value is None:
-        value = float(text) if dtype.is_floating_point else int(text)
-    if dtype in LOW_PRECISION:
-        value = torch.tensor(value, dtype=dtype).item()
-    return b.constant(FORMS[dtype].computed, value)
