@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from math import prod
 
-import torch
-
 from ltc.ir import ops
 from ltc.ir.kernel import READS, Affine, Guard, Kernel, Store, Value
 from ltc.llvm import access, reduction
