@@ -30,7 +30,7 @@ from ltc.llvm.lanes import (
     tasks_for,
 )  # fmt: skip
 from ltc.llvm.matmul import Matrix, matmul, stored_plain
-from ltc.llvm.windows import Axes, forward_axes, gradient_phases
+from ltc.llvm.windows import Axes, forward_axes, gradient_phases, met
 
 GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
 MOST_COLUMNS = 512
@@ -595,8 +595,3 @@ class _Sums:
         ))  # fmt: skip
         step = self.axes[2].place[1]
         l.scatter(value, base, multiples(l.width, step), mask)
-
-
-def met(l: Lanes, axis, position: Index, tap: Index) -> Index:
-    """The operand's element that a position meets at a tap; it may lie outside."""
-    return l.plus(l.plus(l.times(position, axis.stride), l.times(tap, axis.step)), axis.first)

@@ -16,6 +16,13 @@ from ltc.errors import Unsupported
 from ltc.ir import ops
 from ltc.ir.node import Node, is_channels_last
 from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.channels_last_pooling import (
+    TurnedPool,
+    turned_average_pool,
+    turned_average_pool_gradient,
+    turned_max_pool,
+    turned_max_pool_gradient,
+)  # fmt: skip
 from ltc.llvm.channels_last_weights import channels_last_weight_gradient
 from ltc.llvm.convolution import (
     Geometry,
@@ -64,8 +71,6 @@ def kernels_of(
     epilogue, operands  as matmul and convolution take them; other ops take none
     """
     maker = _MAKERS.get(node.op)
-    if is_channels_last(node) and node.op.kind == "window":
-        return None
     if maker is None or not all(t.dtype in dtypes(isa) for t in _floating_types(node)):
         return None
     try:
@@ -204,14 +209,29 @@ def _pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> Pool
     return Pool(planes, operand[-rank:], result[-rank:], *(tuple(node.attr(n)) for n in names))
 
 
+def _turned_pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> TurnedPool:
+    names = ("kernel", "stride", "padding", "dilation")
+    window = (tuple(node.attr(name)) for name in names)
+    return TurnedPool(operand[0], operand[-1], operand[1:-1], result[1:-1], *window)
+
+
 def _max_pool(node: Node, isa: Isa):
     (x,) = node.inputs
+    if is_channels_last(node):
+        kernel = turned_max_pool(NAME, x.dtype, _turned_pool(node, x.shape, node.attr("shape")), isa)
+        return _named(kernel, {"operand": x}, ("result", "indices"))
     kernel = max_pool(NAME, x.dtype, _pool(node, x.shape, node.attr("shape")), isa)
     return _named(kernel, {"operand": x}, ("result", "indices"))
 
 
-def _max_pool_gradient(node: Node, isa: Isa):
+def _max_pool_gradient(
+    node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0
+):
     gradient, indices = node.inputs
+    if is_channels_last(node):
+        pool = _turned_pool(indices.inputs[0], node.shape, gradient.shape)
+        kernel = turned_max_pool_gradient(NAME, node.dtype, pool, isa, epilogue, operands)
+        return _named(kernel, {"gradient": gradient, "indices": indices}, ("result",))
     planes = node.shape[0] * node.shape[1]
     kernel = max_pool_gradient(NAME, node.dtype, planes, node.shape[2:], gradient.shape[2:], isa)
     return _named(kernel, {"gradient": gradient, "indices": indices}, ("result",))
@@ -220,14 +240,22 @@ def _max_pool_gradient(node: Node, isa: Isa):
 def _average_pool(node: Node, isa: Isa):
     (x,) = node.inputs
     counted = (node.attr("count_padding"), node.attr("divisor"))
+    if is_channels_last(node):
+        pool = _turned_pool(node, x.shape, node.shape)
+        kernel = turned_average_pool(NAME, node.dtype, pool, isa, *counted)
+        return _named(kernel, {"operand": x}, ("result",))
     kernel = average_pool(NAME, node.dtype, _pool(node, x.shape, node.shape), isa, *counted)
     return _named(kernel, {"operand": x}, ("result",))
 
 
 def _average_pool_gradient(node: Node, isa: Isa):
     (gradient,) = node.inputs
-    pool = _pool(node, node.shape, gradient.shape)
     counted = (node.attr("count_padding"), node.attr("divisor"))
+    if is_channels_last(node):
+        pool = _turned_pool(node, node.shape, gradient.shape)
+        kernel = turned_average_pool_gradient(NAME, node.dtype, pool, isa, *counted)
+        return _named(kernel, {"gradient": gradient}, ("result",))
+    pool = _pool(node, node.shape, gradient.shape)
     kernel = average_pool_gradient(NAME, node.dtype, pool, isa, *counted)
     return _named(kernel, {"gradient": gradient}, ("result",))
 

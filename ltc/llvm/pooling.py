@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.convolution import met
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import BYTES, GeneratedKernel, Index, Lanes, multiples, share, tasks_for
-from ltc.llvm.windows import Axis, forward_axes, padded
+from ltc.llvm.windows import Axis, forward_axes, met, padded
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,11 @@ class _Epilogue:
 
     def __init__(self, product: Product):
         node, self.kernel = product.node, product.epilogue
-        self.node, self.rows = node, row_dimensions(node)
+        self.node = node
         if self.kernel is None:
             self.main, self.others, self.nodes = product.results[0], [], ()
             return
+        self.rows = row_dimensions(node)
         stores = list(self.kernel.stores)
         main: Store = next(s for s in stores if s.node.dtype == node.dtype)
         self.main, self.value = main.node, main.value
@@ -167,7 +168,9 @@ FROM_LIBRARY = frozenset(
     }
 )  # fmt: skip
 WITH_EPILOGUE = frozenset({ops.MATMUL, ops.CONVOLUTION})
-TURNED_WITH_EPILOGUE = frozenset({ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT})
+TURNED_WITH_EPILOGUE = frozenset(
+    {ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT, ops.MAX_POOL_GRADIENT}
+)
 FIRST_OPERAND = {ops.CONVOLUTION_WEIGHT_GRADIENT: 2}  # the pointer that an epilogue reads first
 FEW_CHANNELS = 8  # fewer of a group would leave most lanes of a vector empty
 

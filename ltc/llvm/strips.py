@@ -56,7 +56,9 @@ class Strip:
         l = self.l
         self.memory = reserved(l.builder, self.size + l.width, l.element)
 
-    def copy(self, operand: str, group: Index, first: Index, images: Index, deep: Index, line: Index):
+    def copy(
+        self, operand: str, group: Index, first: Index, images: Index, deep: Index, line: Index
+    ) -> None:
         """Copies what the result's lines from `line` on meet, at one depth of each image."""
         l, b, (axis, high, wide) = self.l, self.l.builder, self.axes
         size = axis.extent * high.extent * wide.extent * self.channels * self.groups
@@ -68,7 +70,8 @@ class Strip:
                 f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
                 f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
             )
-            at = l.plus(l.times(l.plus(l.times(down, high.extent), across), wide.extent), wide.first)
+            at = l.plus(l.times(down, high.extent), across)
+            at = l.plus(l.times(at, wide.extent), wide.first)
             at = l.plus(l.times(at, self.channels * self.groups), l.times(group, self.channels))
             at = l.plus(at, l.times(l.plus(first, n), size))
             source = l.at(operand, at)

@@ -51,7 +51,7 @@ class WeightPacker:
             self._pack_gradient(group, column, start, depth)
 
     def _pack_forward(self, group, column, start, depth) -> None:
-        """Squares of (right, left and tap), turned; each row is put where its tap and channel are."""
+        """Squares of (right, left and tap), turned; each row goes where its tap and channel are."""
         l, n, size = self.l, self.l.width, self.size
         run, limit = self.left * size, l.times(depth, size)
         base = l.at("%p0", l.plus(l.times(group, self.right * run), l.times(start, size)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.convolution import Geometry, KernelSequence, met
+from ltc.llvm.convolution import Geometry, KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
     BYTES,
@@ -26,7 +26,7 @@ from ltc.llvm.lanes import (
     tasks_for,
     transposed,
 )  # fmt: skip
-from ltc.llvm.windows import Axes, forward_axes
+from ltc.llvm.windows import Axes, forward_axes, met
 
 COPIED_BYTES = 128 * 1024  # of the operand, beside the turned gradient in a level-2 cache
 TURNED_POSITIONS = 1024

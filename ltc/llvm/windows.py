@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ltc.llvm.lanes import Index, Lanes
+
 Axes = tuple["Axis", "Axis", "Axis"]
 
 
@@ -71,3 +73,8 @@ def _phase(i: int, k: int, o: int, s: int, p: int, d: int, residue: int) -> Axis
     apart = s // math.gcd(s, d)
     first, step = (residue + p - taps[0] * d) // s, -(d * apart // s)
     return Axis(o, count, 1, first, step, len(taps), (taps[0], apart), (residue, s), i)
+
+
+def met(l: Lanes, axis, position: Index, tap: Index) -> Index:
+    """The operand's element that a position meets at a tap; it may lie outside."""
+    return l.plus(l.plus(l.times(position, axis.stride), l.times(tap, axis.step)), axis.first)

@@ -10,6 +10,13 @@ from hypothesis import strategies as st
 from ltc.ir import ops
 from ltc.ir.node import make
 from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.channels_last_pooling import (
+    TurnedPool,
+    turned_average_pool,
+    turned_average_pool_gradient,
+    turned_max_pool,
+    turned_max_pool_gradient,
+)  # fmt: skip
 from ltc.llvm.channels_last_weights import channels_last_weight_gradient
 from ltc.llvm.convolution import Geometry, convolution, convolution_input_gradient
 from ltc.llvm.library import kernels_of
@@ -312,6 +319,60 @@ def test_average_pool_and_its_gradient(window, dtype, isa):
         result, memory = guarded(x.shape, dtype)
         made = average_pool_gradient("kernel", dtype, pool, isa, count_padding, divisor)
         run(made, isa, gradient, result)
+        assert is_untouched(memory) and (result - expected).abs().max() <= tolerance(dtype, 4)
+
+
+def turned_pool_of(window, shape):
+    spatial, kernel, stride, padding, dilation, _ = window
+    return TurnedPool(2, 19, spatial, tuple(shape[2:]), kernel, stride, padding, dilation)
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_max_pool_and_its_gradient_with_channels_last(window, dtype, isa):
+    x = torch.randn(2, 19, *window[0]).to(dtype)
+    x.view(-1)[[5, 7]] = NAN
+    x[1, 1], x[1, 2] = 1, float("-inf")
+    y, places = max_pooled(x, window)
+    pool = turned_pool_of(window, y.shape)
+    shape = last(y).shape
+    (result, memory), (indices, _) = guarded(shape, dtype), guarded(shape, torch.int64)
+    run(turned_max_pool("kernel", dtype, pool, isa), isa, last(x), result, indices)
+    assert is_untouched(memory) and torch.equal(indices, last(places))
+    assert torch.allclose(result, last(y), rtol=0, atol=0, equal_nan=True)
+
+    gradient = torch.randint(-9, 9, y.shape).to(dtype)  # every order of additions is exact
+    expected = torch.zeros(2, 19, x[0, 0].numel()).scatter_add_(
+        2, places.flatten(2), gradient.float().flatten(2)
+    ).view(x.shape)  # fmt: skip
+    result, memory = guarded(last(x).shape, dtype)
+    kernel = turned_max_pool_gradient("kernel", dtype, pool, isa)
+    run(kernel, isa, last(gradient), indices, result)
+    assert is_untouched(memory) and torch.equal(result.float(), last(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [w for w in WINDOWS.values() if set(w[4]) == {1}])
+def test_average_pool_and_its_gradient_with_channels_last(window, dtype):
+    spatial, kernel, stride, padding, _, ceil = window
+    forward = {2: aten.avg_pool2d, 3: aten.avg_pool3d}[len(spatial)]
+    backward = {2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}[len(spatial)]
+    x = torch.randn(2, 19, *spatial).to(dtype)
+    for count_padding, divisor in itertools.product((True, False), (0, 5)):
+        options = (kernel, stride, padding, ceil, count_padding, divisor or None)
+        expected = last(forward(x.double(), *options))
+        pool = turned_pool_of(window, expected.movedim(-1, 1).shape)
+        result, memory = guarded(expected.shape, dtype)
+        made = turned_average_pool("kernel", dtype, pool, HOST, count_padding, divisor)
+        run(made, HOST, last(x), result)
+        assert is_untouched(memory) and (result - expected).abs().max() <= tolerance(dtype, 1)
+
+        gradient = torch.randn(expected.movedim(-1, 1).shape).to(dtype)
+        expected = last(backward(gradient.double(), x.double(), *options))
+        result, memory = guarded(expected.shape, dtype)
+        made = turned_average_pool_gradient("kernel", dtype, pool, HOST, count_padding, divisor)
+        run(made, HOST, last(gradient), result)
         assert is_untouched(memory) and (result - expected).abs().max() <= tolerance(dtype, 4)
 
 
