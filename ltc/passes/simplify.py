@@ -136,6 +136,14 @@ def permute_of_nothing(n):
         return n.inputs[0]
 
 
+def permute_of_ones(n):
+    """permute(x, dims) -> reshape(x), where only dimensions of one element change places"""
+    (x,) = n.inputs
+    moved = [d for d in n.attr("dims") if x.shape[d] != 1]
+    if moved == sorted(moved):
+        return make(ops.RESHAPE, x, shape=n.shape)
+
+
 def reshape_of_reshape(n):
     """reshape(reshape(x, a), b) -> reshape(x, b)"""
     (inner,) = n.inputs
@@ -228,7 +236,7 @@ RULES = {
     ops.NOT: (not_of_not,),
     ops.WHERE: (where_of_same,),
     ops.CAST: (cast_to_same, cast_of_widening_cast, cast_of_constant),
-    ops.PERMUTE: (permute_of_permute, permute_of_nothing),
+    ops.PERMUTE: (permute_of_permute, permute_of_nothing, permute_of_ones),
     ops.RESHAPE: (reshape_of_reshape, reshape_to_same_shape),
     ops.EXPAND: (expand_of_expand, expand_to_same_shape),
     ops.SLICE: (slice_of_everything, slice_of_slice, slice_of_insert),
