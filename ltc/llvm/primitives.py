@@ -9,7 +9,9 @@ from ltc.ir import ops
 from ltc.ir.kernel import Product
 from ltc.ir.node import Node
 from ltc.ir.ops import Op
+from ltc.llvm.arg_reduce import arg_reduce_codes, can_arg_reduce
 from ltc.llvm.code import KernelCode
+from ltc.llvm.scan import can_scan, scan_codes
 from ltc.llvm.scatter import can_scatter, scatter_codes
 
 
@@ -28,4 +30,8 @@ class Row:
 PRIMITIVES: dict[Op, Row] = {
     ops.PUT: Row(can_scatter, scatter_codes),
     ops.SCATTER: Row(can_scatter, scatter_codes),
+    ops.CUMSUM: Row(can_scan, scan_codes),
+    ops.CUMPROD: Row(can_scan, scan_codes),
+    ops.ARGMAX: Row(can_arg_reduce, arg_reduce_codes),
+    ops.ARGMIN: Row(can_arg_reduce, arg_reduce_codes),
 }
