@@ -453,3 +453,14 @@ def test_random_graphs_have_the_bits_of_the_reference(drawn, seed):
     shapes = [extents, extents, extents[-1:]]
     buffers = [torch.randint(-3, 4, s, generator=generator).float() for s in shapes]
     assert_same_bits(graph, buffers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8, torch.float32])
+@pytest.mark.parametrize("columns", [17, 33])
+def test_a_tail_of_one_element_leaves_the_next_one_alone(dtype, columns):
+    """Rows are written from the last to the first: what goes over the end of one is seen."""
+    x = given(5, columns, index=0, dtype=dtype)
+    graph = graph_of(make(ops.CUMSUM, make(ops.FLIP, x, dims=(0,)), dim=0), inputs=[x])
+    value = torch.ones(5, columns, dtype=dtype)
+    (found,) = LlvmBackend().compile(graph, 0, frozenset()).launch([value], [])
+    assert torch.equal(found, value.cumsum(0).to(dtype))
