@@ -1,88 +1,28 @@
-"""Functions of real numbers on vectors of float, and of double through the C library.
+"""Functions of real numbers on vectors of float and of double.
 
-The float ones are polynomials after range reduction, with NaN, infinities, zeros and denormal
-numbers as IEEE 754 and C's Annex F want them.  Greatest error seen over 4 million inputs spread
-over all 2**32, in units in the last place of the exact result: exp 1.0, log 0.8, tanh 1.3, erf 1.0,
-sin and cos 1.5; `python scripts/math_ulp.py` measures every input.  Every other function is the C
-library's double function, rounded once: 0.51.  exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software
-Manual for the Elementary Functions" (1980), with the minimax coefficients of S. Moshier's Cephes
-library (exp, log, tanh, sin, cos); erf is N. Juffa's (public domain, 2016).
+Those of float here are polynomials after range reduction, with NaN, infinities, zeros and denormal
+numbers as IEEE 754 and C's Annex F want them.  Their greatest errors over all 2**32 inputs, in
+units in the last place of the exact result: exp 1.0, exp2 1.2, log 0.8, tanh 1.3, erf 1.1, sin and
+cos 1.5 (`python scripts/math_ulp.py` measures them).  Others are double functions rounded once,
+0.51: those of wide_math.py and double_math.py, or, for rare ones, the C library's, lane by lane.
+exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software Manual for the
+Elementary Functions" (1980), with the minimax coefficients of S. Moshier's Cephes library (exp,
+log, tanh, sin, cos); erf is N. Juffa's (public domain, 2016).
 """
 
 from __future__ import annotations
 
 import math
 
-from ltc.llvm import jit
+from ltc.llvm import double_math, jit, wide_math
 from ltc.llvm.builder import LANES, Builder
+from ltc.llvm.floats import INFINITY, Floats
 
-INFINITY = math.inf
 # Added to a float below 2**22 it leaves the nearest whole number in the low bits of the sum.
 ROUNDER = 12582912.0  # 1.5 * 2**23
 DOUBLE_ROUNDER = 6755399441055744.0  # 1.5 * 2**52
 # Above it the reduction of sin and cos in double is no longer exact enough for float.
 LARGEST_REDUCED = 2.0**28
-
-
-class Floats:
-    """Arithmetic on vectors of float, operands being names or Python numbers."""
-
-    def __init__(self, builder: Builder, scalar: str = "float"):
-        self.b, self.scalar = builder, scalar
-
-    def _text(self, x) -> str:
-        return x if isinstance(x, str) else self.b.constant(self.scalar, x)
-
-    def add(self, x, y):
-        return self.b.binary("fadd", self.scalar, self._text(x), self._text(y))
-
-    def sub(self, x, y):
-        return self.b.binary("fsub", self.scalar, self._text(x), self._text(y))
-
-    def mul(self, x, y):
-        return self.b.binary("fmul", self.scalar, self._text(x), self._text(y))
-
-    def div(self, x, y):
-        return self.b.binary("fdiv", self.scalar, self._text(x), self._text(y))
-
-    def fma(self, x, y, z):
-        """x * y + z, rounded once."""
-        return self.b.intrinsic("fma", self.scalar, *map(self._text, (x, y, z)))
-
-    def abs(self, x):
-        return self.b.intrinsic("fabs", self.scalar, x)
-
-    def copysign(self, x, sign):
-        return self.b.intrinsic("copysign", self.scalar, x, sign)
-
-    def test(self, predicate, x, y):
-        return self.b.compare(predicate, self.scalar, self._text(x), self._text(y))
-
-    def select(self, condition, x, y):
-        return self.b.select(condition, self.scalar, self._text(x), self._text(y))
-
-    def at_most(self, x, limit):
-        """x, or the limit where it is larger; NaN stays."""
-        return self.select(self.test("ogt", x, limit), limit, x)
-
-    def at_least(self, x, limit):
-        return self.select(self.test("olt", x, limit), limit, x)
-
-    def polynomial(self, x, *coefficients):
-        """By Horner's rule, the highest power first."""
-        result = coefficients[0]
-        for coefficient in coefficients[1:]:
-            result = self.fma(result, x, coefficient)
-        return result
-
-    def bits(self, x):
-        return self.b.convert("bitcast", "float", x, "i32")
-
-    def from_bits(self, x):
-        return self.b.convert("bitcast", "i32", x, "float")
-
-    def integer(self, op, x, y: int | str):
-        return self.b.binary(op, "i32", x, y if isinstance(y, str) else self.b.constant("i32", y))
 
 
 def _exp_parts(f: Floats, x):
@@ -91,11 +31,16 @@ def _exp_parts(f: Floats, x):
     n = f.sub(sum_, ROUNDER)
     r = f.fma(n, -0.693145751953125, x)  # ln 2 in two parts, the first with few bits
     r = f.fma(n, -1.428606765330187e-06, r)
+    return _exp_of_rest(f, r), n, sum_
+
+
+def _exp_of_rest(f: Floats, r):
+    """exp(r) for |r| < 0.35"""
     p = f.polynomial(
         r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
         5.0000001201e-1,
     )  # fmt: skip
-    return f.add(f.fma(p, f.mul(r, r), r), 1.0), n, sum_
+    return f.add(f.fma(p, f.mul(r, r), r), 1.0)
 
 
 def _scaled(f: Floats, y, sum_):
@@ -106,21 +51,32 @@ def _scaled(f: Floats, y, sum_):
 
 def exp(b: Builder, x: str) -> str:
     f = Floats(b)
+    y, n, sum_ = _exp_parts(f, f.at_least(f.at_most(x, 150.0), -150.0))
+    return _times_power(f, y, n, sum_)
+
+
+def exp2(b: Builder, x: str) -> str:
+    f = Floats(b)
+    near = f.at_least(f.at_most(x, 200.0), -200.0)
+    sum_ = f.add(near, ROUNDER)
+    n = f.sub(sum_, ROUNDER)
+    y = _exp_of_rest(f, f.mul(f.sub(near, n), math.log(2)))
+    return _times_power(f, y, n, sum_)
+
+
+def _times_power(f: Floats, y, n, sum_):
+    """y * 2**n for any n up to 254 either way: infinite, denormal or zero where that is so."""
+    b = f.b
     if b.width == LANES and jit.has_feature("avx512f"):
-        y, n, _ = _exp_parts(f, f.at_least(f.at_most(x, 200.0), -200.0))
         type = b.of("float")
-        # One instruction for overflow, underflow and denormal results.
         return b.pure_call(
             "llvm.x86.avx512.mask.scalef.ps.512", type,
             (type, y), (type, n), (type, y), ("i16", "-1"), ("i32", "4"),
         )  # fmt: skip
-    y, _, sum_ = _exp_parts(f, f.at_least(f.at_most(x, 89.0), -104.0))
-    n = f.integer("sub", f.bits(sum_), 0x4B400000)
-    half = f.integer("ashr", n, 1)
-    rest = f.integer("sub", n, half)
-    for part in (half, rest):  # 2**n itself may be no normal number
-        factor = f.from_bits(f.integer("shl", f.integer("add", part, 127), 23))
-        y = f.mul(y, factor)
+    whole = f.integer("sub", f.bits(sum_), 0x4B400000)
+    half = f.integer("ashr", whole, 1)
+    for part in (half, f.integer("sub", whole, half)):  # 2**n itself may be no normal number
+        y = f.mul(y, f.from_bits(f.integer("shl", f.integer("add", part, 127), 23)))
     return y
 
 
@@ -214,38 +170,26 @@ def _sine(b: Builder, x: str, quarters: int, name: str) -> str:
     y = f.from_bits(f.integer("xor", y, sign))
     if not quarters:
         y = f.select(f.test("oeq", x, 0.0), x, y)
-    return _where_large(b, f, x, y, name)
-
-
-def _where_large(b: Builder, f: Floats, x: str, y: str, name: str) -> str:
-    """y, but the library's result where |x| is large or not finite."""
     large = f.test("uge", f.abs(x), LARGEST_REDUCED)
-    any_large = large
-    if b.width > 1:
-        mask = b.of("i1")
-        function = f"llvm.vector.reduce.or.v{b.width}i1"
-        any_large = b.pure_call(function, "i1", (mask, large))
-
-    def slowly() -> list[str]:
-        return [f.select(large, through_double(b, name, x), y)]
-
-    (result,) = b.when(any_large, [(b.of("float"), y)], slowly)
-    return result
+    return f.where_any(large, y, lambda: through_double(b, name, x))
 
 
 def through_double(b: Builder, name: str, *operands: str) -> str:
-    """A double function of the C library on floats, lane by lane."""
+    """A function of floats computed in double, rounded once."""
     wide = [b.convert("fpext", "float", x, "double") for x in operands]
-    return b.convert("fptrunc", "double", b.each_lane(name, "double", *wide), "float")
+    own = wide_math.FUNCTIONS.get(name)
+    y = own(b, *wide) if own else call(b, name, "double", *wide)
+    return b.convert("fptrunc", "double", y, "float")
 
 
-OWN = {"exp": exp, "log": log, "tanh": tanh, "erf": erf, "sin": sin, "cos": cos}
+OWN = {"exp": exp, "exp2": exp2, "log": log, "tanh": tanh, "erf": erf, "sin": sin, "cos": cos}
 
 
 def call(b: Builder, name: str, scalar: str, *operands: str) -> str:
     """The function of that name, as the C library calls it, on float or double."""
-    if scalar == "double":
-        return b.each_lane(name, "double", *operands)
-    if name in OWN:
-        return OWN[name](b, *operands)
-    return through_double(b, name, *operands)
+    own = OWN if scalar == "float" else double_math.FUNCTIONS
+    if name in own:
+        return own[name](b, *operands)
+    if scalar == "float":
+        return through_double(b, name, *operands)
+    return b.each_lane(name, "double", *operands)

@@ -9,7 +9,8 @@ import math
 
 from ltc.llvm.builder import Builder
 from ltc.llvm.dtype import Form
-from ltc.llvm.math import Floats, call
+from ltc.llvm.floats import Floats
+from ltc.llvm.math import call
 from ltc.llvm.stored import from_memory, to_memory
 
 

@@ -4,6 +4,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,13 @@ SPECIAL = [
     0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38,
     88.72, 88.73, -87.3, -87.4, -103.9, -104.1, 0.625, 10.0, 700.0, 2.0**28, 2.0**30, 1e20, -1e30,
 ]  # fmt: skip
+
+
+# Of functions of double that are not the C library's, in units in the last place.
+DOUBLE_LIMITS = {
+    "exp": 1, "exp2": 1, "expm1": 1.2, "log": 1, "log1p": 1, "log2": 1, "log10": 1, "tanh": 1.2,
+    "sin": 1, "cos": 1,
+}  # fmt: skip
 
 
 def special_first(values: torch.Tensor) -> torch.Tensor:
@@ -59,7 +67,7 @@ def test_double_functions_are_the_librarys(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sin", "sqrt"])
+@pytest.mark.parametrize("name", math_ulp.LIMITS)
 def test_low_precision_functions_are_the_double_value_rounded_through_float(name, dtype):
     x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
     mine = run(ops.ALL[name], x)
@@ -68,13 +76,48 @@ def test_low_precision_functions_are_the_double_value_rounded_through_float(name
     assert int(wrong.sum()) <= 16
 
 
+def inputs_of_double(name: str) -> np.ndarray:
+    """Random bits, and where formulas change: small numbers, those near 1, multiples of pi / 2."""
+    generator = np.random.default_rng(0)
+    n = 1 << 15
+    scale = 2.0 ** generator.integers(-60, 0, n)
+    turns = generator.integers(-600_000, 600_000, n) * (np.pi / 2)
+    return np.concatenate([
+        generator.integers(-(2**63), 2**63 - 1, n, dtype=np.int64).view(np.float64),
+        generator.uniform(-1, 1, n), generator.uniform(-40, 40, n), generator.uniform(-760, 760, n),
+        generator.uniform(-1, 1, n) * scale, 1 + generator.uniform(-1, 1, n) * scale,
+        turns + generator.uniform(-1, 1, n) * scale, np.array(SPECIAL),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOUBLE_LIMITS)
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no 80-bit floats to compare with")
+def test_double_functions_keep_their_bound(name):
+    x = inputs_of_double(name)
+    mine = run(ops.ALL[name], torch.from_numpy(x)).numpy()
+    with np.errstate(all="ignore"):
+        exact = getattr(np, name)(x.astype(np.longdouble))
+        rounded = exact.astype(np.float64)
+        exponent = np.maximum(np.frexp(np.abs(rounded))[1] - 53, -1074)
+        error = np.abs((mine - exact) / np.ldexp(np.longdouble(1), exponent))
+    special = ~np.isfinite(rounded) | ~np.isfinite(mine)
+    assert np.array_equal(mine[special], rounded[special], equal_nan=True)
+    error[special] = 0
+    assert error.max() <= DOUBLE_LIMITS[name], x[error.argmax()]
+    zeros = rounded == 0
+    assert np.array_equal(np.signbit(mine[zeros]), np.signbit(rounded[zeros]))
+
+
 BINARY = {"pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot, "fmod": torch.fmod}
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_functions_of_two_floats_are_the_double_value_rounded(name):
     values = torch.tensor(SPECIAL + [2.0, -2.0, 0.5, 3.0, -3.0, 7.25, -0.1])
-    x, y = (v.reshape(-1).contiguous() for v in torch.meshgrid(values, values, indexing="ij"))
+    pairs = [v.reshape(-1) for v in torch.meshgrid(values, values, indexing="ij")]
+    any_bits = [math_ulp.inputs(first, 4093) for first in (3, 1 << 31)]
+    usual = [torch.rand(COUNT), torch.randn(COUNT) * 20]
+    x, y = (torch.cat(parts) for parts in zip(pairs, any_bits, usual))
     error = math_ulp.errors(run(ops.ALL[name], x, y), BINARY[name](x.double(), y.double()))
     assert error.max() <= 0.51
 
