@@ -183,7 +183,8 @@ class _Walk:
         def line(number: str, _) -> None:
             self.image, rest = l.divided(number, deep * high)
             place = l.divided(rest, high)
-            b.loop(0, wide, 1, [], lambda w, _: pixel((*place, w), l.plus(l.times(number, wide), w)))
+            start = l.times(number, wide)
+            b.loop(0, wide, 1, [], lambda w, _: pixel((*place, w), l.plus(start, w)))
 
         def pixel(place, position: Index) -> None:
             def vector(channel: Index) -> None:

@@ -30,6 +30,12 @@ from ltc.llvm.convolution import (
     convolution,
     convolution_input_gradient,
 )  # fmt: skip
+from ltc.llvm.depthwise import (
+    depthwise_convolution,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
+    is_depthwise,
+)  # fmt: skip
 from ltc.llvm.isa import SSE2, Isa
 from ltc.llvm.lanes import Epilogue, GeneratedKernel
 from ltc.llvm.matmul import Matrix, matmul
@@ -175,7 +181,9 @@ def _plain_sequence(make, dtype: torch.dtype, geometry: Geometry, isa: Isa) -> K
 def _convolution(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     x, weight = node.inputs
     geometry = _geometry(node, x.shape, weight.shape, node.shape)
-    make = channels_last_convolution if is_channels_last(node) else convolution
+    make = convolution
+    if is_channels_last(node):
+        make = depthwise_convolution if is_depthwise(geometry) else channels_last_convolution
     sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     return _named(sequence, {"operand": x, "weight": weight}, ("result",))
 
@@ -184,7 +192,8 @@ def _input_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, oper
     gradient, weight = node.inputs
     geometry = _geometry(node, node.shape, weight.shape, gradient.shape)
     if is_channels_last(node):
-        make = channels_last_input_gradient
+        depthwise = is_depthwise(geometry)
+        make = depthwise_input_gradient if depthwise else channels_last_input_gradient
         sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     else:
         sequence = _plain_sequence(convolution_input_gradient, node.dtype, geometry, isa)
@@ -194,8 +203,10 @@ def _input_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, oper
 def _weight_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     gradient, x = node.inputs
     geometry = _geometry(node, x.shape, node.shape, gradient.shape)
-    turned = is_channels_last(node)
-    make = channels_last_weight_gradient if turned else convolution_weight_gradient
+    make = convolution_weight_gradient
+    if is_channels_last(node):
+        depthwise = is_depthwise(geometry)
+        make = depthwise_weight_gradient if depthwise else channels_last_weight_gradient
     sequence = _sequence(make, node, geometry, isa, epilogue, operands)
     return _named(sequence, {"gradient": gradient, "operand": x}, ("result",))
 
@@ -218,7 +229,8 @@ def _turned_pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) 
 def _max_pool(node: Node, isa: Isa):
     (x,) = node.inputs
     if is_channels_last(node):
-        kernel = turned_max_pool(NAME, x.dtype, _turned_pool(node, x.shape, node.attr("shape")), isa)
+        pool = _turned_pool(node, x.shape, node.attr("shape"))
+        kernel = turned_max_pool(NAME, x.dtype, pool, isa)
         return _named(kernel, {"operand": x}, ("result", "indices"))
     kernel = max_pool(NAME, x.dtype, _pool(node, x.shape, node.attr("shape")), isa)
     return _named(kernel, {"operand": x}, ("result", "indices"))

@@ -184,8 +184,9 @@ def prefers_channels_last(node: Node) -> bool:
     else:
         outputs, channels, *_ = node.inputs[1].shape
     groups = node.attr("groups")
+    is_depthwise = groups == outputs and channels == 1 and groups >= FEW_CHANNELS
     enough = outputs // groups >= FEW_CHANNELS and (groups == 1 or channels >= FEW_CHANNELS)
-    return enough and can_multiply(node)
+    return (enough or is_depthwise) and can_multiply(node)
 
 
 def takes_strides(node: Node) -> bool:

@@ -19,6 +19,12 @@ from ltc.llvm.channels_last_pooling import (
 )  # fmt: skip
 from ltc.llvm.channels_last_weights import channels_last_weight_gradient
 from ltc.llvm.convolution import Geometry, convolution, convolution_input_gradient
+from ltc.llvm.depthwise import (
+    depthwise_convolution,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
+    is_depthwise,
+)  # fmt: skip
 from ltc.llvm.library import kernels_of
 from ltc.llvm.pooling import (
     Pool,
@@ -184,6 +190,43 @@ def cases(draw):
     )
     channels, outputs = groups * draw(few), groups * draw(few)
     return draw(few), channels, outputs, spatial, kernel, stride, padding, dilation, groups
+
+
+# Images, channels, spatial, kernel, stride, padding, dilation.
+DEPTHWISE = {
+    "plain": (2, 19, (14, 14), (3, 3), 1, 1, 1),
+    "stride": (3, 32, (15, 14), (3, 3), 2, 1, 1),
+    "large": (1, 48, (20, 33), (5, 7), 1, 2, 1),
+    "dilated": (2, 16, (14, 14), (3, 3), 1, 2, 2),
+    "line": (2, 24, (40,), (5,), 3, 2, 1),
+    "three_dimensions": (1, 8, (5, 6, 7), (3, 2, 3), 2, 1, 1),
+    "stride_over_kernel": (2, 16, (9, 9), (2, 2), 3, 0, 1),
+}
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", DEPTHWISE.values(), ids=DEPTHWISE)
+def test_a_depthwise_convolution_and_its_gradients(case, dtype, isa):
+    n, channels, *window = case
+    case = (n, channels, channels, *window, channels)
+    x, weight, gradient, geometry = setting(case, dtype)
+    assert is_depthwise(geometry)
+    expected = aten.convolution(x.double(), weight.double(), *arguments_of(geometry))
+    in_x, in_weight, _ = gradients(gradient, x, weight, geometry)
+    taps = weight[0].numel()
+    check(
+        depthwise_convolution("kernel", dtype, geometry, isa), isa, last(expected), dtype, taps,
+        operand=last(x), weight=weight,
+    )  # fmt: skip
+    check(
+        depthwise_input_gradient("kernel", dtype, geometry, isa), isa, last(in_x), dtype, taps,
+        gradient=last(gradient), weight=weight,
+    )  # fmt: skip
+    check(
+        depthwise_weight_gradient("kernel", dtype, geometry, isa), isa, in_weight, dtype,
+        gradient[:, 0].numel(), gradient=last(gradient), operand=last(x),
+    )  # fmt: skip
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,4 +1,4 @@
-"""Passes for backends that compile: layout, long reductions in pieces, the plan of scratch memory."""
+"""Passes for backends that compile: layouts, long reductions in pieces, the plan of memory."""
 
 import pytest
 import torch
