@@ -115,7 +115,8 @@ class Emitter:
         self.depth = self.space.depth
         self.reductions = [v for v in self.order if v.kind == "reduced"]
         self.vector = self._vector_variable()
-        self.transposes = not self.reductions and bool(self._column_loads())
+        is_epilogue = builder is not None  # whose product says where each vector of it lies
+        self.transposes = not (self.reductions or is_epilogue) and bool(self._column_loads())
         self.tiles = self.transposes and self._fits_tiles()
         self.b = builder or Builder(lanes)
         self.arguments = Arguments(self.b, is_open=builder is None)

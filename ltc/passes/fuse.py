@@ -188,11 +188,11 @@ class _Fuser:
     def _access(self, node: Node, operand: Node, unit: Draft | Node) -> Access:
         """Where a product finds an operand."""
         base, offset = operand, flattened(identity(operand.shape), operand.shape)
-        if self.takes_strides(node):
-            seen, index = through_views(operand, identity(operand.shape), operand.shape)
-            form = _offset(seen, index)
-            if all(c > 0 for _, c in form.terms) and seen.op not in (ops.CONSTANT, ops.SCALAR):
-                base, offset = seen, form
+        seen, index = through_views(operand, identity(operand.shape), operand.shape)
+        form = _offset(seen, index)
+        forward = self.takes_strides(node) and all(c > 0 for _, c in form.terms)
+        if (forward or form == offset) and seen.op not in (ops.CONSTANT, ops.SCALAR):
+            base, offset = seen, form
         elif node.op.kind == "scatter" and _base(operand).op is ops.CONSTANT:
             base, offset = _base(operand), ZERO  # one number, however often it is there
         if _behind_barrier(base):

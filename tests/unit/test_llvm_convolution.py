@@ -1,5 +1,6 @@
 """Generated convolutions and poolings against torch's own in float64, on every instruction set."""
 
+import copy
 import itertools
 
 import pytest
@@ -458,3 +459,65 @@ def test_lines_too_long_for_a_stack_are_left_to_the_reference():
     assert kernels_of(node, HOST) is None
     back = make(ops.CONVOLUTION_WEIGHT_GRADIENT, node, x, shape=weight.shape, **window)
     assert kernels_of(back, HOST) is None
+
+
+# --- whole networks ------------------------------------------------------------------------------
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def conv(channels, outputs, kernel, **options):
+    return torch.nn.Conv2d(channels, outputs, kernel, **options)
+
+
+NETWORKS = {
+    "residual": lambda: [
+        conv(8, 64, 3, padding=1), Residual(conv(64, 64, 1)), torch.nn.ReLU6(),
+        Residual(torch.nn.BatchNorm2d(64), conv(64, 64, 3, padding=1)),
+    ],
+    "pooled": lambda: [
+        conv(8, 24, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1), conv(24, 16, 3, stride=2),
+        torch.nn.AvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(16 * 1, 5),
+    ],
+    "depthwise": lambda: [
+        conv(8, 32, 1), torch.nn.BatchNorm2d(32), torch.nn.ReLU6(),
+        conv(32, 32, 3, groups=32, stride=2, padding=1), torch.nn.GELU(), conv(32, 16, 1),
+    ],
+    "groups": lambda: [
+        conv(8, 32, 3, padding=1), torch.nn.GroupNorm(4, 32), torch.nn.SiLU(),
+        conv(32, 32, 3, groups=4, padding=2, dilation=2), torch.nn.ConvTranspose2d(32, 8, 4, 2, 1),
+    ],
+    "few_channels": lambda: [
+        conv(8, 3, 3), torch.nn.Tanh(), conv(3, 16, (1, 3), stride=(2, 1)), torch.nn.Sigmoid(),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make_layers", NETWORKS.values(), ids=NETWORKS)
+def test_a_networks_gradients_are_those_of_float64(make_layers):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*make_layers())
+    x = torch.randn(4, 8, 12, 12)
+    exact = copy.deepcopy(net).double()
+    wanted = x.double().requires_grad_()
+    y = exact(wanted)
+    weights = torch.randn_like(y)
+    (y * weights).sum().backward()
+    ours = copy.deepcopy(net).to("ltc")
+    given = x.to("ltc").requires_grad_()
+    result = ours(given)
+    (result * weights.float().to("ltc")).sum().backward()
+    pairs = [(result, y), (given.grad, wanted.grad)]
+    pairs += [(p.grad, q.grad) for p, q in zip(ours.parameters(), exact.parameters())]
+    largest = max(q.abs().max().item() for q in (p.grad for p in exact.parameters()))
+    for one, other in pairs:
+        # A bias before a normalization has no gradient but rounding.
+        error = (one.detach().cpu().double() - other.detach()).abs().max()
+        assert error <= 1e-5 * max(other.abs().max().item(), largest)
