@@ -150,8 +150,9 @@ def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor)
         buffers[name] = torch.zeros(size // 8 + 1, dtype=torch.float64)
     calls, frame = [], []
     for kernel in sequence.kernels:
-        arguments = tuple((len(frame) + k, 0) for k in range(len(kernel.arguments)))
-        frame += [buffers[name].data_ptr() for name in kernel.arguments]
+        words = [*[buffers[name].data_ptr() for name in kernel.arguments], *kernel.numbers]
+        arguments = tuple((len(frame) + k, 0) for k in range(len(words)))
+        frame += words
         entry = jit.compile_kernels(kernel.text, "kernel.entry")["kernel.entry"]
         calls.append(KernelCall(entry, arguments, kernel.tasks))
     words = np.array(frame + frame, dtype=np.int64)  # the addresses, then the arguments

@@ -12,8 +12,9 @@ from ltc.ir import ops
 from ltc.ir.kernel import Access, Product, strides_of
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm.attention import Attention, attention_kernel, require_room
+from ltc.llvm.attention import attention_kernel
 from ltc.llvm.attention_gradient import attention_gradient
+from ltc.llvm.attention_scores import Attention, require_room
 from ltc.llvm.code import KernelCode
 from ltc.llvm.convolution import KernelSequence
 from ltc.llvm.isa import Isa
@@ -67,7 +68,7 @@ def attention_codes(
     return [
         KernelCode(
             kernel.text, tuple(where[name] for name in kernel.arguments), kernel.tasks,
-            tuple(shifts.get(name, 0) for name in kernel.arguments),
+            tuple(shifts.get(name, 0) for name in kernel.arguments), kernel.numbers,
         )
         for kernel in made.kernels
     ]  # fmt: skip

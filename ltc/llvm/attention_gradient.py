@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ltc.errors import Unsupported
-from ltc.llvm.attention import Attention, Scores, operand_names, require_room
+from ltc.llvm.attention_scores import Attention, Scores, operand_names, require_room
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.convolution import KernelSequence
 from ltc.llvm.isa import Isa
@@ -91,29 +91,28 @@ class _Gradient(Scores):
         require_room(a, l.isa)
         units = a.batches * self.shares
         work = 2 * a.batches * a.queries * a.keys * (3 * a.extent + 2 * a.width)
-        if a.batches and a.keys:
-            self.prepare()
-            self._reserve()
-            b.loop(*share(l, units), 1, [], self._unit)
+        self.prepare()
+        self._reserve()
+        b.loop(*share(l, "%n0"), 1, [], self._unit)
         return GeneratedKernel(
-            name, function_text(name, len(self.names), b), self.names,
-            tasks_for(work, units, 1), work,
+            name, function_text(name, len(self.names), b, numbers=1), self.names,
+            tasks_for(work, units, 1), work, (units,),
         )  # fmt: skip
 
     def _reserve(self) -> None:
         a, block = self.a, self.block
         self.factor = self.double("factor")
-        self.gradient_tile = self._reserved(self.padded(a.width) * block)
-        self.query_sums = self._reserved(self.padded(a.extent) * block)
-        self.weight_tile = self._reserved(self.tile * block)
-        self.along = self._reserved(block)
+        self.gradient_tile = self.reserved(self.padded(a.width) * block)
+        self.query_sums = self.reserved(self.padded(a.extent) * block)
+        self.weight_tile = self.reserved(self.tile * block)
+        self.along = self.reserved(block)
         self.row_copies = {
-            name: self._reserved(block * self.padded(columns))
+            name: self.reserved(block * self.padded(columns))
             for name, columns in (("query", a.extent), ("gradient", a.width))
             if self._packs(self.matrices[name])
         }
         if self.wants_bias:
-            self.bias_rows = self._reserved(block * self.padded(self.tile))
+            self.bias_rows = self.reserved(block * self.padded(self.tile))
 
     # --- one share of the blocks of one matrix
 
@@ -393,12 +392,11 @@ def _sum_kernel(
                 _scatter(l, total, "%p1", line, c, target.column, min(l.width, columns - c))
 
     rows = a.batches * a.keys
-    if size:
-        b.loop(*share(l, rows), 1, [], row)
+    b.loop(*share(l, "%n0"), 1, [], row)
     arguments = (f"{side}_sums", f"{side}_gradient")
     return GeneratedKernel(
-        name, function_text(name, 2, b), arguments,
-        tasks_for(rows * columns * shares * 8, rows, 1), rows * columns * shares,
+        name, function_text(name, 2, b, numbers=1), arguments,
+        tasks_for(rows * columns * shares * 8, rows, 1), rows * columns * shares, (rows,),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
+from ltc.backends import llvm
 from ltc.debug import metrics
 
 
@@ -88,8 +89,11 @@ def test_operands_that_are_slices_of_one_product(device):
     return with_gradients(device, attend, randn(2, 9, 72))
 
 
-def test_training_attention_runs_without_python_and_keeps_no_scores():
-    x = torch.randn(1, 2, 500, 16, device="ltc", requires_grad=True)
+def test_training_attention_runs_without_python_and_keeps_no_scores(monkeypatch):
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    plans, plan_of = [], llvm.plan_of
+    monkeypatch.setattr(llvm, "plan_of", lambda *a: plans.append(plan_of(*a)) or plans[-1])
+    x = torch.randn(1, 2, 2001, 8, device="ltc", requires_grad=True)
 
     def step():
         (g,) = torch.autograd.grad(F.scaled_dot_product_attention(x, x, x).square().sum(), x)
@@ -100,6 +104,8 @@ def test_training_attention_runs_without_python_and_keeps_no_scores():
     with metrics.counted() as grown:
         step()
     assert not grown.get("extern.python", 0) and not grown.get("llvm.compiled", 0)
+    one_matrix_of_scores = 4 * 2 * 2001 * 2001
+    assert max(plan[0].block for plan in plans) < one_matrix_of_scores / 4
 
 
 def test_dropout_repeats_with_the_seed_and_keeps_the_share():

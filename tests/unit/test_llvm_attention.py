@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ltc.backends.attention import kept_of
 from ltc.errors import Unsupported
-from ltc.llvm.attention import Attention, attention_kernel
+from ltc.llvm.attention import attention_kernel
 from ltc.llvm.attention_gradient import attention_gradient
+from ltc.llvm.attention_scores import Attention
 from ltc.llvm.convolution import KernelSequence
 from ltc.llvm.isa import AVX2
 from ltc.llvm.matmul import Matrix, stored_plain
@@ -147,7 +148,8 @@ def check_gradient(case: Case, isa=HOST, wants_bias: bool = False):
     for tasks in (3, 1):
         results = {x: guarded(case.gradients[x].shape, case.dtype) for x in names}
         run_all(
-            sequence, isa, tasks, **case.given, factor=case.given["scale"], result=case.result.to(case.dtype),
+            sequence, isa, tasks, **case.given, factor=case.given["scale"],
+            result=case.result.to(case.dtype),
             logarithms=case.logarithms.to(case.summed), **{x: t for x, (t, _) in results.items()},
         )  # fmt: skip
         assert all(is_untouched(around) for _, around in results.values())
@@ -179,6 +181,28 @@ def test_attention_on_every_instruction_set(isa, dtype, bias, causal, dropped):
     case = Case(2, 45, 70, 20, 37, dtype, bias, causal, dropped)
     check_forward(case, isa)
     check_gradient(case, isa)
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias, dropped", [(None, 0), ("mask", 0.2), ("padding", 0), ("number", 0)])
+def test_a_few_queries_of_many_keys(queries, dtype, bias, dropped):
+    check_forward(Case(3, queries, 301, 40, 70, dtype, bias, dropped == 0, dropped))
+
+
+def test_another_batch_size_has_the_same_kernels():
+    texts = set()
+    for batch in (17, 18, 40):
+        for queries in (2, 50):
+            a = Case(batch, queries, 50, 16, 16).attention
+            rows = stored_plain(queries, 16, (batch,))
+            gradient = attention_gradient(
+                "kernel", a, rows, rows, Matrix(1, 1, (queries,)), (a.query, a.key, a.value), False,
+                HOST,
+            )  # fmt: skip
+            texts.add(attention_kernel("kernel", a, rows, HOST).text)
+            texts |= {kernel.text for kernel in gradient.kernels}
+    assert len(texts) == 4
 
 
 def test_large_and_infinite_scores_are_those_of_softmax():
