@@ -195,7 +195,7 @@ class _Product:
         """Memory of this thread for a packed panel and for sums that wait."""
         l = self.l
         self.totals = ""
-        if self.depth > LONGEST_SUM:
+        if self.depth > LONGEST_SUM or self.epilogue is not None:
             self.totals = reserved(self.b, (self.height + 1) * self.panel_width, l.element)
         if self.packs:
             element = "i32" if self.pairs else l.element
@@ -374,17 +374,29 @@ class _Product:
         return b.value(f"or i32 {low}, {b.value(f'shl i32 {high}, 16')}")
 
     def _finish(self, row, rows, column, masks, sums) -> None:
-        l = self.l
+        l, count = self.l, len(masks)
         line = l.at(self.result_at, l.plus(l.times(row, self.result.row), column))
+        if self.epilogue is None:
+            for i, value in enumerate(sums):
+                r, v = divmod(i, count)
+                l.store(value, line, r * self.result.row + v * l.width, masks[v])
+            return
+        for i, value in enumerate(sums):
+            l.store_computed(value, self.totals, i * l.width)
         flat = l.plus(l.times(self.batch_index, self.m), row)
-        for r in range(rows):
+
+        def one_row(r: str, _) -> None:
+            at = l.at(line, l.times(r, self.result.row))
             for v, mask in enumerate(masks):
-                value = sums[r * len(masks) + v]
-                if self.epilogue is not None:
-                    place = (l.plus(flat, r), l.plus(column, v * l.width))
-                    with self.b.lanes(l.width):
-                        value = self.epilogue(self.b, value, *place, mask)
-                l.store(value, line, r * self.result.row + v * l.width, mask)
+                spot = l.plus(l.times(r, count * l.width), v * l.width)
+                value = l.load_computed(self.totals, spot)
+                place = (l.plus(flat, r), l.plus(column, v * l.width))
+                with self.b.lanes(l.width):
+                    value = self.epilogue(self.b, value, *place, mask)
+                l.store(value, at, v * l.width, mask)
+
+        # A loop: an epilogue may be long, and its text is needed once.
+        self.b.loop(0, rows, 1, [], one_row)
 
     # --- packing ----------------------------------------------------------------------------------
 
@@ -497,6 +509,7 @@ class _Product:
             together *= 2
         together = min(together, l.width)
         dots = reserved(b, self.m * l.width, l.element)
+        self.totals = reserved(b, self.m * l.width, l.element)
 
         def group(number: str, _) -> None:
             batch, panel = l.divided(number, self.panels)

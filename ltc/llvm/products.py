@@ -48,11 +48,14 @@ def product_codes(product: Product) -> list[KernelCode]:
     return _from_library(product)
 
 
-def row_dimensions(node: Node) -> int:
-    """How many leading dimensions number the rows that an epilogue is told."""
+def _row_variables(product: Product) -> int:
+    """How many leading variables of its epilogue number the rows that the epilogue is told."""
+    node = product.node
     if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
         return 1
-    return len(node.shape) - 1 if node.op is ops.MATMUL or is_channels_last(node) else 2
+    if node.op is ops.MATMUL or is_channels_last(node):
+        return len(product.epilogue.space) - 1
+    return 2
 
 
 def holds_epilogue(product: Product) -> bool:
@@ -61,7 +64,7 @@ def holds_epilogue(product: Product) -> bool:
     able = WITH_EPILOGUE | TURNED_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
     if node.op not in able:
         return False
-    epilogue = Emitter(kernel, boundary=row_dimensions(node))
+    epilogue = Emitter(kernel, boundary=_row_variables(product))
     columns = epilogue.space.extents[epilogue.space.depth :]
     return len(columns) == 1 and any(s.node.dtype == node.dtype for s in kernel.stores)
 
@@ -74,29 +77,35 @@ class _Epilogue:
     """
 
     def __init__(self, product: Product):
-        node, self.kernel = product.node, product.epilogue
-        self.node = node
+        self.node, self.kernel = product.node, product.epilogue
+        self.emitter: Emitter | None = None
         if self.kernel is None:
             self.main, self.others, self.nodes = product.results[0], [], ()
             return
-        self.rows = row_dimensions(node)
+        self.rows = _row_variables(product)
         stores = list(self.kernel.stores)
-        main: Store = next(s for s in stores if s.node.dtype == node.dtype)
+        main: Store = next(s for s in stores if s.node.dtype == self.node.dtype)
         self.main, self.value = main.node, main.value
         self.others = [store for store in stores if store is not main]
-        read = tuple(n for n in self.kernel.reads() if n is not node)
+        read = tuple(n for n in self.kernel.reads() if n is not self.node)
         self.nodes = (*read, *[store.node for store in self.others])
 
     @property
     def function(self):
         return None if self.kernel is None else self
 
+    def _begin(self, b: Builder) -> Emitter:
+        """The emitter, which knows nothing yet of this vector."""
+        if self.emitter is None or self.emitter.b is not b:
+            self.emitter = Emitter(self.kernel, b, b.width, self.rows)
+            first = FIRST_OPERAND.get(self.node.op, 3)
+            pointers = {node: f"%p{first + k}" for k, node in enumerate(self.nodes)}
+            self.emitter.pointer = self.emitter.target = pointers
+        self.emitter.known, self.emitter.variables = [{}], {}
+        return self.emitter
+
     def __call__(self, b: Builder, value: str, row: Index, column: Index, mask: str | None) -> str:
-        emitter = Emitter(self.kernel, b, b.width, self.rows)
-        first = FIRST_OPERAND.get(self.node.op, 3)
-        names = [f"%p{first + k}" for k in range(len(self.nodes))]
-        emitter.pointer = dict(zip(self.nodes, names))
-        emitter.target = dict(zip(self.nodes, names))
+        emitter = self._begin(b)
         emitter.mask = mask
         emitter.at_rows(str(row))
         emitter.variables[emitter.vector] = str(column)
@@ -105,6 +114,8 @@ class _Epilogue:
             if one.kind == "load" and one.data[0] is self.node:
                 emitter.known[-1][one] = rounded(b, form, value)
         result = emitter.lanes_of(self.value, b.width)
+        for store in self.others:  # a store may be to the memory of what another still reads
+            emitter.lanes_of(store.value, b.width)
         for store in self.others:
             emitter.store(store)
         return result

@@ -98,7 +98,8 @@ def fuse(
 
     is_native      whether kernels can compute a node, as far as its op and dtypes go
     is_product     whether a node is a product that can hold an epilogue
-    takes_strides  whether a product's operands may be views of what is in memory
+    takes_strides  whether a product is one of matrices, whose operands may be views of what is
+                   in memory, and whose epilogue may count its rows by several variables
     """
     return _Fuser(graph, is_native, is_product, takes_strides).run()
 
@@ -166,24 +167,37 @@ class _Fuser:
         self._join_readers(node, whole)
 
     def _multiply(self, node: Node) -> None:
-        """A product of its own, or in the kernel that alone reads it, as its epilogue."""
+        """A product of its own, or in a kernel that reads it, as its epilogue.
+
+        The kernel stores the product too where others want it: a gradient beside its update.
+        """
         places = {place.key(): place for place in self.places[node]}
-        place = next(iter(places.values()), None)
+        alone = len(places) == 1 and node not in self.in_memory
+        # The last place is that of the reader recorded first, which need not wait for the others.
+        followed = (p for p in reversed(places.values()) if self._may_follow(node, p, alone))
+        place = next(followed, None)
         unit: Draft | Node = node
-        if node not in self.in_memory and len(places) == 1 and self._may_follow(node, place):
+        if place is not None:
             unit = place.draft
             unit.product = node
+            if not alone:
+                self._store(node, unit, _offset(node, place.index))
         else:
             self.reference.append(node)
             self.home[node] = node
             self._join_readers(node, node)
         self.accesses[node] = tuple(self._access(node, n, unit) for n in node.inputs)
 
-    def _may_follow(self, node: Node, place: Place) -> bool:
+    def _may_follow(self, node: Node, place: Place, alone: bool) -> bool:
         draft = place.draft
         is_free = draft.product is None and draft.depth is None and not place.guards
-        same = draft.space == node.shape and place.index == identity(node.shape)
-        return is_free and same and any(n.dtype == node.dtype for n in draft.stores)
+        if not is_free or not any(n.dtype == node.dtype for n in draft.stores):
+            return False
+        if not alone and self._closes_cycle(node, draft, place):
+            return False
+        if self.takes_strides(node):  # its rows may be counted by several variables
+            return draft.space[-1:] == node.shape[-1:] and _covers(node, place)
+        return draft.space == node.shape and place.index == identity(node.shape)
 
     def _access(self, node: Node, operand: Node, unit: Draft | Node) -> Access:
         """Where a product finds an operand."""
@@ -378,8 +392,7 @@ class _Fuser:
     def _kernel(self, draft: Draft) -> Kernel:
         body = _Body(draft, self.home)
         stores = tuple(
-            Store(node, body.value(node, *_home_place(node, draft)), offset)
-            for node, offset in draft.stores.items()
+            Store(node, body.stored(node, offset), offset) for node, offset in draft.stores.items()
         )
         depth = len(draft.space) if draft.depth is None else draft.depth
         return Kernel(draft.space, depth, stores)
@@ -641,6 +654,12 @@ class _Body:
         if key not in self._made:
             self._made[key] = self._make(node, index, guards)
         return self._made[key]
+
+    def stored(self, node: Node, offset: Affine) -> Value:
+        """What is stored at each point as an element of the node."""
+        if node is self.draft.product:
+            return self._intern("load", node.dtype, (), None, (node, offset), ())
+        return self.value(node, *_home_place(node, self.draft))
 
     def _operand(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
         base, index = through_views(node, index, self.draft.space)
