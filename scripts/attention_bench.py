@@ -20,7 +20,7 @@ from kernel_bench import ISA, medians, program
 from ltc.llvm.attention import attention_kernel
 from ltc.llvm.attention_gradient import attention_gradient
 from ltc.llvm.attention_scores import Attention
-from ltc.llvm.matmul import Matrix, stored_plain
+from ltc.llvm.matrix import Matrix, stored_plain
 
 
 class Case(NamedTuple):

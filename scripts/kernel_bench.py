@@ -31,7 +31,8 @@ from ltc.llvm.convolution import (
 )  # fmt: skip
 from ltc.llvm.isa import host_isa
 from ltc.llvm.lanes import GeneratedKernel, Lanes
-from ltc.llvm.matmul import matmul, stored_plain, stored_transposed
+from ltc.llvm.matmul import matmul
+from ltc.llvm.matrix import stored_plain, stored_transposed
 from ltc.llvm.pooling import Pool, max_pool
 from ltc.llvm.program import KernelCall, KernelRun
 from ltc.llvm.weight_gradient import convolution_weight_gradient

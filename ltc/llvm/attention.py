@@ -17,7 +17,7 @@ from ltc.llvm.attention_scores import Attention, Scores, operand_names, require_
 from ltc.llvm.builder import function_text
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import GeneratedKernel, Index, share, tasks_for
-from ltc.llvm.matmul import Matrix
+from ltc.llvm.matrix import Matrix
 from ltc.llvm.tiles import Rows
 
 

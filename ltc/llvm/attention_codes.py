@@ -18,7 +18,7 @@ from ltc.llvm.attention_scores import Attention, require_room
 from ltc.llvm.code import KernelCode
 from ltc.llvm.convolution import KernelSequence
 from ltc.llvm.isa import Isa
-from ltc.llvm.matmul import Matrix
+from ltc.llvm.matrix import Matrix
 
 NAME = "kernel"
 OPERANDS = {

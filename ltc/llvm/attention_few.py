@@ -20,7 +20,7 @@ from ltc.llvm.lanes import (
     share,
     tasks_for,
 )  # fmt: skip
-from ltc.llvm.matmul import Matrix
+from ltc.llvm.matrix import Matrix
 from ltc.llvm.rng import random_bits
 from ltc.llvm.tiles import Rows
 

@@ -15,7 +15,7 @@ from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.convolution import KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import GeneratedKernel, Index, Lanes, share, tasks_for
-from ltc.llvm.matmul import Matrix
+from ltc.llvm.matrix import Matrix
 from ltc.llvm.tiles import Rows, Tiles
 
 KEYS = 64  # of one tile

@@ -11,7 +11,7 @@ from ltc.llvm import math
 from ltc.llvm.builder import Builder
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import Index, Lanes, multiples, require_stack, reserved
-from ltc.llvm.matmul import Matrix
+from ltc.llvm.matrix import Matrix
 from ltc.llvm.rng import block_bits, random_bits
 from ltc.llvm.tiles import Rows, Tiles
 

@@ -27,7 +27,8 @@ from ltc.llvm.lanes import (
     share,
     tasks_for,
 )  # fmt: skip
-from ltc.llvm.matmul import matmul, stored_plain, stored_transposed
+from ltc.llvm.matmul import matmul
+from ltc.llvm.matrix import stored_plain, stored_transposed
 from ltc.llvm.strips import Strip, ascending, strip_extents
 from ltc.llvm.taps import WeightPacker
 from ltc.llvm.windows import Axes, forward_axes, gradient_phases, padded

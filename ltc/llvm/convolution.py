@@ -9,7 +9,7 @@ Letters: N images, M result channels of a group, C operand channels of a group, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,7 +29,8 @@ from ltc.llvm.lanes import (
     share,
     tasks_for,
 )  # fmt: skip
-from ltc.llvm.matmul import Matrix, matmul, stored_plain
+from ltc.llvm.matmul import matmul
+from ltc.llvm.matrix import Matrix, stored_plain
 from ltc.llvm.windows import Axes, forward_axes, gradient_phases, met
 
 GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
@@ -146,7 +147,7 @@ def _pointwise_gradient(name, dtype, geometry, isa) -> KernelSequence:
 
 def _renamed(kernel: GeneratedKernel, left: str, right: str) -> GeneratedKernel:
     arguments = (left, right, *kernel.arguments[2:])
-    return GeneratedKernel(kernel.name, kernel.text, arguments, kernel.tasks, kernel.flops)
+    return replace(kernel, arguments=arguments)
 
 
 def _product(extents) -> int:

@@ -38,7 +38,8 @@ from ltc.llvm.depthwise import (
 )  # fmt: skip
 from ltc.llvm.isa import SSE2, Isa
 from ltc.llvm.lanes import Epilogue, GeneratedKernel
-from ltc.llvm.matmul import Matrix, matmul
+from ltc.llvm.matmul import matmul
+from ltc.llvm.matrix import Matrix
 from ltc.llvm.pooling import (
     Pool,
     average_pool,

@@ -1,64 +1,25 @@
 """Matrix products: every transposition and batch, each result computed in one fixed order.
 
-Letters: M rows of the result, N its columns, K the summed dimension.  A *panel* is a strip of
-columns a few vectors wide; a *block* is the few rows whose sums over K stay in registers.
+The walk over panels and blocks, and what is done to the sums; ltc/llvm/matrix.py has the words.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
 import torch
 
+from ltc.llvm.block import Block, Dots, add_to_memory, pieces
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
-    LONGEST_SUM,
-    Epilogue,
-    GeneratedKernel,
-    Index,
-    Lanes,
-    add_in_pieces,
-    reserved,
-    share,
-    tasks_for,
-    transposed,
+    Epilogue, GeneratedKernel, Index, Lanes, reserved, share, tasks_for,
 )  # fmt: skip
+from ltc.llvm.matrix import Matrix, Plan, Shape, plan_of
+from ltc.llvm.packing import PackedPanel
 
-PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
-PREFETCHED_ROWS, PREFETCHED_FROM_BYTES = 16, 4096
-DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Where the elements of a batch of matrices lie, as strides in elements.
-
-    batch  one stride for each batch dimension; 0 repeats the matrix
-    """
-
-    row: int
-    column: int
-    batch: tuple[int, ...] = ()
-
-
-def stored_plain(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
-    """[*batch, rows, columns], contiguous."""
-    return Matrix(columns, 1, _batch_strides(rows * columns, batch))
-
-
-def stored_transposed(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
-    """The matrix [rows, columns] of a contiguous [*batch, columns, rows]."""
-    return Matrix(1, rows, _batch_strides(rows * columns, batch))
-
-
-def _batch_strides(size: int, batch: tuple[int, ...]) -> tuple[int, ...]:
-    strides = []
-    for extent in reversed(batch):
-        strides.append(size)
-        size *= extent
-    return tuple(reversed(strides))
+NUMBERS = 3  # of a kernel: M, K, and the outermost batch extent
 
 
 def matmul(
@@ -82,469 +43,269 @@ def matmul(
     operands  pointers that the epilogue reads, %p3 and on
     tasks     each computes whole panels or blocks of rows; no result depends on their number
     """
-    batch, extents, (left, right, result) = _folded(batch, extents, (left, right, result))
-    product = _Product(dtype, batch, extents, left, right, result, isa, epilogue)
-    product.emit()
     m, n, k = extents
-    work = 2 * product.batches * m * n * k
+    shape = Shape(batch, m, n, k, left, right, result).folded()
+    is_turned = shape.n == 1 and shape.m > 1 and epilogue is None and shape.result.row == 1
+    if is_turned:
+        shape = shape.turned()  # one row: its columns fill vectors
+    if shape.n == 1:  # one column: its stride says nothing, and 1 is the best to have
+        shape = _with_adjacent_columns(shape)
+    assert shape.result.column == 1 or shape.n <= 1, "the columns of a result are adjacent"
+    plan = plan_of(dtype, isa, shape, is_turned)
+    if epilogue is None:
+        text = _plain_text(name, plan)
+    else:
+        text = _text(name, plan, epilogue, operands)
+    work = 2 * shape.batches * shape.m * shape.n * shape.k
+    blocks = 1 if plan.by_dots else max(1, -(-shape.m // plan.height))
     arguments = ("left", "right", "result", *(f"operand{i}" for i in range(operands)))
+    outer = shape.batch[0] if shape.batch else 1
     return GeneratedKernel(
-        name, function_text(name, len(arguments), product.b), arguments,
-        tasks_for(work, product.groups, product.blocks), work,
+        name, text, arguments, tasks_for(work, shape.batches * plan.panels, blocks), work,
+        (shape.m, shape.k, outer),
     )  # fmt: skip
 
 
-def _folded(batch, extents, matrices):
-    """Batch dimensions that only repeat the right operand become rows of the left one."""
-    m, n, k = extents
-    left, right, result = matrices
-    while batch and right.batch[-1] == 0:
-        if left.batch[-1] != m * left.row or result.batch[-1] != m * result.row:
-            break
-        m, batch = m * batch[-1], batch[:-1]
-        left, right, result = (Matrix(x.row, x.column, x.batch[:-1]) for x in (left, right, result))
-    return batch, (m, n, k), (left, right, result)
+def _with_adjacent_columns(shape: Shape) -> Shape:
+    right = Matrix(shape.right.row, 1, shape.right.batch)
+    result = Matrix(shape.result.row, 1, shape.result.batch)
+    return Shape(shape.batch, shape.m, 1, shape.k, shape.left, right, result)
+
+
+def _text(name: str, plan: Plan, epilogue: Epilogue | None, operands: int) -> str:
+    product = _Product(plan, epilogue)
+    product.emit()
+    return function_text(name, 3 + operands, product.b, NUMBERS)
+
+
+@functools.lru_cache(maxsize=512)
+def _plain_text(name: str, plan: Plan) -> str:
+    return _text(name, plan, None, 0)
 
 
 class _Product:
-    """The body of one kernel; every number a kernel maker must choose is chosen in __init__."""
+    """The body of one kernel."""
 
-    def __init__(self, dtype, batch, extents, left, right, result, isa, epilogue):
-        self.b = b = Builder()
-        self.m, self.n, self.k = extents
-        self.batch, self.left, self.right, self.result = batch, left, right, result
-        self.epilogue = epilogue
-        self.l = lanes = Lanes(b, isa, dtype)
-        self.batches = 1
-        for extent in batch:
-            self.batches *= extent
-        if self.n == 1:  # one column: its stride says nothing, and 1 is the best to have
-            self.right = right = Matrix(right.row, 1, right.batch)
-        assert result.column == 1 or self.n <= 1, "the columns of a result are adjacent"
+    def __init__(self, plan: Plan, epilogue: Epilogue | None):
+        self.b = Builder()
+        self.plan, self.epilogue = plan, epilogue
+        self.l = Lanes(self.b, plan.isa, plan.dtype)
+        self.m, self.k, self.outer = "%n0", "%n1", "%n2"
+        # Sums go straight to the result where nothing is to be done to them.
+        self.is_direct = epilogue is None and not plan.is_long and not plan.splits
 
-        self.by_dots = (
-            self.m <= DOT_ROWS and self.k >= 2 * lanes.width and self.n > 1
-            and right.row == 1 and right.column != 1 and left.column == 1
-        )  # fmt: skip
-        # Pairs of bfloat16 along K share a lane; an odd K would pair its last with a stranger.
-        self.pairs = (
-            isa.bfloat16_dot and dtype is torch.bfloat16 and self.k % 2 == 0 and self.m >= 8
-        )
-        self.vectors = self._vectors(isa)
-        self.panel_width = self.vectors * lanes.width
-        self.panels = max(1, -(-self.n // self.panel_width))
-        height = (isa.registers - self.vectors - (1 if isa.fused else 2)) // self.vectors
-        self.blocks = max(1, -(-self.m // height))
-        self.height, self.taller = divmod(self.m, self.blocks)  # the first ones are a row taller
-        self.packs = (
-            self.pairs or right.column != 1 or self.blocks >= 4
-            or (not isa.fused and self.n % lanes.width != 0)
-        )  # fmt: skip
-        # Rows far apart: no processor foresees them, and few blocks share what was waited for.
-        self.prefetches = not self.packs and right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
-        self.depth = self._depth()
-        if self.by_dots:
-            self.panels, self.blocks = -(-self.n // lanes.width), 1
-        self.groups = self.batches * self.panels
-
-    def _vectors(self, isa: Isa) -> int:
-        """How many vectors wide a panel is: more where few rows leave registers free."""
-        if self.m < 7:
-            wanted = 4 if self.m >= 3 else 8
+    def emit(self) -> None:
+        if self.plan.n == 0:
+            return
+        if self.plan.by_dots:
+            self._emit_dots()
         else:
-            wanted = 2 if self.m > 18 else 3
-        if isa.registers < 32:
-            wanted = min(wanted, 4 if self.m < 7 else 2)
-        return max(1, min(wanted, -(-self.n // self.l.width)))
-
-    def _depth(self) -> int:
-        """How much of K is summed at once: all of it unless its packed panel would be too large."""
-        element = 4 if self.l.element == "float" else 8
-        rows = PACKED_BYTES // (self.panel_width * element) * (2 if self.pairs else 1)
-        if not self.packs or self.k <= rows:
-            return self.k
-        pieces = -(-self.k // rows)
-        step = 2 * self.l.width
-        return -(-self.k // (pieces * step)) * step
+            self._emit_panels()
 
     # --- the walk over panels and blocks ----------------------------------------------------------
 
-    def emit(self) -> None:
-        l, b = self.l, self.b
-        if 0 in (self.m, self.n, self.batches):
-            return
-        if self.by_dots:
-            self._emit_dots()
-            return
-        self._reserve()
-        low, high = share(l, self.groups * self.blocks)
-        first_group, _ = l.divided(low, self.blocks)
-        end_group, _ = l.divided(l.plus(high, self.blocks - 1), self.blocks)
+    def _emit_panels(self) -> None:
+        l, plan = self.l, self.plan
+        self.panel = PackedPanel(l, plan) if plan.packs else None
+        self.block = Block(l, plan, self.panel)
+        if not self.is_direct:
+            blocks = STRIP_BLOCKS if plan.splits else 1
+            self.totals = reserved(self.b, blocks * self._block_size(), l.element)
+        m = plan.rows or self.m
+        self.full, self.tail = l.divided(m, plan.height)
+        self.blocks = l.divided(l.plus(m, plan.height - 1), plan.height)[0]
 
-        def group(number: str, _: list[str]) -> None:
-            batch, panel = l.divided(number, self.panels)
-            done = l.times(number, self.blocks)
-            first = l.most(l.minus(low, done), 0)
-            last = l.least(l.minus(high, done), self.blocks)
+        def group(batch: Index, panel: Index, first: Index, last: Index) -> None:
+            full, rest = divmod(plan.n, plan.panel_width)
+            if full:
+                is_full = self._holds("slt", panel, full)
+                self._when(is_full, lambda: self._panel(panel, plan.panel_width, first, last))
+            if rest:
+                is_last = self._holds("eq", panel, full)
+                self._when(is_last, lambda: self._panel(panel, rest, first, last))
+
+        self._each_group(self.blocks, group)
+
+    def _each_group(self, blocks: Index, body) -> None:
+        """body(batch, panel, first block, last block) for what this task has of each panel."""
+        l, panels = self.l, self.plan.panels
+        groups: Index = l.times(self.outer, panels)
+        for extent in self.plan.inner:
+            groups = l.times(groups, extent)
+        low, high = share(l, l.times(groups, blocks))
+        divisor = l.most(blocks, 1)
+        first_group = self._quotient(low, divisor)
+        end_group = self._quotient(l.plus(high, l.minus(divisor, 1)), divisor)
+
+        def group(number: str, _) -> None:
+            batch, panel = l.divided(number, panels)
+            done = l.times(number, blocks)
             self._locate(batch)
-            self._panel_of_any_width(panel, first, last)
+            body(batch, panel, l.most(l.minus(low, done), 0), l.least(l.minus(high, done), blocks))
 
-        b.loop(first_group, end_group, 1, [], group)
+        self.b.loop(first_group, end_group, 1, [], group)
 
-    def _reserve(self) -> None:
-        """Memory of this thread for a packed panel and for sums that wait."""
-        l = self.l
-        self.totals = ""
-        if self.depth > LONGEST_SUM or self.epilogue is not None:
-            self.totals = reserved(self.b, (self.height + 1) * self.panel_width, l.element)
-        if self.packs:
-            element = "i32" if self.pairs else l.element
-            rows = -(-self.depth // l.width) * l.width
-            if self.pairs:
-                rows = -(-self.depth // (2 * l.width)) * l.width
-            self.packed = reserved(self.b, max(1, rows * self.panel_width), element)
-        if self.depth < self.k:
-            rows = STRIP_BLOCKS * (self.height + 1)
-            self.waiting = reserved(self.b, rows * self.panel_width, l.element)
+    def _quotient(self, x: Index, y: Index) -> Index:
+        return self.l.divided(x, y)[0] if isinstance(y, int) else self.b.value(f"udiv i64 {x}, {y}")
+
+    def _holds(self, predicate: str, x: Index, y: Index) -> str:
+        return self.b.value(f"icmp {predicate} i64 {x}, {y}")
+
+    def _when(self, condition: str, body) -> None:
+        self.b.when(condition, [], lambda: body() and None)
 
     def _locate(self, batch: Index) -> None:
         """Sets the pointers to this batch's matrices."""
-        l, remaining = self.l, batch
+        l, remaining, plan = self.l, batch, self.plan
         self.batch_index = batch
+        matrices = (plan.left, plan.right, plan.result)
         offsets: list[Index] = [0, 0, 0]
-        for dim in reversed(range(len(self.batch))):
-            remaining, index = l.divided(remaining, self.batch[dim]) if dim else (0, remaining)
-            for i, matrix in enumerate((self.left, self.right, self.result)):
+        dimensions = len(plan.left.batch)
+        for dim in reversed(range(dimensions)):
+            remaining, index = (
+                l.divided(remaining, plan.inner[dim - 1]) if dim else (0, remaining)
+            )
+            for i, matrix in enumerate(matrices):
                 offsets[i] = l.plus(offsets[i], l.times(index, matrix.batch[dim]))
-        self.left_at, self.right_at, self.result_at = (
-            l.at(f"%p{i}", offset) for i, offset in enumerate(offsets)
-        )
-
-    def _panel_of_any_width(self, panel: Index, first: Index, last: Index) -> None:
-        full, rest = divmod(self.n, self.panel_width)
-        if full:
-            is_full = self.b.value(f"icmp slt i64 {panel}, {full}")
-            self.b.when(is_full, [], lambda: self._panel(panel, self.panel_width, first, last))
-        if rest:
-            is_last = self.b.value(f"icmp eq i64 {panel}, {full}")
-            self.b.when(is_last, [], lambda: self._panel(panel, rest, first, last))
+        pointers = ("%p1", "%p0", "%p2") if plan.is_turned else ("%p0", "%p1", "%p2")
+        self.left_at, self.right_at, self.result_at = map(l.at, pointers, offsets)
 
     def _panel(self, panel: Index, width: int, first: Index, last: Index) -> None:
         """The blocks from `first` up to `last` of one panel, which is `width` columns wide."""
         l = self.l
-        column = l.times(panel, self.panel_width)
-        count = -(-width // l.width)
-        masks = [l.first(width - v * l.width) for v in range(count)]
-        if self.depth < self.k:
+        self.column = l.times(panel, self.plan.panel_width)
+        self.masks = [l.first(width - start) for start in range(0, width, l.width)]
+        if self.plan.splits:
             self.b.loop(first, last, STRIP_BLOCKS, [], lambda low, _: self._strip(
-                column, width, masks, low, l.least(l.plus(low, STRIP_BLOCKS), last)
+                width, low, l.least(l.plus(low, STRIP_BLOCKS), last)
             ))  # fmt: skip
             return
-        if self.packs:
-            self._pack(column, width, 0, self.k)
+        if self.panel is not None:
+            self.panel.fill(self.right_at, self.column, width, 0, self.k)
 
-        def block(row: Index, rows: int, _: Index) -> None:
-            zeros = [l.zero] * (rows * count)
-            sums = self._accumulate(row, rows, column, masks, 0, self.k, zeros)
-            self._finish(row, rows, column, masks, sums)
+        def block(number: str, _) -> None:
+            if self.plan.is_long:
+                self._clear(self.totals, 1)
+            self._each_height(number, 0, self.k, 0)
+            if not self.is_direct:
+                self._finish(number, 0)
 
-        self._each_block(first, last, block)
+        self.b.loop(first, last, 1, [], block)
 
-    def _strip(self, column, width, masks, first, last) -> None:
-        """As `_panel`, K in pieces: the sums wait in memory while the next piece is packed."""
-        l, b, count = self.l, self.b, len(masks)
+    def _strip(self, width: int, first: Index, last: Index) -> None:
+        """Blocks whose sums wait in memory while K is packed piece by piece."""
+        l = self.l
+        self._clear(self.totals, l.minus(last, first))
 
-        def spot(number: Index, r: int, v: int) -> Index:
-            row = l.plus(l.times(l.minus(number, first), self.height + 1), r)
-            return l.plus(l.times(row, self.panel_width), v * l.width)
-
-        def waiting(number: Index, rows: int) -> list[str]:
-            return [
-                l.load_computed(self.waiting, spot(number, r, v))
-                for r in range(rows)
-                for v in range(count)
-            ]
-
-        def clear(_row, rows, number):
-            for r in range(rows):
-                for v in range(count):
-                    l.store_computed(l.zero, self.waiting, spot(number, r, v))
+        def spot(number: Index) -> Index:
+            return l.times(l.minus(number, first), self._block_size())
 
         def piece(start: str, _) -> None:
-            depth = l.least(self.depth, l.minus(self.k, start))
-            self._pack(column, width, start, depth)
+            depth = l.least(self.plan.depth, l.minus(self.k, start))
+            self.panel.fill(self.right_at, self.column, width, start, depth)
+            self.b.loop(first, last, 1, [], lambda number, _: self._each_height(
+                number, start, depth, spot(number)
+            ))  # fmt: skip
 
-            def add(row, rows, number):
-                sums = self._accumulate(
-                    row, rows, column, masks, start, depth, waiting(number, rows)
-                )
-                for i, value in enumerate(sums):
-                    l.store_computed(value, self.waiting, spot(number, *divmod(i, count)))
-
-            self._each_block(first, last, add)
-
-        self._each_block(first, last, clear)
-        b.loop(0, self.k, self.depth, [], piece)
-        self._each_block(first, last, lambda row, rows, number: self._finish(
-            row, rows, column, masks, waiting(number, rows)
-        ))  # fmt: skip
-
-    def _each_block(self, first: Index, last: Index, body) -> None:
-        """body(first row, rows, block's number) for the blocks of each of the two heights."""
-        self._blocks_of(self.height + 1, 0, self.taller, first, last, body)
-        self._blocks_of(self.height, self.taller, self.blocks, first, last, body)
-
-    def _blocks_of(self, rows: int, start: int, stop: int, first: Index, last: Index, body) -> None:
-        """The blocks between `first` and `last` that are also between `start` and `stop`."""
-        l = self.l
-        if start == stop or rows == 0:
-            return
-        low, high = l.most(first, start), l.least(last, stop)
-        self.b.loop(low, high, 1, [], lambda number, _: body(
-            l.plus(l.times(number, rows), start), rows, number
-        ))  # fmt: skip
+        self.b.loop(0, self.k, self.plan.depth, [], piece)
+        self.b.loop(first, last, 1, [], lambda number, _: self._finish(number, spot(number)))
 
     # --- one block --------------------------------------------------------------------------------
 
-    def _accumulate(self, row, rows, column, masks, start, depth, sums) -> list[str]:
-        """`sums` plus the products of `depth` steps from `start`: rows x vectors values."""
+    def _block_size(self) -> int:
+        return self.plan.height * self.plan.panel_width
+
+    def _line(self) -> int:
+        """Elements of a row of sums in memory."""
+        return len(self.masks) * self.l.width
+
+    def _clear(self, memory: str, blocks: Index) -> None:
         l = self.l
-        left = l.at(
-            self.left_at,
-            l.plus(l.times(row, self.left.row), l.times(start, self.left.column)),
-        )
-        if not self.packs:
-            right = l.at(self.right_at, column)
-        step = self._pair_step if self.pairs else self._step
+        size = l.times(blocks, self._block_size())
+        self.b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, memory, i) and None)
 
-        def body(k: str, values: list[str]) -> list[str]:
-            if self.packs:
-                vectors = self._packed_row(k, len(masks))
-            else:
-                line = l.at(right, l.times(k, self.right.row))
-                vectors = [l.load(line, v * l.width, mask) for v, mask in enumerate(masks)]
-                for v in range(len(masks) if self.prefetches else 0):
-                    self.b.prefetch(l.at(line, PREFETCHED_ROWS * self.right.row + v * l.width))
-            return step(left, k, rows, vectors, values)
-
-        if self.pairs:
-            depth, _ = l.divided(depth, 2)
-        return add_in_pieces(l, depth, sums, body, self.totals)
-
-    def _packed_row(self, k: Index, count: int) -> list[str]:
-        l = self.l
-        element = "i32" if self.pairs else l.element
-        line = l.at(self.packed, l.times(k, self.panel_width), element)
-        return [
-            l.raw_load(l.at(line, v * l.width, element), None, element, l.width)
-            for v in range(count)
-        ]
-
-    def _step(self, left, k, rows, vectors, sums) -> list[str]:
-        l = self.l
-        here, result = l.at(left, l.times(k, self.left.column)), []
-        for r in range(rows):
-            x = l.splat(l.scalar(here, r * self.left.row))
-            for v, y in enumerate(vectors):
-                result.append(l.multiply_add(x, y, sums[r * len(vectors) + v]))
-        return result
-
-    def _pair_step(self, left, k, rows, vectors, sums) -> list[str]:
-        """As `_step` for two elements of K; their products are added before the sum."""
-        l, b = self.l, self.b
-        pair, words = f"<{2 * l.width} x bfloat>", f"<{l.width} x i32>"
-        function = "llvm.x86.avx512bf16.dpbf16ps.512"
-        here, result = l.at(left, l.times(l.times(k, 2), self.left.column)), []
-        ys = [b.value(f"bitcast {words} {y} to {pair}") for y in vectors]
-        for r in range(rows):
-            word = l.splat(self._left_pair(l.at(here, r * self.left.row)), "i32")
-            x = b.value(f"bitcast {words} {word} to {pair}")
-            for v, y in enumerate(ys):
-                total = (l.vector, sums[r * len(vectors) + v])
-                result.append(b.pure_call(function, l.vector, total, (pair, x), (pair, y)))
-        return result
-
-    def _left_pair(self, pointer: str) -> str:
-        l, b = self.l, self.b
-        if self.left.column == 1:
-            return b.effect(f"load i32, ptr {pointer}, align 2")
-        second = l.at(pointer, self.left.column)
-        low, high = (b.effect(f"load i16, ptr {p}, align 2") for p in (pointer, second))
-        low, high = (b.value(f"zext i16 {x} to i32") for x in (low, high))
-        return b.value(f"or i32 {low}, {b.value(f'shl i32 {high}, 16')}")
-
-    def _finish(self, row, rows, column, masks, sums) -> None:
-        l, count = self.l, len(masks)
-        line = l.at(self.result_at, l.plus(l.times(row, self.result.row), column))
-        if self.epilogue is None:
-            for i, value in enumerate(sums):
-                r, v = divmod(i, count)
-                l.store(value, line, r * self.result.row + v * l.width, masks[v])
+    def _each_height(self, number: Index, start: Index, depth: Index, spot: Index) -> None:
+        """The sums of block `number`: a whole one, or what rows are left by powers of two."""
+        l, height = self.l, self.plan.height
+        first = l.times(number, height)
+        if height == 1:
+            self._rows(first, 1, start, depth, spot)
             return
-        for i, value in enumerate(sums):
-            l.store_computed(value, self.totals, i * l.width)
-        flat = l.plus(l.times(self.batch_index, self.m), row)
+        is_whole = self._holds("slt", number, self.full)
+        self._when(is_whole, lambda: self._rows(first, height, start, depth, spot))
+        rest = self.b.value(f"select i1 {is_whole}, i64 0, i64 {self.tail}")
+        rows = 1 << (height - 1).bit_length() - 1
+        while rows:
+            bit = self.b.value(f"and i64 {rest}, {rows}")
+            before = self.b.value(f"and i64 {rest}, {-2 * rows}")
+            at = l.plus(spot, l.times(before, self._line()))
+            self._when(self._holds("ne", bit, 0), functools.partial(
+                self._rows, l.plus(first, before), rows, start, depth, at
+            ))  # fmt: skip
+            rows //= 2
 
-        def one_row(r: str, _) -> None:
-            at = l.at(line, l.times(r, self.result.row))
-            for v, mask in enumerate(masks):
-                spot = l.plus(l.times(r, count * l.width), v * l.width)
-                value = l.load_computed(self.totals, spot)
-                place = (l.plus(flat, r), l.plus(column, v * l.width))
-                with self.b.lanes(l.width):
-                    value = self.epilogue(self.b, value, *place, mask)
+    def _rows(self, row: Index, rows: int, start: Index, depth: Index, spot: Index) -> None:
+        """The sums of `rows` rows over `depth` steps from `start`, stored where they belong."""
+        l, plan = self.l, self.plan
+        left = l.at(self.left_at, l.plus(
+            l.times(row, plan.left.row), l.times(start, plan.left.column)
+        ))  # fmt: skip
+        right = "" if plan.packs else l.at(self.right_at, self.column)
+
+        def sums(first: Index, end: Index) -> list[str]:
+            return self.block.sums(left, right, rows, self.masks, first, end)
+
+        if self.is_direct:
+            line = l.at(self.result_at, l.plus(l.times(row, plan.result.row), self.column))
+            for i, value in enumerate(sums(0, depth)):
+                r, v = divmod(i, len(self.masks))
+                l.store(value, line, r * plan.result.row + v * l.width, self.masks[v])
+            return
+        memory = l.at(self.totals, spot, l.element)
+        if plan.is_long or plan.splits:
+            pieces(l, 0, depth, lambda first, end: add_to_memory(l, memory, sums(first, end)))
+            return
+        for i, value in enumerate(sums(0, depth)):
+            l.store_computed(value, memory, i * l.width)
+
+    def _finish(self, number: Index, spot: Index) -> None:
+        """Stores what becomes of the sums of a block, which lie in memory."""
+        l, height = self.l, self.plan.height
+        is_whole = self._holds("slt", number, self.full)
+        rows = self.b.value(f"select i1 {is_whole}, i64 {height}, i64 {self.tail}")
+        self._finish_rows(l.times(number, height), rows, spot)
+
+    def _finish_rows(self, row: Index, rows: Index, spot: Index) -> None:
+        l, m = self.l, self.plan.rows or self.m
+        line = l.at(self.result_at, l.plus(l.times(row, self.plan.result.row), self.column))
+        flat = l.plus(l.times(self.batch_index, m), row)
+
+        def one(r: str, _) -> None:
+            at = l.at(line, l.times(r, self.plan.result.row))
+            for v, mask in enumerate(self.masks):
+                place = l.plus(spot, l.plus(l.times(r, self._line()), v * l.width))
+                value = l.load_computed(self.totals, place)
+                if self.epilogue is not None:
+                    where = (l.plus(flat, r), l.plus(self.column, v * l.width))
+                    with self.b.lanes(l.width):
+                        value = self.epilogue(self.b, value, *where, mask)
                 l.store(value, at, v * l.width, mask)
 
         # A loop: an epilogue may be long, and its text is needed once.
-        self.b.loop(0, rows, 1, [], one_row)
-
-    # --- packing ----------------------------------------------------------------------------------
-
-    def _pack(self, column: Index, width: int, start: Index, depth: Index) -> None:
-        """Copy rows `start` to `start + depth` of a panel, [depth, panel width], as computed.
-
-        What lies beyond the panel's own columns is never stored in the result, and may be anything.
-        """
-        if self.right.column == 1:
-            self._pack_rows(column, width, start, depth)
-        elif self.right.row == 1:
-            self._pack_transposed(column, width, start, depth)
-        else:
-            self._pack_elements(column, width, start, depth)
-
-    def _pack_rows(self, column, width, start, depth) -> None:
-        l = self.l
-        source = l.at(self.right_at, l.plus(l.times(start, self.right.row), column))
-        masks = [l.first(width - v * l.width) for v in range(-(-width // l.width))]
-
-        def row(k: str, _) -> None:
-            line = l.at(source, l.times(k, self.right.row))
-            target = l.at(self.packed, l.times(k, self.panel_width), l.element)
-            for v, mask in enumerate(masks):
-                l.store_computed(l.load(line, v * l.width, mask), target, v * l.width)
-
-        def pair(k: str, _) -> None:
-            line = l.at(source, l.times(l.times(k, 2), self.right.row))
-            target = l.at(self.packed, l.times(k, self.panel_width), "i32")
-            for v, mask in enumerate(masks):
-                rows = [
-                    l.raw_load(l.at(line, i * self.right.row + v * l.width), mask, "i16", l.width)
-                    for i in range(2)
-                ]
-                l.raw_store(
-                    self._interleaved(*rows), l.at(target, v * l.width, "i32"), None, "i32", l.width
-                )
-
-        if self.pairs:
-            self.b.loop(0, l.divided(depth, 2)[0], 1, [], pair)
-        else:
-            self.b.loop(0, depth, 1, [], row)
-
-    def _interleaved(self, x: str, y: str) -> str:
-        n = self.l.width
-        order = ", ".join(f"i32 {i}, i32 {n + i}" for i in range(n))
-        mixed = self.b.value(
-            f"shufflevector <{n} x i16> {x}, <{n} x i16> {y}, <{2 * n} x i32> <{order}>"
-        )
-        return self.b.value(f"bitcast <{2 * n} x i16> {mixed} to <{n} x i32>")
-
-    def _pack_transposed(self, column, width, start, depth) -> None:
-        """For a right operand whose columns are adjacent in memory: squares of vectors."""
-        l, b, n = self.l, self.b, self.l.width
-        per_lane = 2 if self.pairs else 1
-        element = "i32" if self.pairs else l.element
-        source = l.at(self.right_at, start)
-
-        def square(k: str, v: str) -> None:
-            mask = l.first(l.minus(depth, k), per_lane * n)
-            lines = []
-            for i in range(n):
-                at = l.plus(l.plus(column, v), i)
-                if width % n:
-                    at = l.least(at, self.n - 1)
-                line = l.at(l.at(source, k), l.times(at, self.right.column))
-                if self.pairs:
-                    raw = l.raw_load(line, mask, "i16", 2 * n)
-                    lines.append(b.value(f"bitcast <{2 * n} x i16> {raw} to <{n} x i32>"))
-                else:
-                    lines.append(l.load(line, 0, mask))
-            row, _ = l.divided(k, per_lane)
-            target = l.at(self.packed, l.plus(l.times(row, self.panel_width), v), element)
-            for i, line in enumerate(transposed(b, lines, element)):
-                l.raw_store(line, l.at(target, i * self.panel_width, element), None, element, n)
-
-        b.loop(0, depth, per_lane * n, [], lambda k, _: b.loop(
-            0, width, n, [], lambda v, _: square(k, v)
-        ) and None)  # fmt: skip
-
-    def _pack_elements(self, column, width, start, depth) -> None:
-        l, b = self.l, self.b
-        element, kept = (l.stored, "i16") if self.pairs else (l.element, l.element)
-
-        def one(k: str, j: str) -> None:
-            offset = l.plus(
-                l.times(l.plus(start, k), self.right.row),
-                l.times(l.plus(column, j), self.right.column),
-            )
-            if self.pairs:
-                x = b.effect(f"load i16, ptr {l.at(self.right_at, offset)}, align 2")
-                row, parity = l.divided(k, 2)
-                spot = l.plus(l.times(l.plus(l.times(row, self.panel_width), j), 2), parity)
-            else:
-                x = l.scalar(self.right_at, offset)
-                spot = l.plus(l.times(k, self.panel_width), j)
-            b.emit(f"store {kept} {x}, ptr {l.at(self.packed, spot, element)}")
-
-        b.loop(0, depth, 1, [], lambda k, _: b.loop(
-            0, width, 1, [], lambda j, _: one(k, j)
-        ) and None)  # fmt: skip
+        self.b.loop(0, rows, 1, [], one)
 
     # --- few rows ---------------------------------------------------------------------------------
 
     def _emit_dots(self) -> None:
-        """Few rows by a transposed right operand: its rows are read once, as dot products."""
-        l, b = self.l, self.b
-        together = 1
-        while self.m * together * 2 <= l.isa.registers // 2:
-            together *= 2
-        together = min(together, l.width)
-        dots = reserved(b, self.m * l.width, l.element)
-        self.totals = reserved(b, self.m * l.width, l.element)
+        l, plan = self.l, self.plan
+        self.totals = reserved(self.b, plan.rows * l.width, l.element)
+        dots = Dots(l, plan, self.totals)
 
-        def group(number: str, _) -> None:
-            batch, panel = l.divided(number, self.panels)
-            self._locate(batch)
-            column = l.times(panel, l.width)
-            b.loop(0, l.width, together, [], lambda j, _: self._dots(column, j, together, dots))
-            masks = [l.first(l.minus(self.n, column)) if self.n % l.width else None]
-            sums = [l.load_computed(dots, r * l.width) for r in range(self.m)]
-            self._finish(0, self.m, column, masks, sums)
+        def group(batch: Index, panel: Index, first: Index, last: Index) -> None:
+            self.column = l.times(panel, l.width)
+            dots.sums(self.left_at, self.right_at, self.column, self.k)
+            is_cut = plan.n % l.width != 0
+            self.masks = [l.first(l.minus(plan.n, self.column)) if is_cut else None]
+            self._finish_rows(0, plan.rows, 0)
 
-        b.loop(*share(l, self.groups), 1, [], group)
-
-    def _dots(self, column: Index, j: Index, together: int, dots: str) -> None:
-        l, b, m = self.l, self.b, self.m
-        lines = [
-            l.at(self.right_at, l.times(
-                l.least(l.plus(l.plus(column, j), i), self.n - 1), self.right.column
-            ))
-            for i in range(together)
-        ]  # fmt: skip
-
-        def step(k: Index, mask: str | None, sums: list[str]) -> list[str]:
-            ys = [l.load(line, k, mask) for line in lines]
-            result = []
-            for r in range(m):
-                x = l.load(self.left_at, l.plus(k, r * self.left.row), mask)
-                result += [l.multiply_add(x, y, sums[r * together + i]) for i, y in enumerate(ys)]
-            return result
-
-        whole = self.k // l.width * l.width
-        zeros = [(l.vector, l.zero)] * (m * together)
-        sums = b.loop(0, whole, l.width, zeros, lambda k, values: step(k, None, values))
-        if whole < self.k:
-            sums = step(whole, l.first(self.k - whole), sums)
-        for r in range(m):
-            for i in range(together):
-                spot = l.at(dots, l.plus(j, r * l.width + i), l.element)
-                b.emit(f"store {l.element} {l.total(sums[r * together + i])}, ptr {spot}")
+        self._each_group(1, group)

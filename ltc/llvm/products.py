@@ -19,7 +19,8 @@ from ltc.llvm.isa import Isa, host_isa
 from ltc.llvm.lanes import Index
 from ltc.llvm.library import FLOATS, dtypes, kernels_of
 from ltc.llvm.loops import Emitter
-from ltc.llvm.matmul import Matrix, matmul
+from ltc.llvm.matmul import matmul
+from ltc.llvm.matrix import Matrix
 from ltc.llvm.primitives import PRIMITIVES
 
 
@@ -131,15 +132,9 @@ def _matmul(product: Product) -> list[KernelCode]:
         "kernel", node.dtype, tuple(batch), (m, n, k), left, right,
         Matrix(n, 1, result.batch), isa(), epilogue.function, len(epilogue.nodes),
     )  # fmt: skip
-    operands = tuple(access.node for access in product.operands)
-    shifts = tuple(access.offset.constant for access in product.operands)
-    bytes_each = node.dtype.itemsize
-    return [
-        KernelCode(
-            kernel.text, (*operands, epilogue.main, *epilogue.nodes), kernel.tasks,
-            tuple(shift * bytes_each for shift in shifts),
-        )
-    ]  # fmt: skip
+    shifts = tuple(access.offset.constant * node.dtype.itemsize for access in product.operands)
+    nodes = (*[access.node for access in product.operands], epilogue.main, *epilogue.nodes)
+    return [KernelCode(kernel.text, nodes, kernel.tasks, shifts, kernel.numbers)]
 
 
 def _matrix(offset: Affine, rank: int) -> Matrix:

@@ -15,7 +15,7 @@ import torch
 from ltc.llvm.builder import Builder
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import Index, Lanes, transposed
-from ltc.llvm.matmul import Matrix
+from ltc.llvm.matrix import Matrix
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ltc.llvm.attention_gradient import attention_gradient
 from ltc.llvm.attention_scores import Attention
 from ltc.llvm.convolution import KernelSequence
 from ltc.llvm.isa import AVX2
-from ltc.llvm.matmul import Matrix, stored_plain
+from ltc.llvm.matrix import Matrix, stored_plain
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run_all, tolerance
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -9,7 +9,8 @@ from ltc.ir import ops
 from ltc.ir.node import make
 from ltc.llvm.isa import AVX2, AVX512_BF16, NEON, SSE2, host_isa
 from ltc.llvm.library import kernels_of, seen_through
-from ltc.llvm.matmul import Matrix, matmul, stored_plain, stored_transposed
+from ltc.llvm.matmul import matmul
+from ltc.llvm.matrix import Matrix, stored_plain, stored_transposed
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run, tolerance
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

@@ -1,0 +1,187 @@
+"""What is known of a matrix product before its text is written: strides, tiles, ways to go.
+
+Letters: M rows of the result, N its columns, K the summed dimension.  A *panel* is a strip of
+columns a few vectors wide; a *block* is the few rows whose sums over K stay in registers.  M, K and
+the outermost batch extent are numbers of the kernel: what is decided here looks at their classes
+alone, so that nearly all batch sizes have one text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.isa import Isa
+from ltc.llvm.lanes import BYTES, LONGEST_SUM
+from ltc.llvm.dtype import FORMS
+
+PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
+PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
+DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
+FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
+MANY_BLOCKS = 4  # from so many on, packing pays even where columns are adjacent
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where the elements of a batch of matrices lie, as strides in elements.
+
+    batch  one stride for each batch dimension; 0 repeats the matrix
+    """
+
+    row: int
+    column: int
+    batch: tuple[int, ...] = ()
+
+
+def stored_plain(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
+    """[*batch, rows, columns], contiguous."""
+    return Matrix(columns, 1, _batch_strides(rows * columns, batch))
+
+
+def stored_transposed(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
+    """The matrix [rows, columns] of a contiguous [*batch, columns, rows]."""
+    return Matrix(1, rows, _batch_strides(rows * columns, batch))
+
+
+def _batch_strides(size: int, batch: tuple[int, ...]) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(batch):
+        strides.append(size)
+        size *= extent
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch of products: left [*batch, M, K] times right [*batch, K, N]."""
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    left: Matrix
+    right: Matrix
+    result: Matrix
+
+    @property
+    def batches(self) -> int:
+        total = 1
+        for extent in self.batch:
+            total *= extent
+        return total
+
+    def folded(self) -> Shape:
+        """Batch dimensions that only repeat the right operand become rows of the left one."""
+        one = self
+        while one.batch and one.right.batch[-1] == 0:
+            left, result = one.left, one.result
+            if left.batch[-1] != one.m * left.row or result.batch[-1] != one.m * result.row:
+                break
+            matrices = (Matrix(x.row, x.column, x.batch[:-1]) for x in (left, one.right, result))
+            one = Shape(one.batch[:-1], one.m * one.batch[-1], one.n, one.k, *matrices)
+        return one
+
+    def turned(self) -> Shape:
+        """The product of the transposed operands, which is the transposed result."""
+        left, right, result = (
+            Matrix(x.column, x.row, x.batch) for x in (self.right, self.left, self.result)
+        )
+        return Shape(self.batch, self.n, self.m, self.k, left, right, result)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number that the text of a product depends on.
+
+    is_turned   the kernel's first operand is the right one
+    inner       batch extents but the outermost
+    rows        of the left operand where the text is for so many alone, else 0
+    vectors     how many of them a panel is wide
+    height      rows of a whole block; the rest are done in blocks of 8, 4, 2 and 1
+    by_dots     few rows by a transposed right operand: its rows are read once, as dot products
+    pairs       pairs of bfloat16 along K share a lane
+    packs       a panel is copied to memory of this thread before it is used
+    packs_left  so are the pairs of a block's rows, which do not lie side by side
+    depth       how much of K is packed at once
+    splits      whether K may be longer than that
+    is_long     whether K may be longer than one chain of additions
+    prefetches  where a right operand is read in place: rows ahead, or 0
+    """
+
+    dtype: torch.dtype
+    isa: Isa
+    left: Matrix
+    right: Matrix
+    result: Matrix
+    is_turned: bool
+    inner: tuple[int, ...]
+    n: int
+    rows: int
+    vectors: int
+    height: int
+    by_dots: bool
+    pairs: bool
+    packs: bool
+    packs_left: bool
+    depth: int
+    splits: bool
+    is_long: bool
+    prefetches: bool
+
+    @property
+    def width(self) -> int:
+        """Elements of one vector."""
+        return self.isa.lanes(BYTES[FORMS[self.dtype].computed])
+
+    @property
+    def panel_width(self) -> int:
+        return self.vectors * self.width
+
+    @property
+    def panels(self) -> int:
+        return max(1, -(-self.n // (self.width if self.by_dots else self.panel_width)))
+
+
+def plan_of(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Plan:
+    """The plan of a product; products with equal plans have one text."""
+    left, right, m, n, k = shape.left, shape.right, shape.m, shape.n, shape.k
+    computed_bytes = BYTES[FORMS[dtype].computed]
+    width = isa.lanes(computed_bytes)
+    by_dots = (
+        m <= DOT_ROWS and k >= 2 * width and n > 1
+        and right.row == 1 and right.column != 1 and left.column == 1
+    )  # fmt: skip
+    vectors = max(1, min(_wanted_vectors(m, isa), -(-n // width)))
+    height = 1 if m == 1 else (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
+    # An odd K would pair its last element with a stranger.
+    pairs = isa.bfloat16_dot and dtype is torch.bfloat16 and k % 2 == 0 and m > FEW_ROWS
+    packs = (
+        pairs or right.column != 1 or m >= MANY_BLOCKS * height
+        or (not isa.fused and n % width != 0)
+    )  # fmt: skip
+    depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
+    return Plan(
+        dtype, isa, left, right, shape.result, is_turned, shape.batch[1:], n,
+        rows=m if by_dots or m <= 1 else 0,
+        vectors=vectors,
+        height=height,
+        by_dots=by_dots,
+        pairs=pairs,
+        packs=packs,
+        packs_left=pairs and left.column != 1 and left.row == 1,
+        depth=depth,
+        splits=packs and k > depth,
+        is_long=k > LONGEST_SUM,
+        prefetches=not packs and right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES,
+    )  # fmt: skip
+
+
+def _wanted_vectors(m: int, isa: Isa) -> int:
+    """How many vectors wide a panel is: more where few rows leave registers free."""
+    if m == 1:
+        return 16 if isa.registers >= 32 else 8
+    if isa.registers < 32:
+        return 4 if m <= FEW_ROWS else 2
+    return 4 if m <= FEW_ROWS else 3 if m <= SOME_ROWS else 2
