@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ltc.llvm.lanes import LONGEST_SUM, Index, Lanes, SUFFIX
-from ltc.llvm.matrix import PREFETCHED_FROM_BYTES, Plan
-from ltc.llvm.packing import PackedPairs, PackedPanel
+from ltc.llvm.matrix import Plan
+from ltc.llvm.packing import PackedRows, PackedPanel
 
 PREFETCHED_ROWS = 16
 
@@ -13,33 +13,31 @@ class Block:
     """Adds up blocks of one product.
 
     panel  the packed panel, or None where the right operand is read in place
+    strip  the packed rows, or None where the left operand is read in place
     """
 
-    def __init__(self, lanes: Lanes, plan: Plan, panel: PackedPanel | None):
-        self.l, self.b, self.plan, self.panel = lanes, lanes.builder, plan, panel
-        self.pairs = PackedPairs(lanes, plan) if plan.packs_left else None
-        column_bytes = plan.left.column * plan.dtype.itemsize
-        # A column of the left operand is in another page at each step.
-        self.prefetches_left = self.pairs is None and column_bytes >= PREFETCHED_FROM_BYTES // 2
+    def __init__(
+        self, lanes: Lanes, plan: Plan, panel: PackedPanel | None, strip: PackedRows | None
+    ):
+        self.l, self.b, self.plan = lanes, lanes.builder, plan
+        self.panel, self.strip = panel, strip
 
     def sums(self, left: str, right: str, rows: int, masks, first: Index, end: Index) -> list[str]:
         """rows x vectors sums of the steps from `first` up to `end` of what is packed.
 
-        left   where the block's row begins, at step 0
+        left   where the block's first row begins, at step 0
         right  where the panel begins, where it is read in place
         masks  of the panel's vectors
         """
         l = self.l
         if self.plan.pairs:
             first, end = l.divided(first, 2)[0], l.divided(end, 2)[0]
-        if self.pairs is not None:
-            self.pairs.fill(left, first, end, rows)
         zeros = [(l.vector, l.zero)] * (rows * len(masks))
 
         def step(k: str, sums: list[str]) -> list[str]:
             vectors = self._right(right, k, masks)
             if self.plan.pairs:
-                return self._pair_step(left, k, first, rows, vectors, sums)
+                return self._pair_step(left, k, rows, vectors, sums)
             return self._step(left, k, rows, vectors, sums)
 
         return self.b.loop(first, end, 1, zeros, step)
@@ -55,29 +53,35 @@ class Block:
         return vectors
 
     def _step(self, left, k, rows, vectors, sums) -> list[str]:
-        l, stride = self.l, self.plan.left.row
-        here, result = l.at(left, l.times(k, self.plan.left.column)), []
-        if self.prefetches_left:
-            ahead = l.at(here, PREFETCHED_ROWS * self.plan.left.column)
-            self.b.prefetch(ahead)
-            if rows > 1:  # a block's rows may lie in two lines
-                self.b.prefetch(l.at(ahead, (rows - 1) * stride))
+        l, plan = self.l, self.plan
+        here, result = "", []
+        if self.strip is None:
+            here = l.at(left, l.times(k, plan.left.column))
+        if plan.foresees and rows == plan.height:
+            # The next block's rows follow: a line of them at each step, before they are wanted.
+            line = 64 // plan.dtype.itemsize
+            self.b.prefetch(l.at(l.at(left, rows * plan.left.row), l.times(k, line)))
         for r in range(rows):
-            x = l.splat(l.scalar(here, r * stride))
+            if self.strip is not None:
+                x = l.splat(self.strip.value(left, k, r))
+            else:
+                x = l.splat(l.scalar(here, r * plan.left.row))
             for v, y in enumerate(vectors):
                 result.append(l.multiply_add(x, y, sums[r * len(vectors) + v]))
         return result
 
-    def _pair_step(self, left, k, first, rows, vectors, sums) -> list[str]:
+    def _pair_step(self, left, k, rows, vectors, sums) -> list[str]:
         """As `_step` for two elements of K; their products are added before the sum."""
         l, b = self.l, self.b
         pair, words = f"<{2 * l.width} x bfloat>", f"<{l.width} x i32>"
         function = "llvm.x86.avx512bf16.dpbf16ps.512"
-        here, result = l.at(left, l.times(l.times(k, 2), self.plan.left.column)), []
+        here, result = "", []
+        if self.strip is None:
+            here = l.at(left, l.times(l.times(k, 2), self.plan.left.column))
         ys = [b.value(f"bitcast {words} {y} to {pair}") for y in vectors]
         for r in range(rows):
-            if self.pairs is not None:
-                word = self.pairs.pair(k, first, r)
+            if self.strip is not None:
+                word = self.strip.value(left, k, r)
             else:
                 word = self._left_pair(l.at(here, r * self.plan.left.row))
             x = b.value(f"bitcast {words} {l.splat(word, 'i32')} to {pair}")

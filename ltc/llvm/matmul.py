@@ -16,10 +16,10 @@ from ltc.llvm.lanes import (
     Epilogue, GeneratedKernel, Index, Lanes, reserved, share, tasks_for,
 )  # fmt: skip
 from ltc.llvm.matrix import Matrix, Plan, Shape, plan_of
-from ltc.llvm.packing import PackedPanel
+from ltc.llvm.packing import PackedPanel, PackedRows
 
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
-NUMBERS = 3  # of a kernel: M, K, and the outermost batch extent
+NUMBERS = 4  # of a kernel: M, K, the outermost batch extent, blocks of a packed strip
 
 
 def matmul(
@@ -57,12 +57,17 @@ def matmul(
     else:
         text = _text(name, plan, epilogue, operands)
     work = 2 * shape.batches * shape.m * shape.n * shape.k
-    blocks = 1 if plan.by_dots else max(1, -(-shape.m // plan.height))
+    blocks, groups = max(1, -(-shape.m // plan.height)), shape.batches * plan.panels
+    strip = plan.strip_blocks(shape.k)
+    if plan.by_dots:
+        blocks = 1
+    elif plan.packs_left:
+        blocks, groups = plan.panels, shape.batches * -(-blocks // strip)
     arguments = ("left", "right", "result", *(f"operand{i}" for i in range(operands)))
     outer = shape.batch[0] if shape.batch else 1
     return GeneratedKernel(
-        name, text, arguments, tasks_for(work, shape.batches * plan.panels, blocks), work,
-        (shape.m, shape.k, outer),
+        name, text, arguments, tasks_for(work, groups, blocks), work,
+        (shape.m, shape.k, outer, strip),
     )  # fmt: skip
 
 
@@ -107,7 +112,8 @@ class _Product:
     def _emit_panels(self) -> None:
         l, plan = self.l, self.plan
         self.panel = PackedPanel(l, plan) if plan.packs else None
-        self.block = Block(l, plan, self.panel)
+        self.strip = PackedRows(l, plan, self.k) if plan.packs_left else None
+        self.block = Block(l, plan, self.panel, self.strip)
         if not self.is_direct:
             blocks = STRIP_BLOCKS if plan.splits else 1
             self.totals = reserved(self.b, blocks * self._block_size(), l.element)
@@ -115,35 +121,47 @@ class _Product:
         self.full, self.tail = l.divided(m, plan.height)
         self.blocks = l.divided(l.plus(m, plan.height - 1), plan.height)[0]
 
-        def group(batch: Index, panel: Index, first: Index, last: Index) -> None:
-            full, rest = divmod(plan.n, plan.panel_width)
-            if full:
-                is_full = self._holds("slt", panel, full)
-                self._when(is_full, lambda: self._panel(panel, plan.panel_width, first, last))
-            if rest:
-                is_last = self._holds("eq", panel, full)
-                self._when(is_last, lambda: self._panel(panel, rest, first, last))
+        if plan.packs_left:
+            self._each_group(self._strips(), plan.panels, self._strip_of_rows)
+        else:
+            self._each_group(plan.panels, self.blocks, self._panel)
 
-        self._each_group(self.blocks, group)
+    def _strips(self) -> Index:
+        before = self.l.minus("%n3", 1)
+        return self._quotient(self.l.plus(self.blocks, before), "%n3")
 
-    def _each_group(self, blocks: Index, body) -> None:
-        """body(batch, panel, first block, last block) for what this task has of each panel."""
-        l, panels = self.l, self.plan.panels
-        groups: Index = l.times(self.outer, panels)
+    def _each_group(self, groups: Index, members: Index, body) -> None:
+        """body(group, first member, last member) for what this task has of each group.
+
+        groups  of each batch
+        """
+        l = self.l
+        count: Index = l.times(self.outer, groups)
         for extent in self.plan.inner:
-            groups = l.times(groups, extent)
-        low, high = share(l, l.times(groups, blocks))
-        divisor = l.most(blocks, 1)
+            count = l.times(count, extent)
+        low, high = share(l, l.times(count, members))
+        divisor = l.most(members, 1)
         first_group = self._quotient(low, divisor)
         end_group = self._quotient(l.plus(high, l.minus(divisor, 1)), divisor)
 
         def group(number: str, _) -> None:
-            batch, panel = l.divided(number, panels)
-            done = l.times(number, blocks)
+            batch = self._quotient(number, groups)
+            done = l.times(number, members)
             self._locate(batch)
-            body(batch, panel, l.most(l.minus(low, done), 0), l.least(l.minus(high, done), blocks))
+            first, last = l.most(l.minus(low, done), 0), l.least(l.minus(high, done), members)
+            body(l.minus(number, l.times(batch, groups)), first, last)
 
         self.b.loop(first_group, end_group, 1, [], group)
+
+    def _strip_of_rows(self, strip: Index, first_panel: Index, last_panel: Index) -> None:
+        """The panels from `first_panel` on of a strip of blocks, whose rows are packed."""
+        l = self.l
+        self.first_of_strip = l.times(strip, "%n3")
+        last = l.least(l.plus(self.first_of_strip, "%n3"), self.blocks)
+        self.strip.fill(self.left_at, self.first_of_strip, last, self.plan.rows or self.m)
+        self.b.loop(first_panel, last_panel, 1, [], lambda panel, _: self._panel(
+            panel, self.first_of_strip, last
+        ))  # fmt: skip
 
     def _quotient(self, x: Index, y: Index) -> Index:
         return self.l.divided(x, y)[0] if isinstance(y, int) else self.b.value(f"udiv i64 {x}, {y}")
@@ -170,8 +188,19 @@ class _Product:
         pointers = ("%p1", "%p0", "%p2") if plan.is_turned else ("%p0", "%p1", "%p2")
         self.left_at, self.right_at, self.result_at = map(l.at, pointers, offsets)
 
-    def _panel(self, panel: Index, width: int, first: Index, last: Index) -> None:
-        """The blocks from `first` up to `last` of one panel, which is `width` columns wide."""
+    def _panel(self, panel: Index, first: Index, last: Index) -> None:
+        """The blocks from `first` up to `last` of one panel; the last one may be narrower."""
+        full, rest = divmod(self.plan.n, self.plan.panel_width)
+        if full:
+            self._when(self._holds("slt", panel, full), lambda: self._panel_of(
+                panel, self.plan.panel_width, first, last
+            ))  # fmt: skip
+        if rest:
+            self._when(self._holds("eq", panel, full), lambda: self._panel_of(
+                panel, rest, first, last
+            ))  # fmt: skip
+
+    def _panel_of(self, panel: Index, width: int, first: Index, last: Index) -> None:
         l = self.l
         self.column = l.times(panel, self.plan.panel_width)
         self.masks = [l.first(width - start) for start in range(0, width, l.width)]
@@ -227,12 +256,11 @@ class _Product:
     def _each_height(self, number: Index, start: Index, depth: Index, spot: Index) -> None:
         """The sums of block `number`: a whole one, or what rows are left by powers of two."""
         l, height = self.l, self.plan.height
-        first = l.times(number, height)
         if height == 1:
-            self._rows(first, 1, start, depth, spot)
+            self._rows(number, 0, 1, start, depth, spot)
             return
         is_whole = self._holds("slt", number, self.full)
-        self._when(is_whole, lambda: self._rows(first, height, start, depth, spot))
+        self._when(is_whole, lambda: self._rows(number, 0, height, start, depth, spot))
         rest = self.b.value(f"select i1 {is_whole}, i64 0, i64 {self.tail}")
         rows = 1 << (height - 1).bit_length() - 1
         while rows:
@@ -240,16 +268,23 @@ class _Product:
             before = self.b.value(f"and i64 {rest}, {-2 * rows}")
             at = l.plus(spot, l.times(before, self._line()))
             self._when(self._holds("ne", bit, 0), functools.partial(
-                self._rows, l.plus(first, before), rows, start, depth, at
+                self._rows, number, before, rows, start, depth, at
             ))  # fmt: skip
             rows //= 2
 
-    def _rows(self, row: Index, rows: int, start: Index, depth: Index, spot: Index) -> None:
-        """The sums of `rows` rows over `depth` steps from `start`, stored where they belong."""
+    def _rows(self, number, before, rows: int, start: Index, depth: Index, spot: Index) -> None:
+        """The sums of `rows` rows of a block over `depth` steps from `start`, stored.
+
+        before  rows of the block that come before them
+        """
         l, plan = self.l, self.plan
-        left = l.at(self.left_at, l.plus(
-            l.times(row, plan.left.row), l.times(start, plan.left.column)
-        ))  # fmt: skip
+        row = l.plus(l.times(number, plan.height), before)
+        if self.strip is not None:
+            left = self.strip.at(l.minus(number, self.first_of_strip), start, before)
+        else:
+            left = l.at(self.left_at, l.plus(
+                l.times(row, plan.left.row), l.times(start, plan.left.column)
+            ))  # fmt: skip
         right = "" if plan.packs else l.at(self.right_at, self.column)
 
         def sums(first: Index, end: Index) -> list[str]:
@@ -301,11 +336,11 @@ class _Product:
         self.totals = reserved(self.b, plan.rows * l.width, l.element)
         dots = Dots(l, plan, self.totals)
 
-        def group(batch: Index, panel: Index, first: Index, last: Index) -> None:
+        def group(panel: Index, _first: Index, _last: Index) -> None:
             self.column = l.times(panel, l.width)
             dots.sums(self.left_at, self.right_at, self.column, self.k)
             is_cut = plan.n % l.width != 0
             self.masks = [l.first(l.minus(plan.n, self.column)) if is_cut else None]
             self._finish_rows(0, plan.rows, 0)
 
-        self._each_group(1, group)
+        self._each_group(plan.panels, 1, group)

@@ -18,8 +18,11 @@ from ltc.llvm.dtype import FORMS
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
+STRIP_STEPS = 8192  # of all blocks of a packed strip of rows together: another half
+MOST_STRIP_BLOCKS = 8
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
 FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
+MANY_STEPS = 64  # of K, from which on the rows of a transposed left operand are packed
 MANY_BLOCKS = 4  # from so many on, packing pays even where columns are adjacent
 
 
@@ -103,7 +106,8 @@ class Plan:
     by_dots     few rows by a transposed right operand: its rows are read once, as dot products
     pairs       pairs of bfloat16 along K share a lane
     packs       a panel is copied to memory of this thread before it is used
-    packs_left  so are the pairs of a block's rows, which do not lie side by side
+    packs_left  so are strips of rows, each made of a few blocks, where rows lie side by side
+    foresees    the rows of the next block follow in memory those of a block
     depth       how much of K is packed at once
     splits      whether K may be longer than that
     is_long     whether K may be longer than one chain of additions
@@ -125,6 +129,7 @@ class Plan:
     pairs: bool
     packs: bool
     packs_left: bool
+    foresees: bool
     depth: int
     splits: bool
     is_long: bool
@@ -138,6 +143,10 @@ class Plan:
     @property
     def panel_width(self) -> int:
         return self.vectors * self.width
+
+    def strip_blocks(self, k: int) -> int:
+        """Blocks of a packed strip of rows."""
+        return min(MOST_STRIP_BLOCKS, max(1, STRIP_STEPS // max(1, k)))
 
     @property
     def panels(self) -> int:
@@ -170,7 +179,8 @@ def plan_of(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Plan
         by_dots=by_dots,
         pairs=pairs,
         packs=packs,
-        packs_left=pairs and left.column != 1 and left.row == 1,
+        packs_left=left.column != 1 and left.row == 1 and height > 1 and MANY_STEPS <= k <= STRIP_STEPS,
+        foresees=left.column == 1 and left.row == k and computed_bytes == dtype.itemsize,
         depth=depth,
         splits=packs and k > depth,
         is_long=k > LONGEST_SUM,

@@ -5,8 +5,8 @@ What lies beyond a panel's own columns is never stored in a result, and may be a
 
 from __future__ import annotations
 
-from ltc.llvm.lanes import LONGEST_SUM, Index, Lanes, reserved, transposed
-from ltc.llvm.matrix import Plan
+from ltc.llvm.lanes import BYTES, Index, Lanes, reserved, transposed
+from ltc.llvm.matrix import STRIP_STEPS, Plan
 
 PREFETCHED_STEPS = 4  # squares ahead along rows that are far apart
 
@@ -116,33 +116,56 @@ class PackedPanel:
         ) and None)  # fmt: skip
 
 
-class PackedPairs:
-    """The pairs along K of a block's rows, where rows lie side by side: [pairs of K, rows]."""
+class PackedRows:
+    """A strip of rows that lie side by side in memory: [blocks, steps of K, rows of a block].
 
-    def __init__(self, lanes: Lanes, plan: Plan):
-        self.l, self.plan = lanes, plan
-        self.stride = -(-plan.height // lanes.width) * lanes.width
-        count = LONGEST_SUM // 2 * self.stride
-        self.memory = reserved(lanes.builder, count, "i32")
+    Each step of a block would read another line, in another page where the matrix is wide.
+    """
 
-    def fill(self, left: str, first: Index, end: Index, rows: int) -> None:
-        """Copy pairs number `first` up to `end` of the block at `left`."""
+    def __init__(self, lanes: Lanes, plan: Plan, steps: Index):
+        """`steps`: all of K."""
+        self.l, self.b, self.plan = lanes, lanes.builder, plan
+        self.line = -(-plan.height // lanes.width) * lanes.width
+        self.element = "i32" if plan.pairs else lanes.element
+        self.steps = self._packed(steps)
+        self.memory = reserved(self.b, self._packed(STRIP_STEPS) * self.line, self.element)
+
+    def _packed(self, step: Index) -> Index:
+        return self.l.divided(step, 2)[0] if self.plan.pairs else step
+
+    def fill(self, left: str, first: Index, last: Index, rows: Index) -> None:
+        """Copy blocks number `first` up to `last` of a matrix of `rows` rows."""
+        l, height = self.l, self.plan.height
+
+        def block(number: str, _) -> None:
+            row = l.times(number, height)
+            source, count = l.at(left, row), l.least(l.minus(rows, row), height)
+            masks = [l.first(l.minus(count, i), 0) for i in range(0, height, l.width)]
+            target = self.at(l.minus(number, first), 0, 0)
+            self.b.loop(0, self.steps, 1, [], lambda k, _: self._step(source, target, k, masks))
+
+        self.b.loop(first, last, 1, [], block)
+
+    def _step(self, source: str, target: str, k: Index, masks: list) -> None:
         l, column = self.l, self.plan.left.column
+        line = l.at(source, l.times(l.times(k, 2 if self.plan.pairs else 1), column))
+        to = l.at(target, l.times(k, self.line), self.element)
+        for v, mask in enumerate(masks):
+            at = l.at(line, v * l.width)
+            values = pairs_of_rows(l, at, column, mask) if self.plan.pairs else l.load(at, 0, mask)
+            spot = l.at(to, v * l.width, self.element)
+            l.raw_store(values, spot, None, self.element, l.width)
 
-        def pair(k: str, _) -> None:
-            line = l.at(left, l.times(l.times(k, 2), column))
-            target = l.at(self.memory, l.times(l.minus(k, first), self.stride), "i32")
-            for start in range(0, rows, l.width):
-                paired = pairs_of_rows(l, l.at(line, start), column, l.first(rows - start))
-                l.raw_store(paired, l.at(target, start, "i32"), None, "i32", l.width)
-
-        l.builder.loop(first, end, 1, [], pair)
-
-    def pair(self, k: Index, first: Index, r: int) -> str:
-        """Pair number k of row r, as an i32."""
+    def at(self, block: Index, step: Index, row: Index) -> str:
+        """Where a block of the strip begins, at a step of K and a row of the block."""
         l = self.l
-        spot = l.plus(l.times(l.minus(k, first), self.stride), r)
-        return l.builder.effect(f"load i32, ptr {l.at(self.memory, spot, 'i32')}, align 4")
+        line = l.plus(l.times(block, self.steps), self._packed(step))
+        return l.at(self.memory, l.plus(l.times(line, self.line), row), self.element)
+
+    def value(self, block: str, k: Index, r: int) -> str:
+        """What row r of a block has at step, or at pair, number k."""
+        at = self.l.at(block, self.l.plus(self.l.times(k, self.line), r), self.element)
+        return self.b.effect(f"load {self.element}, ptr {at}, align {BYTES[self.element]}")
 
 
 def pairs_of_rows(l: Lanes, pointer: str, stride: Index, mask: str | None) -> str:

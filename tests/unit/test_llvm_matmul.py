@@ -130,6 +130,47 @@ def test_rows_have_the_same_bits_whatever_rows_are_beside_them():
     assert torch.equal(results[0][:29], results[1])
 
 
+@pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_twenty_batch_sizes_have_one_text(dtype, transposes):
+    texts = set()
+    for m in range(64, 104, 2):
+        left = Matrix(1, 512) if transposes[0] else stored_plain(m, 66)
+        right = (stored_transposed if transposes[1] else stored_plain)(66, 40)
+        kernel = matmul(
+            "kernel", dtype, (), (m, 40, 66), left, right, stored_plain(m, 40), HOST
+        )
+        assert kernel.numbers[:2] == (m, 66)
+        texts.add(kernel.text)
+    assert len(texts) == 1
+
+
+def test_steps_of_a_weight_gradient_are_a_number():
+    texts = {
+        matmul(
+            "kernel", torch.float32, (), (48, 40, k), stored_transposed(48, k),
+            stored_plain(k, 40), stored_plain(48, 40), HOST,
+        ).text
+        for k in range(64, 104)
+    }  # fmt: skip
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [7, 13, 29, 300])
+def test_strips_of_packed_rows(dtype, m):
+    for k in (64, 130, 1500):
+        check(HOST, dtype, (2,), m, 70, k, (True, False))
+        check(HOST, dtype, (), m, 33, k, (True, True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposes", [(False, False), (True, False), (False, True)])
+def test_one_column_is_a_row_turned(dtype, transposes):
+    for m in (1, 5, 70):
+        check(HOST, dtype, (3,), m, 1, 40, transposes)
+
+
 def test_a_node_reads_through_permuted_expanded_and_reshaped_operands():
     x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(2, 9, 4, 8))
     weight = make(ops.INPUT, index=1, dtype=torch.float32, shape=(5, 8))
