@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from ltc.llvm.lanes import LONGEST_SUM, Index, Lanes, SUFFIX
+from ltc.llvm.lanes import LONGEST_SUM, Index, Lanes
 from ltc.llvm.matrix import Plan
-from ltc.llvm.packing import PackedRows, PackedPanel
+from ltc.llvm.packing import PackedPanel, PackedRows
 
 PREFETCHED_ROWS = 16
+LINE_BYTES, PAGE_BYTES = 64, 4096
+MOST_STREAMS = 16  # of memory that are read side by side
 
 
 class Block:
@@ -21,6 +23,10 @@ class Block:
     ):
         self.l, self.b, self.plan = lanes, lanes.builder, plan
         self.panel, self.strip = panel, strip
+        # A column of the left operand is in another page at each step. Where columns are whole
+        # pages apart, they share one set of the cache, and what is fetched early is gone too soon.
+        apart = plan.left.column * plan.dtype.itemsize
+        self.prefetches_left = apart >= PAGE_BYTES // 2 and apart % PAGE_BYTES != 0
 
     def sums(self, left: str, right: str, rows: int, masks, first: Index, end: Index) -> list[str]:
         """rows x vectors sums of the steps from `first` up to `end` of what is packed.
@@ -54,18 +60,18 @@ class Block:
 
     def _step(self, left, k, rows, vectors, sums) -> list[str]:
         l, plan = self.l, self.plan
-        here, result = "", []
-        if self.strip is None:
-            here = l.at(left, l.times(k, plan.left.column))
+        here, result = l.at(left, l.times(k, plan.left.column)), []
         if plan.foresees and rows == plan.height:
             # The next block's rows follow: a line of them at each step, before they are wanted.
-            line = 64 // plan.dtype.itemsize
+            line = LINE_BYTES // plan.dtype.itemsize
             self.b.prefetch(l.at(l.at(left, rows * plan.left.row), l.times(k, line)))
+        if self.prefetches_left:
+            ahead = l.at(here, PREFETCHED_ROWS * plan.left.column)
+            self.b.prefetch(ahead)
+            if rows > 1:  # a block's rows may lie in two lines
+                self.b.prefetch(l.at(ahead, (rows - 1) * plan.left.row))
         for r in range(rows):
-            if self.strip is not None:
-                x = l.splat(self.strip.value(left, k, r))
-            else:
-                x = l.splat(l.scalar(here, r * plan.left.row))
+            x = l.splat(l.scalar(here, r * plan.left.row))
             for v, y in enumerate(vectors):
                 result.append(l.multiply_add(x, y, sums[r * len(vectors) + v]))
         return result
@@ -81,7 +87,7 @@ class Block:
         ys = [b.value(f"bitcast {words} {y} to {pair}") for y in vectors]
         for r in range(rows):
             if self.strip is not None:
-                word = self.strip.value(left, k, r)
+                word = self.strip.pair(left, k, r)
             else:
                 word = self._left_pair(l.at(here, r * self.plan.left.row))
             x = b.value(f"bitcast {words} {l.splat(word, 'i32')} to {pair}")
@@ -149,9 +155,6 @@ class Dots:
                 b.emit(f"store {l.element} {l.total(sums[r * self.together + i])}, ptr {spot}")
 
 
-MOST_STREAMS = 16
-
-
 def add_to_memory(l: Lanes, memory: str, values: list[str]) -> None:
     """Adds vectors to those that lie one after another in memory."""
     for i, value in enumerate(values):
@@ -160,8 +163,7 @@ def add_to_memory(l: Lanes, memory: str, values: list[str]) -> None:
 
 
 def pieces(l: Lanes, first: Index, end: Index, body) -> None:
-    """body(start, stop) for each LONGEST_SUM steps: a sum of short sums errs less than a long one.
-    """
+    """body(start, stop) for each LONGEST_SUM steps: a sum of such sums errs less than one chain."""
     l.builder.loop(first, end, LONGEST_SUM, [], lambda start, _: body(
         start, l.least(l.plus(start, LONGEST_SUM), end)
     ))  # fmt: skip

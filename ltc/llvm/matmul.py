@@ -13,7 +13,13 @@ from ltc.llvm.block import Block, Dots, add_to_memory, pieces
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
-    Epilogue, GeneratedKernel, Index, Lanes, reserved, share, tasks_for,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    reserved,
+    share,
+    tasks_for,
 )  # fmt: skip
 from ltc.llvm.matrix import Matrix, Plan, Shape, plan_of
 from ltc.llvm.packing import PackedPanel, PackedRows

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ltc.llvm.dtype import FORMS
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import BYTES, LONGEST_SUM
-from ltc.llvm.dtype import FORMS
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
@@ -22,7 +22,7 @@ STRIP_STEPS = 8192  # of all blocks of a packed strip of rows together: another 
 MOST_STRIP_BLOCKS = 8
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
 FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
-MANY_STEPS = 64  # of K, from which on the rows of a transposed left operand are packed
+MANY_STEPS = 64  # of K, from which on pairs of rows that lie side by side are packed
 MANY_BLOCKS = 4  # from so many on, packing pays even where columns are adjacent
 
 
@@ -106,7 +106,7 @@ class Plan:
     by_dots     few rows by a transposed right operand: its rows are read once, as dot products
     pairs       pairs of bfloat16 along K share a lane
     packs       a panel is copied to memory of this thread before it is used
-    packs_left  so are strips of rows, each made of a few blocks, where rows lie side by side
+    packs_left  so are strips of rows, each made of a few blocks, where their pairs have to be made
     foresees    the rows of the next block follow in memory those of a block
     depth       how much of K is packed at once
     splits      whether K may be longer than that
@@ -179,7 +179,9 @@ def plan_of(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Plan
         by_dots=by_dots,
         pairs=pairs,
         packs=packs,
-        packs_left=left.column != 1 and left.row == 1 and height > 1 and MANY_STEPS <= k <= STRIP_STEPS,
+        packs_left=(
+            pairs and left.column != 1 and left.row == 1 and MANY_STEPS <= k <= STRIP_STEPS
+        ),
         foresees=left.column == 1 and left.row == k and computed_bytes == dtype.itemsize,
         depth=depth,
         splits=packs and k > depth,

@@ -5,7 +5,7 @@ What lies beyond a panel's own columns is never stored in a result, and may be a
 
 from __future__ import annotations
 
-from ltc.llvm.lanes import BYTES, Index, Lanes, reserved, transposed
+from ltc.llvm.lanes import Index, Lanes, reserved, transposed
 from ltc.llvm.matrix import STRIP_STEPS, Plan
 
 PREFETCHED_STEPS = 4  # squares ahead along rows that are far apart
@@ -117,55 +117,57 @@ class PackedPanel:
 
 
 class PackedRows:
-    """A strip of rows that lie side by side in memory: [blocks, steps of K, rows of a block].
-
-    Each step of a block would read another line, in another page where the matrix is wide.
-    """
+    """Pairs along K of rows that lie side by side: [blocks, pairs, rows of a block] of a strip."""
 
     def __init__(self, lanes: Lanes, plan: Plan, steps: Index):
         """`steps`: all of K."""
         self.l, self.b, self.plan = lanes, lanes.builder, plan
         self.line = -(-plan.height // lanes.width) * lanes.width
-        self.element = "i32" if plan.pairs else lanes.element
-        self.steps = self._packed(steps)
-        self.memory = reserved(self.b, self._packed(STRIP_STEPS) * self.line, self.element)
-
-    def _packed(self, step: Index) -> Index:
-        return self.l.divided(step, 2)[0] if self.plan.pairs else step
+        self.pairs, _ = lanes.divided(steps, 2)
+        self.memory = reserved(self.b, STRIP_STEPS // 2 * self.line, "i32")
 
     def fill(self, left: str, first: Index, last: Index, rows: Index) -> None:
-        """Copy blocks number `first` up to `last` of a matrix of `rows` rows."""
+        """Copy blocks number `first` up to `last` of a matrix of `rows` rows.
+
+        Blocks that whole vectors can be read from are copied together, so that each line of the
+        matrix is fetched once.
+        """
         l, height = self.l, self.plan.height
+        beyond = self.line - height  # elements that a block's vectors take from the next one
+        safe = l.least(last, l.divided(l.most(l.minus(rows, beyond), 0), height)[0])
+        self.b.loop(0, self.pairs, 1, [], lambda k, _: self.b.loop(
+            first, safe, 1, [], lambda number, _: self._copy(left, number, first, k, None)
+        ) and None)  # fmt: skip
 
-        def block(number: str, _) -> None:
-            row = l.times(number, height)
-            source, count = l.at(left, row), l.least(l.minus(rows, row), height)
-            masks = [l.first(l.minus(count, i), 0) for i in range(0, height, l.width)]
-            target = self.at(l.minus(number, first), 0, 0)
-            self.b.loop(0, self.steps, 1, [], lambda k, _: self._step(source, target, k, masks))
+        def rest(number: str, _) -> None:
+            count = l.minus(rows, l.times(number, height))
+            self.b.loop(0, self.pairs, 1, [], lambda k, _: self._copy(
+                left, number, first, k, l.least(count, height)
+            ))  # fmt: skip
 
-        self.b.loop(first, last, 1, [], block)
+        self.b.loop(l.most(first, safe), last, 1, [], rest)
 
-    def _step(self, source: str, target: str, k: Index, masks: list) -> None:
-        l, column = self.l, self.plan.left.column
-        line = l.at(source, l.times(l.times(k, 2 if self.plan.pairs else 1), column))
-        to = l.at(target, l.times(k, self.line), self.element)
-        for v, mask in enumerate(masks):
-            at = l.at(line, v * l.width)
-            values = pairs_of_rows(l, at, column, mask) if self.plan.pairs else l.load(at, 0, mask)
-            spot = l.at(to, v * l.width, self.element)
-            l.raw_store(values, spot, None, self.element, l.width)
+    def _copy(self, left: str, number: Index, first: Index, k: Index, count: Index | None) -> None:
+        """Pair k of one block, of which `count` rows are to be read."""
+        l, plan = self.l, self.plan
+        line = l.at(left, l.times(l.times(k, 2), plan.left.column))
+        source = l.at(line, l.times(number, plan.height))
+        target = self.at(l.minus(number, first), l.times(k, 2), 0)
+        for start in range(0, self.line, l.width):
+            mask = None if count is None else l.first(l.minus(count, start))
+            pairs = pairs_of_rows(l, l.at(source, start), plan.left.column, mask)
+            l.raw_store(pairs, l.at(target, start, "i32"), None, "i32", l.width)
 
     def at(self, block: Index, step: Index, row: Index) -> str:
-        """Where a block of the strip begins, at a step of K and a row of the block."""
+        """Where a block of the strip begins, at an even step of K and a row of the block."""
         l = self.l
-        line = l.plus(l.times(block, self.steps), self._packed(step))
-        return l.at(self.memory, l.plus(l.times(line, self.line), row), self.element)
+        pair = l.plus(l.times(block, self.pairs), l.divided(step, 2)[0])
+        return l.at(self.memory, l.plus(l.times(pair, self.line), row), "i32")
 
-    def value(self, block: str, k: Index, r: int) -> str:
-        """What row r of a block has at step, or at pair, number k."""
-        at = self.l.at(block, self.l.plus(self.l.times(k, self.line), r), self.element)
-        return self.b.effect(f"load {self.element}, ptr {at}, align {BYTES[self.element]}")
+    def pair(self, block: str, k: Index, r: int) -> str:
+        """Pair number k of row r of a block."""
+        at = self.l.at(block, self.l.plus(self.l.times(k, self.line), r), "i32")
+        return self.b.effect(f"load i32, ptr {at}, align 4")
 
 
 def pairs_of_rows(l: Lanes, pointer: str, stride: Index, mask: str | None) -> str:

@@ -193,8 +193,11 @@ class _Fuser:
         is_free = draft.product is None and draft.depth is None and not place.guards
         if not is_free or not any(n.dtype == node.dtype for n in draft.stores):
             return False
-        if not alone and self._closes_cycle(node, draft, place):
-            return False
+        if not alone:
+            # A product can not write over what it reads, as an update beside it can.
+            updates_operand = any(_base(n) in draft.reads for n in node.inputs)
+            if updates_operand or self._closes_cycle(node, draft, place):
+                return False
         if self.takes_strides(node):  # its rows may be counted by several variables
             return draft.space[-1:] == node.shape[-1:] and _covers(node, place)
         return draft.space == node.shape and place.index == identity(node.shape)
