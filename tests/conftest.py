@@ -7,6 +7,8 @@ import contextlib
 import os
 import tempfile
 
+# As many processes as the caller wants devices, where a test starts some of each.
+os.environ.setdefault("TEST_RANKS", os.environ.get("LTC_NUM_DEVICES", "2"))
 os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before it
 # The tensors here are tiny: on shared cores, threads would wait for each other longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -280,7 +280,11 @@ class _Member:
         """How it ended, in a line."""
         if isinstance(self.word, Error):
             return self.word.cause
-        return _describe_exit(self.process.exitcode)
+        return _describe_exit(self.process.exitcode, self._began())
+
+    def _began(self) -> bool:
+        """Whether the process came as far as its own code, which opens this file first."""
+        return os.path.exists(self.crash_file)
 
     def traceback(self) -> str:
         """What it left of its stack: the exception's traceback, or that of a crash."""
@@ -331,13 +335,21 @@ def _time_of_failure(member: _Member) -> float:
     return member.word.time if isinstance(member.word, Error) else 0.0
 
 
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}"
+def _describe_exit(code: int, began: bool) -> str:
+    """How a process ended that said nothing.
+
+    began  whether it had started and imported what the function needs
+    """
+    when = "before its function returned" if began else (
+        "while it started Python and imported what its function needs: what it printed says why"
+    )
     hint = ""
-    if code == 1:
+    if code == -signal.SIGKILL:
+        hint = " (the system does that when memory runs out: see dmesg)"
+    elif code == 1 and not began:
         hint = (
-            ", maybe before its function began: what it printed says why. A script that calls "
-            "spawn must do so below `if __name__ == '__main__':`"
+            ". A script that calls spawn must do so below `if __name__ == '__main__':`"
         )
-    return f"it left with exit code {code} before its function returned{hint}"
+    if code < 0:
+        return f"it was killed by {signal.Signals(-code).name}{hint}, {when}"
+    return f"it left with exit code {code} {when}{hint}"

@@ -1,7 +1,9 @@
 """Checks that run in several processes at once, for tests that look at what each of them found.
 
-A test file defines functions named `check_<claim>(rank, world)`; `findings` runs all of them, in
-order, in `world` processes that share one process group, and tells how each went.
+A test file defines functions named `check_<claim>(rank, world)`, and imports `test_on_all_ranks`;
+`findings` runs all of them, in order, in `world` processes that share one process group, and tells
+how each went.  There are as many as LTC_NUM_DEVICES says, 2 where it says nothing, unless the file
+needs another number and sets RANKS.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 240  # a hang ends here; a shared machine takes a fraction of it
+WORLD = int(os.environ.get("TEST_RANKS", "2"))  # tests/conftest.py
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -47,8 +50,16 @@ class Findings:
         return [found[name] for found in self.returned]
 
 
-def findings(path: str, folder: Path, world: int = 2, backend: str = "ltc") -> Findings:
+def test_on_all_ranks(found: Findings, claim: str) -> None:
+    """One check; for the files that import this (see conftest.py)."""
+    found.of(claim)
+
+
+def findings(
+    path: str, folder: Path, world: int | None = None, backend: str = "ltc"
+) -> Findings:
     """Run the checks of a file in `world` processes; `folder` is for what they leave."""
+    world = world or WORLD
     kept = {k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER}
     environment = {**kept, "OMP_NUM_THREADS": "1", "LTC_NUM_DEVICES": "2"}
     command = [sys.executable, "-W", "ignore", __file__, path, str(world), backend, str(folder)]

@@ -2,12 +2,10 @@
 
 import os
 
-import pytest
 import torch
 import torch.distributed as dist
 
 import ltc
-from tests.distributed.ranks import findings
 
 
 def check_rank_1_dies(rank, world):
@@ -17,11 +15,6 @@ def check_rank_1_dies(rank, world):
             os._exit(0)
         dist.all_reduce(x)
         ltc.sync(wait=True)
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return findings(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 def test_the_others_raise_and_name_the_collective_and_the_line(found):

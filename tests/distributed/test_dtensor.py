@@ -1,6 +1,5 @@
 """DTensor and tensor parallelism on a mesh of lazy devices."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,7 +9,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module,
 )
 
-from tests.distributed.ranks import findings, names_of
+from tests.distributed.ranks import test_on_all_ranks  # noqa: F401
 from tests.distributed.training import (
     DEVICE, assert_trains_like_the_cpu, compiles_in, network, whole,
 )
@@ -111,13 +110,3 @@ def check_a_mesh_has_the_device(rank, world):
     mesh = mesh_of("ltc")
     assert mesh.device_type == "ltc" and mesh.size() == world
     assert mesh.get_local_rank() == rank
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return findings(__file__, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", names_of(globals()))
-def test_on_two_ranks(found, name):
-    found.of(name)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import (
 )
 
 from ltc.errors import LtcError
-from tests.distributed.ranks import findings, names_of
+from tests.distributed.ranks import test_on_all_ranks  # noqa: F401
 from tests.distributed.training import (
     DEVICE, assert_trains_like_the_cpu, batch, compiles_in, momentum, network, run_step, train,
     whole,
@@ -132,16 +132,6 @@ def check_a_checkpoint_restores_the_training(rank, world):
     run_step(again, other, batch(3, rank), DEVICE)
     for a, b in zip(whole(model.parameters()), whole(again.parameters())):
         assert torch.equal(a, b)
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return findings(__file__, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", names_of(globals()))
-def test_on_two_ranks(found, name):
-    found.of(name)
 
 
 def test_a_storage_resized_to_nothing_gives_its_memory_back():

@@ -19,9 +19,10 @@ import ltc.distributed.lazy_multiprocessing as lazy_multiprocessing
 from ltc import config
 from ltc.errors import Unsupported
 from ltc.utils import steps
-from tests.distributed.ranks import ROOT, findings, names_of
+from tests.distributed.ranks import ROOT, test_on_all_ranks  # noqa: F401
 from tests.distributed.training import sums_of_two_groups
 
+RANKS = 2  # what is sent to one other rank, or in unequal parts, is written for a pair
 DEVICE = "ltc:0"
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
 
@@ -374,16 +375,6 @@ def check_a_monitored_barrier_names_who_is_missing(rank, world):
                 seconds=1))
     else:
         time.sleep(1.5)
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return findings(__file__, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", names_of(globals()))
-def test_on_two_ranks(found, name):
-    found.of(name)
 
 
 def test_processes_that_ltc_started_find_each_other():
