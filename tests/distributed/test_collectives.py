@@ -12,12 +12,20 @@ from torch import nn
 import ltc.core.functions as functions
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.aten.call import Numbering
+from ltc.aten.registry import expand
+from ltc.backends.llvm import prepared
+from ltc.backends.llvm_steps import planned_steps
 from ltc.debug import metrics
 from ltc.device.tensor import state_of
 from ltc.distributed import collectives
 from ltc.distributed.progress import Runner
 from ltc.distributed.region import PeerFailure
 from ltc.ir.collective import Collective
+from ltc.ir.graph import Graph
+from ltc.ir.kernel import Product
+from ltc.passes import pipeline
+from ltc.runtime.compile import live_calls
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -321,14 +329,44 @@ def test_a_bucket_leaves_while_the_backward_still_runs():
 
 
 def _schedule_of_pending(module: nn.Module) -> str:
-    from ltc.aten.call import Numbering
-    from ltc.aten.registry import expand
-    from ltc.runtime.compile import live_calls
+    return str(_pending_graph(module, [p.grad for p in module.parameters()]))
 
+
+def _pending_graph(module: nn.Module, wanted: list[torch.Tensor]) -> Graph:
+    """What computes `wanted`, and runs what is on the chain of collectives."""
     recorder = state_of(next(module.parameters())).device.recorder()
-    outputs = (recorder.token, *[state_of(p.grad).value for p in module.parameters()])
+    outputs = (recorder.token, *[state_of(tensor).value for tensor in wanted])
     calls = live_calls(recorder.path(), outputs)
-    return str(expand(calls, outputs, Numbering(calls)))
+    return expand(calls, outputs, Numbering(calls))
+
+
+def test_buckets_start_before_the_last_weight_gradient_in_the_native_program_too():
+    orders = []
+
+    def train(i, d):
+        module = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]).to(d)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        module(torch.ones(2, 8, device=d)).sum().backward()
+        ltm.optimizer_step(optimizer)
+        if i == 0:
+            graph = pipeline.run(_pending_graph(module, list(module.parameters())))
+            inputs = frozenset(range(len(graph.inputs)))  # parameters are written over: kept late
+            orders.append(planned_steps(prepared(graph), inputs))
+        ltm.mark_step(d)
+
+    with config.override(ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB=300 / (1 << 20)):
+        values(in_threads(train))
+    kinds = [
+        "product" if isinstance(step.unit, Product) else str(getattr(step.unit, "op", "kernel"))
+        for step in orders[0]
+    ]
+    starts = [k for k, kind in enumerate(kinds) if kind == "collective_start"]
+    products = [k for k, kind in enumerate(kinds) if kind == "product"]
+    waits = [k for k, kind in enumerate(kinds) if kind == "collective_wait"]
+    assert len(starts) == len(waits) == 4
+    # all but the first layer's bucket leave while products are still to come, and are not awaited
+    assert sum(k < products[-1] for k in starts) >= 3, kinds
+    assert starts[-1] < waits[0] or products[-1] < waits[0], kinds
 
 
 def test_a_small_exchange_does_not_wait_where_it_begins():
