@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from ltc import config
 from ltc.device.tensor import is_lazy
 from ltc.device.torch_api import DEVICE_TYPE
-from ltc.distributed import c10d_kernels, host_path, recorded, reducer
+from ltc.distributed import c10d_kernels, group_memory, host_path, recorded, reducer
 from ltc.distributed.c10d_kernels import FUNCTIONAL, IN_PLACE
 
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
@@ -170,6 +170,7 @@ def _settled_end(destroy: Callable) -> Callable:
         try:
             recorded.settle()
         finally:
+            group_memory.forget(group)
             destroy(group)
 
     return settled

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ltc.debug import metrics
 from ltc.device.step import start_collectives, wait_device_ops
+from ltc.distributed import group_memory
 from ltc.distributed.collectives import CHANNELS, record
 from ltc.errors import Unsupported
 from ltc.ir.collective import Collective
@@ -92,11 +93,13 @@ def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]
 # --- running ----------------------------------------------------------------------------------
 
 class GroupChannel:
-    """Exchanges over what a process group has for CPU tensors (gloo, mpi)."""
+    """Exchanges of a process group: in memory where its ranks share a host, or over what it has for
+    CPU tensors (gloo, mpi)."""
 
     def __init__(self, group: str) -> None:
         # Not the group itself: its calls wait for what is recorded, which is what runs here.
         found = dist.distributed_c10d._resolve_process_group(group)
+        self.group = found
         self.backend = found._get_backend(torch.device("cpu"))
         self.size = found.size()
 
@@ -105,15 +108,22 @@ class GroupChannel:
 
     def run(self, collective: Collective, operands: list[torch.Tensor]) -> list[torch.Tensor]:
         """The results, new tensors; the operands are contiguous CPU tensors."""
-        begin = _BEGIN[collective.kind]
         try:
-            begun = [begin(self, collective, x) for x in operands]
-            for _, work in begun:
-                work.wait()
+            return self._run(collective, operands)
         except RuntimeError as error:
             types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
             error.add_note(f"in {collective.text()} of {types} called at {collective.site}")
             raise
+
+    def _run(self, collective: Collective, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        if group_memory.takes(collective, operands):
+            communicator = group_memory.communicator_of(self.group)
+            if communicator is not None:
+                return group_memory.run(communicator, collective, operands)
+        begin = _BEGIN[collective.kind]
+        begun = [begin(self, collective, x) for x in operands]
+        for _, work in begun:
+            work.wait()
         return [result for result, _ in begun]
 
 

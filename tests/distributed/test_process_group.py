@@ -17,6 +17,7 @@ import ltc
 import ltc.debug.metrics as metrics
 import ltc.distributed.lazy_multiprocessing as lazy_multiprocessing
 from ltc import config
+from ltc.distributed import group_memory
 from ltc.errors import Unsupported
 from ltc.utils import steps
 from tests.distributed.ranks import ROOT, test_on_all_ranks  # noqa: F401
@@ -349,6 +350,31 @@ def check_a_collective_on_a_second_device(rank, world):
     assert x.cpu().tolist() == [2, 2]
 
 
+# --- transport ------------------------------------------------------------------------------------
+
+def check_ranks_of_one_host_exchange_through_memory(rank, world):
+    group, x = dist.new_group(), torch.ones(300_000, device=DEVICE) * (rank + 1)
+    dist.all_reduce(x, group=group)
+    whole, share = torch.zeros(world, device=DEVICE), torch.zeros(3, device=DEVICE)
+    dist.all_gather_into_tensor(whole, x[:1], group=group)
+    dist.reduce_scatter_tensor(share, torch.ones(3 * world, device=DEVICE), group=group)
+    assert whole.cpu().tolist() == [3] * 2 and share.cpu().tolist() == [2] * 3
+    done = group_memory.communicator_of(group).count
+    dist.all_reduce(x, op=dist.ReduceOp.AVG, group=group)
+    assert x.cpu().unique().tolist() == [3]
+    assert group_memory.communicator_of(group).count == done + 1
+    dist.destroy_process_group(group)
+    assert group.group_name not in group_memory._of_group
+
+
+def check_ranks_of_several_hosts_exchange_over_the_backend(rank, world):
+    with config.override(LTC_TRANSPORT="hosts"):
+        group, x = dist.new_group(), torch.ones(3, device=DEVICE)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().tolist() == [2] * 3
+        assert group_memory.communicator_of(group) is None
+
+
 # --- errors -----------------------------------------------------------------------------------
 
 def check_a_reduction_that_gloo_lacks_says_so(rank, world):
@@ -360,11 +386,11 @@ def check_a_reduction_that_gloo_lacks_says_so(rank, world):
 def check_an_error_while_it_runs_names_the_collective_and_the_line(rank, world):
     group = dist.new_group()
     x = torch.ones(3, dtype=torch.int16, device=DEVICE)  # gloo does not know the dtype
-    y = functional.all_reduce(x, "sum", group)
+    y = functional.all_reduce(x, "bxor", group)
     with pytest.raises(RuntimeError) as caught:
         (y + 0).cpu()
     notes = " ".join(caught.value.__notes__)
-    assert "all_reduce sum" in notes and "test_process_group.py" in notes, notes
+    assert "all_reduce bxor" in notes and "test_process_group.py" in notes, notes
 
 
 def check_a_monitored_barrier_names_who_is_missing(rank, world):
