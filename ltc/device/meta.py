@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
@@ -60,7 +62,54 @@ def _key(argument):
     return (kind, argument)  # 1, 1.0 and True are equal but not the same argument
 
 
+# Of equal float types these give that type: asking a kernel costs milliseconds for long lists.
+_ARITHMETIC = frozenset([
+    *[f"aten::{name}.Tensor" for name in ("add", "sub", "mul", "div")],
+    *[f"aten::{name}" for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "neg")],
+])
+_LISTWISE = re.compile(r"aten::_foreach_(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|neg)_?(\.\w+)?")
+
+
+def _by_arithmetic(overload, args, kwargs, mutated, returned) -> Types | None:
+    """The types where they are plain to see; None for whatever a kernel might refuse."""
+    name = overload.name()
+    if not all(key == "alpha" and _is_real(value) for key, value in kwargs.items()):
+        return None
+    if name in _ARITHMETIC:
+        return None if mutated else _first_types([[a] for a in args])
+    if _LISTWISE.fullmatch(name) is None or bool(mutated) == returned:
+        return None
+    return _first_types(args) if args and args[0].__class__ is list else None
+
+
+def _first_types(operands) -> Types | None:
+    """The types of the first list, if all lists agree with it and the rest are real numbers."""
+    types = tuple([_float_type(value) for value in operands[0]])
+    for operand in operands[1:]:
+        if operand.__class__ is not list:
+            if not _is_real(operand):
+                return None
+        elif len(operand) != len(types) or not (
+            all(map(_is_real, operand)) or types == tuple([_float_type(v) for v in operand])
+        ):
+            return None
+    return None if None in types else types
+
+
+def _float_type(operand) -> tuple | None:
+    is_float = operand.__class__ is Value and operand.dtype.is_floating_point
+    return (tuple(operand.shape), operand.dtype) if is_float else None
+
+
+def _is_real(operand) -> bool:
+    number = operand.sample if operand.__class__ is Scalar else operand
+    return number.__class__ in (int, float)
+
+
 def _infer(overload, args, kwargs, mutated, returned) -> Types:
+    plain = _by_arithmetic(overload, args, kwargs, mutated, returned)
+    if plain is not None:
+        return plain
     metrics.count("MetaInference")
     types = _by_meta(overload, args, kwargs, mutated, returned)
     if not probe.is_small([*args, *kwargs.values()], types):
