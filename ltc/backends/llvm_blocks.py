@@ -20,7 +20,10 @@ class Block:
 
 
 class Blocks:
-    """Blocks that nothing uses at the moment; programs share them."""
+    """Blocks that nothing uses at the moment; programs share them.
+
+    As many are kept as ran at one time, each as large as the largest program has needed lately.
+    """
 
     def __init__(self) -> None:
         self._free: list[Block] = []  # append and pop are atomic: no lock to fork with
@@ -28,11 +31,16 @@ class Blocks:
     def take(self, nbytes: int) -> Block:
         block = popped(self._free)
         if block is None or block.nbytes < nbytes:
+            del block  # before its successor is made: both together would be the peak
             block = Block(nbytes)
         return block
 
     def give_back(self, block: Block) -> None:
         self._free.append(block)
+
+    def release(self) -> None:
+        """Give the memory back to the system."""
+        self._free.clear()
 
 
 def popped(free: list[Any]) -> Any:
