@@ -80,7 +80,7 @@ def planned_steps(graph: Graph, donated: frozenset[int]) -> list[Step]:
     steps = [_step(unit) for unit in units_of(graph)]
     shares = memory_of(steps)
     _choose_overwrites(steps, graph, donated, shares)
-    return _in_order(steps, shares)
+    return _Order(steps, shares, _recorded_positions(steps, graph)).steps
 
 
 def units_of(graph: Graph) -> Iterator[Unit]:
@@ -155,21 +155,32 @@ def _in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
     return None
 
 
-def _in_order(steps: list[Step], shares: dict[Node, Node]) -> list[Step]:
+def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int, int]]:
+    """Where each step stood in what the user wrote, and among the steps given.
+
+    What was recorded together uses the same values: in another order they would live for longer.
+    A step of which no call is known comes as soon as it may.
+    """
+    maker = {node: step for step in steps for node in step.writes}
+    found: dict[Step, tuple[int, int]] = {}
+    for number, step in enumerate(steps):
+        known = [graph.origins[n].position for n in step.writes if n in graph.origins]
+        if not known:
+            known = [found[maker[n]][0] for n in step.reads if maker.get(n) in found]
+        found[step] = (max(known, default=0), number)
+    return found
+
+
+class _Order:
     """The steps as recorded, but each that writes over an input after two kinds of others.
 
     Those that read the old value must come first: where data flow has it otherwise, the input is
     not written over.  Those that may fail come first where they can.
     """
-    return _Order(steps, shares).steps
 
-
-class _Order:
-    """A topological order in which every step stands as early as it may, the first given first."""
-
-    def __init__(self, given: list[Step], shares: dict[Node, Node]):
+    def __init__(self, given: list[Step], shares: dict[Node, Node], position: dict[Step, tuple]):
         self.steps: list[Step] = []
-        self._given, self._position = given, {step: k for k, step in enumerate(given)}
+        self._given, self._position = sorted(given, key=position.__getitem__), position
         maker = {node: step for step in given for node in step.writes}
         self._operands = {s: {maker[n] for n in s.reads if n in maker} for s in given}
         self._readers: dict[Node, set[Step]] = defaultdict(set)
@@ -196,14 +207,15 @@ class _Order:
         for step, before in waits.items():
             for other in before:
                 followers[other].append(step)
-        ready = [k for k, step in enumerate(self._given) if not waits[step]]
+        ready = [self._position[step] for step in self._given if not waits[step]]
         heapq.heapify(ready)
+        by_position = {position: step for step, position in self._position.items()}
         while len(self.steps) < len(self._given):
             if not ready:
                 blocked = self._first_blocked(waits)
                 waits[blocked].clear()
                 ready.append(self._position[blocked])
-            step = self._given[heapq.heappop(ready)]
+            step = by_position[heapq.heappop(ready)]
             self.steps.append(step)
             self._done.add(step)
             for other in followers[step]:

@@ -9,7 +9,7 @@ Views are index maps and cost nothing; a barrier's operand is always in memory.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -36,6 +36,7 @@ from ltc.ir.node import Node, constant_value
 from ltc.ir.tensor_type import LOW_PRECISION, TensorType
 
 VIEWS = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER})
+_SAME_SIZE = VIEWS - {ops.BARRIER}  # where they do not repeat or leave out elements
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
 LOOKUPS = frozenset({ops.TAKE, ops.GATHER})  # of what is in memory, at an index that is computed
 # Views that the reference takes as they are, without a copy.
@@ -47,6 +48,9 @@ COSTLY = frozenset(
 FLOAT32 = torch.float32
 MOST_MEMBERS = 160  # nodes of one kernel: code grows with them, and registers do not
 MOST_READS = 48  # buffers of one kernel
+LONGEST_REPEATED = 24  # nodes of a formula that every reader computes again: gelu's has ten
+MOST_COSTLY_REPEATED = 2  # functions among them: one takes as long as storing and loading
+SMALL_BESIDE = 8  # a value this many times smaller is no burden to read again
 MOST_PASSES = 6  # reductions of one kernel: each recomputes what it reads
 FEWEST_ROWS = 16  # below this a kernel that reduces inside its rows keeps too few threads busy
 SMALL_SPACE = 4096  # elements that one thread is done with before a second has begun
@@ -231,6 +235,10 @@ class _Fuser:
             for place in places.values():
                 self._absorb(node, place)
             return
+        if not stored and len(places) > 1 and self._may_repeat(node, places.values()):
+            for place in places.values():
+                self._absorb(node, place)
+            return
         alone = len(places) == 1 and not stored
         for place in places.values():
             if self._may_absorb(node, place, alone):
@@ -320,6 +328,40 @@ class _Fuser:
         if node.op.kind == "reduce":
             return _may_reduce_in(node, place)
         return _times_computed(place) <= node.type.size or _is_light(node)
+
+    def _may_repeat(self, node: Node, places: Iterable[Place]) -> bool:
+        """Whether each reader computes the node again: what a backward needs of an activation.
+
+        It is a function of one value alone, so that this value in memory takes the place of the
+        node, and of everything between them: never more is stored, and mostly less.
+        """
+        return self._has_one_source(node) and all(
+            self._fits(node, place)
+            and len(place.draft.members) < MOST_MEMBERS
+            and len(place.draft.reads) < MOST_READS
+            and _times_computed(place) <= node.type.size
+            for place in places
+        )
+
+    def _has_one_source(self, node: Node) -> bool:
+        """Whether a short formula makes the node of one value, and of what is small beside it."""
+        frontier, costly = {node}, 0
+        for _ in range(LONGEST_REPEATED):
+            latest = max(frontier, key=self.position.__getitem__, default=node)
+            if len(frontier) == 1 and latest is not node or not frontier:
+                return True
+            costly += latest.op in COSTLY
+            same = latest.op in _SAME_SIZE and latest.type.size == latest.inputs[0].type.size
+            is_step = latest.op.kind == "elementwise" or same
+            if not is_step or latest not in self.native or costly > MOST_COSTLY_REPEATED:
+                return False
+            frontier.remove(latest)
+            frontier.update(
+                n
+                for n in latest.inputs
+                if _base(n).op not in LEAVES or SMALL_BESIDE * _base(n).type.size > node.type.size
+            )
+        return False
 
     # --- computing inside ------------------------------------------------------------------------
 

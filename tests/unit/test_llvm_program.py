@@ -176,3 +176,33 @@ def test_scalars_of_any_type_arrive_as_torch_would_convert_them():
             (result,) = computation.launch([torch.zeros(4, dtype=dtype)], [number])
             expected = torch.as_tensor(number, dtype=dtype).expand(4)
             torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_steps_run_as_recorded_whatever_order_the_outputs_have():
+    """A gradient that waits for the end of the step would keep its operands alive till then."""
+    x, y = given(64, 64), given(64, 64, index=1)
+    first = make(ops.MATMUL, x, y)
+    second = make(ops.MATMUL, first, y)
+    third = make(ops.MATMUL, second, y)
+    origins = {n: Origin("aten::mm", "", k) for k, n in enumerate((first, second, third))}
+    side = make(ops.MATMUL, first, x)
+    origins[side] = Origin("aten::mm", "", 1)
+    graph = Graph((x, y), (), (third, side), origins)
+    made = [step.writes[0] for step in llvm_steps.planned_steps(graph, frozenset())]
+    assert made.index(side) < made.index(third)
+
+
+def test_what_a_backward_needs_of_an_activation_is_computed_again():
+    """gelu's gradient needs five values that one formula makes of its operand: none is stored."""
+    x, weight = given(32, 64), given(64, 64, index=1)
+    h = make(ops.MATMUL, x, weight)
+    t = make(ops.TANH, 0.8 * (h + 0.04 * h * h * h))
+    forward = make(ops.MATMUL, 0.5 * h * (1.0 + t), weight)
+    slope = 0.5 * (1.0 + t) + 0.4 * h * (1.0 - t * t) * (1.0 + 0.12 * h * h)
+    gradient = make(ops.MATMUL, forward, weight)
+    backward = make(ops.MATMUL, gradient * slope, weight)
+    graph = graph_of(forward, backward, inputs=[x, weight])
+    steps = llvm_steps.planned_steps(graph, frozenset())
+    stored = {n for step in steps for n in step.writes}
+    # of h, the two products' operands, and at most the gradient before it is multiplied
+    assert h in stored and t not in stored and len(stored - {forward, backward}) <= 4
