@@ -26,12 +26,12 @@ from ltc.llvm.lanes import (
     tasks_for,
     transposed,
 )  # fmt: skip
+from ltc.llvm.slots import UNITS, Slots, adding_kernel
 from ltc.llvm.windows import Axes, forward_axes, met
 
 COPIED_BYTES = 128 * 1024  # of the operand, beside the turned gradient in a level-2 cache
 TURNED_POSITIONS = 1024
 FEW_CHANNELS = 4  # a group with fewer output channels leaves most of a vector empty
-UNITS = 16  # that a launch falls into, where the images allow it
 MOST_STATIC_ROWS = 160  # (channel, tap) pairs that may each have code of their own
 
 
@@ -54,7 +54,9 @@ def convolution_weight_gradient(
     if geometry.weight[0] // geometry.groups < FEW_CHANNELS:
         return KernelSequence((_direct(name, dtype, geometry, axes, isa, epilogue, operands),), {})
     body = _SlotSums(dtype, geometry, axes, isa)
-    kernels = (body.kernel(name), body.adding(name, epilogue, operands))
+    slots = Slots(body.slots, body.groups, body.outputs, body.panel, body.rows)
+    last = adding_kernel(name, dtype, isa, slots, lambda l, column: column, epilogue, operands)
+    kernels = (body.kernel(name), last)
     return KernelSequence(kernels, {"partial": body.partial_bytes})
 
 
@@ -294,66 +296,6 @@ class _SlotSums:
 
         for value, place in zip(b.loop(0, lines, 1, sums, line), places):
             l.store_computed(l.add(l.load_computed(target, place), value), target, place)
-
-    # --- adding the slots -------------------------------------------------------------------------
-
-    def adding(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
-        """result[group, o, c * T + t]: the sum over slots, in their order."""
-        b = Builder()
-        l = Lanes(b, self.isa, self.l.dtype)
-        squares = -(-self.rows // l.width)
-        units = self.groups * self.panels * squares
-        size = self.groups * self.panels * self.rows * self.panel  # of one slot
-
-        def unit(number: str, _) -> None:
-            part, square = l.divided(number, squares)
-            group, panel = l.divided(part, self.panels)
-            row = l.times(square, l.width)
-            mask = l.first(l.minus(self.rows, row)) if self.rows % l.width else None
-            b.loop(0, self.panel, l.width, [], lambda v, _: strip(part, group, panel, row, v, mask))
-
-        def strip(part, group, panel, row, v, mask) -> None:
-            lines = []
-            for i in range(l.width):
-                at = l.plus(row, i)
-                if self.rows % l.width:
-                    at = l.least(at, self.rows - 1)
-                spot = l.plus(l.times(part, self.rows * self.panel), l.times(at, self.panel))
-                lines.append((l.vector, l.load_computed("%p0", l.plus(spot, v))))
-            spots = [
-                l.plus(l.times(part, self.rows * self.panel), v), row,
-            ]  # fmt: skip
-            lines = b.loop(1, self.slots, 1, lines, lambda s, sums: slot(s, spots, sums))
-            first = l.plus(l.times(panel, self.panel), v)
-            for i, line in enumerate(transposed(b, list(lines), l.element)):
-                channel = l.plus(first, i)
-                exists = b.value(f"icmp slt i64 {channel}, {self.outputs}")
-                flat = l.plus(l.times(group, self.outputs), channel)
-                b.when(exists, [], lambda line=line, flat=flat: store(line, flat, row, mask))
-
-        def slot(s: str, spots, sums: list[str]) -> list[str]:
-            base, row = spots
-            result = []
-            for i, total in enumerate(sums):
-                at = l.plus(row, i)
-                if self.rows % l.width:
-                    at = l.least(at, self.rows - 1)
-                spot = l.plus(l.plus(base, l.times(s, size)), l.times(at, self.panel))
-                result.append(l.add(total, l.load_computed("%p0", spot)))
-            return result
-
-        def store(value: str, flat: Index, column: Index, mask: str | None) -> None:
-            if epilogue is not None:
-                with b.lanes(l.width):
-                    value = epilogue(b, value, flat, column, mask)
-            l.store(value, "%p1", l.plus(l.times(flat, self.rows), column), mask)
-
-        if units:
-            b.loop(*share(l, units), 1, [], unit)
-        arguments = ("partial", "result", *(f"operand{i}" for i in range(operands)))
-        work = self.partial_size
-        text = function_text(name, len(arguments), b)
-        return GeneratedKernel(name, text, arguments, tasks_for(8 * work, units, 1), work)
 
 
 def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands):

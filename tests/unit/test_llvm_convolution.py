@@ -193,6 +193,20 @@ def cases(draw):
     return draw(few), channels, outputs, spatial, kernel, stride, padding, dilation, groups
 
 
+@pytest.mark.parametrize("groups", [1, 32])
+def test_another_batch_size_is_another_number_and_the_same_text(groups):
+    def texts(images):
+        geometry = setting((images, 32, 32, (9, 9), (3, 3), 1, 1, 1, groups), torch.float32)[3]
+        makers = (channels_last_convolution, channels_last_input_gradient,
+                  channels_last_weight_gradient)  # fmt: skip
+        if groups > 1:
+            makers = (depthwise_convolution, depthwise_input_gradient, depthwise_weight_gradient)
+        made = [make("kernel", torch.float32, geometry, HOST) for make in makers]
+        return [kernel.text for sequence in made for kernel in sequence.kernels]
+
+    assert texts(20) == texts(33)
+
+
 # Images, channels, spatial, kernel, stride, padding, dilation.
 DEPTHWISE = {
     "plain": (2, 19, (14, 14), (3, 3), 1, 1, 1),
