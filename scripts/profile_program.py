@@ -23,6 +23,7 @@ import torch
 import workloads
 
 os.environ.setdefault("LTC_BACKEND", "llvm")
+os.environ["LTC_CACHE"] = "0"  # graphs are seen when they are compiled
 
 import ltc.core.lazy_model as ltm
 from ltc.backends import llvm

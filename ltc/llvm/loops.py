@@ -33,6 +33,7 @@ MOST_TASKS = 64
 COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
+BLOCKS = (512, 64, 8)  # likewise where rows are added: blocks of blocks of rows
 LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast with any extent
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
 
@@ -484,6 +485,14 @@ class Emitter:
 
             if across and self._unrolls(inner):
                 total = self._unrolled(value, form, type, first, body)
+            elif across and len(inner) > 1 and self._unrolls(inner[-1:]):
+
+                def row(carried: list[str]) -> list[str]:
+                    with self.b.lanes(width):
+                        part = self._unrolled(value, form, type, first, body)
+                        return [reduction.combine(self.b, value.op, form, carried[0], part)]
+
+                (total,) = self._in_blocks(value, form, inner[:-1], (type, first), row)
             else:
                 mask = self.mask
                 (total,) = self._in_blocks(value, form, inner, (type, first), body)
@@ -493,22 +502,31 @@ class Emitter:
         with self.b.lanes(1 if across else width):
             self.known[-1][value] = reduction.finished(self.b, form, total)
 
-    def _in_blocks(self, value: Value, form: Form, inner: list[int], start, body) -> list[str]:
-        """The total over loops, the outermost one CHAIN steps at a time."""
+    def _in_blocks(
+        self, value: Value, form: Form, inner: list[int], start, body, sizes=BLOCKS
+    ) -> list[str]:
+        """The total over loops, the outermost one in blocks of blocks: no chain is long."""
         variable = inner[0] if inner else self.vector
-        extent = self.space.extents[variable] if inner else 1
-        if variable == self.vector or variable not in self.open and extent <= CHAIN:
+        if variable == self.vector:
             return self._nest(inner, [value], [start], body)
-        limit = self.extent(variable)
+        is_open, limit = variable in self.open, self.extent(variable)
+        sizes = [size for size in sizes if is_open or size < self.space.extents[variable]]
 
-        def block(low: str, carried: list[str]) -> list[str]:
-            end = self.b.add(low, CHAIN)
-            short = self.b.value(f"icmp slt i64 {end}, {limit}")
-            end = self.b.value(f"select i1 {short}, i64 {end}, i64 {limit}")
-            parts = self.b.loop(low, end, 1, [start], self._step_of(inner, [value], [start], body))
-            return [reduction.combine(self.b, value.op, form, carried[0], parts[0])]
+        def sum_from(low: str, limit: str | int, sizes: list[int]) -> list[str]:
+            if not sizes:
+                step = self._step_of(inner, [value], [start], body)
+                return self.b.loop(low, limit, 1, [start], step)
 
-        return self.b.loop("0", limit, CHAIN, [start], block)
+            def block(low: str, carried: list[str]) -> list[str]:
+                end = self.b.add(low, sizes[0])
+                short = self.b.value(f"icmp slt i64 {end}, {limit}")
+                end = self.b.value(f"select i1 {short}, i64 {end}, i64 {limit}")
+                parts = sum_from(low, end, sizes[1:])
+                return [reduction.combine(self.b, value.op, form, carried[0], parts[0])]
+
+            return self.b.loop(low, limit, sizes[0], [start], block)
+
+        return sum_from("0", limit, sizes)
 
     def _unrolls(self, inner: list[int]) -> bool:
         if len(inner) > 1:

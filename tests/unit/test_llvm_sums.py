@@ -1,0 +1,61 @@
+"""Sums of generated code against exact ones: no further away than eager's, for any thread count."""
+
+import pytest
+import torch
+
+from ltc.backends.llvm import LlvmBackend
+from ltc.ir import build, ops
+from ltc.ir.graph import Graph
+from ltc.ir.node import make
+
+CASES = [
+    ((100_003,), (0,)), ((300, 700), (0, 1)), ((4, 40_000), (1,)), ((40_000, 4), (0,)),
+    ((1000, 130), (0,)), ((257, 64), (0,)), ((5000, 17), (0,)), ((64, 1024), (1,)),
+    ((30, 40, 50), (0, 2)), ((30, 40, 50), (1,)), ((8, 16, 33, 33), (0, 2, 3)), ((9, 10), (1,)),
+]  # fmt: skip
+
+
+def summed(shape, dims, dtype):
+    x = make(ops.INPUT, index=0, dtype=dtype, shape=shape)
+    graph = Graph((x,), (), (build.sum_of(x, dims),))
+    return LlvmBackend().compile(graph, 0, frozenset())
+
+
+def numbers(shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def distance(result, exact) -> float:
+    """Root of the mean square of the relative errors."""
+    return ((result.double() - exact) / exact).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape, dims", CASES)
+def test_sums_are_no_further_from_the_exact_ones_than_eager(shape, dims, dtype):
+    program = summed(shape, dims, dtype)
+    mine = theirs = 0.0
+    for seed in range(5):
+        x = numbers(shape, dtype, seed)
+        exact = x.double().sum(dims)
+        if exact.abs().max() > torch.finfo(dtype).max:
+            pytest.skip("the exact sum is no number of this dtype")
+        mine += distance(program.launch([x], [])[0], exact)
+        theirs += distance(x.sum(dims), exact)
+    # Errors below half a unit in the last place are luck, of the one as of the other.
+    assert mine / 5 <= max(theirs / 5, torch.finfo(dtype).eps / 2)
+
+
+@pytest.mark.parametrize("shape, dims", CASES)
+def test_sums_have_the_same_bits_with_any_number_of_threads(shape, dims):
+    program, x = summed(shape, dims, torch.float32), numbers(shape, torch.float32)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            results.append(program.launch([x], [])[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
