@@ -285,6 +285,14 @@ ROWS: dict[Op, Row] = {
     ops.GE: _comparison("oge", "ge"),
 }
 
+# Functions of many instructions.
+COSTLY = frozenset(
+    {
+        ops.EXP, ops.EXP2, ops.EXPM1, ops.LOG, ops.LOG1P, ops.LOG2, ops.LOG10, ops.SIN, ops.COS,
+        ops.TAN, ops.TANH, ops.SINH, ops.COSH, ops.ERF, ops.ERFC, ops.POW, ops.LGAMMA,
+    }
+)  # fmt: skip
+
 # Results that need no rounding: they are values of the dtype already.
 _EXACT = frozenset(
     {

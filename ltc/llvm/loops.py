@@ -21,7 +21,7 @@ from ltc.llvm.arguments import Arguments
 from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS, Form
-from ltc.llvm.elementwise import computed
+from ltc.llvm.elementwise import COSTLY, computed
 from ltc.llvm.lanes import transposed
 from ltc.llvm.checks import Report, faults_of, inside_of, report_where, wrapped
 from ltc.llvm.rng import random_bits
@@ -34,6 +34,7 @@ COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
 BLOCKS = (512, 64, 8)  # likewise where rows are added: blocks of blocks of rows
+LONGEST_KEPT_ROW = 4096  # elements: a quarter of a first-level cache
 LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast with any extent
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
 
@@ -131,6 +132,10 @@ class Emitter:
         self.variables: dict[int, str] = {}
         self.mask: str | None = None
         self.known: list[dict[Value, str]] = [{}]
+        self.row_of: dict[Value, str] = {}  # memory of functions that several passes read
+        self.row_being_made: set[Value] = set()
+        self.following: list[tuple[Value, int]] = []  # what the pass under way fetches as well
+        self.row_is_there: set[Value] = set()
         self.needs = self._needs()
         self.is_vector = self._vectors()
 
@@ -138,6 +143,7 @@ class Emitter:
         tasks = self._tasks()
         units = self.arguments.number("units", self._units())
         self.arguments.splat_constants(self.order, self.lanes)
+        self._keep_row_values()
         low = self.b.value(f"mul i64 %task, {units}")
         low = self.b.value(f"udiv i64 {low}, %tasks")
         high = self.b.value(f"mul i64 {self.b.add('%task', 1)}, {units}")
@@ -423,7 +429,11 @@ class Emitter:
         inner = list(range(self.depth, len(self.space.extents)))
         for value in self.reductions:
             self._hoist([value])
+            if value is self.reductions[-1] and len(self.reductions) > 1:
+                self.following = self._loads_of_following_row(inner)
             self._reduce(value, inner)
+            self.following = []
+            self.row_is_there |= self.row_being_made
         rows = self.kernel.depth
         short = [s for s in self.kernel.stores if all(v < rows for v, _ in s.offset.terms)]
         full = [store for store in self.kernel.stores if store not in short]
@@ -434,6 +444,30 @@ class Emitter:
             self._hoist([store.value for store in full])
             roots = [store.value for store in full]
             self._nest(inner, roots, [], lambda _: self._store_all(full))
+
+    def _loads_of_following_row(self, inner: list[int]) -> list[tuple[Value, int]]:
+        """What the first pass over the next row will wait for, and how many elements away it is.
+
+        The passes over a row find it in the cache but for the first one: fetched during the last
+        reduction, which computes and hardly touches memory, it does not wait either.
+        """
+        if inner != [self.vector] or not self.depth or self.space.extents[self.vector] < LONG_ROW:
+            return []
+        found = []
+        for value in self.order:
+            if value.kind == "load" and not value.guards:
+                form = self.space.form(value.data[1])
+                step = form.coefficient(self.depth - 1)
+                if step > 0 and form.coefficient(self.vector) == 1:
+                    found.append((value, step))
+        return found
+
+    def _prefetch(self, load: Value, step: int) -> None:
+        node, offset = load.data
+        with self.b.lanes(1):
+            base = self.b.add(self._element(load, self.space.form(offset)), step)
+            address = self.b.address(self.pointer[node], base, FORMS[node.dtype].stored)
+        self.b.prefetch(address)
 
     def _store_all(self, stores: list[Store]) -> None:
         for store in stores:
@@ -477,6 +511,8 @@ class Emitter:
             first = self.b.constant(form.computed, reduction.start(value.op, form))
 
             def body(carried: list[str]) -> list[str]:
+                for load, step in self.following:
+                    self._prefetch(load, step)
                 with self.b.lanes(width):
                     one = self.lanes_of(operand, width)
                     if across and self.mask is not None:
@@ -641,8 +677,60 @@ class Emitter:
             return found
         width = self.lanes if self.is_vector[value] else 1
         with self.b.lanes(width):
-            register = self._made(value, width)
+            row = self.row_of.get(value)
+            if row is None:
+                register = self._made(value, width)
+            else:
+                register = self._kept(value, row, width)
         self.known[-1][value] = register
+        return register
+
+    # --- functions that several passes over a row need -------------------------------------------
+
+    def _keep_row_values(self) -> None:
+        """Memory for a row of each function that more than one pass reads: computed once.
+
+        A row stays in the nearest cache, and a load is a tenth of an exponential.
+        """
+        inner = list(range(self.depth, len(self.space.extents)))
+        if not self.reductions or inner != [self.vector]:
+            return
+        extent = self.space.extents[self.vector]
+        if self.vector in self.open or extent > LONGEST_KEPT_ROW:
+            return
+        full = [s.value for s in self.kernel.stores if not self._is_short(s)]
+        passes = [self._read_by(value.operands) for value in self.reductions]
+        passes.append(self._read_by(tuple(full)))
+        room = -(-extent // self._step) * self._step
+        for value in self.order:
+            is_costly = value.kind == "cell" and value.op in COSTLY and self.is_vector[value]
+            if is_costly and sum(value in read for read in passes) > 1:
+                type = FORMS[value.dtype].computed
+                self.row_of[value] = self.b.effect(f"alloca [{room} x {type}], align 64")
+
+    def _is_short(self, store: Store) -> bool:
+        """Whether a store is made once for each row."""
+        return all(v < self.kernel.depth for v, _ in store.offset.terms)
+
+    def _read_by(self, roots: tuple[Value, ...]) -> set[Value]:
+        """What one pass computes: nothing behind a reduction."""
+        seen: set[Value] = set()
+        waiting = list(roots)
+        while waiting:
+            value = waiting.pop()
+            if value not in seen and value.kind != "reduced":
+                seen.add(value)
+                waiting.extend(value.operands)
+        return seen
+
+    def _kept(self, value: Value, row: str, width: int) -> str:
+        type = FORMS[value.dtype].computed
+        address = self.b.address(row, self.variables[self.vector], type)
+        if value in self.row_is_there:
+            return self.b.effect(f"load {self.b.of(type)}, ptr {address}, align 4")
+        register = self._made(value, width)
+        self.b.emit(f"store {self.b.of(type)} {register}, ptr {address}, align 4")
+        self.row_being_made.add(value)
         return register
 
     def lanes_of(self, value: Value, width: int) -> str:

@@ -59,3 +59,17 @@ def test_sums_have_the_same_bits_with_any_number_of_threads(shape, dims):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [5, 64, 1000, 1024, 1100, 5000])
+def test_a_function_that_several_passes_over_a_row_read_is_computed_once(width, dtype):
+    x = make(ops.INPUT, index=0, dtype=dtype, shape=(37, width))
+    z = build.exp(x - build.max_of(x, 1, keepdim=True))
+    graph = Graph((x,), (), (z / build.sum_of(z, 1, keepdim=True),))
+    given = numbers((37, width), dtype) * 5
+    (result,) = LlvmBackend().compile(graph, 0, frozenset()).launch([given], [])
+    exact = torch.softmax(given.double(), 1)
+    torch.testing.assert_close(
+        result.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=0, check_dtype=False
+    )
