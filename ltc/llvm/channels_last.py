@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.convolution import Geometry, KernelSequence
+from ltc.llvm.geometry import Geometry, KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
     BYTES,

@@ -9,11 +9,12 @@ Letters: N images, M result channels of a group, C operand channels of a group, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.geometry import Geometry, KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
     BYTES,
@@ -36,44 +37,6 @@ from ltc.llvm.windows import Axes, forward_axes, gradient_phases, met
 GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
 MOST_COLUMNS = 512
 FEW_CHANNELS = 4  # a group with fewer result channels would gather more than it multiplies
-
-
-@dataclass(frozen=True)
-class KernelSequence:
-    """Kernels that run one after the other.
-
-    scratch  bytes of the arguments that are neither operand nor result, by their name
-    """
-
-    kernels: tuple[GeneratedKernel, ...]
-    scratch: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A convolution: shapes [N, C, *spatial], [O, C / groups, *kernel], [N, O, *windows]."""
-
-    operand: tuple[int, ...]
-    weight: tuple[int, ...]
-    result: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @property
-    def window(self) -> tuple[tuple[int, ...], ...]:
-        """What `forward_axes` and `gradient_phases` want."""
-        spatial = (self.operand[2:], self.weight[2:], self.result[2:])
-        return (*spatial, self.stride, self.padding, self.dilation)
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether it is a matrix product of each image."""
-        return (
-            self.groups == 1 and set(self.weight[2:]) == {1} and set(self.stride) == {1}
-            and set(self.padding) == {0}
-        )  # fmt: skip
 
 
 def convolution(

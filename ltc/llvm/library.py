@@ -25,8 +25,6 @@ from ltc.llvm.channels_last_pooling import (
 )  # fmt: skip
 from ltc.llvm.channels_last_weights import channels_last_weight_gradient
 from ltc.llvm.convolution import (
-    Geometry,
-    KernelSequence,
     convolution,
     convolution_input_gradient,
 )  # fmt: skip
@@ -36,6 +34,7 @@ from ltc.llvm.depthwise import (
     depthwise_weight_gradient,
     is_depthwise,
 )  # fmt: skip
+from ltc.llvm.geometry import Geometry, KernelSequence
 from ltc.llvm.isa import SSE2, Isa
 from ltc.llvm.lanes import Epilogue, GeneratedKernel
 from ltc.llvm.matmul import matmul

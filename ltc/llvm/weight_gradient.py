@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.convolution import Geometry, KernelSequence
+from ltc.llvm.geometry import Geometry, KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
     BYTES,

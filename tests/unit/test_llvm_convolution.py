@@ -19,13 +19,14 @@ from ltc.llvm.channels_last_pooling import (
     turned_max_pool_gradient,
 )  # fmt: skip
 from ltc.llvm.channels_last_weights import channels_last_weight_gradient
-from ltc.llvm.convolution import Geometry, convolution, convolution_input_gradient
+from ltc.llvm.convolution import convolution, convolution_input_gradient
 from ltc.llvm.depthwise import (
     depthwise_convolution,
     depthwise_input_gradient,
     depthwise_weight_gradient,
     is_depthwise,
 )  # fmt: skip
+from ltc.llvm.geometry import Geometry
 from ltc.llvm.library import kernels_of
 from ltc.llvm.pooling import (
     Pool,
