@@ -33,6 +33,7 @@ MOST_TASKS = 64
 COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
+MOST_COLUMN_SUMS = 3  # in one pass: their accumulators fill the registers
 BLOCKS = (512, 64, 8)  # likewise where rows are added: blocks of blocks of rows
 LONGEST_KEPT_ROW = 4096  # elements: a quarter of a first-level cache
 LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast with any extent
@@ -427,7 +428,10 @@ class Emitter:
 
     def _row(self) -> None:
         inner = list(range(self.depth, len(self.space.extents)))
-        for value in self.reductions:
+        together = self._columns_together()
+        if together:
+            self._reduce_columns(together, inner)
+        for value in self.reductions[len(together) :]:
             self._hoist([value])
             if value is self.reductions[-1] and len(self.reductions) > 1:
                 self.following = self._loads_of_following_row(inner)
@@ -468,6 +472,54 @@ class Emitter:
             base = self.b.add(self._element(load, self.space.form(offset)), step)
             address = self.b.address(self.pointer[node], base, FORMS[node.dtype].stored)
         self.b.prefetch(address)
+
+    def _columns_together(self) -> list[Value]:
+        """The first reductions, where they add up rows and none of them needs another."""
+        if not self.reduces_columns or len(self.reductions) < 2:
+            return []
+        found: list[Value] = []
+        for value in self.reductions[:MOST_COLUMN_SUMS]:
+            if any(x.kind == "reduced" for x in self._operands_of(value)):
+                break
+            found.append(value)
+        return found if len(found) > 1 else []
+
+    def _operands_of(self, value: Value) -> set[Value]:
+        """What a value is computed from, reductions included."""
+        seen: set[Value] = set()
+        waiting = list(value.operands)
+        while waiting:
+            one = waiting.pop()
+            if one not in seen:
+                seen.add(one)
+                waiting.extend(one.operands)
+        return seen
+
+    def _reduce_columns(self, values: list[Value], inner: list[int]) -> None:
+        """Several sums of rows in one pass over them."""
+        self._hoist(values)
+        mask, forms = self.mask, [FORMS[value.dtype] for value in values]
+        with self.b.lanes(self.lanes):
+            starts = [
+                (
+                    self.b.of(form.computed),
+                    self.b.constant(form.computed, reduction.start(value.op, form)),
+                )
+                for value, form in zip(values, forms)
+            ]
+
+            def body(carried: list[str]) -> list[str]:
+                with self.b.lanes(self.lanes):
+                    ones = [self.lanes_of(value.operands[0], self.lanes) for value in values]
+                    return [
+                        reduction.combine(self.b, value.op, form, x, one)
+                        for value, form, x, one in zip(values, forms, carried, ones)
+                    ]
+
+            totals = self._in_blocks(values, inner, starts, body)
+            self.mask = mask
+            for value, form, total in zip(values, forms, totals):
+                self.known[-1][value] = reduction.finished(self.b, form, total)
 
     def _store_all(self, stores: list[Store]) -> None:
         for store in stores:
@@ -528,10 +580,10 @@ class Emitter:
                         part = self._unrolled(value, form, type, first, body)
                         return [reduction.combine(self.b, value.op, form, carried[0], part)]
 
-                (total,) = self._in_blocks(value, form, inner[:-1], (type, first), row)
+                (total,) = self._in_blocks([value], inner[:-1], [(type, first)], row)
             else:
                 mask = self.mask
-                (total,) = self._in_blocks(value, form, inner, (type, first), body)
+                (total,) = self._in_blocks([value], inner, [(type, first)], body)
                 self.mask = mask
             if across:
                 total = reduction.across_lanes(self.b, value.op, form, total)
@@ -539,28 +591,31 @@ class Emitter:
             self.known[-1][value] = reduction.finished(self.b, form, total)
 
     def _in_blocks(
-        self, value: Value, form: Form, inner: list[int], start, body, sizes=BLOCKS
+        self, values: list[Value], inner: list[int], starts, body, sizes=BLOCKS
     ) -> list[str]:
         """The total over loops, the outermost one in blocks of blocks: no chain is long."""
         variable = inner[0] if inner else self.vector
         if variable == self.vector:
-            return self._nest(inner, [value], [start], body)
+            return self._nest(inner, values, starts, body)
         is_open, limit = variable in self.open, self.extent(variable)
         sizes = [size for size in sizes if is_open or size < self.space.extents[variable]]
 
         def sum_from(low: str, limit: str | int, sizes: list[int]) -> list[str]:
             if not sizes:
-                step = self._step_of(inner, [value], [start], body)
-                return self.b.loop(low, limit, 1, [start], step)
+                step = self._step_of(inner, values, starts, body)
+                return self.b.loop(low, limit, 1, starts, step)
 
             def block(low: str, carried: list[str]) -> list[str]:
                 end = self.b.add(low, sizes[0])
                 short = self.b.value(f"icmp slt i64 {end}, {limit}")
                 end = self.b.value(f"select i1 {short}, i64 {end}, i64 {limit}")
                 parts = sum_from(low, end, sizes[1:])
-                return [reduction.combine(self.b, value.op, form, carried[0], parts[0])]
+                return [
+                    reduction.combine(self.b, value.op, FORMS[value.dtype], x, y)
+                    for value, x, y in zip(values, carried, parts)
+                ]
 
-            return self.b.loop(low, limit, sizes[0], [start], block)
+            return self.b.loop(low, limit, sizes[0], starts, block)
 
         return sum_from("0", limit, sizes)
 
