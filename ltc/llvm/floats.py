@@ -86,6 +86,9 @@ class Floats:
         if b.width > 1:
             function = f"llvm.vector.reduce.or.v{b.width}i1"
             any_lane = b.pure_call(function, "i1", (b.of("i1"), condition))
-        body = lambda: [self.select(condition, slowly(), y)]  # noqa: E731
-        (result,) = b.when(any_lane, [(b.of(self.scalar), y)], body)
+
+        def chosen() -> list[str]:
+            return [self.select(condition, slowly(), y)]
+
+        (result,) = b.when(any_lane, [(b.of(self.scalar), y)], chosen)
         return result
