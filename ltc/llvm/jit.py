@@ -193,6 +193,10 @@ MATH_NAMES = (
     "atan2", "hypot", "fmod", "nextafter", "nextafterf",
 )  # fmt: skip
 THREAD_NAMES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+SHIM_NAMES = (
+    "torch_call_dispatcher", "aoti_torch_create_tensor_from_blob", "aoti_torch_copy_",
+    "aoti_torch_delete_tensor_object", "torch_new_string_handle",
+)  # fmt: skip
 
 
 def _library_symbols() -> dict[str, int]:
@@ -203,6 +207,8 @@ def _library_symbols() -> dict[str, int]:
     # The pool that torch itself uses: a second one would fight with it for the cores.
     for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
         found.update(_addresses(ctypes.CDLL(str(path)), THREAD_NAMES))
+    for path in sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")):
+        found.update(_addresses(ctypes.CDLL(str(path)), SHIM_NAMES))
     return found
 
 

@@ -13,6 +13,7 @@ from ltc.llvm.arg_reduce import arg_reduce_codes, can_arg_reduce
 from ltc.llvm.code import KernelCode
 from ltc.llvm.scan import can_scan, scan_codes
 from ltc.llvm.scatter import can_scatter, scatter_codes
+from ltc.llvm.shim import call_codes, can_call
 
 
 @dataclass(frozen=True)
@@ -34,4 +35,5 @@ PRIMITIVES: dict[Op, Row] = {
     ops.CUMPROD: Row(can_scan, scan_codes),
     ops.ARGMAX: Row(can_arg_reduce, arg_reduce_codes),
     ops.ARGMIN: Row(can_arg_reduce, arg_reduce_codes),
+    ops.EXTERN: Row(can_call, call_codes),
 }
