@@ -8,6 +8,7 @@ A case is one operator, one variant and one dtype, and is tried on up to six of 
     forward   float32, int64, bool: results, and the arguments after the call
     inplace   the in-place form in the same dtypes
     gradient  float64: results and gradients of all inputs
+`--externs FILE` writes which operations Python ran inside compiled programs, and for how many cases.
 A sample that the CPU refuses is left out, and a case of which it refuses every sample is not
 counted; everything else that is not equal is a failure.
 """
@@ -110,7 +111,31 @@ def run_case(name: str, device: str = "ltc", samples: int = 6) -> Outcome:
         return _failure(name, error, f"sample {index}")
     if not compared:
         return Outcome(name, "refused", refused or "no samples")
-    return Outcome(name, "equal")
+    return Outcome(name, "equal", detail=" ".join(_run_by_python()))
+
+
+EXTERN = "extern.python::"
+
+
+def _run_by_python() -> list[str]:
+    """The operations that compiled programs of this process left to Python since the last call."""
+    from ltc.debug import metrics  # the parent only counts: it needs no device
+
+    names = [name for name in metrics.counter_names() if name.startswith(EXTERN)]
+    found = [name for name in names if metrics.counter_value(name) != _seen.get(name)]
+    _seen.update((name, metrics.counter_value(name)) for name in names)
+    return [name.removeprefix(EXTERN) for name in found]
+
+
+_seen: dict[str, int] = {}
+
+
+def externs(outcomes: list[Outcome]) -> str:
+    """How many cases ran each operation in Python, the most frequent first."""
+    counts = Counter(name for o in outcomes if o.status == "equal" for name in o.detail.split())
+    with_any = sum(bool(o.detail) for o in outcomes if o.status == "equal")
+    rows = [f"{count:5}  {name}" for name, count in counts.most_common()]
+    return "\n".join([f"{with_any} cases of {len(outcomes)} ran an operation in Python", *rows])
 
 
 def _failure(name: str, error: Exception, where: str) -> Outcome:
@@ -369,6 +394,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=98.5, help="percent; below it, exit code 1")
     parser.add_argument("--json", help="write every outcome here")
     parser.add_argument("--table", help="write the cases that are not equal here")
+    parser.add_argument("--externs", help="write the operations that Python ran here")
     parser.add_argument(case_runner.WORKER, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -400,6 +426,8 @@ def main() -> int:
         case_runner.write(arguments.json, outcomes, {"share_equal": share_equal(outcomes)})
     if arguments.table:
         Path(arguments.table).write_text(text + "\n")
+    if arguments.externs:
+        Path(arguments.externs).write_text(externs(outcomes) + "\n")
     return int(share_equal(outcomes) < arguments.target)
 
 

@@ -25,6 +25,7 @@ from ltc.backends.llvm_plan import (
 )  # fmt: skip
 from ltc.backends.undisturbed import Undisturbed
 from ltc.debug import metrics
+from ltc.ir import ops
 from ltc.llvm.loading import LoadedKernel
 from ltc.llvm.program import KernelCall, KernelRun
 from ltc.passes.memory import ALIGNMENT
@@ -180,11 +181,14 @@ class _Reference:
 
     def __init__(self, call: ReferenceCall):
         self._call, self._compute = call, LOWERING.lower(call.node)
+        is_extern = call.node.op is ops.EXTERN
+        self._name = call.node.attr("template").overload if is_extern else call.node.op.name
 
     def __call__(self, plan: Plan, block: Block, values: list[Any]) -> None:
         call = self._call
         if call.is_counted:
             metrics.count("extern.python")
+            metrics.count(f"extern.python::{self._name}")
         try:
             result = self._compute(*[values[value] for value in call.operands])
         except Exception as error:
