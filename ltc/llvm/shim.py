@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ltc.ir import ops
 from ltc.ir.kernel import Product, strides_of
 from ltc.ir.node import Node
 from ltc.ir.template import Hole, Template
@@ -42,6 +43,8 @@ def can_call(node: Node) -> bool:
     template: Template = node.attr("template")
     types = [*node.type, *[n.type for n in node.inputs]]
     plain = all(isinstance(t, TensorType) and t.dtype in SCALAR_TYPES and t.size for t in types)
+    if any(n.op is ops.BARRIER for n in node.inputs):
+        return False  # the kernel would read what is before it, and the reference asks for itself
     if not plain or template.seed is not None or template.mutated or not all(template.present):
         return False
     if not all(map(jit.has_symbol, jit.SHIM_NAMES)):
