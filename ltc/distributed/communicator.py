@@ -56,7 +56,7 @@ class Communicator:
     def post(
         self, collective: Collective, operands: Sequence[torch.Tensor]
     ) -> Callable[[], list[torch.Tensor]] | None:
-        """Send all of a small all_reduce now; what waits for the others' part and gives the results.
+        """Send all of a small all_reduce now; what takes the others' part and gives the results.
 
         It must be called before the next collective begins. None, and nothing done, for an exchange
         that cannot be parted in two: then there is `run`.

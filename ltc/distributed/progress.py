@@ -17,8 +17,8 @@ from ltc.ir.collective import Collective
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
 
 # How exchanges outside this run's replicas are done: what stands before ":" in a collective's
-# channel -> function of what stands behind it, giving an object with `run(collective, operands)` and
-# `post(collective, operands)`: see Communicator.
+# channel -> function of what stands behind it, giving an object with `run(collective, operands)`
+# and `post(collective, operands)`: see Communicator.
 CHANNELS: dict[str, Callable] = {}
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import ltc.core.lazy_model as ltm
+import ltc.distributed.loader_epoch as loader_epoch
 import ltc.distributed.parallel_loader as pl
 from ltc.debug import metrics, profiler
 from ltc.device.tensor import state_of
@@ -276,7 +277,7 @@ def test_the_error_of_an_upload_is_raised_as_itself(monkeypatch):
     def refuse(batch, device):
         raise MemoryError(f"no room on {device}")
 
-    monkeypatch.setattr(pl, "send_cpu_data_to_device", refuse)
+    monkeypatch.setattr(loader_epoch, "send_cpu_data_to_device", refuse)
     with pytest.raises(MemoryError, match="no room on ltc:0"):
         list(pl.MpDeviceLoader(numbered(20), "ltc:0"))
 
@@ -300,7 +301,7 @@ def test_a_stalled_consumer_bounds_what_is_read():
 
 
 def test_a_stall_logs_every_loader_threads_stack_once(monkeypatch, caplog):
-    monkeypatch.setattr(pl, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(loader_epoch, "STALL_SECONDS", 0.05)
     released = threading.Event()
 
     def source():
