@@ -166,6 +166,8 @@ def compile_kernels(text: str, *names: str) -> dict[str, int]:
 
     Raises InvalidGraph with LLVM's message where the text is wrong.
     """
+    # A program keeps the same text on disk with its function renamed: another text, another name.
+    text = f"; {' '.join(names)}\n{text}"
     library = link([object_code(compiler().name_of(text), text)], names)
     compiler().loaded.append(library)
     return library.addresses

@@ -5,7 +5,7 @@ import concurrent.futures
 import numpy as np
 import pytest
 
-from ltc.llvm import threads
+from ltc.llvm import loading, threads
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.program import KernelCall, KernelRun, entry_address
 
@@ -61,3 +61,14 @@ def test_nothing_runs_after_a_kernel_that_failed():
 
 def test_no_kernels_are_no_work():
     assert launched(run_of([]), 0) == (-1, [])
+
+
+def test_a_kernel_called_by_its_own_name_is_not_taken_for_a_programs(tmp_path, monkeypatch):
+    """Both are kept on disk, with functions of different names."""
+    monkeypatch.setenv("LTC_CACHE_DIR", str(tmp_path))
+    b = Builder(width=1)
+    b.emit("store i64 20261120, ptr %p0, align 8")
+    text = function_text("kernel", 1, b)
+    assert entry_address(text, "kernel")
+    name = loading.kernel_name(text)
+    assert loading.load({name: text})[name].entry
