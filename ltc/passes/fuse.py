@@ -751,9 +751,15 @@ class _Body:
     def _lookup(self, node: Node, index, guards: tuple[Guard, ...], position: Value) -> Value:
         base, offset, step = looked_up(node, index, self.draft.space)
         if base.op is ops.CONSTANT:
-            return self.value(base, (), ())
+            return self._looked_at(position, self.value(base, (), ()))
         data = (base, offset, step, node.inputs[0].shape[node.attr("dim")])
         return self._intern("lookup", node.dtype, (position,), None, data, guards)
+
+    def _looked_at(self, position: Value, value: Value) -> Value:
+        """The value, whatever the position: which is computed, since it may be one that fails."""
+        zero = self._intern("constant", position.dtype, (), None, "0", ())
+        inside = self._intern("cell", torch.bool, (position, zero), ops.GE, (), ())
+        return self._intern("cell", value.dtype, (inside, value, value), ops.WHERE, (), ())
 
     def _chosen(self, node, operands, places, outer: int) -> Value:
         """A guarded operand where its own guards hold, else the one that has none left."""

@@ -215,3 +215,12 @@ def test_a_read_names_no_error_of_another_step():
 def test_numpy_of_a_lazy_tensor_says_what_to_call():
     with pytest.raises(TypeError, match=r"cpu\(\)"):
         lazy(2).numpy()
+
+
+def test_an_index_outside_a_tensor_of_equal_numbers_is_an_error():
+    """Such a tensor is nowhere in memory: a program could do without looking at the index."""
+    index = torch.tensor([9], device="ltc")
+    for table in (torch.ones(4, device="ltc"), torch.ones(1, device="ltc").expand(4)):
+        rows = table[index]
+        with pytest.raises(IndexError, match="out of bounds|out of range"):
+            rows.cpu()
