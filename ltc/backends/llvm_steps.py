@@ -174,8 +174,8 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
 class _Order:
     """The steps as recorded, but each that writes over an input after two kinds of others.
 
-    Those that read the old value must come first: where data flow has it otherwise, the input is
-    not written over.  Those that may fail come first where they can.
+    Those that read the old value must come first, and those that may fail: a program that fails
+    leaves its inputs as they were.  Where data flow has it otherwise, the input is not written over.
     """
 
     def __init__(self, given: list[Step], shares: dict[Node, Node], position: dict[Step, tuple]):
@@ -228,8 +228,9 @@ class _Order:
         """A step that only its overwrites hold back: it runs now, without the impossible ones."""
         for step in self._given:
             if waits[step] and self._operands[step] <= self._done:
+                may_fail_later = bool(self._failing - self._done - {step})
                 for node, target in list(step.overwrites.items()):
-                    if self._readers[target] - self._done - {step}:
+                    if may_fail_later or self._readers[target] - self._done - {step}:
                         del step.overwrites[node]
                 return step
         raise AssertionError("steps that wait for one another")
