@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph
@@ -88,9 +88,15 @@ def units_of(graph: Graph) -> Iterator[Unit]:
     for unit in fuse(graph, is_native, can_multiply, takes_strides):
         if isinstance(unit, Product) and unit.epilogue and not holds_epilogue(unit):
             yield Product(unit.node, unit.operands, None, unit.results)
-            yield unit.epilogue
+            yield _beside(unit.node, unit.epilogue)
         else:
             yield unit
+
+
+def _beside(product: Node, epilogue: Kernel) -> Kernel:
+    """An epilogue as a kernel of its own, which reads what the product has stored."""
+    stores = tuple(store for store in epilogue.stores if store.node is not product)
+    return replace(epilogue, stores=stores)
 
 
 def _step(unit: Unit) -> Step:

@@ -62,6 +62,9 @@ def _computed(value: Value, names: dict[Node, str]) -> str:
     if value.kind == "load":
         node, offset = value.data
         return f"load {_name(node, names)}[{_form(offset)}]"
+    if value.kind == "lookup":
+        node, offset, step, extent = value.data
+        return f"look up {_name(node, names)}[{_form(offset)} + {step}*], of {extent}, at"
     if value.kind == "position":
         return _form(value.data)
     if value.kind == "random":
@@ -70,7 +73,8 @@ def _computed(value: Value, names: dict[Node, str]) -> str:
         return str(value.data)
     if value.kind == "choose":
         return "choose"
-    attributes = "".join(f" {key}={attr_text(one)}" for key, one in value.data or ())
+    attrs = value.data.attrs if isinstance(value.data, Node) else value.data or ()
+    attributes = "".join(f" {key}={attr_text(one)}" for key, one in attrs)
     return f"{value.op}{attributes}"
 
 
