@@ -52,6 +52,9 @@ LONGEST_REPEATED = 24  # nodes of a formula that every reader computes again: ge
 MOST_COSTLY_REPEATED = 2  # functions among them: one takes as long as storing and loading
 SMALL_BESIDE = 8  # a value this many times smaller is no burden to read again
 MOST_PASSES = 6  # reductions of one kernel: each recomputes what it reads
+# Buffers that an epilogue fills. A product walks its results in tiles, a few vectors of each row:
+# an update that reads and writes more in such bits takes longer than one that streams by itself.
+MOST_STORES_BEHIND = 2
 FEWEST_ROWS = 16  # below this a kernel that reduces inside its rows keeps too few threads busy
 SMALL_SPACE = 4096  # elements that one thread is done with before a second has begun
 
@@ -194,6 +197,8 @@ class _Fuser:
 
     def _may_follow(self, node: Node, place: Place, alone: bool) -> bool:
         draft = place.draft
+        if len(draft.stores) > MOST_STORES_BEHIND:
+            return False
         is_free = draft.product is None and draft.depth is None and not place.guards
         if not is_free or not any(n.dtype == node.dtype for n in draft.stores):
             return False

@@ -299,6 +299,18 @@ def test_a_linear_layer_is_one_product_with_an_epilogue():
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)  # 30 products of size 10
 
 
+def test_an_update_of_many_buffers_is_a_kernel_of_its_own():
+    x, g = given(20, 30), given(20, 40, index=1)
+    p, average, square = (given(30, 40, index=k) for k in (2, 3, 4))
+    gradient = build.matmul(build.transpose(x, 0, 1), g)
+    new_average, new_square = average + gradient, square + gradient * gradient
+    new = [p - new_average * new_square, new_average, new_square]
+    graph = graph_of(*new, inputs=[x, g, p, average, square])
+    units = fuse(graph, is_native, lambda n: n.op is ops.MATMUL, lambda n: True)
+    assert sorted(type(u).__name__ for u in units) == ["Kernel", "Product"]
+    assert next(u for u in units if isinstance(u, Product)).epilogue is None
+
+
 # --- programs ------------------------------------------------------------------------------------
 
 
