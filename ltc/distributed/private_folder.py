@@ -32,4 +32,6 @@ def private_folder() -> Iterator[str]:
         if os.getpid() == owner:  # a forked child that ends leaves it to its parent
             shutil.rmtree(path, ignore_errors=True)
             janitor.stdin.close()
-            janitor.wait()
+            if not os.path.exists(path):  # where somebody still writes there it stays, for later
+                janitor.kill()  # processes forked meanwhile hold the pipe open while they live
+                janitor.wait()

@@ -96,7 +96,7 @@ def check_one_process_with_all_batches_gives_the_same_weights(rank, world):
         run_step(alone, optimizers[1], together, "cpu")
     for mine, expected in zip(whole(model.parameters()), alone.parameters()):
         assert (mine - expected).abs().max() <= 1e-6  # float32: sums in another order
-    return [p.numpy().tobytes() for p in whole(model.parameters())]
+    return b"".join(p.numpy().tobytes() for p in whole(model.parameters()))
 
 
 def check_a_hundred_steps_compile_two_programs(rank, world):

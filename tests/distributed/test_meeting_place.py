@@ -1,12 +1,15 @@
 """Where the processes of a host meet: one folder, whoever asks and however often."""
 
 import os
+import signal
+import time
 
 import pytest
 import torch.distributed as dist
 
 from ltc import config
 from ltc.distributed import meeting_place
+from ltc.distributed.private_folder import private_folder
 from ltc.errors import LtcError
 
 
@@ -80,3 +83,15 @@ def test_without_a_launcher_the_error_says_what_to_do(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(LtcError, match="nothing says where they meet"):
         meeting_place.store(2)
+
+
+def test_a_folder_does_not_wait_for_a_process_forked_meanwhile():
+    with private_folder() as path:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    still_there = os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.kill(child, signal.SIGKILL)
+    assert still_there and not os.path.exists(path)
+    os.waitpid(child, 0)
