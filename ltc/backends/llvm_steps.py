@@ -165,16 +165,26 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
     """Where each step stood in what the user wrote, and among the steps given.
 
     What was recorded together uses the same values: in another order they would live for longer.
-    A step of which no call is known comes as soon as it may.
+    A step of which no call is known comes as soon as it may, and so does the start of a collective
+    whose operands the program computes: what comes after them runs while they travel.
     """
     maker = {node: step for step in steps for node in step.writes}
     found: dict[Step, tuple[int, int]] = {}
     for number, step in enumerate(steps):
-        known = [graph.origins[n].position for n in step.writes if n in graph.origins]
+        known = [found[maker[n]][0] for n in _sent(step.unit) if maker.get(n) in found]
+        if not known:
+            known = [graph.origins[n].position for n in step.writes if n in graph.origins]
         if not known:
             known = [found[maker[n]][0] for n in step.reads if maker.get(n) in found]
         found[step] = (max(known, default=0), number)
     return found
+
+
+def _sent(unit: Unit) -> tuple[Node, ...]:
+    """What the start of a collective sends: its inputs but for the token; nothing otherwise."""
+    if not isinstance(unit, Node) or unit.op is not ops.COLLECTIVE_START:
+        return ()
+    return unit.inputs[len(unit.inputs) - unit.attr("count"):]
 
 
 class _Order:
