@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps
+from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps, sent_by
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
@@ -268,6 +268,8 @@ class _Planner:
                 last[self._shares.get(node, node)] = position
         ends = len(self._steps)
         last.update({self._shares[n]: ends for n in self._graph.outputs if n in self._shares})
+        for node, position in self._sent_until(ends):
+            last[node] = max(last[node], position)
         lifetimes = []
         for position, step in enumerate(self._steps):
             if step.is_native:
@@ -283,6 +285,17 @@ class _Planner:
                 if isinstance(buffer, ScratchBuffer)
             )
         return lifetimes
+
+    def _sent_until(self, ends: int) -> Iterable[tuple[Node, int]]:
+        """What the exchanges read, and the step until which they do: the wait, if there is one."""
+        units = [step.unit for step in self._steps]
+        waits = {
+            unit.inputs[0]: position for position, unit in enumerate(units)
+            if isinstance(unit, Node) and unit.op is ops.COLLECTIVE_WAIT
+        }
+        for unit in units:
+            for node in sent_by(unit):
+                yield self._shares.get(node, node), waits.get(unit, ends)
 
     # --- what runs -------------------------------------------------------------------------------
 

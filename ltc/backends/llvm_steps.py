@@ -171,7 +171,7 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
     maker = {node: step for step in steps for node in step.writes}
     found: dict[Step, tuple[int, int]] = {}
     for number, step in enumerate(steps):
-        known = [found[maker[n]][0] for n in _sent(step.unit) if maker.get(n) in found]
+        known = [found[maker[n]][0] for n in sent_by(step.unit) if maker.get(n) in found]
         if not known:
             known = [graph.origins[n].position for n in step.writes if n in graph.origins]
         if not known:
@@ -180,7 +180,7 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
     return found
 
 
-def _sent(unit: Unit) -> tuple[Node, ...]:
+def sent_by(unit: Unit) -> tuple[Node, ...]:
     """What the start of a collective sends: its inputs but for the token; nothing otherwise."""
     if not isinstance(unit, Node) or unit.op is not ops.COLLECTIVE_START:
         return ()

@@ -3,6 +3,7 @@
 import copy
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -367,6 +368,32 @@ def test_buckets_start_before_the_last_weight_gradient_in_the_native_program_too
     # all but the first layer's bucket leave while products are still to come, and are not awaited
     assert sum(k < products[-1] for k in starts) >= 3, kinds
     assert starts[-1] < waits[0] or products[-1] < waits[0], kinds
+
+
+@pytest.mark.parametrize("width", [16, 256])
+def test_what_is_sent_stays_as_it_is_until_the_others_have_come(width):
+    """Kernels that run meanwhile work in other memory: the first replica is far ahead."""
+
+    alone = nn.Sequential(*[nn.Linear(width, width) for _ in range(6)])
+    copies = [copy.deepcopy(alone) for _ in range(REPLICAS)]
+
+    def train(i, d):
+        module = copies[i].to(d)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        module(torch.full((2, width), 1.0 + i, device=d)).square().mean().backward()
+        ltm.optimizer_step(optimizer)
+        optimizer.zero_grad()  # nobody keeps the gradients
+        time.sleep(0.3 * i)
+        ltm.mark_step(d, wait=True)
+        return [p.cpu() for p in module.parameters()]
+
+    losses = [alone(torch.full((2, width), 1.0 + i)).square().mean() for i in range(REPLICAS)]
+    (sum(losses) / REPLICAS).backward()
+    torch.optim.SGD(alone.parameters(), 0.1).step()
+    one_each = 1 / (1 << 20)
+    with config.override(ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB=one_each):
+        for found in values(in_threads(train)):
+            torch.testing.assert_close(found, [p.detach() for p in alone.parameters()])
 
 
 def test_a_small_exchange_does_not_wait_where_it_begins():
