@@ -63,8 +63,11 @@ def die(cause: str) -> None:
 
 
 def one_dies(rank: int, cause: str, folder: str) -> None:
-    """Rank 1 dies; each rank leaves a file named after its process, that rank also the time."""
-    Path(folder, f"pid-{os.getpid()}").touch()
+    """Rank 1 dies; each rank leaves a file named after its process, that rank also the time.
+
+    In the file is the folder of the launch.
+    """
+    Path(folder, f"pid-{os.getpid()}").write_text(os.environ.get("LTC_RENDEZVOUS", ""))
     if rank == 1:
         Path(folder, "died").write_text(str(time.monotonic()))  # one clock for all processes
         die(cause)
@@ -74,7 +77,6 @@ def one_dies(rank: int, cause: str, folder: str) -> None:
 def spawn_dies(cause: str, start_method: str) -> None:
     """spawn raises in time, for the rank that died."""
     with tempfile.TemporaryDirectory() as folder:
-        before = private_folders()
         try:
             lmp.spawn(one_dies, args=(cause, folder), nprocs=3, start_method=start_method)
         except lmp.RankFailed as error:
@@ -82,7 +84,7 @@ def spawn_dies(cause: str, start_method: str) -> None:
         else:
             raise AssertionError("spawn returned")
         check_all_ended(folder)
-        check(private_folders() <= before, "a folder is left")
+        check(not any(os.path.exists(path) for path in launch_folders(folder)), "a folder is left")
 
 
 def torchrun_dies(cause: str) -> None:
@@ -111,8 +113,11 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def private_folders() -> set[Path]:
-    return set(Path("/dev/shm").glob("ltc-*"))
+def launch_folders(folder: str) -> set[str]:
+    """What the ranks met in: other programs have such folders too."""
+    found = {path.read_text() for path in Path(folder).glob("pid-*")} - {""}
+    check(bool(found), "no rank named its folder")
+    return found
 
 
 # --- parents ------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ import os, sys, time
 import ltc.distributed.lazy_multiprocessing as lmp
 
 def wait(rank, folder):
-    open(os.path.join(folder, str(os.getpid())), "w").close()
+    os.symlink(os.environ["LTC_RENDEZVOUS"], os.path.join(folder, str(os.getpid())))
     time.sleep(600)
 
 if __name__ == "__main__":
@@ -329,7 +329,10 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def waiting(tmp_path):
-    """Start a program whose ranks wait, with a start method; its process and its ranks' pids."""
+    """Start a program whose ranks wait, with a start method.
+
+    Gives its process, its ranks' pids, and the folder of the launch.
+    """
     started = []
 
     def start(start_method: str):
@@ -344,7 +347,8 @@ def waiting(tmp_path):
         while len(list(folder.iterdir())) < 2:
             assert parent.poll() is None
             time.sleep(0.05)
-        return parent, [int(path.name) for path in folder.iterdir()]
+        found = list(folder.iterdir())
+        return parent, [int(path.name) for path in found], os.readlink(found[0])
 
     yield start
     for parent in started:
@@ -352,21 +356,16 @@ def waiting(tmp_path):
         parent.communicate()
 
 
-def folders() -> set[str]:
-    return {str(p) for p in Path("/dev/shm").glob("ltc-*")}
-
-
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ranks_end_with_their_parent_and_so_does_their_folder(waiting, number, start_method):
-    before = folders()
-    parent, pids = waiting(start_method)
-    made = folders() - before
+    parent, pids, folder = waiting(start_method)
+    assert os.path.isdir(folder)
     parent.send_signal(number)
     parent.wait()
     deadline = time.monotonic() + 5  # the promise
-    while any(map(is_alive, pids)) or folders() & made:
-        assert time.monotonic() < deadline, (pids, folders())
+    while any(map(is_alive, pids)) or os.path.exists(folder):
+        assert time.monotonic() < deadline, (pids, folder)
         time.sleep(0.05)
 
 
