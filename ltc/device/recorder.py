@@ -252,6 +252,12 @@ class Device:
         """The calling thread's recorder."""
         return self.recorders.get(get_ident()) or self._add_recorder()
 
+    def has_one_recorder(self) -> bool:
+        """Whether a single thread uses the device, as far as running threads go."""
+        if len(self.recorders) > 1:
+            self._drop_recorders_of_ended_threads()
+        return len(self.recorders) == 1
+
     def _add_recorder(self) -> Recorder:
         self._drop_recorders_of_ended_threads()
         recorder = self.recorders[get_ident()] = Recorder(self)

@@ -198,6 +198,7 @@ class _Walk:
         if recorder.token is not None:
             self.outputs[recorder.token] = []
         self.alive: list[State] = []
+        self.alone = recorder.device.has_one_recorder()
         live, bound = recorder.live, recorder.bound
         self._collect_live(live)
         self.replaced = self._collect_bound(bound)
@@ -232,7 +233,7 @@ class _Walk:
         ever sees: the program is then asked for what is seen, in the order in which it is.
         """
         base = view.base
-        is_last = getrefcount(base) == LAST_VIEW and len(self.recorder.device.recorders) == 1
+        is_last = getrefcount(base) == LAST_VIEW and self.alone
         if not is_last or base.buffer is not None or hasattr(base, "number"):
             return
         if all(link[0] in REORDERINGS for link in view.chain):

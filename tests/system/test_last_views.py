@@ -1,14 +1,36 @@
 """What is left of a base when the last tensor on it is a reordering: the reordering itself."""
 
 import gc
+from threading import Thread, get_ident
 
 import torch
 
 import ltc.core.lazy_model as ltm
+from ltc.device.recorder import device_at
 from ltc.device.tensor import state_of
 
 
+def use(number: float) -> None:
+    (torch.ones(2, device="ltc") + number).sum().item()
+
+
+def test_a_thread_that_has_ended_is_not_counted():
+    threads = [Thread(target=use, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    use(1)
+    before = set(device_at(0).recorders)
+    device_at(0).has_one_recorder()
+    assert set(device_at(0).recorders) & {thread.ident for thread in threads} - {get_ident()} == set()
+    assert get_ident() in before
+
+
 def test_the_gradient_of_a_linear_layer_is_made_in_the_order_of_its_weight():
+    device = device_at(0)
+    for thread in set(device.recorders) - {get_ident()}:  # of tests that ended in the midst of a step
+        del device.recorders[thread]
     layer = torch.nn.Linear(5, 3).to("ltc")
     layer(torch.randn(7, 5, device="ltc")).sum().backward()
     ltm.mark_step()
