@@ -261,7 +261,7 @@ def _torch_convolution(kind: str, operands, rest) -> None:
 
 def poolings() -> Iterator[Case]:
     x = torch.randn(64, 64, 24, 24)
-    pool = Pool(64 * 64, (24, 24), (12, 12), (2, 2), (2, 2), (0, 0), (1, 1))
+    pool = Pool((24, 24), (12, 12), (2, 2), (2, 2), (0, 0), (1, 1), planes=64 * 64)
     result, indices = torch.empty(64, 64, 12, 12), torch.empty(64, 64, 12, 12, dtype=torch.int64)
     kernel = max_pool("kernel", torch.float32, pool, ISA)
     ours = program(kernel, operand=x, result=result, indices=indices)

@@ -11,20 +11,13 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import nn
-from workloads import Way, adamw, cross_entropy, images, sgd, training
+from workloads import GptBlock, Way, adamw, cross_entropy, images, sgd, training
 
 FURTHER = ("vit", "inverted_residuals", "lstm", "dlrm", "pointwise")
 
 
-class EncoderBlock(nn.Module):
-    """Attention among all positions and a feed-forward layer; [N, T, D] to the same."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+class EncoderBlock(GptBlock):
+    """The layers of a GptBlock, with attention among all positions; [N, T, D] to the same."""
 
     def forward(self, x):
         n, t, d = x.shape

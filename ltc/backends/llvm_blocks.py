@@ -22,7 +22,7 @@ class Block:
 class Blocks:
     """Blocks that nothing uses at the moment; programs share them.
 
-    As many are kept as ran at one time, each as large as the largest program has needed lately.
+    As many are kept as ran at one time, each as large as the largest program that took it has needed.
     """
 
     def __init__(self) -> None:

@@ -14,29 +14,17 @@ import torch
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import Epilogue, GeneratedKernel, Index, Lanes, share, tasks_for
-from ltc.llvm.windows import Axis, forward_axes, met, padded
+from ltc.llvm.windows import Axis, Windows, met, padded
 
 MOST_UNROLLED_TAPS = 9
 
 
 @dataclass(frozen=True)
-class TurnedPool:
-    """Windows over [images, *spatial, channels]; operand and result are spatial shapes."""
+class TurnedPool(Windows):
+    """Windows over [images, *spatial, channels]."""
 
     images: int
     channels: int
-    operand: tuple[int, ...]
-    result: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @property
-    def axes(self) -> tuple[Axis, Axis, Axis]:
-        return forward_axes(
-            self.operand, self.kernel, self.result, self.stride, self.padding, self.dilation
-        )
 
     @property
     def stays_inside(self) -> bool:

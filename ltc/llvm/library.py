@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -211,19 +212,19 @@ def _weight_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, ope
     return _named(sequence, {"gradient": gradient, "operand": x}, ("result",))
 
 
+def _window(node: Node) -> list[tuple[int, ...]]:
+    return [tuple(node.attr(name)) for name in ("kernel", "stride", "padding", "dilation")]
+
+
 def _pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> Pool:
     rank = len(node.attr("kernel"))
-    planes = 1
-    for extent in operand[:-rank]:
-        planes *= extent
-    names = ("kernel", "stride", "padding", "dilation")
-    return Pool(planes, operand[-rank:], result[-rank:], *(tuple(node.attr(n)) for n in names))
+    return Pool(operand[-rank:], result[-rank:], *_window(node), planes=prod(operand[:-rank]))
 
 
 def _turned_pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> TurnedPool:
-    names = ("kernel", "stride", "padding", "dilation")
-    window = (tuple(node.attr(name)) for name in names)
-    return TurnedPool(operand[0], operand[-1], operand[1:-1], result[1:-1], *window)
+    images, *spatial, channels = operand
+    window = _window(node)
+    return TurnedPool(tuple(spatial), result[1:-1], *window, images=images, channels=channels)
 
 
 def _max_pool(node: Node, isa: Isa):

@@ -12,26 +12,14 @@ import torch
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import BYTES, GeneratedKernel, Index, Lanes, multiples, share, tasks_for
-from ltc.llvm.windows import Axis, forward_axes, met, padded
+from ltc.llvm.windows import Axis, Windows, met, padded
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Windows over planes; operand and result are spatial shapes, of one to three dimensions."""
+class Pool(Windows):
+    """Windows over planes."""
 
     planes: int
-    operand: tuple[int, ...]
-    result: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @property
-    def axes(self):
-        return forward_axes(
-            self.operand, self.kernel, self.result, self.stride, self.padding, self.dilation
-        )
 
 
 def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKernel:

@@ -51,6 +51,24 @@ def forward_axes(operand, kernel, result, stride, padding, dilation) -> Axes:
     return tuple(Axis(i, o, s, -p, d, k, result=o) for i, k, o, s, p, d in rows)
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Windows of a pooling; operand and result are spatial shapes, of one to three dimensions."""
+
+    operand: tuple[int, ...]
+    result: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def axes(self) -> Axes:
+        return forward_axes(
+            self.operand, self.kernel, self.result, self.stride, self.padding, self.dilation
+        )
+
+
 def gradient_phases(operand, kernel, result, stride, padding, dilation) -> list[Axes]:
     """The axes of the gradient of a convolution's input, one for each residue of its strides.
 

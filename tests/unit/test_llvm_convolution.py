@@ -307,7 +307,7 @@ WINDOWS = {
 
 def pool_of(window, shape):
     spatial, kernel, stride, padding, dilation, _ = window
-    return Pool(6, spatial, tuple(shape[2:]), kernel, stride, padding, dilation)
+    return Pool(spatial, tuple(shape[2:]), kernel, stride, padding, dilation, planes=6)
 
 
 def max_pooled(x, window):
@@ -383,7 +383,7 @@ def test_average_pool_and_its_gradient(window, dtype, isa):
 
 def turned_pool_of(window, shape):
     spatial, kernel, stride, padding, dilation, _ = window
-    return TurnedPool(2, 19, spatial, tuple(shape[2:]), kernel, stride, padding, dilation)
+    return TurnedPool(spatial, tuple(shape[2:]), kernel, stride, padding, dilation, images=2, channels=19)
 
 
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
