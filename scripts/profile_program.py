@@ -28,7 +28,7 @@ os.environ["LTC_CACHE"] = "0"  # graphs are seen when they are compiled
 import ltc.core.lazy_model as ltm
 from ltc.backends import llvm
 from ltc.backends.eager import LOWERING
-from ltc.backends.llvm_steps import codes_of, planned_steps
+from ltc.backends.llvm_steps import planned_steps
 from ltc.ir import ops
 from ltc.ir.kernel import Kernel, Product
 from ltc.llvm.program import Fault, KernelCall, KernelRun, entry_address

@@ -147,6 +147,12 @@ class Builder:
             return x
         return str(y) if x == "0" else self.value(f"add i64 {x}, {y}")
 
+    def share(self, units: str | int) -> tuple[str, str]:
+        """The units of this task: from the first up to but not including the second."""
+        low = self.value(f"udiv i64 {self.multiply('%task', units)}, %tasks")
+        high = self.value(f"udiv i64 {self.multiply(self.add('%task', 1), units)}, %tasks")
+        return low, high
+
     def multiply(self, x: str, y: str | int) -> str:
         """The product of two scalar i64."""
         return x if str(y) == "1" else self.value(f"mul i64 {x}, {y}")

@@ -361,7 +361,7 @@ class _Tiles:
         return [self.l.load_computed(base, place) for place in places]
 
     def _finish(self, spot, shape, sums: list[str]) -> None:
-        l, (deep, high, wide) = self.l, self.axes
+        l, (_, high, wide) = self.l, self.axes
         n, i, j = spot
         total: Index = l.plus(self.first_image, n)
         lines = l.plus(self.first_line, i)

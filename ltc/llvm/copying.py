@@ -69,10 +69,7 @@ def fill_code(element, result, count: int, dtype: torch.dtype) -> KernelCode:
 def _share(b: Builder, nbytes: int) -> tuple[str, str]:
     """Where this task begins and how long it is, in units of `nbytes` bytes each."""
     with b.lanes(1):
-        low = b.value(f"mul i64 %task, %n0")
-        low = b.value(f"udiv i64 {low}, %tasks")
-        high = b.value(f"mul i64 {b.add('%task', 1)}, %n0")
-        high = b.value(f"udiv i64 {high}, %tasks")
+        low, high = b.share("%n0")
         low, high = b.multiply(low, nbytes), b.multiply(high, nbytes)
         return low, b.value(f"sub i64 {high}, {low}")
 

@@ -343,10 +343,7 @@ def shuffled(builder: Builder, vector: str, x: str, y: str, lanes: list[int]) ->
 
 def share(lanes: Lanes, chunks: int) -> tuple[Index, Index]:
     """The chunks of this task: from the first up to but not including the second."""
-    b = lanes.builder
-    low = b.value(f"udiv i64 {lanes.times(chunks, '%task')}, %tasks")
-    high = b.value(f"udiv i64 {lanes.times(chunks, lanes.plus('%task', 1))}, %tasks")
-    return low, high
+    return lanes.builder.share(chunks)
 
 
 def tasks_for(flops: int, groups: int, blocks: int) -> int:

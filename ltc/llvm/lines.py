@@ -47,8 +47,7 @@ def along_lines(lines: Lines, nodes: tuple, walk: Walk) -> KernelCode:
     b = Builder()
     width = LANES if lines.inner > 1 else 1
     groups = -(-lines.inner // width)
-    low = b.value(f"udiv i64 {b.multiply('%task', '%n0')}, %tasks")
-    high = b.value(f"udiv i64 {b.multiply(b.add('%task', 1), '%n0')}, %tasks")
+    low, high = b.share("%n0")
     size = lines.extent * lines.inner
 
     def one(group: str, _) -> None:

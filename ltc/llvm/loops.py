@@ -145,10 +145,7 @@ class Emitter:
         units = self.arguments.number("units", self._units())
         self.arguments.splat_constants(self.order, self.lanes)
         self._keep_row_values()
-        low = self.b.value(f"mul i64 %task, {units}")
-        low = self.b.value(f"udiv i64 {low}, %tasks")
-        high = self.b.value(f"mul i64 {self.b.add('%task', 1)}, {units}")
-        high = self.b.value(f"udiv i64 {high}, %tasks")
+        low, high = self.b.share(units)
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
             self.b.loop(low, high, 1, (), lambda unit, _: self._unit(unit))
