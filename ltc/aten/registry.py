@@ -15,7 +15,7 @@ from ltc.aten.schema import schema_of
 from ltc.errors import InvalidGraph, Unsupported
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
-from ltc.ir.node import Node, make
+from ltc.ir.node import Node, is_number, make
 from ltc.ir.tensor_type import TensorType
 
 RULES: dict[str, Rule] = {}
@@ -306,7 +306,12 @@ def _settled(node: Node | None, type: TensorType | None, name: str) -> Node | No
         return None
     if node.shape != type.shape:
         raise InvalidGraph(f"{name}: its rule gives {node.type} where {type} was recorded")
-    return build.cast(node, type.dtype)
+    return build.cast(_as_tensor(node), type.dtype)
+
+
+def _as_tensor(node: Node) -> Node:
+    """A filled 0-dim tensor is the number it was filled with, yet promotes as a tensor does."""
+    return make(ops.RESHAPE, node, shape=()) if is_number(node) else node
 
 
 __all__ = ["RULES", "SKIPPED", "expand", "rule_of", "static_arguments", "traces"]

@@ -551,6 +551,15 @@ def test_a_write_between_overlapping_views_reads_all_before_it_writes():
     torch.testing.assert_close(x.cpu(), expected)
 
 
+@pytest.mark.compared
+def test_a_filled_0_dim_tensor_promotes_as_a_tensor_not_as_its_number(device):
+    exact = torch.zeros((), dtype=torch.float64, device=device)
+    exact.fill_(0.3910130012774028)
+    whole = torch.full((), 3, dtype=torch.int64, device=device)
+    narrow = torch.ones((), dtype=torch.int32, device=device)
+    return exact.sin(), exact + narrow, whole + narrow, whole * torch.ones((), device=device)
+
+
 # --- random programs ----------------------------------------------------------------------------
 
 
