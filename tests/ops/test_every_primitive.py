@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given as drawn
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
@@ -13,6 +12,7 @@ from ltc.backends.llvm import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node, make
+from tests.drawn import drawn
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -181,8 +181,8 @@ SAFE_ONE = (ops.NEG, ops.ABS, ops.SIGN, ops.FLOOR, ops.TANH, ops.SIN, ops.ERF)
 SAFE_TWO = (ops.ADD, ops.SUB, ops.MUL, ops.MAXIMUM, ops.MINIMUM)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@drawn(st.data())
+@drawn(25)
+@given(st.data())
 def test_random_graphs_give_what_the_reference_gives(data):
     rows, columns = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 70))
     size = rows * columns

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import ltc.core.lazy_model as ltm
-
-PROGRAMS = int(os.environ.get("LTC_TEST_VIEW_PROGRAMS", "1000"))
+from tests.drawn import seeds
 
 
 def ramp(*shape: int, device: str) -> torch.Tensor:
@@ -566,8 +565,7 @@ def test_a_filled_0_dim_tensor_promotes_as_a_tensor_not_as_its_number(device):
 def test_random_programs_of_views_and_writes_equal_the_cpu(equal):
     """Half of the programs with gradients. LTC_TEST_VIEW_SEED=n repeats the program of seed n."""
     chosen = os.environ.get("LTC_TEST_VIEW_SEED")
-    seeds = [int(chosen)] if chosen else random.SystemRandom().sample(range(2**31), PROGRAMS)
-    for number, seed in enumerate(seeds):
+    for number, seed in enumerate([int(chosen)] if chosen else seeds(1000)):
         with_gradient = bool(seed % 2)
         device = f"ltc:{number % 2}"
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltc.backends.attention import kept_of
@@ -16,6 +16,7 @@ from ltc.llvm.attention_scores import Attention
 from ltc.llvm.convolution import KernelSequence
 from ltc.llvm.isa import AVX2
 from ltc.llvm.matrix import Matrix, stored_plain
+from tests.drawn import drawn
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run_all, tolerance
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -163,7 +164,7 @@ extents = st.sampled_from([1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 70])
 lengths = st.sampled_from([1, 2, 5, 8, 16, 17, 31, 32, 33, 64, 65, 127, 130, 200])
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(
     st.sampled_from(DTYPES), st.sampled_from([1, 2, 17]), lengths, lengths, extents, extents,
     st.sampled_from(BIASES), st.booleans(), st.sampled_from([0.0, 0.0, 0.3]),

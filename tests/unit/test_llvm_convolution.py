@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltc.ir import ops
@@ -36,6 +36,7 @@ from ltc.llvm.pooling import (
     max_pool_gradient,
 )  # fmt: skip
 from ltc.llvm.weight_gradient import convolution_weight_gradient
+from tests.drawn import drawn
 from tests.unit.llvm_kernels import (
     HOST,
     ISAS,
@@ -245,7 +246,7 @@ def test_a_depthwise_convolution_and_its_gradients(case, dtype, isa):
     )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 @given(cases())
 def test_convolutions_of_any_shape(case):
     check_all(case, torch.float32, HOST)

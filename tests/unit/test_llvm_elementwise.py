@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given as examples
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
@@ -20,6 +19,7 @@ from ltc.ir.kernel import Kernel, Product
 from ltc.ir.node import constant, make
 from ltc.llvm.dtype import FORMS
 from ltc.passes.fuse import fuse
+from tests.drawn import drawn
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -457,10 +457,10 @@ def one_more(draw, x, nodes):
     return make(draw(st.sampled_from(ONE)), x)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @examples(random_graphs(), st.integers(0, 1000))
-def test_random_graphs_have_the_bits_of_the_reference(drawn, seed):
-    graph, extents = drawn
+def test_random_graphs_have_the_bits_of_the_reference(case, seed):
+    graph, extents = case
     generator = torch.Generator().manual_seed(seed)
     shapes = [extents, extents, extents[-1:]]
     buffers = [torch.randint(-3, 4, s, generator=generator).float() for s in shapes]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ltc.ir import ops
@@ -11,6 +11,7 @@ from ltc.llvm.isa import AVX2, AVX512_BF16, NEON, SSE2, host_isa
 from ltc.llvm.library import kernels_of, seen_through
 from ltc.llvm.matmul import matmul
 from ltc.llvm.matrix import Matrix, stored_plain, stored_transposed
+from tests.drawn import drawn
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run, tolerance
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -44,7 +45,7 @@ def check(isa, dtype, batch, m, n, k, transposes=(False, False)):
 extents = st.sampled_from([0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 64, 65, 70])
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     st.sampled_from(DTYPES), st.sampled_from([(), (3,), (2, 2)]), extents, extents, extents,
     st.tuples(st.booleans(), st.booleans()),

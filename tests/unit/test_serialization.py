@@ -13,6 +13,7 @@ from safetensors import safe_open
 import ltc.utils.serialization as xser
 from ltc.debug import metrics
 from ltc.utils import safetensors_format
+from tests.drawn import drawn
 
 Point = namedtuple("Point", "x y")
 
@@ -193,6 +194,7 @@ def same(a, b):
     return a == b and repr(a) == repr(b)
 
 
+@drawn()
 @given(data=nested)
 def test_nested_data_come_back_as_they_were(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "nested"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from hypothesis import given as examples
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
@@ -14,6 +13,7 @@ from ltc.passes.channels_last import channels_last
 from ltc.passes.layout import layout
 from ltc.passes.memory import ALIGNMENT, Lifetime, plan
 from ltc.passes.split import split_reductions
+from tests.drawn import drawn
 
 
 def given(*shape, index=0, dtype=torch.float32):
@@ -87,7 +87,7 @@ def lifetimes(draw):
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @examples(lifetimes())
 def test_values_that_live_at_one_time_do_not_overlap(values):
     offsets, total = plan(values)
