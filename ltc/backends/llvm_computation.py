@@ -23,6 +23,7 @@ from ltc.backends.llvm_plan import (
     PlannedCall,
     ReferenceCall,
 )  # fmt: skip
+from ltc.backends.memory import empty
 from ltc.backends.undisturbed import Undisturbed
 from ltc.debug import metrics
 from ltc.ir import ops
@@ -103,7 +104,7 @@ class LlvmComputation:
         plan = self.plan
         values = list(buffers) if self._reads_all else [buffers[p] for p in plan.positions]
         del values[len(plan.positions) :]
-        values += [torch.empty(shape, dtype=dtype) for shape, dtype in plan.made]
+        values += [empty(shape, dtype) for shape, dtype in plan.made]
         addresses = [x.data_ptr() for x in values]
         self._addresses.pack_into(block.memory, 0, *addresses, block.address, *self._tail)
         self._cells.write(block.memory, scalars)

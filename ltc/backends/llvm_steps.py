@@ -21,6 +21,7 @@ from ltc.llvm.program import Fault
 from ltc.llvm.reduction import can_reduce
 from ltc.passes.fuse import LOOKUPS, fuse
 
+STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kernel's time is gained
 # The reference's result may lie in the memory of the first operand.
 MAY_SHARE = frozenset(
     {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BITCAST, ops.BARRIER, ops.CAST, ops.GET}
@@ -80,6 +81,7 @@ def planned_steps(graph: Graph, donated: frozenset[int]) -> list[Step]:
     steps = [_step(unit) for unit in units_of(graph)]
     shares = memory_of(steps)
     _choose_overwrites(steps, graph, donated, shares)
+    _stream_past_caches(steps, graph)
     return _Order(steps, shares, _recorded_positions(steps, graph)).steps
 
 
@@ -119,6 +121,29 @@ def memory_of(steps: Iterable[Step]) -> dict[Node, Node]:
             shared = node.op in MAY_SHARE or node.op.kind == "reduce"
             found[node] = found.get(node.inputs[0], node.inputs[0]) if shared else node
     return found
+
+
+# --- writing past the caches ---------------------------------------------------------------------
+
+
+def _stream_past_caches(steps: list[Step], graph: Graph) -> None:
+    """Large outputs that the program does not read again are stored to memory itself.
+
+    A line of them is not fetched before it is written, and what the caches hold stays there.
+    """
+    read = {node for step in steps for node in step.reads}
+    large = {n for n in graph.outputs if n not in read and _is_large(n)}
+    for step in steps:
+        if isinstance(step.unit, Kernel):
+            streamed = large.intersection(step.writes).difference(step.overwrites)
+            if streamed:
+                step.codes = (kernel_code(step.unit, frozenset(streamed)),)
+
+
+def _is_large(node: Node) -> bool:
+    return isinstance(node.type, TensorType) and (
+        node.type.size * node.type.dtype.itemsize >= STREAMED_BYTES
+    )
 
 
 # --- writing over inputs -------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ltc.llvm.builder import Builder
 from ltc.llvm.dtype import Form
 
+CACHE_LINE = 64  # bytes
+
 
 def load(b: Builder, address: str, form: Form, mask: str | None = None) -> str:
     """Neighbouring elements as they are stored, `b.width` of them; zero where the mask is not."""
@@ -34,6 +36,14 @@ def store(b: Builder, stored: str, address: str, form: Form, mask: str | None = 
     b.emit(
         f"call void @{function}({type} {stored}, ptr {address}, i32 {form.bytes}, "
         f"{b.of('i1')} {mask})"
+    )
+
+
+def stream(b: Builder, stored: str, address: str, form: Form) -> None:
+    """A vector to memory past the caches, at a multiple of its size or of a cache line's."""
+    align = min(b.width * form.bytes, CACHE_LINE)
+    b.emit(
+        f"store {b.of(form.stored)} {stored}, ptr {address}, align {align}, !nontemporal !0"
     )
 
 

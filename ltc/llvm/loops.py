@@ -16,6 +16,7 @@ from math import prod
 
 from ltc.ir import ops
 from ltc.ir.kernel import READS, Affine, Guard, Kernel, Store, Value
+from ltc.ir.node import Node
 from ltc.llvm import access, reduction
 from ltc.llvm.arguments import Arguments
 from ltc.llvm.builder import LANES, Builder, function_text
@@ -40,11 +41,13 @@ LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast 
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
 
 
-def kernel_code(kernel: Kernel) -> KernelCode:
-    emitter = Emitter(kernel)
+def kernel_code(kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> KernelCode:
+    """The kernel's function; `streamed`: what it writes to memory past the caches."""
+    emitter = Emitter(kernel, streamed=streamed)
     wide = COLUMNS_TOGETHER * LANES
     if emitter.reduces_columns and emitter.space.extents[emitter.vector] >= wide:
-        emitter = Emitter(kernel, lanes=wide)  # a whole run of cache lines from each row
+        # a whole run of cache lines from each row
+        emitter = Emitter(kernel, lanes=wide, streamed=streamed)
     return emitter.code()
 
 
@@ -107,12 +110,14 @@ class Emitter:
 
     boundary  variables before it and from it on are never joined, where there is no reduction
     lanes     of its vectors
+    streamed  nodes whose buffers, aligned to vectors, are written past the caches
     """
 
     def __init__(
-        self, kernel: Kernel, builder: Builder | None = None, lanes: int = LANES, boundary: int = 0
-    ):
-        self.kernel, self.lanes = kernel, lanes
+        self, kernel: Kernel, builder: Builder | None = None, lanes: int = LANES, boundary: int = 0,
+        streamed: frozenset[Node] = frozenset(),
+    ):  # fmt: skip
+        self.kernel, self.lanes, self.streamed = kernel, lanes, streamed
         self.order = kernel.values()
         self.space = Space(kernel, _forms(self.order, kernel.stores), boundary or kernel.depth)
         self.depth = self.space.depth
@@ -149,6 +154,8 @@ class Emitter:
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
             self.b.loop(low, high, 1, (), lambda unit, _: self._unit(unit))
+        if self.streamed:
+            self.b.emit("fence seq_cst")  # other threads see what went past the caches
         numbers = self.arguments.numbers
         text = function_text("kernel", len(self.nodes), self.b, len(numbers))
         shifts = tuple(self.arguments.shifts.get(node, 0) for node in self.kernel.reads())
@@ -954,7 +961,16 @@ class Emitter:
             stored = to_memory(self.b, form, register)
             address = self.b.address(self.target[store.node], self._uniform(offset), form.stored)
             mask = self.mask if width > 1 else None
-            access.store(self.b, stored, address, form, mask)
+            if mask is None and store.node in self.streamed and self._is_aligned(offset):
+                access.stream(self.b, stored, address, form)
+            else:
+                access.store(self.b, stored, address, form, mask)
+
+    def _is_aligned(self, offset: Affine) -> bool:
+        """Whether each vector of a buffer, itself aligned, lies at a multiple of its size."""
+        rest = [c for v, c in offset.terms if v != self.vector]
+        is_contiguous = offset.coefficient(self.vector) == 1
+        return is_contiguous and all(c % self.lanes == 0 for c in (offset.constant, *rest))
 
 
 class _Scope:
