@@ -203,9 +203,13 @@ class Emitter:
             return last
         loads = [self.space.form(v.data[1]) for v in self.order if v.kind == "load"]
         inside = [form for form in loads if any(v >= depth for v, _ in form.terms)]
-        along_rows = sum(form.coefficient(last) == 1 for form in inside)
-        along_columns = sum(form.coefficient(depth - 1) == 1 for form in inside)
-        return depth - 1 if along_columns > along_rows else last
+
+        def suits(variable: int) -> tuple[int, int]:
+            """Fewer loads whose lanes lie apart, then more whose lanes are neighbours."""
+            steps = [form.coefficient(variable) for form in inside]
+            return -sum(step not in (0, 1) for step in steps), steps.count(1)
+
+        return depth - 1 if suits(depth - 1) > suits(last) else last
 
     def _column_loads(self) -> list[Value]:
         """Loads whose neighbours in memory are neighbouring rows: then rows go innermost.

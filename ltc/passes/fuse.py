@@ -364,9 +364,7 @@ class _Fuser:
                 return False
             frontier.remove(latest)
             frontier.update(
-                n
-                for n in latest.inputs
-                if _base(n).op not in LEAVES or SMALL_BESIDE * _base(n).type.size > node.type.size
+                n for n in latest.inputs if SMALL_BESIDE * _base(n).type.size > node.type.size
             )
         return False
 

@@ -18,6 +18,7 @@ from ltc.ir.graph import Graph
 from ltc.ir.kernel import Kernel, Product
 from ltc.ir.node import constant, make
 from ltc.llvm.dtype import FORMS
+from ltc.llvm.loops import Emitter
 from ltc.passes.fuse import fuse
 from tests.drawn import drawn
 
@@ -283,6 +284,28 @@ def test_a_softmax_is_one_kernel(shape):
     assert len(kernels_of(graph)) == 1
     (mine,), (theirs,) = both(graph, [sample(*shape)])
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)  # a few roundings
+
+
+def test_a_value_of_one_tensor_and_its_small_statistics_is_not_kept():
+    x, g = given(4096, 64), given(4096, 64, index=1)
+    mean = build.sum_of(x, 1, keepdim=True) * constant(1 / 64, x.dtype)
+    centred = x - mean
+    graph = graph_of(mean, centred * g, build.sum_of(centred * g, 0), inputs=[x, g])
+    assert centred not in {node for kernel in kernels_of(graph) for node in kernel.writes()}
+    buffers = [sample(4096, 64), sample(4096, 64, seed=1)]
+    for mine, theirs in zip(*both(graph, buffers)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-2)  # 4096 products of size 10
+
+
+def test_lanes_lie_side_by_side_in_what_is_large_whatever_the_small_operands_do():
+    x, g = given(32, 128, 64), given(32, 128, 64, index=1)
+    mean, scale = (given(32, 128, 1, index=k) for k in (2, 3))
+    graph = graph_of(build.sum_of((x - mean) * scale * g, 1), inputs=[x, g, mean, scale])
+    (kernel,) = kernels_of(graph)
+    assert Emitter(kernel).reduces_columns
+    buffers = [sample(*node.shape, seed=node.attr("index")) for node in graph.inputs]
+    (mine,), (theirs,) = both(graph, buffers)
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-2)  # 128 products of size 100
 
 
 # --- products ------------------------------------------------------------------------------------
