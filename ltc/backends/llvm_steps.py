@@ -19,7 +19,8 @@ from ltc.llvm.loops import kernel_code
 from ltc.llvm.products import can_multiply, holds_epilogue, product_codes, takes_strides
 from ltc.llvm.program import Fault
 from ltc.llvm.reduction import can_reduce
-from ltc.passes.fuse import LOOKUPS, fuse
+from ltc.passes.fuse import fuse
+from ltc.passes.index_maps import LOOKUPS
 
 STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kernel's time is gained
 # The reference's result may lie in the memory of the first operand.

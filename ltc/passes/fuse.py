@@ -10,35 +10,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
-from ltc.ir.kernel import (
-    ZERO,
-    Access,
-    Affine,
-    Guard,
-    Kernel,
-    Product,
-    Store,
-    Unit,
-    Value,
-    flattened,
-    identity,
-    split,
-    variable,
-)
-from ltc.ir.node import Node, constant_value
+from ltc.ir.kernel import ZERO, Access, Affine, Kernel, Product, Store, Unit, flattened, identity
+from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION, TensorType
+from ltc.passes.draft import Draft, Place
+from ltc.passes.index_maps import (
+    LOOKUPS,
+    VIEWS,
+    behind_barrier,
+    looked_up,
+    offset_of,
+    operand_places,
+    through_views,
+)  # fmt: skip
+from ltc.passes.kernel_body import Body
 
-VIEWS = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.BARRIER})
 _SAME_SIZE = VIEWS - {ops.BARRIER}  # where they do not repeat or leave out elements
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
-LOOKUPS = frozenset({ops.TAKE, ops.GATHER})  # of what is in memory, at an index that is computed
 # Views that the reference takes as they are, without a copy.
 FREE_FOR_REFERENCE = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BARRIER})
 COSTLY = frozenset(
@@ -57,42 +51,6 @@ MOST_PASSES = 6  # reductions of one kernel: each recomputes what it reads
 MOST_STORES_BEHIND = 2
 FEWEST_ROWS = 16  # below this a kernel that reduces inside its rows keeps too few threads busy
 SMALL_SPACE = 4096  # elements that one thread is done with before a second has begun
-
-# An index of each dimension, or one position where a reshape leaves no such index.
-Index = tuple[Affine, ...] | Affine
-
-
-@dataclass(eq=False)
-class Draft:
-    """A kernel while nodes are still added to it.
-
-    depth    where its rows end and its reductions begin, or None while it has none
-    members  nodes computed in it -> the places (index, guards) where
-    stores   nodes it puts in memory -> offset
-    reads    nodes whose values it loads, or will compute itself
-    passes   how many reductions it has
-    product  the product that this is the epilogue of, or None
-    """
-
-    space: tuple[int, ...]
-    depth: int | None = None
-    members: dict[Node, set[tuple]] = field(default_factory=lambda: defaultdict(set))
-    stores: dict[Node, Affine] = field(default_factory=dict)
-    reads: set[Node] = field(default_factory=set)
-    passes: int = 0
-    product: Node | None = None
-
-
-class Place:
-    """Where a node is read: in a draft, at an index, under guards."""
-
-    __slots__ = ("draft", "index", "guards")
-
-    def __init__(self, draft: Draft, index: Index, guards: tuple[Guard, ...]):
-        self.draft, self.index, self.guards = draft, index, guards
-
-    def key(self) -> tuple:
-        return id(self.draft), self.index, self.guards
 
 
 def fuse(
@@ -188,7 +146,7 @@ class _Fuser:
             unit = place.draft
             unit.product = node
             if not alone:
-                self._store(node, unit, _offset(node, place.index))
+                self._store(node, unit, offset_of(node, place.index))
         else:
             self.reference.append(node)
             self.home[node] = node
@@ -215,7 +173,7 @@ class _Fuser:
         """Where a product finds an operand."""
         base, offset = operand, flattened(identity(operand.shape), operand.shape)
         seen, index = through_views(operand, identity(operand.shape), operand.shape)
-        form = _offset(seen, index)
+        form = offset_of(seen, index)
         forward = self.takes_strides(node) and all(c > 0 for _, c in form.terms)
         if node.op is ops.EXTERN:
             pass  # the reference, asked for the error of one that failed, wants what it names
@@ -223,7 +181,7 @@ class _Fuser:
             base, offset = seen, form
         elif node.op.kind == "scatter" and _base(operand).op is ops.CONSTANT:
             base, offset = _base(operand), ZERO  # one number, however often it is there
-        if _behind_barrier(base):
+        if behind_barrier(base):
             base = base.inputs[0]
         self.readers[base].add(unit)
         if base.op not in LEAVES:
@@ -251,7 +209,7 @@ class _Fuser:
             if self._may_absorb(node, place, alone):
                 self._absorb(node, place)
                 if not alone:
-                    self._store(node, place.draft, _offset(node, place.index))
+                    self._store(node, place.draft, offset_of(node, place.index))
                 return
         self._begin(node)
 
@@ -380,7 +338,7 @@ class _Fuser:
             draft.passes += 1
         for operand, index, guards in operand_places(node, place.index, place.guards, draft):
             base, index = through_views(operand, index, draft.space)
-            if _behind_barrier(base):
+            if behind_barrier(base):
                 self._keep(base.inputs[0], draft)
                 continue
             if base.op is ops.CONSTANT or base.op is ops.SCALAR:
@@ -440,7 +398,7 @@ class _Fuser:
         return max(self.position[n] for n in unit.stores)
 
     def _kernel(self, draft: Draft) -> Kernel:
-        body = _Body(draft, self.home)
+        body = Body(draft, self.home)
         stores = tuple(
             Store(node, body.stored(node, offset), offset) for node, offset in draft.stores.items()
         )
@@ -448,26 +406,10 @@ class _Fuser:
         return Kernel(draft.space, depth, stores)
 
 
-def _home_place(node: Node, draft: Draft) -> tuple[Index, tuple[Guard, ...]]:
-    """The place whose value is stored: the one without guards that covers the node."""
-    for index, guards in draft.members[node]:
-        if not guards and _offset(node, index) == draft.stores[node]:
-            return index, guards
-    raise AssertionError(f"{node} is stored by a kernel that does not compute it")
-
-
 def _base(node: Node) -> Node:
     while node.op in VIEWS:
         node = node.inputs[0]
     return node
-
-
-def _behind_barrier(node: Node) -> bool:
-    return node.op is ops.BARRIER
-
-
-def _offset(node: Node, index: Index) -> Affine:
-    return index if isinstance(index, Affine) else flattened(index, node.shape)
 
 
 def _times_computed(place: Place) -> int:
@@ -500,7 +442,7 @@ def _covers(node: Node, place: Place) -> bool:
     if place.guards:
         return False
     space, depth = place.draft.space, place.draft.depth
-    offset = _offset(node, place.index)
+    offset = offset_of(node, place.index)
     if node.type.size == prod(space) and offset == flattened(identity(space), space):
         return True
     rows = space[:depth] if depth is not None else None
@@ -532,7 +474,7 @@ def _may_reduce_in(node: Node, place: Place) -> bool:
 
 def _rows_used(place: Place, node: Node) -> int | None:
     """How many leading variables the node's index is, each for one dimension in turn."""
-    offset = _offset(node, place.index)
+    offset = offset_of(node, place.index)
     space = place.draft.space
     candidates = [place.draft.depth] if place.draft.depth is not None else range(len(space) + 1)
     for k in candidates:
@@ -552,225 +494,3 @@ def _open_rows(node: Node, place: Place) -> None:
         draft.depth = k
         if k == len(draft.space):
             draft.space = (*draft.space, *reduced)
-
-
-# --- index maps ----------------------------------------------------------------------------------
-
-
-def operand_places(
-    node: Node, index: Index, guards: tuple[Guard, ...], draft: Draft
-) -> list[tuple[Node, Index, tuple[Guard, ...]]]:
-    """Each operand with where it is read when the node is computed at `index`."""
-    if node.op.kind == "reduce":
-        return [(node.inputs[0], _reduced_index(node, index, draft), guards)]
-    if node.op is ops.PAD:
-        return _padded(node, index, guards)
-    if node.op is ops.CONCAT:
-        return _joined(node, index, guards)
-    if node.op is ops.INSERT:
-        return _inserted(node, index, guards)
-    if node.op in VIEWS:
-        return [(node, index, guards)]
-    if node.op is ops.RANDOM_BITS:
-        return [(node.inputs[0], (), guards)]
-    if node.op in LOOKUPS:
-        return [(node.inputs[1], _index_of_index(node, index), guards)]
-    return [(n, _broadcast_index(n, index, node), guards) for n in node.inputs]
-
-
-def _broadcast_index(operand: Node, index: Index, node: Node) -> Index:
-    if isinstance(index, Affine):
-        return index if operand.shape == node.shape else tuple(ZERO for _ in operand.shape)
-    used = index[len(index) - len(operand.shape) :]
-    return tuple(ZERO if extent == 1 else i for i, extent in zip(used, operand.shape))
-
-
-def _reduced_index(node: Node, index: tuple[Affine, ...], draft: Draft) -> tuple[Affine, ...]:
-    dims, shape = node.attr("dims"), node.inputs[0].shape
-    kept, result, inner = list(index), [], draft.depth
-    for d, extent in enumerate(shape):
-        if d in dims:
-            result.append(variable(inner, extent))
-            inner += 1
-        else:
-            result.append(kept.pop(0))
-    return tuple(result)
-
-
-def _padded(node, index, guards):
-    x, value = node.inputs
-    moved = tuple(i.shifted(-low) for i, low in zip(index, node.attr("low")))
-    sides = zip(moved, x.shape, node.attr("low"), node.attr("high"))
-    inside = tuple(Guard(i, 0, n) for i, n, low, high in sides if low or high)
-    return [(x, moved, guards + inside), (value, (), guards)]
-
-
-def _joined(node, index, guards):
-    result, before, dim = [], 0, node.attr("dim")
-    for part in node.inputs:
-        moved = list(index)
-        moved[dim] = index[dim].shifted(-before)
-        inside = Guard(moved[dim], 0, part.shape[dim])
-        result.append((part, tuple(moved), (*guards, inside)))
-        before += part.shape[dim]
-    return result
-
-
-def _inserted(node, index, guards):
-    base, new = node.inputs
-    moved = tuple(i.shifted(-start) for i, start in zip(index, node.attr("starts")))
-    sides = zip(moved, new.shape, base.shape)
-    inside = tuple(Guard(i, 0, n) for i, n, extent in sides if n != extent)
-    return [(base, index, guards), (new, moved, guards + inside)]
-
-
-def _index_of_index(node: Node, index: tuple[Affine, ...]) -> tuple[Affine, ...]:
-    """Where a lookup finds its index."""
-    if node.op is ops.GATHER:
-        return index
-    dim = node.attr("dim")
-    return index[dim : dim + len(node.inputs[1].shape)]
-
-
-def looked_up(
-    node: Node, index: tuple[Affine, ...], space: tuple[int, ...]
-) -> tuple[Node, Affine, int]:
-    """Where a lookup reads: (a node in memory, its element at index 0, elements to the next)."""
-    x, dim = node.inputs[0], node.attr("dim")
-    width = 1 if node.op is ops.GATHER else len(node.inputs[1].shape)
-    found = len(space)  # a variable that stands for the index, whatever it is
-    place = (*index[:dim], Affine(0, ((found, 1),)), *index[dim + width :])
-    base, place = through_views(x, place, (*space, x.shape[dim]))
-    offset = _offset(base, place)
-    rest = Affine(offset.constant, tuple(term for term in offset.terms if term[0] != found))
-    return (base.inputs[0] if _behind_barrier(base) else base), rest, offset.coefficient(found)
-
-
-def through_views(node: Node, index: Index, space: tuple[int, ...]) -> tuple[Node, Index]:
-    """The node that the views lead to, and its index; views that have none stay."""
-    while node.op in VIEWS and node.op is not ops.BARRIER:
-        x = node.inputs[0]
-        if node.op is ops.RESHAPE:
-            flat = _offset(node, index)
-            parts = split(flat, x.shape, space)
-            index = flat if parts is None else parts
-        elif isinstance(index, Affine):
-            return node, index
-        else:
-            index = _viewed(node, index, x.shape)
-        node = x
-    return node, index
-
-
-def _viewed(node: Node, index: tuple[Affine, ...], shape: tuple[int, ...]) -> tuple[Affine, ...]:
-    if node.op is ops.PERMUTE:
-        result: list[Affine] = [ZERO] * len(shape)
-        for position, d in enumerate(node.attr("dims")):
-            result[d] = index[position]
-        return tuple(result)
-    if node.op is ops.SLICE:
-        starts, steps = node.attr("starts"), node.attr("steps")
-        return tuple(i.times(s).shifted(a) for i, a, s in zip(index, starts, steps))
-    if node.op is ops.EXPAND:
-        used = index[len(index) - len(shape) :]
-        return tuple(ZERO if extent == 1 else i for i, extent in zip(used, shape))
-    assert node.op is ops.FLIP, node.op
-    flipped = node.attr("dims")
-    return tuple(
-        i.times(-1).shifted(extent - 1) if d in flipped else i
-        for d, (i, extent) in enumerate(zip(index, shape))
-    )
-
-
-# --- bodies --------------------------------------------------------------------------------------
-
-
-class _Body:
-    """The values of one kernel, equal ones once."""
-
-    def __init__(self, draft: Draft, home: dict[Node, Draft | Node]):
-        self.draft, self.home = draft, home
-        self._made: dict[tuple, Value] = {}
-        self._interned: dict[tuple, Value] = {}
-
-    def _intern(self, *key) -> Value:
-        value = self._interned.get(key)
-        if value is None:
-            value = self._interned[key] = Value(*key)
-        return value
-
-    def value(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
-        key = (node, index, guards)
-        if key not in self._made:
-            self._made[key] = self._make(node, index, guards)
-        return self._made[key]
-
-    def stored(self, node: Node, offset: Affine) -> Value:
-        """What is stored at each point as an element of the node."""
-        if node is self.draft.product:
-            return self._intern("load", node.dtype, (), None, (node, offset), ())
-        return self.value(node, *_home_place(node, self.draft))
-
-    def _operand(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
-        base, index = through_views(node, index, self.draft.space)
-        if _behind_barrier(base):
-            return self._load(base.inputs[0], index, guards)
-        if base.op is ops.CONSTANT:
-            return self.value(base, index, ())
-        if (index, guards) in self.draft.members.get(base, ()):
-            return self.value(base, index, guards)
-        return self._load(base, index, guards)
-
-    def _load(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
-        if node.op is ops.CONSTANT:
-            return self.value(node, index, ())
-        return self._intern("load", node.dtype, (), None, (node, _offset(node, index)), guards)
-
-    def _make(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
-        if node.op is ops.CONSTANT:
-            # By its text: 0.0 and -0.0 are equal keys.
-            number = repr(constant_value(node))
-            return self._intern("constant", node.dtype, (), None, number, ())
-        if node.op is ops.IOTA:
-            form = index if isinstance(index, Affine) else index[0]
-            return self._intern("position", node.dtype, (), None, form, ())
-        places = operand_places(node, index, guards, self.draft)
-        if node.op is ops.RANDOM_BITS:
-            data = (_offset(node, index), node.attr("bits"), node.attr("stream"))
-            return self._intern("random", node.dtype, (self._operand(*places[0]),), None, data, ())
-        operands = tuple(self._operand(*place) for place in places)
-        if node.op in VIEWS:
-            return operands[0]
-        if node.op in LOOKUPS:
-            return self._lookup(node, index, guards, operands[0])
-        if ops.may_fail(node):
-            return self._intern("cell", node.dtype, operands, node.op, node, guards)
-        if node.op.kind == "reduce":
-            return self._intern("reduced", node.dtype, operands, node.op, None, ())
-        if node.op in (ops.PAD, ops.CONCAT, ops.INSERT):
-            return self._chosen(node, operands, places, len(guards))
-        return self._intern("cell", node.dtype, operands, node.op, node.attrs, ())
-
-    def _lookup(self, node: Node, index, guards: tuple[Guard, ...], position: Value) -> Value:
-        base, offset, step = looked_up(node, index, self.draft.space)
-        if base.op is ops.CONSTANT:
-            return self._looked_at(position, self.value(base, (), ()))
-        data = (base, offset, step, node.inputs[0].shape[node.attr("dim")])
-        return self._intern("lookup", node.dtype, (position,), None, data, guards)
-
-    def _looked_at(self, position: Value, value: Value) -> Value:
-        """The value, whatever the position: which is computed, since it may be one that fails."""
-        zero = self._intern("constant", position.dtype, (), None, "0", ())
-        inside = self._intern("cell", torch.bool, (position, zero), ops.GE, (), ())
-        return self._intern("cell", value.dtype, (inside, value, value), ops.WHERE, (), ())
-
-    def _chosen(self, node, operands, places, outer: int) -> Value:
-        """A guarded operand where its own guards hold, else the one that has none left."""
-        choices = [(v, place[2][outer:]) for v, place in zip(operands, places)]
-        if node.op is ops.CONCAT:
-            result = choices.pop()[0]
-        else:
-            result = choices.pop(1 if node.op is ops.PAD else 0)[0]
-        for value, guards in reversed(choices):
-            result = self._intern("choose", node.dtype, (value, result), None, None, guards)
-        return result
