@@ -68,7 +68,7 @@ def _fused_adam(decoupled: bool):
         params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *,
         lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None,
     ):  # fmt: skip
-        """Every list in the order of the overload's arguments, for it writes to all of them."""
+        """The lists it writes to, in the order of the overload's arguments."""
         updated = []
         for i, p in enumerate(params):
             dtype = compute_dtype(p.dtype)
@@ -82,8 +82,9 @@ def _fused_adam(decoupled: bool):
             kept = [_unless(found_inf, n, o) for n, o in zip(new, old)]
             last = _unless(found_inf, new[3], maxima) if amsgrad else None
             updated.append((kept[0], _unless(found_inf, grad, grads[i]), kept[1], kept[2], last))
-        lists = [list(column) for column in zip(*updated)]
-        return lists if amsgrad else [*lists[:4], max_exp_avg_sqs]
+        new, grads, means, squares, maxima = [list(column) for column in zip(*updated)]
+        scaled = [] if grad_scale is None else grads
+        return [new, scaled, means, squares, maxima if amsgrad else max_exp_avg_sqs]
 
     return rule
 
@@ -114,7 +115,7 @@ def fused_sgd(
         new = _unless(found_inf, old - build.cast(_double(lr), dtype) * grad, old)
         updated.append((new, _unless(found_inf, raw, grads[i]), buffer))
     new, raw, buffers = ([*column] for column in zip(*updated))
-    return [new, raw, buffers if momentum_buffers else []]
+    return [new, [] if grad_scale is None else raw, buffers if momentum_buffers else []]
 
 
 @traces("aten::_fused_adagrad_")
@@ -134,4 +135,5 @@ def fused_adagrad(
         step = build.cast(rate, dtype) * grad / (build.sqrt(total) + like(eps, grad))
         kept = _unless(found_inf, old - step, old), _unless(found_inf, total, before)
         updated.append((kept[0], _unless(found_inf, raw, grads[i]), kept[1], state_steps[i]))
-    return [list(column) for column in zip(*updated)]
+    new, raw, totals, steps = ([*column] for column in zip(*updated))
+    return [new, [] if grad_scale is None else raw, totals, steps]

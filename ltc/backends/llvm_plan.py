@@ -130,7 +130,7 @@ def plan_of(graph: Graph, donated: frozenset[int]) -> tuple[Plan, dict[str, str]
 
     donated  positions of the inputs that may be written over
     """
-    planner = _Planner(graph, planned_steps(graph, donated))
+    planner = _Planner(graph, planned_steps(graph, donated), donated)
     return planner.plan(), planner.texts
 
 
@@ -141,9 +141,10 @@ def nbytes_of(type: TensorType) -> int:
 class _Planner:
     """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
 
-    def __init__(self, graph: Graph, steps: list[Step]):
+    def __init__(self, graph: Graph, steps: list[Step], donated: frozenset[int]):
         self.texts: dict[str, str] = {}
         self._graph, self._steps = graph, steps
+        self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
         self._shares = memory_of(steps)
         self._place: dict[Any, tuple[int, int]] = {}
         self._number: dict[Node, int] = {}  # of a node's value as a tensor
@@ -370,7 +371,7 @@ class _Planner:
             fresh = node not in seen
             seen.add(node)
             way = COPIED
-            if fresh and node in stored:
+            if fresh and (node in stored or node in self._given_up):
                 way = ITSELF
             elif fresh and self._shares.get(node) is node:
                 way = OWNED

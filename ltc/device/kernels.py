@@ -238,7 +238,8 @@ def _result_lines(signature: Signature) -> list[str]:
     elif written:
         lines = ["results = iter(entry.call.results)"]
         for i in written:
-            lines += _write_next_lines(i, arguments[i].kind)
+            condition, writes = arguments[i].written_with, _write_next_lines(i, arguments[i].kind)
+            lines += writes if condition is None else [f"if {condition} is not None:", *_indent(writes)]
     else:
         lines = []
     if not signature.returns_written:

@@ -206,8 +206,7 @@ class _Lowered:
         arguments = self.signature.arguments
         return tuple(
             arguments[i].name if arguments[i].keyword_only else i
-            for i in self.signature.written
-            if self.values[i] is not None
+            for i in self.signature.written_by(self.values)
         )
 
     def _arguments(self) -> tuple[tuple, dict]:
@@ -265,11 +264,10 @@ def _draw(recorder: Recorder, generator) -> int:
 
 def _results(recorder: Recorder, signature: Signature, values: list, entry):
     results = iter(entry.call.results)
-    written = [values[i] for i in signature.written]
-    for operand in written:
-        if operand is not None:
-            for tensor in operand if isinstance(operand, (list, tuple)) else (operand,):
-                _assign(recorder, tensor, next(results))
+    for i in signature.written_by(values):
+        operand = values[i]
+        for tensor in operand if isinstance(operand, (list, tuple)) else (operand,):
+            _assign(recorder, tensor, next(results))
     if signature.returns_written:
         return signature.returned(values)
     if signature.is_view:

@@ -33,12 +33,17 @@ _CHECKS_VALUES = frozenset({
 })
 
 
+# The fused optimizers say that they write to gradients, which they do to divide them by a scale.
+_WRITTEN_WITH = {"grads": "grad_scale"}
+
+
 @dataclass(frozen=True)
 class Argument:
     """One argument of an overload.
 
     kind    how the recorder treats it: one of the words above
     static  of a NUMBER: the values that are part of the formula, None for all, () for none
+    written_with  of one that is written to: the argument without which it is left as it is, or None
     """
 
     name: str
@@ -48,6 +53,7 @@ class Argument:
     default: Any
     written: bool
     static: frozenset | None | tuple = ()
+    written_with: str | None = None
 
 
 class Signature:
@@ -58,7 +64,7 @@ class Signature:
         self.name = overload.name()
         self.op = self.name.partition(".")[0]
         static = static_arguments(self.name)
-        self.arguments = tuple(_argument(a, static) for a in overload._schema.arguments)
+        self.arguments = tuple(_argument(self.op, a, static) for a in overload._schema.arguments)
         self.returns = tuple(str(r.type) for r in overload._schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in overload.tags
 
@@ -97,10 +103,19 @@ class Signature:
 
     def returned(self, values: list):
         """What it returns where that is the arguments it wrote to; `values` in schema order."""
-        written = [values[i] for i in self.written if values[i] is not None]
         if not self.returns:
             return None
+        written = [values[i] for i in self.written if values[i] is not None]
         return written[0] if len(self.returns) == 1 else tuple(written)
+
+    def written_by(self, values: list) -> list[int]:
+        """Those of `written` that a call with these values, in schema order, does write to."""
+        given = {a.name for a, value in zip(self.arguments, values) if value is not None}
+        conditions = [self.arguments[i].written_with for i in self.written]
+        return [
+            i for i, condition in zip(self.written, conditions)
+            if values[i] is not None and (condition is None or condition in given)
+        ]
 
     def in_schema_order(self, args: tuple, kwargs: dict) -> list:
         """Every argument's value, defaults filled in: boxed calls leave them out."""
@@ -110,7 +125,7 @@ class Signature:
         return values
 
 
-def _argument(schema, static: dict) -> Argument:
+def _argument(op: str, schema, static: dict) -> Argument:
     kind = IGNORED if schema.name in _IGNORED else _KINDS.get(str(schema.type), ATTRIBUTE)
     alias = schema.alias_info
     return Argument(
@@ -118,4 +133,5 @@ def _argument(schema, static: dict) -> Argument:
         schema.default_value if schema.has_default_value() else None,
         alias is not None and alias.is_write,
         static.get(schema.name, ()) if kind == NUMBER else (),
+        _WRITTEN_WITH.get(schema.name) if op.startswith("aten::_fused_") else None,
     )
