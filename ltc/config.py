@@ -121,6 +121,10 @@ FLAGS = (
     Flag("LTC_CACHE_DIR", str, "", "where; default: ltc in the user's folder for caches"),
     Flag("XDG_CACHE_HOME", str, "", "the user's folder for caches; default: ~/.cache"),
     Flag("LTC_CACHE_MB", at_least(1), 1024, "megabytes kept there; the longest unused go first"),
+    Flag(
+        "LTC_AUTOTUNE", boolean, False,
+        "time several blockings of each matrix product at first, and keep the quickest",
+    ),
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
     # Looking inside.
     Flag("LTC_CHECK", boolean, False, "verify the graph after every pass"),

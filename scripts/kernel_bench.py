@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ltc.llvm import jit
@@ -34,7 +33,7 @@ from ltc.llvm.lanes import GeneratedKernel, Lanes
 from ltc.llvm.matmul import matmul
 from ltc.llvm.matrix import stored_plain, stored_transposed
 from ltc.llvm.pooling import Pool, max_pool
-from ltc.llvm.program import KernelCall, KernelRun
+from ltc.llvm.trial import Trial
 from ltc.llvm.weight_gradient import convolution_weight_gradient
 
 ISA = host_isa(jit.has_feature)
@@ -143,26 +142,13 @@ def _cleanest(samples: list[tuple[float, float]]) -> list[float]:
 # --- running generated kernels ------------------------------------------------------------------
 
 
-def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor):
+def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor) -> Trial:
     """One native call that runs the kernels, as a compiled program would."""
     if isinstance(sequence, GeneratedKernel):
         sequence = KernelSequence((sequence,), {})
     for name, size in sequence.scratch.items():
         buffers[name] = torch.zeros(size // 8 + 1, dtype=torch.float64)
-    calls, frame = [], []
-    for kernel in sequence.kernels:
-        words = [*[buffers[name].data_ptr() for name in kernel.arguments], *kernel.numbers]
-        arguments = tuple((len(frame) + k, 0) for k in range(len(words)))
-        frame += words
-        entry = jit.compile_kernels(kernel.text, "kernel.entry")["kernel.entry"]
-        calls.append(KernelCall(entry, arguments, kernel.tasks))
-    words = np.array(frame + frame, dtype=np.int64)  # the addresses, then the arguments
-    return functools.partial(_run, KernelRun(calls, len(frame)), words, buffers)
-
-
-def _run(run: KernelRun, frame: np.ndarray, buffers: dict[str, torch.Tensor]) -> None:
-    """`buffers`: held, so that the frame's addresses stay right."""
-    run.launch(frame.ctypes.data)
+    return Trial(sequence.kernels, buffers)
 
 
 def peak() -> float:

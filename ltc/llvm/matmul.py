@@ -9,9 +9,12 @@ import functools
 
 import torch
 
+from ltc import config
+from ltc.llvm import jit
+from ltc.llvm.autotune import choose
 from ltc.llvm.block import Block, Dots, add_to_memory, pieces
 from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.isa import Isa
+from ltc.llvm.isa import Isa, host_isa
 from ltc.llvm.lanes import (
     Epilogue,
     GeneratedKernel,
@@ -21,10 +24,20 @@ from ltc.llvm.lanes import (
     share,
     tasks_for,
 )  # fmt: skip
-from ltc.llvm.matrix import Matrix, Plan, Shape, plan_of
+from ltc.llvm.matrix import (
+    Blocking,
+    Matrix,
+    Plan,
+    Shape,
+    other_blockings,
+    plan_of,
+    usual_blocking,
+)  # fmt: skip
 from ltc.llvm.packing import PackedPanel, PackedRows
+from ltc.llvm.trial import Trial
 
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
+MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
 NUMBERS = 4  # of a kernel: M, K, the outermost batch extent, blocks of a packed strip
 
 
@@ -39,6 +52,7 @@ def matmul(
     isa: Isa,
     epilogue: Epilogue | None = None,
     operands: int = 0,
+    blocking: Blocking | None = None,
 ) -> GeneratedKernel:
     """left [*batch, M, K] times right [*batch, K, N].
 
@@ -47,21 +61,36 @@ def matmul(
     result    its columns are adjacent: `result.column` is 1
     epilogue  maps a vector of sums to the vector stored; its row is counted over the whole batch
     operands  pointers that the epilogue reads, %p3 and on
+    blocking  how it is cut; None: the usual way, or under LTC_AUTOTUNE the quickest one
     tasks     each computes whole panels or blocks of rows; no result depends on their number
     """
+    shape, is_turned = _as_computed(batch, extents, left, right, result, epilogue is None)
+    if blocking is None and config.value("LTC_AUTOTUNE"):
+        blocking = _tuned(dtype, isa, shape, is_turned)
+    plan = plan_of(dtype, isa, shape, is_turned, blocking)
+    if epilogue is None:
+        text = _plain_text(name, plan)
+    else:
+        text = _text(name, plan, epilogue, operands)
+    return _kernel(name, text, plan, shape, operands)
+
+
+def _as_computed(
+    batch, extents, left: Matrix, right: Matrix, result: Matrix, may_turn: bool
+) -> tuple[Shape, bool]:
+    """The product that is computed in place of the wanted one, and whether it is turned."""
     m, n, k = extents
     shape = Shape(batch, m, n, k, left, right, result).folded()
-    is_turned = shape.n == 1 and shape.m > 1 and epilogue is None and shape.result.row == 1
+    is_turned = shape.n == 1 and shape.m > 1 and may_turn and shape.result.row == 1
     if is_turned:
         shape = shape.turned()  # one row: its columns fill vectors
     if shape.n == 1:  # one column: its stride says nothing, and 1 is the best to have
         shape = _with_adjacent_columns(shape)
     assert shape.result.column == 1 or shape.n <= 1, "the columns of a result are adjacent"
-    plan = plan_of(dtype, isa, shape, is_turned)
-    if epilogue is None:
-        text = _plain_text(name, plan)
-    else:
-        text = _text(name, plan, epilogue, operands)
+    return shape, is_turned
+
+
+def _kernel(name: str, text: str, plan: Plan, shape: Shape, operands: int) -> GeneratedKernel:
     work = 2 * shape.batches * shape.m * shape.n * shape.k
     blocks, groups = max(1, -(-shape.m // plan.height)), shape.batches * plan.panels
     strip = plan.strip_blocks(shape.k)
@@ -75,6 +104,27 @@ def matmul(
         name, text, arguments, tasks_for(work, groups, blocks), work,
         (shape.m, shape.k, outer, strip),
     )  # fmt: skip
+
+
+def _tuned(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Blocking | None:
+    """The quickest blocking on this machine; None where there is no choice, or too much memory."""
+    others = other_blockings(dtype, isa, shape)
+    extents = [(shape.m, shape.k), (shape.k, shape.n), (shape.m, shape.n)]
+    matrices = (shape.left, shape.right, shape.result)
+    sizes = [m.reach(shape.batch, *e) for m, e in zip(matrices, extents)]
+    if not others or isa != host_isa(jit.has_feature) or sum(sizes) > MOST_TUNED_ELEMENTS:
+        return None
+
+    def trial(blocking: Blocking) -> Trial:
+        plan = plan_of(dtype, isa, shape, is_turned, blocking)
+        kernel = _kernel("kernel", _plain_text("kernel", plan), plan, shape, 0)
+        left, right, result = (torch.zeros(size, dtype=dtype) for size in sizes)
+        if is_turned:
+            left, right = right, left
+        return Trial((kernel,), {"left": left, "right": right, "result": result})
+
+    ways = [usual_blocking(dtype, isa, shape), *others]
+    return choose(repr(("matmul", dtype, isa, shape, is_turned)), ways, trial)
 
 
 def _with_adjacent_columns(shape: Shape) -> Shape:

@@ -23,7 +23,9 @@ MOST_STRIP_BLOCKS = 8
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
 FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
 MANY_STEPS = 64  # of K, from which on pairs of rows that lie side by side are packed
-MANY_BLOCKS = 4  # from so many on, packing pays even where columns are adjacent
+# From so many on, packing pays even where columns are adjacent: with rows that are far apart in
+# memory, or with near ones.
+MANY_BLOCKS, MANY_NEAR_BLOCKS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,13 @@ class Matrix:
     row: int
     column: int
     batch: tuple[int, ...] = ()
+
+    def reach(self, batch: tuple[int, ...], rows: int, columns: int) -> int:
+        """Elements from the first to the last of so many matrices."""
+        extents, strides = (*batch, rows, columns), (*self.batch, self.row, self.column)
+        if 0 in extents:
+            return 0
+        return 1 + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
 
 
 def stored_plain(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
@@ -92,6 +101,18 @@ class Shape:
             Matrix(x.column, x.row, x.batch) for x in (self.right, self.left, self.result)
         )
         return Shape(self.batch, self.n, self.m, self.k, left, right, result)
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """What may be chosen freely: each choice has the same bits.
+
+    vectors  how many of them a panel is wide
+    packs    a panel is copied to memory of this thread before it is used
+    """
+
+    vectors: int
+    packs: bool
 
 
 @dataclass(frozen=True)
@@ -153,24 +174,20 @@ class Plan:
         return max(1, -(-self.n // (self.width if self.by_dots else self.panel_width)))
 
 
-def plan_of(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Plan:
+def plan_of(
+    dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool, blocking: Blocking | None = None
+) -> Plan:
     """The plan of a product; products with equal plans have one text."""
     left, right, m, n, k = shape.left, shape.right, shape.m, shape.n, shape.k
     computed_bytes = BYTES[FORMS[dtype].computed]
     width = isa.lanes(computed_bytes)
-    by_dots = (
-        m <= DOT_ROWS and k >= 2 * width and n > 1
-        and right.row == 1 and right.column != 1 and left.column == 1
-    )  # fmt: skip
-    vectors = max(1, min(_wanted_vectors(m, isa), -(-n // width)))
-    height = 1 if m == 1 else (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
-    # An odd K would pair its last element with a stranger.
-    pairs = isa.bfloat16_dot and dtype is torch.bfloat16 and k % 2 == 0 and m > FEW_ROWS
-    packs = (
-        pairs or right.column != 1 or m >= MANY_BLOCKS * height
-        or (not isa.fused and n % width != 0)
-    )  # fmt: skip
+    by_dots = _is_by_dots(dtype, isa, shape)
+    pairs = _pairs(dtype, isa, shape)
+    blocking = blocking or usual_blocking(dtype, isa, shape)
+    vectors, packs = blocking.vectors, blocking.packs
+    height = _height(isa, m, vectors)
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
+    depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
     return Plan(
         dtype, isa, left, right, shape.result, is_turned, shape.batch[1:], n,
         rows=m if by_dots or m <= 1 else 0,
@@ -188,6 +205,58 @@ def plan_of(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Plan
         is_long=k > LONGEST_SUM,
         prefetches=not packs and right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES,
     )  # fmt: skip
+
+
+def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
+    """A good choice for nearly all products of that class."""
+    vectors = max(1, min(_wanted_vectors(shape.m, isa), _most_vectors(dtype, isa, shape)))
+    is_far = shape.right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
+    blocks = MANY_BLOCKS if is_far else MANY_NEAR_BLOCKS
+    many = shape.m >= blocks * _height(isa, shape.m, vectors)
+    return Blocking(vectors, many or _must_pack(dtype, isa, shape))
+
+
+def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking]:
+    """The choices worth trying beside the usual one."""
+    if _is_by_dots(dtype, isa, shape):
+        return []
+    usual = usual_blocking(dtype, isa, shape)
+    wanted = (4, 8, 16) if shape.m == 1 else (1, 2, 3, 4)
+    most = _most_vectors(dtype, isa, shape)
+    packs = [True] if _must_pack(dtype, isa, shape) else [True, False]
+    choices = [Blocking(v, p) for v in wanted if v <= most for p in packs]
+    return [choice for choice in choices if choice != usual]
+
+
+def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    return (
+        shape.m <= DOT_ROWS and shape.k >= 2 * _width(dtype, isa) and shape.n > 1
+        and shape.right.row == 1 and shape.right.column != 1 and shape.left.column == 1
+    )  # fmt: skip
+
+
+def _pairs(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    # An odd K would pair its last element with a stranger.
+    can = isa.bfloat16_dot and dtype is torch.bfloat16
+    return can and shape.k % 2 == 0 and shape.m > FEW_ROWS
+
+
+def _must_pack(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    is_cut = not isa.fused and shape.n % _width(dtype, isa) != 0
+    return _pairs(dtype, isa, shape) or shape.right.column != 1 or is_cut
+
+
+def _width(dtype: torch.dtype, isa: Isa) -> int:
+    return isa.lanes(BYTES[FORMS[dtype].computed])
+
+
+def _most_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
+    return -(-shape.n // _width(dtype, isa))
+
+
+def _height(isa: Isa, m: int, vectors: int) -> int:
+    """Rows of a block whose sums, with a row of the panel and one number, fill the registers."""
+    return 1 if m == 1 else (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
 
 
 def _wanted_vectors(m: int, isa: Isa) -> int:
