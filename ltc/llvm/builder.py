@@ -111,6 +111,30 @@ class Builder:
         arguments = ", ".join(f"{type} {x}" for type, x in operands)
         return self.value(f"call {result} @{function}({arguments})")
 
+    def by_parts(
+        self, function: Callable[..., str], lanes: int, scalar: str, *operands: str
+    ) -> str:
+        """What a function of vectors of so many lanes gives, of vectors of a multiple of them."""
+        if self.width == lanes:
+            return function(self, *operands)
+        parts = []
+        for first in range(0, self.width, lanes):
+            cut = [self._shuffled(scalar, x, "poison", first, lanes) for x in operands]
+            with self.lanes(lanes):
+                parts.append(function(self, *cut))
+        while len(parts) > 1:
+            with self.lanes(lanes):
+                pairs = zip(parts[::2], parts[1::2], strict=True)
+                parts = [self._shuffled(scalar, x, y, 0, 2 * lanes) for x, y in pairs]
+            lanes *= 2
+        return parts[0]
+
+    def _shuffled(self, scalar: str, x: str, y: str, first: int, count: int) -> str:
+        """`count` lanes from `first` on, of those of x and then of y."""
+        type = self.of(scalar)
+        mask = ", ".join(f"i32 {first + k}" for k in range(count))
+        return self.value(f"shufflevector {type} {x}, {type} {y}, <{count} x i32> <{mask}>")
+
     def declare(self, function: str, result: str, *types: str) -> None:
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
 

@@ -31,7 +31,9 @@ from ltc.llvm.stored import from_memory, to_memory
 STRIP = 2048  # elements of the innermost dimension in one unit
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
 MOST_TASKS = 64
-COLUMNS_TOGETHER = 4  # vectors of columns that are reduced at once
+COLUMNS_TOGETHER = 4  # vectors of columns that are reduced or computed at once
+LONG_CHAIN = 100  # instructions: a processor looks some 200 ahead for what need not wait
+INSTRUCTIONS_OF_A_FUNCTION = 25
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
 MOST_COLUMN_SUMS = 3  # in one pass: their accumulators fill the registers
@@ -45,8 +47,8 @@ def kernel_code(kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> Kern
     """The kernel's function; `streamed`: what it writes to memory past the caches."""
     emitter = Emitter(kernel, streamed=streamed)
     wide = COLUMNS_TOGETHER * LANES
-    if emitter.reduces_columns and emitter.space.extents[emitter.vector] >= wide:
-        # a whole run of cache lines from each row
+    if (emitter.reduces_columns or emitter.is_long_chain) and emitter.row_length >= wide:
+        # Whole runs of cache lines from each row; vectors to work on while others wait.
         emitter = Emitter(kernel, lanes=wide, streamed=streamed)
     return emitter.code()
 
@@ -254,6 +256,19 @@ class Emitter:
         return {value: self.vector in needs for value, needs in self.needs.items()}
 
     # --- units -----------------------------------------------------------------------------------
+
+    @property
+    def row_length(self) -> int:
+        """Elements of the vector variable, 0 where there is none."""
+        return 0 if self.vector is None else self.space.extents[self.vector]
+
+    @property
+    def is_long_chain(self) -> bool:
+        """Whether the next vector's instructions are too far away to fill the waits of this one."""
+        if self.reductions or self.transposes:
+            return False
+        costly = sum(value.kind == "cell" and value.op in COSTLY for value in self.order)
+        return len(self.order) + costly * INSTRUCTIONS_OF_A_FUNCTION >= LONG_CHAIN
 
     @property
     def reduces_columns(self) -> bool:

@@ -68,17 +68,21 @@ def exp2(b: Builder, x: str) -> str:
 def _times_power(f: Floats, y, n, sum_):
     """y * 2**n for any n up to 254 either way: infinite, denormal or zero where that is so."""
     b = f.b
-    if b.width == LANES and jit.has_feature("avx512f"):
-        type = b.of("float")
-        return b.pure_call(
-            "llvm.x86.avx512.mask.scalef.ps.512", type,
-            (type, y), (type, n), (type, y), ("i16", "-1"), ("i32", "4"),
-        )  # fmt: skip
+    if b.width % LANES == 0 and jit.has_feature("avx512f"):
+        return b.by_parts(_scalef, LANES, "float", y, n)
     whole = f.integer("sub", f.bits(sum_), 0x4B400000)
     half = f.integer("ashr", whole, 1)
     for part in (half, f.integer("sub", whole, half)):  # 2**n itself may be no normal number
         y = f.mul(y, f.from_bits(f.integer("shl", f.integer("add", part, 127), 23)))
     return y
+
+
+def _scalef(b: Builder, y: str, n: str) -> str:
+    type = b.of("float")
+    return b.pure_call(
+        "llvm.x86.avx512.mask.scalef.ps.512", type,
+        (type, y), (type, n), (type, y), ("i16", "-1"), ("i32", "4"),
+    )  # fmt: skip
 
 
 def log(b: Builder, x: str) -> str:

@@ -17,8 +17,9 @@ from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.kernel import Kernel, Product
 from ltc.ir.node import constant, make
+from ltc.llvm.builder import LANES
 from ltc.llvm.dtype import FORMS
-from ltc.llvm.loops import Emitter
+from ltc.llvm.loops import Emitter, kernel_code
 from ltc.passes.fuse import fuse
 from tests.drawn import drawn
 
@@ -164,6 +165,35 @@ def test_formulas_of_scalars_and_conditions_run_as_one_kernel(dtype):
     graph = graph_of(chosen, inputs=[x], scalars=[rate])
     assert len(kernels_of(graph)) == 1
     assert_same_bits(graph, [sample(5, 9, dtype=dtype)], [0.37])
+
+
+LONG_ROWS = [(64,), (65,), (200,), (3, 127), (2, 5, 96)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_long_chains_give_the_bits_of_short_rows(dtype):
+    """Several vectors are computed at once where rows have them: each as it would be alone."""
+    for shape in LONG_ROWS:
+        x = sample(*shape, dtype=dtype).abs() + 0.5
+        pieces = x.reshape(-1).split(32)
+        whole = launched(LlvmBackend(), long_chain(x.shape, dtype), [x], [0.25])[0]
+        parts = [launched(LlvmBackend(), long_chain(p.shape, dtype), [p], [0.25])[0] for p in pieces]
+        assert torch.equal(whole.reshape(-1), torch.cat(parts)), shape
+
+
+def test_the_rows_of_long_chains_are_vectors_of_many_lanes():
+    texts = [kernel_code(*kernels_of(long_chain((n,), torch.float32))).text for n in (63, 64)]
+    assert [f"<{4 * LANES} x float>" in text for text in texts] == [False, True]
+
+
+def long_chain(shape, dtype):
+    """exp, log, erf and tanh of one another, between a number and conditions."""
+    x = given(*shape, dtype=dtype)
+    y = x
+    for op in (ops.LOG, ops.EXP, ops.ERF, ops.TANH, ops.EXP):
+        y = make(ops.ADD, make(op, y), build.full_like(x, build.cast(scalar(), dtype)))
+    result = make(ops.WHERE, make(ops.GT, y, x), y, make(ops.EXP2, x))
+    return graph_of(result, inputs=[x], scalars=[scalar()])
 
 
 # --- views ---------------------------------------------------------------------------------------
