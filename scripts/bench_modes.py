@@ -88,7 +88,9 @@ class Steps:
 
     def _warm(self, step: Callable) -> tuple[Callable, int]:
         """The function that runs so many steps, and how many fit in one turn."""
-        for _ in range(WARM_UP_STEPS):
+        for number in range(WARM_UP_STEPS):
+            if number == WARM_UP_STEPS - 2:
+                self.system.restart()
             step().item()
         run = self._repeating(step)
         run(1)

@@ -19,14 +19,16 @@ class System:
     way       how it runs a workload; `way.mark` ends a step
     forget    ends a step that is only to be recorded
     finish    returns when everything that was started is over
-    again     runs the longest program of the latest step once more, without recording it, or None
-              where a system has no such thing
+    restart   is called before the last steps that warm up: what ran until then is of no interest
+    again     runs the longest program since then once more, without recording it, or None where a
+              system has no such thing
     """
 
     device: str
     way: Way = field(default_factory=Way)
     forget: Callable[[], object] = lambda: None
     finish: Callable[[], object] = lambda: None
+    restart: Callable[[], object] = lambda: None
     again: Callable[[], object] | None = None
 
 
@@ -74,8 +76,9 @@ def ltc_program() -> System:
     system = ltc_system(LTC_CACHE="0")
     launches = Launches()
     return System(
-        system.device, system.way, system.forget, system.finish, again=launches.repeat_longest
-    )
+        system.device, system.way, system.forget, system.finish, launches.restart,
+        launches.repeat_longest,
+    )  # fmt: skip
 
 
 class Launches:
@@ -102,6 +105,9 @@ class Launches:
 
         computation.launch = watched
         return computation
+
+    def restart(self) -> None:
+        self._seen.clear()
 
     def repeat_longest(self) -> None:
         _, launch, (buffers, scalars) = max(self._seen.values(), key=lambda seen: seen[0])

@@ -23,7 +23,7 @@ from ltc.backends.llvm_plan import (
     PlannedCall,
     ReferenceCall,
 )  # fmt: skip
-from ltc.backends.memory import empty
+from ltc.backends.output_pool import empty
 from ltc.backends.undisturbed import Undisturbed
 from ltc.debug import metrics
 from ltc.ir import ops

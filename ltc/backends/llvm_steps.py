@@ -142,9 +142,9 @@ def _stream_past_caches(steps: list[Step], graph: Graph) -> None:
 
 
 def _is_large(node: Node) -> bool:
-    return isinstance(node.type, TensorType) and (
-        node.type.size * node.type.dtype.itemsize >= STREAMED_BYTES
-    )
+    if not isinstance(node.type, TensorType) or node.op.kind == "reduce":
+        return False
+    return node.type.size * node.type.dtype.itemsize >= STREAMED_BYTES
 
 
 # --- writing over inputs -------------------------------------------------------------------------
@@ -175,6 +175,8 @@ def _choose_overwrites(
 
 def _in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
     """A free input that the kernel reads nowhere but where it stores."""
+    if store.sums:
+        return None
     loads: dict[Node, bool] = {}
     for value in kernel.values():
         if value.kind in READS:

@@ -136,11 +136,15 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Store:
-    """A value that becomes the buffer of a node, element `offset` at each point."""
+    """A value that becomes the buffer of a node, element `offset` at each point.
+
+    sums  the op of a reduction where several rows have one offset: their values are added up
+    """
 
     node: Node
     value: Value
     offset: Affine
+    sums: Op | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +154,8 @@ class Kernel:
     space   extents of the loop variables, the outermost first
     depth   how many of them stay when the reductions are done: every reduced value runs over
             the variables from `depth` on, for each point of those before
-    stores  each at all variables, or at the first `depth`
+    stores  each at all variables, or at the first `depth`; one that sums rows, at all but the last
+            of those `depth`
     """
 
     space: tuple[int, ...]
@@ -184,6 +189,13 @@ class Kernel:
 
     def writes(self) -> tuple[Node, ...]:
         return tuple(store.node for store in self.stores)
+
+    def summed(self) -> tuple[int, ...]:
+        """The variables of rows over which it sums: the last ones, all with the same offsets."""
+        used = {v for store in self.stores if store.sums for v, _ in store.offset.terms}
+        if not used:
+            return ()
+        return tuple(v for v in range(self.depth) if self.space[v] > 1 and v not in used)
 
 
 class Access(NamedTuple):

@@ -54,7 +54,8 @@ def _body(kernel: Kernel, names: dict[Node, str]) -> list[str]:
         rows.append(f"{numbers[value]} = {what}{over}    {dtype_name(value.dtype)}")
     for store in kernel.stores:
         place = f"{_name(store.node, names)}[{_form(store.offset)}]"
-        rows.append(f"{place} = {numbers[store.value]}    {type_text(store.node.type)}")
+        sets = f"{place} {store.sums}=" if store.sums else f"{place} ="
+        rows.append(f"{sets} {numbers[store.value]}    {type_text(store.node.type)}")
     return rows
 
 

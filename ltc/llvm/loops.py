@@ -83,6 +83,10 @@ class Space:
             form.coefficient(outer[-1]) == form.coefficient(inner[-1]) * extent for form in forms
         )
 
+    def renumbered(self, variables: tuple[int, ...]) -> list[int]:
+        """The new variables that stand for some of the kernel's."""
+        return [self._new[v] for v in variables if v in self._new]
+
     def form(self, form: Affine) -> Affine:
         """A form of the kernel's variables, in the new ones."""
         terms = tuple((self._new[v], c) for v, c in form.terms if v in self._new)
@@ -124,6 +128,7 @@ class Emitter:
         self.space = Space(kernel, _forms(self.order, kernel.stores), boundary or kernel.depth)
         self.depth = self.space.depth
         self.reductions = [v for v in self.order if v.kind == "reduced"]
+        self.summed = self.space.renumbered(kernel.summed())
         self.vector = self._vector_variable()
         is_epilogue = builder is not None  # whose product says where each vector of it lies
         self.transposes = not (self.reductions or is_epilogue) and bool(self._column_loads())
@@ -176,6 +181,7 @@ class Emitter:
             is_open.clear()
         if self.reductions and depth <= last and self._any_extent(depth):
             is_open.add(depth)
+        is_open.update(self.summed[:1])
         return frozenset(is_open)
 
     def _any_extent(self, variable: int) -> bool:
@@ -201,7 +207,7 @@ class Emitter:
         if not extents:
             return None
         last = len(extents) - 1
-        if not self.reductions or depth == 0 or depth > last:
+        if not self.reductions or depth == 0 or depth > last or self.summed:
             return last
         loads = [self.space.form(v.data[1]) for v in self.order if v.kind == "load"]
         inside = [form for form in loads if any(v >= depth for v, _ in form.terms)]
@@ -284,7 +290,8 @@ class Emitter:
         """The variables that a unit fixes."""
         if not self.reductions:
             return list(range(len(self.space.extents) - 1))
-        return list(range(self.depth - 1 if self._has_strips else self.depth))
+        rows = range(self.depth - 1 if self._has_strips else self.depth)
+        return [v for v in rows if v not in self.summed]
 
     def _strip(self) -> int:
         """Elements of the vector variable in one unit; narrow where columns are read."""
@@ -318,6 +325,8 @@ class Emitter:
             self._hoist([store.value for store in self.kernel.stores])
             if self._has_strips:
                 self._over_strip(strip)
+            elif self.summed:
+                self._sum_rows()
             else:
                 self._row()
 
@@ -448,6 +457,33 @@ class Emitter:
             self._row()
             return
         self._store_all(list(self.kernel.stores))
+
+    def _sum_rows(self) -> None:
+        """The rows of a unit, one after the other: some stores add them up."""
+        inner = list(range(self.depth, len(self.space.extents)))
+        sums = [store for store in self.kernel.stores if store.sums]
+        self._nest(inner, [], [], lambda _: self._begin_sums(sums))
+        self._each_row(self.summed)
+
+    def _begin_sums(self, sums: list[Store]) -> None:
+        with self.b.lanes(self.lanes):
+            for store in sums:
+                form = FORMS[store.node.dtype]
+                first = self.b.constant(form.computed, reduction.start(store.sums, form))
+                access.store(self.b, first, self._address(store), form, self.mask)
+
+    def _each_row(self, variables: list[int]) -> None:
+        if not variables:
+            self._row()
+            return
+
+        def one(i: str, _) -> None:
+            with self._scope():
+                self.variables[variables[0]] = i
+                self._hoist([store.value for store in self.kernel.stores])
+                self._each_row(variables[1:])
+
+        self.b.loop("0", self.extent(variables[0]), 1, (), one)
 
     def _row(self) -> None:
         inner = list(range(self.depth, len(self.space.extents)))
@@ -970,7 +1006,25 @@ class Emitter:
         inside = self._inside(guards, self.b.width)
         return inside if self.mask is None else self.b.binary("and", "i1", inside, self.mask)
 
+    def _address(self, store: Store) -> str:
+        with self.b.lanes(1):
+            offset = self._uniform(self.space.form(store.offset))
+            stored = FORMS[store.node.dtype].stored
+            return self.b.address(self.target[store.node], offset, stored)
+
+    def _add_to(self, store: Store) -> None:
+        """One vector of a row, to that of the totals in memory."""
+        form, address = FORMS[store.node.dtype], self._address(store)
+        with self.b.lanes(self.lanes):
+            one = self.lanes_of(store.value, self.lanes)
+            total = access.load(self.b, address, form, self.mask)
+            total = reduction.combine(self.b, store.sums, form, total, one)
+            access.store(self.b, total, address, form, self.mask)
+
     def store(self, store: Store) -> None:
+        if store.sums:
+            self._add_to(store)
+            return
         form = FORMS[store.node.dtype]
         offset = self.space.form(store.offset)
         is_vector = self.vector is not None and offset.coefficient(self.vector) != 0
@@ -978,7 +1032,7 @@ class Emitter:
         with self.b.lanes(width):
             register = self.lanes_of(store.value, width)
             stored = to_memory(self.b, form, register)
-            address = self.b.address(self.target[store.node], self._uniform(offset), form.stored)
+            address = self._address(store)
             mask = self.mask if width > 1 else None
             if mask is None and store.node in self.streamed and self._is_aligned(offset):
                 access.stream(self.b, stored, address, form)

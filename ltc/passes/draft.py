@@ -22,6 +22,8 @@ class Draft:
     reads    nodes whose values it loads, or will compute itself
     passes   how many reductions it has
     product  the product that this is the epilogue of, or None
+    sums     nodes that add up what it computes, over some of its rows -> (offset, what: a node,
+             its index and guards)
     """
 
     space: tuple[int, ...]
@@ -31,6 +33,7 @@ class Draft:
     reads: set[Node] = field(default_factory=set)
     passes: int = 0
     product: Node | None = None
+    sums: dict[Node, tuple] = field(default_factory=dict)
 
 
 class Place:

@@ -19,6 +19,7 @@ from ltc.ir.graph import Graph, schedule
 from ltc.ir.kernel import ZERO, Access, Affine, Kernel, Product, Store, Unit, flattened, identity
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION, TensorType
+from ltc.passes.column_sums import Joint, agrees, are_rows, are_sums, join, joint_of
 from ltc.passes.draft import Draft, Place
 from ltc.passes.index_maps import (
     LOOKUPS,
@@ -101,6 +102,7 @@ class _Fuser:
                 self._leave(node)
             elif node in self.in_memory or self.places[node]:
                 self._place(node)
+        self._join_sums()
         return self._ordered()
 
     # --- placing ---------------------------------------------------------------------------------
@@ -356,6 +358,52 @@ class _Fuser:
         if node.op not in LEAVES:
             self.in_memory.add(node)
 
+    # --- sums over rows that a kernel makes anyway -----------------------------------------------
+
+    def _join_sums(self) -> None:
+        for sums in [draft for draft in self.drafts if are_sums(draft)]:
+            for rows in self.drafts:
+                joint = self._joint(rows, sums) if are_rows(rows) else None
+                if joint is not None:
+                    join(rows, sums, joint)
+                    self._becomes(sums, rows)
+                    break
+
+    def _joint(self, rows: Draft, sums: Draft) -> Joint | None:
+        """The space of both as one kernel, where they may be one."""
+        if not sums.reads & (rows.reads | set(rows.members)):
+            return None
+        if len(rows.members) + len(sums.members) > MOST_MEMBERS or sums in self.needs[rows]:
+            return None
+        joint = joint_of(rows, sums)
+        if joint is None or self._waits_beyond(sums, rows) or self._waits_beyond(rows, sums):
+            return None
+        stored = ((n, p) for n in rows.stores for p in self.places[n] if p.draft is sums)
+        kept = any(sums in self.readers[n] for n in rows.stores)
+        return joint if not kept and agrees(rows, joint, stored) else None
+
+    def _waits_beyond(self, draft: Draft, other: Draft) -> bool:
+        """Whether a draft waits for another by way of a third."""
+        between = self.needs[draft] - {other}
+        return any(self._reaches(unit, {other}) for unit in between)
+
+    def _becomes(self, old: Draft, new: Draft) -> None:
+        """What was one draft's is another's; what only the two of them read is not stored."""
+        self.drafts.remove(old)
+        self.home.update({node: new for node in old.stores})
+        for units in (*self.needs.values(), *self.readers.values()):
+            if old in units:
+                units.discard(old)
+                units.add(new)
+        for place in (place for places in self.places.values() for place in places):
+            if place.draft is old:
+                place.draft = new
+        self.needs[new] |= self.needs.pop(old, set())
+        self.needs[new].discard(new)
+        for node in list(new.stores):
+            if node not in self.outputs and self._reading(node) <= {new}:
+                del new.stores[node]
+
     # --- the result ------------------------------------------------------------------------------
 
     def _ordered(self) -> list[Unit]:
@@ -395,15 +443,19 @@ class _Fuser:
     def _time(self, unit: Draft | Node) -> int:
         if isinstance(unit, Node):
             return self.position[unit]
-        return max(self.position[n] for n in unit.stores)
+        return max(self.position[n] for n in (*unit.stores, *unit.sums))
 
     def _kernel(self, draft: Draft) -> Kernel:
         body = Body(draft, self.home)
         stores = tuple(
             Store(node, body.stored(node, offset), offset) for node, offset in draft.stores.items()
         )
+        sums = tuple(
+            Store(node, body.operand(*place), offset, node.op)
+            for node, (offset, place) in draft.sums.items()
+        )
         depth = len(draft.space) if draft.depth is None else draft.depth
-        return Kernel(draft.space, depth, stores)
+        return Kernel(draft.space, depth, stores + sums)
 
 
 def _base(node: Node) -> Node:

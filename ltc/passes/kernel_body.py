@@ -45,7 +45,8 @@ class Body:
             return self._intern("load", node.dtype, (), None, (node, offset), ())
         return self.value(node, *_home_place(node, self.draft))
 
-    def _operand(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
+    def operand(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
+        """What a node is where it is read: computed in this kernel, or in memory."""
         base, index = through_views(node, index, self.draft.space)
         if behind_barrier(base):
             return self._load(base.inputs[0], index, guards)
@@ -71,8 +72,8 @@ class Body:
         places = operand_places(node, index, guards, self.draft)
         if node.op is ops.RANDOM_BITS:
             data = (offset_of(node, index), node.attr("bits"), node.attr("stream"))
-            return self._intern("random", node.dtype, (self._operand(*places[0]),), None, data, ())
-        operands = tuple(self._operand(*place) for place in places)
+            return self._intern("random", node.dtype, (self.operand(*places[0]),), None, data, ())
+        operands = tuple(self.operand(*place) for place in places)
         if node.op in VIEWS:
             return operands[0]
         if node.op in LOOKUPS:

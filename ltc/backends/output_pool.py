@@ -1,0 +1,97 @@
+"""Memory of large outputs, used again when their tensors are gone.
+
+The system hands out large stretches of memory as pages that are cleared when they are first
+touched: for an output that is made at every step this takes longer than computing it. A stretch
+here comes back when the last tensor that lies in it is freed, whoever held it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import weakref
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+LARGE_BYTES = 4 << 20  # of a tensor: the allocator keeps smaller ones itself
+MOST_FREE_BYTES = 512 << 20  # kept for outputs to come; what is more goes back to the system
+_HUGE_PAGE = 2 << 20
+_HAS_HUGE_PAGES = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
+
+
+class _Stretch:
+    """Private memory that begins at a huge page and is as long as so many of them."""
+
+    def __init__(self, nbytes: int):
+        # One page more than needed: the system aligns to small pages only.
+        self.nbytes = nbytes
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # after a fork, each has its own
+        self._map = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=private)
+        try:
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # advice only: where the system refuses it, the memory is the same
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._first = -address % _HUGE_PAGE
+
+    def view(self) -> memoryview:
+        return memoryview(self._map)[self._first : self._first + self.nbytes]
+
+
+class OutputPool:
+    """Stretches that no tensor lies in at the moment, those that were freed last at the end.
+
+    Tensors are freed in any thread at any time, and processes fork: there is no lock, and what
+    changes the list does so in one atomic step.
+    """
+
+    def __init__(self, most_free_bytes: int = MOST_FREE_BYTES):
+        self._most = most_free_bytes
+        self._free: list[_Stretch] = []
+        self._views: dict[int, weakref.ref] = {}
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor whose elements are anything."""
+        count = prod(shape)
+        nbytes = -(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE
+        stretch = self._taken(nbytes) or _Stretch(nbytes)
+        view = stretch.view()
+        self._views[id(stretch)] = weakref.ref(view, lambda _: self._give_back(stretch))
+        # The tensor's storage holds the view until the last tensor of it is gone.
+        return torch.frombuffer(view, dtype=dtype, count=count).view(shape)
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(stretch.nbytes for stretch in list(self._free))
+
+    def _taken(self, nbytes: int) -> _Stretch | None:
+        for stretch in reversed(list(self._free)):
+            if stretch.nbytes == nbytes and self._removed(stretch):
+                return stretch
+        return None
+
+    def _removed(self, stretch: _Stretch) -> bool:
+        try:
+            self._free.remove(stretch)
+        except ValueError:  # another thread has it
+            return False
+        return True
+
+    def _give_back(self, stretch: _Stretch) -> None:
+        del self._views[id(stretch)]
+        self._free.append(stretch)
+        if self.free_bytes > self._most:
+            self._removed(self._free[0])
+
+
+_pool = OutputPool()
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor whose elements are anything: an output of a program."""
+    if _HAS_HUGE_PAGES and prod(shape) * dtype.itemsize >= LARGE_BYTES:
+        return _pool.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")

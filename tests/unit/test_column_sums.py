@@ -1,0 +1,111 @@
+"""Sums over rows in the kernel that makes the rows: nothing is read twice, no bit depends on threads."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ltc.core.lazy_model as ltm
+from ltc.backends.llvm import prepared
+from ltc.backends.llvm_steps import units_of
+from ltc.ir import build, ops
+from ltc.ir.graph import Graph
+from ltc.ir.kernel import Kernel
+from ltc.ir.node import make
+
+SHAPES = [
+    (512, 64), (8, 128, 48), (1000, 100), (16, 16, 17), (3, 700, 5), (9, 3), (2048, 1040),
+    (2, 4, 64, 32), (300, 1),
+]  # fmt: skip
+
+
+def given(*shape, index=0, dtype=torch.float32):
+    return make(ops.INPUT, index=index, dtype=dtype, shape=shape)
+
+
+def norm_gradients(x, gradient):
+    """(of x, of the weight, of the bias) as sums over the rows of two dimensions."""
+    distance = x - build.mean_of(x, (1,), keepdim=True)
+    inverse = 1.0 / build.sqrt(build.mean_of(distance * distance, (1,), keepdim=True))
+    y = distance * inverse
+    inner = build.mean_of(gradient * y, (1,), keepdim=True)
+    of_x = (gradient - build.mean_of(gradient, (1,), keepdim=True) - y * inner) * inverse
+    return of_x, build.sum_of(gradient * y, (0,)), build.sum_of(gradient, (0,))
+
+
+def kernels_of(*outputs, inputs):
+    return [u for u in units_of(prepared(Graph(inputs, (), outputs))) if isinstance(u, Kernel)]
+
+
+def test_the_gradients_of_a_norm_read_its_rows_once():
+    x, gradient = given(2048, 128), given(2048, 128, index=1)
+    kernels = kernels_of(*norm_gradients(x, gradient), inputs=(x, gradient))
+    assert sum(x in kernel.reads() for kernel in kernels) == 1
+    assert sum(gradient in kernel.reads() for kernel in kernels) == 1
+    (rows,) = [kernel for kernel in kernels if x in kernel.reads()]
+    assert sum(store.sums is ops.SUM for store in rows.stores) == 2
+    assert len(rows.stores) == 3  # the statistics of the rows are not stored
+
+
+def test_what_needs_the_totals_is_no_part_of_the_kernel_that_adds_them_up():
+    x = given(2048, 128)
+    shifted = x - build.max_of(x, (1,), keepdim=True)
+    total = build.sum_of(shifted, (0,), keepdim=True)
+    result = shifted * total - build.max_of(shifted * total, (1,), keepdim=True)
+    for kernel in kernels_of(result, inputs=(x,)):
+        sums = {store.node for store in kernel.stores if store.sums}
+        assert not sums.intersection(kernel.reads())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_are_as_near_to_the_exact_ones_as_eager(monkeypatch, shape):
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    torch.manual_seed(0)
+    operands = [torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])]
+    flowing = torch.randn(shape)
+
+    def gradients(device, dtype):
+        own = [x.to(dtype).to(device).requires_grad_() for x in operands]
+        y = F.layer_norm(own[0], own[1].shape, own[1], own[2])
+        return [g.cpu() for g in torch.autograd.grad(y, own, flowing.to(dtype).to(device))]
+
+    exact = gradients("cpu", torch.float64)
+    single = [gradients(device, torch.float32) for device in ("ltc", "cpu")]
+    for ours, eager, right in zip(*single, exact):
+        smallest = torch.finfo(torch.float32).eps * right.abs().max()  # of the result's rounding
+        error = (ours.double() - right).abs().max()
+        assert error <= 2 * smallest + (eager.double() - right).abs().max()
+
+
+def test_gradients_in_double_precision(monkeypatch):
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    torch.manual_seed(0)
+    x, flowing = torch.randn(2, 512, 33, dtype=torch.float64)
+    results = []
+    for device in ("ltc", "cpu"):
+        own = x.to(device).requires_grad_()
+        weight = torch.ones(33, dtype=torch.float64).to(device).requires_grad_()
+        y = F.layer_norm(own, (33,), weight)
+        gradients = torch.autograd.grad(y, [own, weight], flowing.to(device))
+        results.append([g.cpu() for g in gradients])
+    for ours, eager in zip(*results):
+        torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_bit_depends_on_the_number_of_threads(monkeypatch, shape):
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    torch.manual_seed(0)
+    x, flowing = torch.randn(shape).to("ltc"), torch.randn(shape).to("ltc")
+    weight = torch.randn(shape[-1]).to("ltc")
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            own = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+            y = F.layer_norm(own[0], weight.shape, own[1])
+            results.append([g.cpu() for g in torch.autograd.grad(y, own, flowing)])
+            ltm.mark_step()
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
