@@ -3,7 +3,7 @@
 The coefficients are those of the Taylor series, long enough that what is left out is below a tenth
 of a unit in the last place over the reduced range.  Greatest error over samples against 80-bit
 arithmetic, in units in the last place: 1.1 for expm1, 0.9 for exp, exp2, log, log1p, log2, log10,
-sin and cos, 1.2 for tanh; rounded to float all are within 0.51.  NaN, infinities, zeros and
+sin and cos, 1.2 for tanh, none for fmod; rounded to float all are within 0.51.  NaN, infinities, zeros and
 denormal numbers are as C's Annex F wants them.
 """
 
@@ -229,7 +229,19 @@ def _sine(b: Builder, x: str, quarters: int, name: str) -> str:
     return f.where_any(large, y, lambda: b.each_lane(name, "double", x))
 
 
+def fmod(b: Builder, x: str, y: str) -> str:
+    """Exact where the quotient is below 2**53: it may be rounded up to the next whole number."""
+    f = Floats(b, "double")
+    a, d = f.abs(x), f.abs(y)
+    quotient = f.div(a, d)
+    rest = f.fma(f.negative(b.intrinsic("trunc", "double", quotient)), d, a)
+    rest = f.copysign(f.select(f.test("olt", rest, 0.0), f.add(rest, d), rest), x)
+    large = f.test("uge", quotient, 2.0**53)
+    without = b.binary("or", "i1", large, f.test("oeq", d, INFINITY))
+    return f.where_any(without, rest, lambda: b.each_lane("fmod", "double", x, y))
+
+
 FUNCTIONS: dict[str, Callable[..., str]] = {
     "exp": exp, "exp2": exp2, "expm1": expm1, "log": log, "log1p": log1p, "log2": log2,
-    "log10": log10, "tanh": tanh, "sin": sin, "cos": cos,
+    "log10": log10, "tanh": tanh, "sin": sin, "cos": cos, "fmod": fmod,
 }  # fmt: skip

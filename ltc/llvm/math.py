@@ -3,8 +3,8 @@
 Those of float here are polynomials after range reduction, with NaN, infinities, zeros and denormal
 numbers as IEEE 754 and C's Annex F want them.  Their greatest errors in units in the
 last place of the exact result: exp 1.02 over all 2**32 inputs, log 0.83 over all that are not
-negative, and over every 101st input exp2 1.2, tanh 1.3, erf 1.1, sin and cos 1.5
-(`python scripts/math_ulp.py` measures them).  Others are double functions rounded once,
+negative, and over every 101st input expm1 1.01, log1p 1.4, exp2 1.2, tanh 1.3, erf 1.1, sin and
+cos 1.5 (`python scripts/math_ulp.py` measures them).  Others are double functions rounded once,
 0.51: those of wide_math.py and double_math.py, or, for rare ones, the C library's, lane by lane.
 exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software Manual for the
 Elementary Functions" (1980), with the minimax coefficients of S. Moshier's Cephes library (exp,
@@ -21,6 +21,7 @@ from ltc.llvm.floats import INFINITY, Floats
 
 # Added to a float below 2**22 it leaves the nearest whole number in the low bits of the sum.
 ROUNDER = 12582912.0  # 1.5 * 2**23
+LN2_HIGH, LN2_LOW = 0.693145751953125, 1.428606765330187e-06  # the first has few bits
 DOUBLE_ROUNDER = 6755399441055744.0  # 1.5 * 2**52
 # Above it the reduction of sin and cos in double is no longer exact enough for float.
 LARGEST_REDUCED = 2.0**28
@@ -30,18 +31,21 @@ def _exp_parts(f: Floats, x):
     """exp(x) = y * 2**n for |x| < 2**21: (y, n, the sum whose low bits are n)."""
     sum_ = f.fma(x, math.log2(math.e), ROUNDER)
     n = f.sub(sum_, ROUNDER)
-    r = f.fma(n, -0.693145751953125, x)  # ln 2 in two parts, the first with few bits
-    r = f.fma(n, -1.428606765330187e-06, r)
+    r = f.fma(n, -LN2_LOW, f.fma(n, -LN2_HIGH, x))
     return _exp_of_rest(f, r), n, sum_
 
 
 def _exp_of_rest(f: Floats, r):
     """exp(r) for |r| < 0.35"""
-    p = f.polynomial(
+    return f.add(f.fma(_exp_series(f, r), f.mul(r, r), r), 1.0)
+
+
+def _exp_series(f: Floats, r):
+    """(exp(r) - 1 - r) / r**2 for |r| < 0.35"""
+    return f.polynomial(
         r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
         5.0000001201e-1,
     )  # fmt: skip
-    return f.add(f.fma(p, f.mul(r, r), r), 1.0)
 
 
 def _scaled(f: Floats, y, sum_):
@@ -85,15 +89,59 @@ def _scalef(b: Builder, y: str, n: str) -> str:
     )  # fmt: skip
 
 
+def expm1(b: Builder, x: str) -> str:
+    """The rounding of the reduced argument and of the series is carried to the last addition."""
+    f = Floats(b)
+    near = f.at_least(f.at_most(x, 89.0), -20.0)
+    sum_ = f.fma(near, math.log2(math.e), ROUNDER)
+    n = f.sub(sum_, ROUNDER)
+    high = f.fma(n, -LN2_HIGH, near)  # exact
+    lost = f.mul(n, LN2_LOW)
+    r = f.sub(high, lost)
+    rest = f.fma(_exp_series(f, r), f.mul(r, r), f.sub(f.sub(high, r), lost))
+    p = f.add(r, rest)
+    p_low = f.add(f.sub(r, p), rest)
+    exponent = f.integer("add", f.integer("shl", f.bits(sum_), 23), 0x3F000000)
+    half = f.from_bits(exponent)  # of 2**n: 2**128 is no number
+    base = f.sub(half, 0.5)
+    y = f.fma(p, half, base)
+    y = f.mul(f.add(y, f.fma(p_low, half, f.fma(p, half, f.sub(base, y)))), 2.0)
+    return f.select(f.test("olt", f.abs(x), 2.0**-25), x, y)
+
+
 def log(b: Builder, x: str) -> str:
     f = Floats(b)
     tiny = f.test("olt", x, 1.1754943508222875e-38)
-    scaled = f.bits(f.select(tiny, f.mul(x, 8388608.0), x))
-    e = f.integer("ashr", f.integer("sub", scaled, 0x3F3504F3), 23)
-    m = f.from_bits(f.integer("sub", scaled, f.integer("shl", e, 23)))  # sqrt(1/2) .. sqrt(2)
+    e, m = _log_parts(f, f.select(tiny, f.mul(x, 8388608.0), x))
     e = b.convert("sitofp", "i32", e, "float")
     e = f.select(tiny, f.sub(e, 23.0), e)
-    z = f.sub(m, 1.0)
+    return _log_limits(f, x, _log_sum(f, e, f.sub(m, 1.0)), 0.0)
+
+
+def log1p(b: Builder, x: str) -> str:
+    """log(u) for u = 1 + x; what is lost in u is added to what is left of it near 1."""
+    f = Floats(b)
+    u = f.add(x, 1.0)
+    lost = f.select(f.test("ogt", x, 1.0), f.sub(1.0, f.sub(u, x)), f.sub(x, f.sub(u, 1.0)))
+    e, m = _log_parts(f, u)
+    # 2**-e; where that is no normal number, all that is lost is nothing.
+    one = b.constant("i32", 0x3F800000)
+    scale = f.from_bits(f.integer("sub", one, f.integer("shl", e, 23)))
+    scale = f.select(f.test("ogt", x, 2.0**64), 0.0, scale)
+    z = f.fma(lost, scale, f.sub(m, 1.0))
+    y = _log_sum(f, b.convert("sitofp", "i32", e, "float"), z)
+    return f.select(f.test("oeq", x, 0.0), x, _log_limits(f, x, y, -1.0))
+
+
+def _log_parts(f: Floats, x: str) -> tuple[str, str]:
+    """x = m * 2**e with m from sqrt(1/2) to sqrt(2), for normal x: (e as i32, m)"""
+    bits = f.bits(x)
+    e = f.integer("ashr", f.integer("sub", bits, 0x3F3504F3), 23)
+    return e, f.from_bits(f.integer("sub", bits, f.integer("shl", e, 23)))
+
+
+def _log_sum(f: Floats, e: str, z: str) -> str:
+    """log((1 + z) * 2**e) for a whole e."""
     z2 = f.mul(z, z)
     p = f.polynomial(
         z, 7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
@@ -102,10 +150,14 @@ def log(b: Builder, x: str) -> str:
     y = f.mul(f.mul(p, z), z2)
     y = f.fma(e, -2.12194440e-4, y)
     y = f.add(z, f.fma(z2, -0.5, y))
-    y = f.fma(e, 0.693359375, y)
+    return f.fma(e, 0.693359375, y)
+
+
+def _log_limits(f: Floats, x: str, y: str, zero: float) -> str:
+    """y, but the limits of a logarithm that is minus infinite at `zero`."""
     y = f.select(f.test("oeq", x, INFINITY), INFINITY, y)
-    y = f.select(f.test("oeq", x, 0.0), -INFINITY, y)
-    y = f.select(f.test("olt", x, 0.0), math.nan, y)
+    y = f.select(f.test("oeq", x, zero), -INFINITY, y)
+    y = f.select(f.test("olt", x, zero), math.nan, y)
     return f.select(f.test("uno", x, x), x, y)
 
 
@@ -187,7 +239,10 @@ def through_double(b: Builder, name: str, *operands: str) -> str:
     return b.convert("fptrunc", "double", y, "float")
 
 
-OWN = {"exp": exp, "exp2": exp2, "log": log, "tanh": tanh, "erf": erf, "sin": sin, "cos": cos}
+OWN = {
+    "exp": exp, "exp2": exp2, "expm1": expm1, "log": log, "log1p": log1p, "tanh": tanh, "erf": erf,
+    "sin": sin, "cos": cos,
+}  # fmt: skip
 
 
 def call(b: Builder, name: str, scalar: str, *operands: str) -> str:

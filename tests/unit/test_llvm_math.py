@@ -122,6 +122,37 @@ def test_functions_of_two_floats_are_the_double_value_rounded(name):
     assert error.max() <= 0.51
 
 
+def test_remainders_of_doubles_are_exact():
+    """Multiples and what is next to them, quotients around 2**53, and any bits."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(40_000, generator=generator, dtype=torch.float64).exp()
+    times = torch.randint(1 << 52, y.shape, generator=generator) >> torch.arange(40_000) % 52
+    x = times * y
+    any_bits = torch.randint(-(2**63), 2**63 - 1, (40_000,), generator=generator)
+    x = torch.cat([x, x.nextafter(x * 0), x.nextafter(x * 2), y * 2.0**53, any_bits.view(y.dtype)])
+    y = torch.cat([y, y, -y, y.sqrt(), any_bits.flip(0).view(y.dtype)])
+    there = x.isfinite() & y.isfinite() & (y != 0)
+    x, y = x[there], y[there]
+    exact = [math.fmod(a, b) for a, b in zip(x.tolist(), y.tolist())]  # eager's own is not
+    exact = torch.tensor(exact, dtype=torch.float64)
+    assert torch.equal(run(ops.FMOD, x, y).view(torch.int64), exact.view(torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_remainders_of_special_numbers(dtype):
+    x, y = torch.cartesian_prod(*[torch.tensor(SPECIAL, dtype=torch.float64).to(dtype)] * 2).T
+    exact = torch.tensor([_fmod(a, b) for a, b in zip(x.tolist(), y.tolist())], dtype=dtype)
+    mine = run(ops.FMOD, x.contiguous(), y.contiguous())
+    torch.testing.assert_close(mine, exact, rtol=0, atol=0, equal_nan=True)
+    there = ~exact.isnan()
+    assert torch.equal(mine[there].signbit(), exact[there].signbit())
+
+
+def _fmod(x, y):
+    is_number = not (math.isnan(x) or math.isnan(y) or math.isinf(x) or y == 0)
+    return math.fmod(x, y) if is_number else math.nan
+
+
 def test_lanes_do_not_change_a_function():
     """A scalar and a vector of one input give the same bits."""
     x = math_ulp.inputs(7, 999_983)[:4096].contiguous()
