@@ -29,6 +29,7 @@ from ltc.llvm.windows import forward_axes
 
 STRIP_PIXELS = 512
 STRIP_BYTES = 1280 * 1024
+FETCHED_PIXELS = 8  # ahead of the one that is copied
 
 
 def channels_last_weight_gradient(
@@ -162,6 +163,7 @@ class _SlotSums:
             at = l.plus(l.times(at, step), l.plus(l.times(group, self.outputs), channel))
             mask = l.first(l.minus(self.outputs, channel)) if self.outputs % self.panel else None
             spot = l.plus(l.times(n, self.lines * wide.count), position)
+            b.prefetch(l.at("%p0", l.plus(at, FETCHED_PIXELS * step)))
             value = l.load("%p0", at, mask)
             l.store_computed(value, self.copied, l.plus(l.times(spot, self.panel), v))
 

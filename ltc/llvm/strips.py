@@ -11,6 +11,7 @@ from dataclasses import replace
 from ltc.llvm.lanes import BYTES, Index, Lanes, reserved
 from ltc.llvm.windows import Axes, Axis
 
+FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
 ALIASING_BYTES = 4096  # pixels so far apart share the few lines of a cache that may hold them
 
 
@@ -92,9 +93,11 @@ class Strip:
     def _run(self, source: str, target: str, columns: str) -> None:
         """All channels of all columns, which lie side by side."""
         l, shift = self.l, self.axes[2].first * self.channels
+        ahead = FETCHED_BYTES // BYTES[l.stored]
         limit = l.times(columns, self.channels)
 
         def vector(j: str, _) -> None:
+            l.builder.prefetch(l.at(source, l.plus(j, ahead)))
             l.store_computed(l.load(source, j, l.between(l.plus(j, shift), limit)), target, j)
 
         l.builder.loop(0, self.line, l.width, [], vector)
@@ -106,8 +109,10 @@ class Strip:
         limit = b.value(f"select i1 {exists}, i64 {self.channels}, i64 0")
         source = l.at(source, l.times(j, self.channels * self.groups))
         target = l.at(target, l.times(j, self.pixel), l.element)
+        ahead = FETCHED_BYTES // BYTES[l.stored] * self.groups
 
         def vector(c: str, _) -> None:
+            b.prefetch(l.at(source, l.plus(c, ahead)))
             l.store_computed(l.load(source, c, l.between(c, limit)), target, c)
 
         b.loop(0, self.channels, l.width, [], vector)

@@ -13,6 +13,8 @@ from ltc.llvm.lanes import (
 )  # fmt: skip
 from ltc.llvm.windows import Axes
 
+FETCHED_VECTORS = 4
+FETCHED_ROWS = 2
 MOST_SHUFFLED_TAPS = 9  # each tap is picked out of that many vectors; more are gathered
 
 
@@ -63,7 +65,9 @@ class WeightPacker:
                 channel = l.plus(l.plus(column, v), i)
                 if self.right % self.panel:
                     channel = l.least(channel, self.right - 1)
-                lines.append(l.load(base, l.plus(l.times(channel, run), q), mask))
+                line = l.plus(l.times(channel, run), q)
+                l.builder.prefetch(l.at(base, l.plus(line, FETCHED_VECTORS * n)))
+                lines.append(l.load(base, line, mask))
             for i, line in enumerate(transposed(l.builder, lines, l.element)):
                 at = l.plus(q, i)
                 channel, tap = l.divided(at, size)
@@ -102,6 +106,8 @@ class WeightPacker:
             lanes = multiples(n, size)
             return [l.gather(l.at(here, element), lanes, mask) for element in self.elements]
         limit = None if left is None else l.times(left, size)
+        for k in range(size):
+            l.builder.prefetch(l.at(here, FETCHED_ROWS * self.right * size + k * n))
         parts = [
             l.load(here, k * n, None if limit is None else l.first(l.minus(limit, k * n)))
             for k in range(size)
