@@ -264,7 +264,7 @@ class _Tiles:
         if not self.waits:
             self.packer.pack(self.group, column, 0, left)
             self._each_tile(lambda place, spot, shape: self._finish(
-                spot, shape, self._accumulate(place, shape, 0, left, None)
+                spot, shape, self._summed(place, spot, shape, 0, left, None)
             ))  # fmt: skip
             return
         self._each_tile(lambda _, spot, shape: self._keep(spot, shape, None))
@@ -273,7 +273,8 @@ class _Tiles:
             depth = l.least(self.depth, l.minus(left, start))
             self.packer.pack(self.group, column, start, depth)
             self._each_tile(lambda place, spot, shape: self._keep(
-                spot, shape, self._accumulate(place, shape, start, depth, self._kept(spot, shape))
+                spot, shape,
+                self._summed(place, spot, shape, start, depth, self._kept(spot, shape)),
             ))  # fmt: skip
 
         b.loop(0, left, self.depth, [], block)
@@ -301,6 +302,14 @@ class _Tiles:
         ) and None)  # fmt: skip
 
     # --- one tile ---------------------------------------------------------------------------------
+
+    def _summed(self, place: str, spot, shape, start: Index, depth: Index, sums) -> list[str]:
+        """`_accumulate`, during which what the epilogue will read is on its way."""
+        if fetch := getattr(self.epilogue, "fetch", None):
+            for row in self._rows(spot, shape):
+                for v in range(self.tile.vectors):
+                    fetch(self.b, row, self._channel(v))
+        return self._accumulate(place, shape, start, depth, sums)
 
     def _accumulate(self, place: str, shape, start: Index, depth: Index, sums) -> list[str]:
         """`sums`, or zeros, plus the products of a block of channels at every tap."""
@@ -361,25 +370,35 @@ class _Tiles:
         return [self.l.load_computed(base, place) for place in places]
 
     def _finish(self, spot, shape, sums: list[str]) -> None:
-        l, (_, high, wide) = self.l, self.axes
+        count = self.tile.vectors
+        for r, row in enumerate(self._rows(spot, shape)):
+            for v, value in enumerate(sums[r * count : (r + 1) * count]):
+                self._store(value, row, self._channel(v), v)
+
+    def _rows(self, spot, shape) -> list[Index]:
+        """The flat position in the result of each position of a tile."""
+        l, (_, high, wide), (height, width) = self.l, self.axes, shape
         n, i, j = spot
-        total: Index = l.plus(self.first_image, n)
+        first: Index = l.plus(self.first_image, n)
         lines = l.plus(self.first_line, i)
         for index, axis in zip((self.deep, lines, j), self.axes):
             at = l.plus(l.times(index, axis.place[1]), axis.place[0])
-            total = l.plus(l.times(total, axis.result), at)
-        group = l.times(self.group, self.sizes.right)
-        height, width = shape
-        for k, value in enumerate(sums):
-            rest, v = divmod(k, self.tile.vectors)
-            r, c = divmod(rest, width)
-            row = l.plus(total, r * high.place[1] * wide.result + c * wide.place[1])
-            self._store(value, row, group, l.plus(self.column, v * l.width))
+            first = l.plus(l.times(first, axis.result), at)
+        return [
+            l.plus(first, r * high.place[1] * wide.result + c * wide.place[1])
+            for r in range(height)
+            for c in range(width)
+        ]
 
-    def _store(self, value: str, row: Index, group: Index, column: Index) -> None:
+    def _channel(self, v: int) -> Index:
+        l = self.l
+        group = l.times(self.group, self.sizes.right)
+        return l.plus(group, l.plus(self.column, v * l.width))
+
+    def _store(self, value: str, row: Index, channel: Index, v: int) -> None:
         l, right = self.l, self.sizes.right
-        mask = l.first(l.minus(right, column)) if right % self.panel else None
-        channel = l.plus(group, column)
+        left = l.minus(right, l.plus(self.column, v * l.width))
+        mask = l.first(left) if right % self.panel else None
         if self.epilogue is not None:
             with self.b.lanes(l.width):
                 value = self.epilogue(self.b, value, row, channel, mask)

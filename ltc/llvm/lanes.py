@@ -25,7 +25,8 @@ BYTES = {"float": 4, "double": 8, "half": 2, "i8": 1, "i16": 2, "i32": 4, "i64":
 SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
 # Computes what is stored in place of a vector of results: the builder, the vector, its flat row,
-# its first column, and the mask of its lanes that exist, or None where all do.
+# its first column, and the mask of its lanes that exist, or None where all do.  One that reads
+# memory may have `fetch(builder, row, column)`, which asks for it ahead.
 Epilogue = Callable[[Builder, str, Index, Index, str | None], str]
 
 

@@ -525,7 +525,7 @@ class Emitter:
                     found.append((value, step))
         return found
 
-    def _prefetch(self, load: Value, step: int) -> None:
+    def prefetch(self, load: Value, step: int = 0) -> None:
         node, offset = load.data
         with self.b.lanes(1):
             base = self.b.add(self._element(load, self.space.form(offset)), step)
@@ -623,7 +623,7 @@ class Emitter:
 
             def body(carried: list[str]) -> list[str]:
                 for load, step in self.following:
-                    self._prefetch(load, step)
+                    self.prefetch(load, step)
                 with self.b.lanes(width):
                     one = self.lanes_of(operand, width)
                     if across and self.mask is not None:

@@ -121,6 +121,16 @@ class _Epilogue:
             emitter.store(store)
         return result
 
+    def fetch(self, b: Builder, row: str | int, column: str | int) -> None:
+        """Asks memory for what a vector of results will meet there."""
+        emitter = self._begin(b)
+        emitter.mask = None
+        emitter.at_rows(str(row))
+        emitter.variables[emitter.vector] = str(column)
+        for one in emitter.order:
+            if one.kind == "load" and one.data[0] is not self.node:
+                emitter.prefetch(one)
+
 
 def _matmul(product: Product) -> list[KernelCode]:
     node, epilogue = product.node, _Epilogue(product)
