@@ -180,7 +180,8 @@ class _Tiles:
             self.axes, sizes.left, BYTES[l.element], self.tile.height, STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-high.count // max(1, self.lines))
-        self.strip = Strip(l, self.axes, sizes.left, sizes.groups, self.images, self.lines)
+        apart = sizes.left * sizes.groups
+        self.strip = Strip(l, self.axes, sizes.left, apart, self.images, self.lines)
         self._choose_block()
         self.packer = WeightPacker(
             l, self.axes, extents, sizes.left, sizes.right, self.panel, self.depth, forward
@@ -251,8 +252,9 @@ class _Tiles:
         if high.count % self.lines:
             self.line_count = l.least(self.lines, l.minus(high.count, self.first_line))
         self.group = group
+        channel = l.times(group, self.sizes.left)
         self.strip.copy(
-            "%p1", group, self.first_image, self.image_count, self.deep, self.first_line
+            "%p1", channel, self.first_image, self.image_count, self.deep, self.first_line
         )
         first = b.value(f"udiv i64 {l.times(part, self.panels)}, %n1")
         last = b.value(f"udiv i64 {l.times(l.plus(part, 1), self.panels)}, %n1")

@@ -69,7 +69,8 @@ class _SlotSums:
             axes, self.channels, BYTES[l.element], 1, STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
-        self.strip = Strip(l, axes, self.channels, self.groups, self.images, self.lines)
+        apart = self.channels * self.groups
+        self.strip = Strip(l, axes, self.channels, apart, self.images, self.lines)
         joined = self.strip.taps_touch
         self.run = self.channels * (axes[2].taps if joined else 1)
         self.across = 1 if joined else axes[2].taps
@@ -127,7 +128,8 @@ class _SlotSums:
         lines = self.lines
         if high.count % self.lines:
             lines = l.least(self.lines, l.minus(high.count, line))
-        self.strip.copy("%p1", group, image, count, deep, line)
+        channel = l.times(group, self.channels)
+        self.strip.copy("%p1", channel, image, count, deep, line)
         self._copy_gradient(group, column, image, count, deep, line, lines)
         split = (self.height + 1) * self.taller
 

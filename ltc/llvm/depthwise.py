@@ -86,7 +86,7 @@ class _Strips:
             self.axes, self.channels, BYTES[l.element], 1, STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
-        self.strip = Strip(l, self.axes, self.channels, 1, self.images, self.lines)
+        self.strip = Strip(l, self.axes, self.channels, self.channels, self.images, self.lines)
         self.vectors = -(-self.channels // l.width)
         self.work = 2 * geometry.operand[0] * self.channels * self.taps
         for axis in axes:

@@ -32,15 +32,16 @@ class Strip:
     """copied[image, depth tap, line, column, channel]: what some lines of the result meet.
 
     axes      as `ascending` gives them
-    channels  of one group; the operand has `groups` times as many
+    channels  that are copied together
+    apart     elements of the operand from one pixel to the next
     images    how many of them are copied together, each with all it has of one depth
     lines     of the result, of each image
 
     pixel, line, plane, image: elements between neighbours of the copy
     """
 
-    def __init__(self, l: Lanes, axes: Axes, channels: int, groups: int, images: int, lines: int):
-        self.l, self.axes, self.channels, self.groups = l, axes, channels, groups
+    def __init__(self, l: Lanes, axes: Axes, channels: int, apart: int, images: int, lines: int):
+        self.l, self.axes, self.channels, self.apart = l, axes, channels, apart
         deep, high, wide = axes
         self.columns = _reach(wide, wide.count)
         self.copied_lines = _reach(high, lines)
@@ -58,12 +59,15 @@ class Strip:
         self.memory = reserved(l.builder, self.size + l.width, l.element)
 
     def copy(
-        self, operand: str, group: Index, first: Index, images: Index, deep: Index, line: Index
+        self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index
     ) -> None:
-        """Copies what the result's lines from `line` on meet, at one depth of each image."""
-        l, b, (axis, high, wide) = self.l, self.l.builder, self.axes
-        size = axis.extent * high.extent * wide.extent * self.channels * self.groups
+        """Copies what the result's lines from `line` on meet, at one depth of each image.
 
+        channel  the first that is copied, of those of all groups
+        """
+        l, b, (axis, high, wide) = self.l, self.l.builder, self.axes
+        size = axis.extent * high.extent * wide.extent * self.apart
+        
         def one_line(n: Index, d: Index, i: Index) -> None:
             down = l.plus(l.plus(l.times(deep, axis.stride), l.times(d, axis.step)), axis.first)
             across = l.plus(l.plus(l.times(line, high.stride), high.first), i)
@@ -73,16 +77,21 @@ class Strip:
             )
             at = l.plus(l.times(down, high.extent), across)
             at = l.plus(l.times(at, wide.extent), wide.first)
-            at = l.plus(l.times(at, self.channels * self.groups), l.times(group, self.channels))
+            at = l.plus(l.times(at, self.apart), channel)
             at = l.plus(at, l.times(l.plus(first, n), size))
             source = l.at(operand, at)
             target = l.plus(l.times(n, self.image), l.times(d, self.plane))
             target = l.at(self.memory, l.plus(target, l.times(i, self.line)), l.element)
-            columns = b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
-            if self.groups == 1 and self.pixel == self.channels:
-                self._run(source, target, columns)
-            else:
-                b.loop(0, self.columns, 1, [], lambda j, _: self._pixel(source, target, columns, j))
+            if self.channels % l.width and self.apart == self.pixel:
+                columns = b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+                self._short_pixels(source, target, columns)
+                return
+            low = min(self.columns, max(0, -wide.first))
+            most = max(low, min(self.columns, wide.extent - wide.first))
+            end = b.value(f"select i1 {inside}, i64 {most}, i64 {low}")
+            self._clear(target, 0, low)
+            self._clear(target, end, self.columns)
+            self._pixels(source, target, low, end)
 
         b.loop(0, images, 1, [], lambda n, _: b.loop(
             0, axis.taps, 1, [], lambda d, _: b.loop(
@@ -90,32 +99,43 @@ class Strip:
             ) and None
         ) and None)  # fmt: skip
 
-    def _run(self, source: str, target: str, columns: str) -> None:
-        """All channels of all columns, which lie side by side."""
+    def _short_pixels(self, source: str, target: str, columns: str) -> None:
+        """All channels of all columns, which lie side by side and fill no whole vectors."""
         l, shift = self.l, self.axes[2].first * self.channels
-        ahead = FETCHED_BYTES // BYTES[l.stored]
         limit = l.times(columns, self.channels)
 
         def vector(j: str, _) -> None:
-            l.builder.prefetch(l.at(source, l.plus(j, ahead)))
             l.store_computed(l.load(source, j, l.between(l.plus(j, shift), limit)), target, j)
 
         l.builder.loop(0, self.line, l.width, [], vector)
 
-    def _pixel(self, source: str, target: str, columns: str, j: Index) -> None:
+    def _clear(self, target: str, first: Index, end: Index) -> None:
+        l = self.l
+        if first != end:
+            first, end = l.times(first, self.pixel), l.times(end, self.pixel)
+            l.builder.loop(first, end, l.width, [], lambda j, _: l.store_computed(l.zero, target, j))
+
+    def _pixels(self, source: str, target: str, low: int, end: str) -> None:
+        """The columns from `low` on."""
         l, b = self.l, self.l.builder
-        column = l.plus(j, self.axes[2].first)
-        exists = b.value(f"icmp ult i64 {column}, {columns}")
-        limit = b.value(f"select i1 {exists}, i64 {self.channels}, i64 0")
-        source = l.at(source, l.times(j, self.channels * self.groups))
-        target = l.at(target, l.times(j, self.pixel), l.element)
-        ahead = FETCHED_BYTES // BYTES[l.stored] * self.groups
+        ahead = FETCHED_BYTES // BYTES[l.stored] * -(-self.apart // self.channels)
 
-        def vector(c: str, _) -> None:
-            b.prefetch(l.at(source, l.plus(c, ahead)))
-            l.store_computed(l.load(source, c, l.between(c, limit)), target, c)
+        def vector(at: Index, to: Index, mask: str | None) -> None:
+            b.prefetch(l.at(source, l.plus(at, ahead)))
+            l.store_computed(l.load(source, at, mask), target, to)
 
-        b.loop(0, self.channels, l.width, [], vector)
+        def pixel(j: str, _) -> None:
+            at, to = l.times(j, self.apart), l.times(j, self.pixel)
+            whole = self.channels // l.width * l.width
+            b.loop(0, whole, l.width, [], lambda c, _: vector(l.plus(at, c), l.plus(to, c), None))
+            if rest := self.channels - whole:
+                vector(l.plus(at, whole), l.plus(to, whole), l.first(rest))
+
+        if self.apart == self.pixel == self.channels:
+            first, last = low * self.pixel, l.times(end, self.pixel)
+            b.loop(first, last, l.width, [], lambda j, _: vector(j, j, None))
+        else:
+            b.loop(low, end, 1, [], pixel)
 
     def place(self, image: Index, line: Index, column: Index) -> Index:
         """Where the first tap of a position of the strip lies."""
