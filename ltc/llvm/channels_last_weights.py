@@ -14,6 +14,7 @@ from ltc.llvm.geometry import Geometry, KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
     BYTES,
+    STACK_BYTES,
     Epilogue,
     GeneratedKernel,
     Index,
@@ -23,7 +24,7 @@ from ltc.llvm.lanes import (
     share,
     tasks_for,
 )  # fmt: skip
-from ltc.llvm.slots import adding_kernel, images_of, slots_for
+from ltc.llvm.slots import Adder, adding_kernel, images_of, slots_for
 from ltc.llvm.strips import Strip, ascending, strip_extents
 from ltc.llvm.windows import forward_axes
 
@@ -42,6 +43,8 @@ def channels_last_weight_gradient(
     otherwise as `convolution_weight_gradient`
     """
     body = _SlotSums(dtype, geometry, isa)
+    if body.adds_at_once:
+        return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
     last = adding_kernel(name, dtype, isa, body.slots, body.row_of, epilogue, operands)
     return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.l.element)})
 
@@ -49,7 +52,7 @@ def channels_last_weight_gradient(
 class _SlotSums:
     """partial[slot, group, panel, tap * C + c, o]: what each slot's images add to the gradient.
 
-    The pointers are the gradient, the operand and the partial sums; the number is the images.
+    The kernel's number is the images.
     """
 
     def __init__(self, dtype, geometry: Geometry, isa: Isa):
@@ -84,31 +87,71 @@ class _SlotSums:
         channel, tap = l.divided(column, self.taps)
         return l.plus(l.times(tap, self.channels), channel)
 
+    @property
+    def stack_bytes(self) -> int:
+        return self.strip.bytes + self.pixels * self.panel * BYTES[self.l.element]
+
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether a task has all that a panel is the sum of, in memory of its own."""
+        needed = self.stack_bytes + self.slots.rows * self.panel * BYTES[self.l.element]
+        return self.slots.count == 1 and needed <= STACK_BYTES
+
     def kernel(self, name: str) -> GeneratedKernel:
+        """The partial sums: "gradient", "operand", "partial"."""
+        l, slots = self.l, self.slots
+        size = slots.rows * slots.panel
+        self._emit("%p0", "%p1", lambda unit: l.at("%p2", l.times(unit, size), l.element), None)
+        return self._finished(name, ("gradient", "operand", "partial"))
+
+    def whole_kernel(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
+        """The gradient itself.  What its epilogue waits for, others can compute meanwhile."""
+        l, slots = self.l, self.slots
+        adder = Adder(l, slots, self.row_of, epilogue)
+        partial = reserved(self.b, slots.rows * slots.panel, l.element)
+
+        def add(group: Index, panel: Index) -> None:
+            self.b.loop(0, adder.squares, 1, [], lambda square, _: adder.add(
+                partial, group, panel, square
+            ))  # fmt: skip
+
+        self._emit("%p0", f"%p{2 + operands}", lambda unit: partial, add)
+        read = tuple(f"operand{i}" for i in range(operands))
+        return self._finished(name, ("gradient", "result", *read, "operand"))
+
+    def _emit(self, gradient: str, operand: str, partial_of, then) -> None:
         l, b, slots = self.l, self.b, self.slots
-        units = slots.count * slots.groups * slots.panels
-        require_stack(self.strip.bytes + self.pixels * self.panel * BYTES[l.element], "convolution")
-        if units and slots.rows:
-            self.strip.reserve()
-            self.copied = reserved(b, max(1, self.pixels) * self.panel, l.element)
-            b.loop(*share(l, units), 1, [], self._unit)
+        self.gradient, self.operand = gradient, operand
+        require_stack(self.stack_bytes, "convolution")
+        if not (slots.count * slots.groups * slots.panels and slots.rows):
+            return
+        self.strip.reserve()
+        self.copied = reserved(b, max(1, self.pixels) * self.panel, l.element)
+
+        def unit(number: str, _) -> None:
+            self.partial = partial_of(number)
+            group, panel = self._unit(number)
+            if then is not None:
+                then(group, panel)
+
+        b.loop(*share(l, slots.count * slots.groups * slots.panels), 1, [], unit)
+
+    def _finished(self, name: str, arguments: tuple[str, ...]) -> GeneratedKernel:
+        slots = self.slots
         images, outputs, *windows = self.geometry.result
         work = 2 * images * outputs * slots.rows
         for extent in windows:
             work *= extent
-        text = function_text(name, 3, b, 1)
-        return GeneratedKernel(
-            name, text, ("gradient", "operand", "partial"), tasks_for(work, units, 1), work,
-            (images,),
-        )  # fmt: skip
+        tasks = tasks_for(work, slots.count * slots.groups * slots.panels, 1)
+        text = function_text(name, len(arguments), self.b, 1)
+        return GeneratedKernel(name, text, arguments, tasks, work, (images,))
 
-    def _unit(self, unit: str, _) -> None:
-        """All images of one slot, for one panel of output channels."""
+    def _unit(self, unit: str) -> tuple[Index, Index]:
+        """All images of one slot, for one panel of output channels: its (group, panel)."""
         l, b, slots = self.l, self.b, self.slots
         slot, part = l.divided(unit, slots.groups * slots.panels)
         group, panel = l.divided(part, slots.panels)
         size = slots.rows * slots.panel
-        self.partial = l.at("%p2", l.times(unit, size), l.element)
         b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
         first, last = images_of(l, slot, "%n0", slots.count)
         column = l.times(panel, self.panel)
@@ -122,6 +165,7 @@ class _SlotSums:
             ) and None)  # fmt: skip
 
         b.loop(first, last, self.images, [], images)
+        return group, panel
 
     def _strip(self, group, column, image, count, deep, line) -> None:
         l, b, (_, high, wide) = self.l, self.b, self.axes
@@ -129,7 +173,7 @@ class _SlotSums:
         if high.count % self.lines:
             lines = l.least(self.lines, l.minus(high.count, line))
         channel = l.times(group, self.channels)
-        self.strip.copy("%p1", channel, image, count, deep, line)
+        self.strip.copy(self.operand, channel, image, count, deep, line)
         self._copy_gradient(group, column, image, count, deep, line, lines)
         split = (self.height + 1) * self.taller
 
@@ -165,8 +209,8 @@ class _SlotSums:
             at = l.plus(l.times(at, step), l.plus(l.times(group, self.outputs), channel))
             mask = l.first(l.minus(self.outputs, channel)) if self.outputs % self.panel else None
             spot = l.plus(l.times(n, self.lines * wide.count), position)
-            b.prefetch(l.at("%p0", l.plus(at, FETCHED_PIXELS * step)))
-            value = l.load("%p0", at, mask)
+            b.prefetch(l.at(self.gradient, l.plus(at, FETCHED_PIXELS * step)))
+            value = l.load(self.gradient, at, mask)
             l.store_computed(value, self.copied, l.plus(l.times(spot, self.panel), v))
 
         b.loop(0, count, 1, [], lambda n, _: b.loop(

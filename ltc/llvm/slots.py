@@ -23,6 +23,7 @@ from ltc.llvm.lanes import (
     transposed,
 )  # fmt: skip
 
+FETCHED_SQUARES = 4  # ahead of the one that is stored
 UNITS = 16  # that a launch falls into, where the images allow it
 
 
@@ -76,45 +77,13 @@ def adding_kernel(
     """
     b = Builder()
     l = Lanes(b, isa, dtype)
-    outputs, rows, panel_size = slots.outputs, slots.rows, slots.panel
-    squares = -(-rows // l.width)
-    units = slots.groups * slots.panels * squares
+    adder = Adder(l, slots, row_of, epilogue)
+    units = slots.groups * slots.panels * adder.squares
 
     def unit(number: str, _) -> None:
-        part, square = l.divided(number, squares)
-        group, panel = l.divided(part, slots.panels)
-        column = l.times(square, l.width)
-        mask = l.first(l.minus(rows, column)) if rows % l.width else None
-        spots = [spot(part, l.plus(column, i)) for i in range(l.width)]
-        b.loop(0, panel_size, l.width, [], lambda v, _: strip(group, panel, column, v, mask, spots))
-
-    def spot(part: Index, column: Index) -> Index:
-        if rows % l.width:
-            column = l.least(column, rows - 1)
-        return l.times(l.plus(l.times(part, rows), row_of(l, column)), panel_size)
-
-    def strip(group, panel, column, v, mask, spots) -> None:
-        starts = [(l.vector, l.load_computed("%p0", l.plus(one, v))) for one in spots]
-
-        def slot(s: str, sums: list[str]) -> list[str]:
-            base = l.at("%p0", l.plus(l.times(s, slots.of_one), v), l.element)
-            return [
-                l.add(total, l.load_computed(base, one)) for total, one in zip(sums, spots)
-            ]
-
-        lines = b.loop(1, slots.count, 1, starts, slot)
-        first = l.plus(l.times(panel, panel_size), v)
-        for i, line in enumerate(transposed(b, list(lines), l.element)):
-            channel = l.plus(first, i)
-            exists = b.value(f"icmp slt i64 {channel}, {outputs}")
-            flat = l.plus(l.times(group, outputs), channel)
-            b.when(exists, [], lambda line=line, flat=flat: store(line, flat, column, mask))
-
-    def store(value: str, flat: Index, column: Index, mask: str | None) -> None:
-        if epilogue is not None:
-            with b.lanes(l.width):
-                value = epilogue(b, value, flat, column, mask)
-        l.store(value, "%p1", l.plus(l.times(flat, rows), column), mask)
+        part, square = l.divided(number, adder.squares)
+        panel = l.at("%p0", l.times(part, slots.rows * slots.panel), l.element)
+        adder.add(panel, *l.divided(part, slots.panels), square)
 
     if units:
         b.loop(*share(l, units), 1, [], unit)
@@ -122,3 +91,63 @@ def adding_kernel(
     work = slots.count * slots.of_one
     text = function_text(name, len(arguments), b)
     return GeneratedKernel(name, text, arguments, tasks_for(8 * work, units, 1), work)
+
+
+class Adder:
+    """Stores the sums over slots, turned, in the result, %p1.
+
+    squares  of columns of a panel, as many as a vector has lanes, which are turned together
+    """
+
+    def __init__(
+        self, l: Lanes, slots: Slots, row_of: Callable[[Lanes, Index], Index],
+        epilogue: Epilogue | None,
+    ):  # fmt: skip
+        self.l, self.slots, self.row_of, self.epilogue = l, slots, row_of, epilogue
+        self.squares = -(-slots.rows // l.width)
+
+    def add(self, memory: str, group: Index, panel: Index, square: Index) -> None:
+        """One square; `memory`: where the panel's sums of the first slot are."""
+        l, slots = self.l, self.slots
+        column = l.times(square, l.width)
+        mask = l.first(l.minus(slots.rows, column)) if slots.rows % l.width else None
+        spots = [self._spot(l.plus(column, i)) for i in range(l.width)]
+
+        def strip(v: str, _) -> None:
+            first = l.plus(l.times(panel, slots.panel), v)
+            lines = transposed(l.builder, self._summed(l.at(memory, v, l.element), spots), l.element)
+            for i, line in enumerate(lines):
+                self._store_existing(line, group, l.plus(first, i), column, mask)
+
+        l.builder.loop(0, slots.panel, l.width, [], strip)
+
+    def _spot(self, column: Index) -> Index:
+        l = self.l
+        if self.slots.rows % l.width:
+            column = l.least(column, self.slots.rows - 1)
+        return l.times(self.row_of(l, column), self.slots.panel)
+
+    def _summed(self, memory: str, spots: list[Index]) -> list[str]:
+        l, slots = self.l, self.slots
+
+        def slot(s: str, sums: list[str]) -> list[str]:
+            base = l.at(memory, l.times(s, slots.of_one), l.element)
+            return [l.add(total, l.load_computed(base, one)) for total, one in zip(sums, spots)]
+
+        starts = [(l.vector, l.load_computed(memory, one)) for one in spots]
+        return l.builder.loop(1, slots.count, 1, starts, slot)
+
+    def _store_existing(self, value, group, channel, column, mask) -> None:
+        l, b, outputs = self.l, self.l.builder, self.slots.outputs
+        exists = b.value(f"icmp slt i64 {channel}, {outputs}")
+        flat = l.plus(l.times(group, outputs), channel)
+        b.when(exists, [], lambda: self._store(value, flat, column, mask))
+
+    def _store(self, value: str, flat: Index, column: Index, mask: str | None) -> None:
+        l, b = self.l, self.l.builder
+        if fetch := getattr(self.epilogue, "fetch", None):
+            fetch(b, flat, l.plus(column, FETCHED_SQUARES * l.width))
+        if self.epilogue is not None:
+            with b.lanes(l.width):
+                value = self.epilogue(b, value, flat, column, mask)
+        l.store(value, "%p1", l.plus(l.times(flat, self.slots.rows), column), mask)
