@@ -115,8 +115,8 @@ class Adder:
 
         def strip(v: str, _) -> None:
             first = l.plus(l.times(panel, slots.panel), v)
-            lines = transposed(l.builder, self._summed(l.at(memory, v, l.element), spots), l.element)
-            for i, line in enumerate(lines):
+            sums = self._summed(l.at(memory, v, l.element), spots)
+            for i, line in enumerate(transposed(l.builder, sums, l.element)):
                 self._store_existing(line, group, l.plus(first, i), column, mask)
 
         l.builder.loop(0, slots.panel, l.width, [], strip)

@@ -112,8 +112,8 @@ class Strip:
     def _clear(self, target: str, first: Index, end: Index) -> None:
         l = self.l
         if first != end:
-            first, end = l.times(first, self.pixel), l.times(end, self.pixel)
-            l.builder.loop(first, end, l.width, [], lambda j, _: l.store_computed(l.zero, target, j))
+            low, high = l.times(first, self.pixel), l.times(end, self.pixel)
+            l.builder.loop(low, high, l.width, [], lambda j, _: l.store_computed(l.zero, target, j))
 
     def _pixels(self, source: str, target: str, low: int, end: str) -> None:
         """The columns from `low` on."""

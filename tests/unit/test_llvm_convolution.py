@@ -63,6 +63,7 @@ CASES = {
     "depthwise_stride": (2, 8, 16, (14, 14), (3, 3), 2, 1, 1, 8),
     "dilated": (1, 5, 7, (12, 40), (3, 5), 1, 2, 2, 1),
     "long_line": (1, 20, 30, (1300,), (3,), 1, 1, 1, 1),
+    "many_outputs": (3, 20, 520, (6, 5), (3, 3), 2, 1, 1, 1),
     "many_channels": (1, 200, 40, (7, 7), (3, 3), 1, 1, 1, 1),
     "pointwise": (2, 8, 8, (8, 8), (1, 1), 1, 0, 1, 1),
     "pointwise_stride": (2, 8, 8, (8, 8), (1, 1), 2, 0, 1, 1),
@@ -268,6 +269,36 @@ def test_an_epilogue_sees_every_element_once(case):
         made, HOST, expected, torch.float32, 4 * gradient[:, 0].numel(),
         gradient=gradient, operand=x,
     )  # fmt: skip
+
+
+# Few outputs leave a task a part of the images, many give each task panels of its own.
+@pytest.mark.parametrize("outputs", [8, 40, 520])
+def test_an_epilogue_of_channels_last_is_asked_ahead_and_sees_every_element_once(outputs):
+    class Doubled:
+        fetched = 0
+
+        def fetch(self, builder, row, column):
+            self.fetched += 1
+
+        def __call__(self, builder, value, row, column, mask):
+            return builder.binary("fadd", "float", value, value)
+
+    case = (3, 20, outputs, (6, 5), (3, 3), 1, 1, 1, 1)
+    x, weight, gradient, geometry = setting(case, torch.float32)
+    expected = 2 * aten.convolution(x.double(), weight.double(), *arguments_of(geometry))
+    forward, backward = Doubled(), Doubled()
+    made = channels_last_convolution("kernel", torch.float32, geometry, HOST, forward)
+    check(
+        made, HOST, last(expected), torch.float32, 4 * weight[0].numel(), operand=last(x),
+        weight=weight,
+    )  # fmt: skip
+    expected = 2 * gradients(gradient, x, weight, geometry)[1]
+    made = channels_last_weight_gradient("kernel", torch.float32, geometry, HOST, backward)
+    check(
+        made, HOST, expected, torch.float32, 4 * gradient[:, 0].numel(),
+        gradient=last(gradient), operand=last(x),
+    )  # fmt: skip
+    assert forward.fetched and backward.fetched
 
 
 def test_sums_are_no_further_from_the_truth_than_torchs_own():

@@ -320,7 +320,7 @@ def test_a_value_of_one_tensor_and_its_small_statistics_is_not_kept():
     x, g = given(4096, 64), given(4096, 64, index=1)
     mean = build.sum_of(x, 1, keepdim=True) * constant(1 / 64, x.dtype)
     centred = x - mean
-    graph = graph_of(mean, centred * g, build.sum_of(centred * g, 0), inputs=[x, g])
+    graph = graph_of(build.exp(centred), build.sum_of(centred * g, 0), inputs=[x, g])
     assert centred not in {node for kernel in kernels_of(graph) for node in kernel.writes()}
     buffers = [sample(4096, 64), sample(4096, 64, seed=1)]
     for mine, theirs in zip(*both(graph, buffers)):
