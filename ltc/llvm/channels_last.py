@@ -307,10 +307,10 @@ class _Tiles:
 
     def _summed(self, place: str, spot, shape, start: Index, depth: Index, sums) -> list[str]:
         """`_accumulate`, during which what the epilogue will read is on its way."""
-        if fetch := getattr(self.epilogue, "fetch", None):
+        if self.epilogue is not None:
             for row in self._rows(spot, shape):
                 for v in range(self.tile.vectors):
-                    fetch(self.b, row, self._channel(v))
+                    self.l.fetch(self.epilogue, row, self._channel(v))
         return self._accumulate(place, shape, start, depth, sums)
 
     def _accumulate(self, place: str, shape, start: Index, depth: Index, sums) -> list[str]:

@@ -144,6 +144,12 @@ class Lanes:
         """An i64 as an i32."""
         return x if isinstance(x, int) else self.builder.value(f"trunc i64 {x} to i32")
 
+    def fetch(self, epilogue: Epilogue | None, row: Index, column: Index) -> None:
+        """Asks memory for what the epilogue of a vector will read."""
+        if ask := getattr(epilogue, "fetch", None):
+            with self.builder.lanes(self.width):
+                ask(self.builder, row, column)
+
     # --- values
 
     def constant(self, number: float) -> str:

@@ -145,8 +145,7 @@ class Adder:
 
     def _store(self, value: str, flat: Index, column: Index, mask: str | None) -> None:
         l, b = self.l, self.l.builder
-        if fetch := getattr(self.epilogue, "fetch", None):
-            fetch(b, flat, l.plus(column, FETCHED_SQUARES * l.width))
+        l.fetch(self.epilogue, flat, l.plus(column, FETCHED_SQUARES * l.width))
         if self.epilogue is not None:
             with b.lanes(l.width):
                 value = self.epilogue(b, value, flat, column, mask)
