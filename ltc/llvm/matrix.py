@@ -230,7 +230,7 @@ def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking
 
 def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
     return (
-        shape.m <= DOT_ROWS and shape.k >= 2 * _width(dtype, isa) and shape.n > 1
+        1 <= shape.m <= DOT_ROWS and shape.k >= 2 * _width(dtype, isa) and shape.n > 1
         and shape.right.row == 1 and shape.right.column != 1 and shape.left.column == 1
     )  # fmt: skip
 

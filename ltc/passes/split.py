@@ -16,14 +16,22 @@ from ltc.passes.rewrite import rewrite
 MOST_PIECES = 64
 FEWEST_ROWS = 16  # from here on the rows themselves keep the threads busy
 LONG = 1 << 15  # elements of all rows together, below which one thread is quick enough
+FEW_RESULTS = 1 << 9  # elements of a product that no two threads would divide
+LONG_PRODUCT = 1 << 18  # multiplications, below which one thread is quick enough
+SHORTEST_PRODUCT = 256  # additions of each piece of a product
+FEWEST_PRODUCTS, MOST_PRODUCTS = 4, 16
+SUMMED_EXACTLY = (torch.float32, torch.float64)  # the others would round each piece
 LONGEST_CHAIN = 256  # additions one after the other; more of them lose accuracy
 
 
 def split_reductions(graph: Graph) -> Graph:
-    """The graph with every long reduction as one of pieces, and one of their results."""
+    """The graph with every long reduction as one of pieces, and one of their results.
+
+    A product of few elements and a long sum is one as well.
+    """
     rules = (in_pieces,)
     splittable = (ops.SUM, ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE)
-    return rewrite(graph, {op: rules for op in splittable})
+    return rewrite(graph, {op: rules for op in splittable} | {ops.MATMUL: (product_in_pieces,)})
 
 
 def in_pieces(node: Node) -> Node | None:
@@ -45,6 +53,23 @@ def in_pieces(node: Node) -> Node | None:
     where = d - sum(1 for e in dims if e < d)
     result = make(node.op, parts, dims=(where,))
     return result if result.dtype == dtype else make(ops.CAST, result, dtype=dtype)
+
+
+def product_in_pieces(node: Node) -> Node | None:
+    """x[m, k] @ y[k, n] -> sum(x[pieces, m, k / pieces] @ y[pieces, k / pieces, n])"""
+    x, y = node.inputs
+    k = x.shape[-1]
+    if len(node.shape) != 2 or node.dtype not in SUMMED_EXACTLY or node.type.size > FEW_RESULTS:
+        return None
+    if node.type.size * k < LONG_PRODUCT:
+        return None
+    pieces = _divisor_up_to(k, min(MOST_PRODUCTS, k // SHORTEST_PRODUCT))
+    if pieces < FEWEST_PRODUCTS:
+        return None
+    (m, n), part = node.shape, k // pieces
+    left = make(ops.PERMUTE, make(ops.RESHAPE, x, shape=(m, pieces, part)), dims=(1, 0, 2))
+    right = make(ops.RESHAPE, y, shape=(pieces, part, n))
+    return make(ops.SUM, make(ops.MATMUL, left, right), dims=(0,))
 
 
 def _pieces(node: Node, x: Node, dims: tuple[int, ...], extent: int) -> int:

@@ -54,6 +54,12 @@ def test_products_of_any_shape(dtype, batch, m, n, k, transposes):
     check(HOST, dtype, batch, m, n, k, transposes)
 
 
+@pytest.mark.parametrize("m, n, k", [(0, 70, 70), (70, 0, 70), (70, 70, 0), (0, 0, 0)])
+@pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)])
+def test_products_without_rows_columns_or_steps(m, n, k, transposes):
+    check(HOST, torch.float32, (3,), m, n, k, transposes)
+
+
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)])

@@ -6,6 +6,7 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
+from ltc.backends.llvm import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
@@ -74,6 +75,29 @@ def test_a_sum_of_low_precision_rounds_once_all_the_same():
 def test_a_short_sum_stays_whole(shape, dims):
     x = given(*shape)
     graph = Graph((x,), (), (make(ops.SUM, x, dims=dims),))
+    assert split_reductions(graph).outputs == graph.outputs
+
+
+@pytest.mark.parametrize("m, k, n", [(16, 4096, 16), (10, 8192, 10), (1, 65536, 4)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_of_few_elements_is_a_sum_of_products(m, k, n, turned):
+    x, y = given(*((k, m) if turned else (m, k))), given(k, n, index=1)
+    left = make(ops.PERMUTE, x, dims=(1, 0)) if turned else x
+    graph = Graph((x, y), (), (make(ops.MATMUL, left, y),))
+    changed = split_reductions(graph)
+    assert count(changed, ops.SUM) == 1 and changed.outputs[0].shape == (m, n)
+    a = torch.randint(-9, 9, x.shape).float()  # every order of these additions is exact
+    b = torch.randint(-9, 9, y.shape).float()
+    expected = (a.T if turned else a) @ b
+    for backend in (EagerBackend(), LlvmBackend()):
+        (found,) = backend.compile(changed, 0, frozenset()).launch([a, b], [])
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("m, k, n", [(16, 4099, 16), (64, 4096, 64), (16, 512, 16), (0, 4096, 16)])
+def test_a_product_of_many_elements_or_a_short_or_prime_sum_stays_whole(m, k, n):
+    x, y = given(m, k), given(k, n, index=1)
+    graph = Graph((x, y), (), (make(ops.MATMUL, x, y),))
     assert split_reductions(graph).outputs == graph.outputs
 
 
