@@ -201,11 +201,22 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
     for number, step in enumerate(steps):
         known = [found[maker[n]][0] for n in sent_by(step.unit) if maker.get(n) in found]
         if not known:
-            known = [graph.origins[n].position for n in step.writes if n in graph.origins]
+            made = _made_by(step)
+            known = [graph.origins[n].position for n in made if n in graph.origins]
         if not known:
             known = [found[maker[n]][0] for n in step.reads if maker.get(n) in found]
         found[step] = (max(known, default=0), number)
     return found
+
+
+def _made_by(step: Step) -> tuple[Node, ...]:
+    """What a step is there for: of a product that goes into an update, the product.
+
+    Updates were recorded after all gradients: what makes these would have to live until then.
+    """
+    if isinstance(step.unit, Product) and step.overwrites:
+        return (step.unit.node,)
+    return step.writes
 
 
 def sent_by(unit: Unit) -> tuple[Node, ...]:

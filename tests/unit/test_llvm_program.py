@@ -192,6 +192,22 @@ def test_steps_run_as_recorded_whatever_order_the_outputs_have():
     assert made.index(side) < made.index(third)
 
 
+def test_an_update_comes_with_its_gradient_so_that_what_made_that_can_go():
+    x, y = given(64, 96), given(64, 96, index=1)
+    p, q = given(96, 96, index=2), given(64, 64, index=3)
+    first = build.matmul(build.transpose(x, 0, 1), y)
+    between = build.matmul(x, build.transpose(y, 0, 1))
+    second = build.matmul(between, between)
+    new = [p - first, q - second]
+    calls = [first, between, second, *new]
+    origins = {node: Origin("aten::mm", "", k) for k, node in enumerate(calls)}
+    graph = Graph((x, y, p, q), (), tuple(new), origins)
+    steps = llvm_steps.planned_steps(graph, frozenset([2, 3]))
+    assert [step.writes[0] for step in steps] == [new[0], between, new[1]]
+    assert [len(step.overwrites) for step in steps] == [1, 0, 1]
+
+
+
 def test_what_a_backward_needs_of_an_activation_is_computed_again():
     """gelu's gradient needs five values that one formula makes of its operand: none is stored."""
     x, weight = given(32, 64), given(64, 64, index=1)
