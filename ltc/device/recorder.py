@@ -21,10 +21,13 @@ from ltc.debug import metrics
 from ltc.device.rng import RandomState
 from ltc.device.state import State
 from ltc.device.torch_api import DEVICE_TYPE, create_empty_tensor, empty_tensor
-from ltc.runtime.buffer import Buffer, byte_size
+from ltc.runtime.buffer import Buffer, byte_size, input_key
 
 INPUT = "ltc::input"
 KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames show it
+
+
+_NONE: dict = {}  # of an entry at which no walk has ended: never changed
 
 
 class Entry:
@@ -38,18 +41,22 @@ class Entry:
     value        the first of `call.results`; most calls have one
     link         of a view: the link it adds to its chain
     depth, size  entries and bytes of results on the path up to here
-    programs     keys of programs for walks that end here, by what was alive, or None
+    endings      programs for walks that end here, by what was alive
+    ended        what the end of the latest of these came to, or None
+    run          of the first of some inputs that a list was bound to: their types, their values
+                 and the last entry; else None
     follow       the entry that began the walk after one that ended here
     """
 
     __slots__ = (
-        "key", "next", "branches", "parent", "call", "value", "link", "depth", "size", "programs",
-        "follow",
+        "key", "next", "branches", "parent", "call", "value", "link", "depth", "size", "endings",
+        "ended", "run", "follow",
     )
 
     def __init__(self, key, parent: "Entry | None", call: Call | None):
         self.key, self.parent, self.call = key, parent, call
-        self.next, self.branches, self.programs, self.follow = END, None, None, END
+        self.next, self.branches, self.follow = END, None, END
+        self.endings, self.ended, self.run = _NONE, None, None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
         self.depth = 0 if parent is None else parent.depth + 1
@@ -184,6 +191,40 @@ class Recorder:
         self.inputs.append(buffer)
         self.bound.append(state)
         return entry.value
+
+    def bind_as_before(self, states: list[State]) -> list[Value] | None:
+        """`bind` all of a list whose like was bound here before; None where it was not.
+
+        The states get their values.  One comparison for the list takes the place of one for each.
+        """
+        first = self.cursor
+        if first.run is None:
+            return None
+        keys, values, last = first.run
+        buffers = [state.buffer for state in states]
+        if None in buffers or [buffer.key for buffer in buffers] != keys:
+            return None
+        if len(set(states)) < len(states):
+            return None  # the second time it has a value
+        for execution in {buffer.execution for buffer in buffers}:
+            if execution is not None and execution.failure is not None:
+                return None
+        self.last, self.cursor = last, last.next
+        self.inputs += buffers
+        self.bound += states
+        for state, value in zip(states, values):
+            state.value = value
+        return values
+
+    def note_run(self, values: list[Value]) -> list[Value]:
+        """Let `bind_as_before` know these values, where they are the inputs recorded last."""
+        entry, following = self.last, None
+        for value in reversed(values):
+            if entry.value is not value or value.call.overload != INPUT:
+                return values
+            entry, following = entry.parent, entry
+        following.run = [input_key(v.shape, v.dtype) for v in values], values, self.last
+        return values
 
     def _input_call(self, buffer: Buffer) -> Call:
         call = Call(INPUT, (len(self.inputs),), {})

@@ -1,4 +1,4 @@
-"""The end of a walk: what is still alive becomes the outputs of one program, which is started.
+"""When a walk ends, and who waits for what.
 
 A walk ends at a step mark, when a value is read, when it has become too long, or when another
 thread needs something that is pending in it.
@@ -10,34 +10,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from sys import getrefcount
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from ltc import config
 from ltc.aten.call import Call, Value
-from ltc.backends.collective import abort
 from ltc.debug import metrics
+from ltc.device.ending import end
 from ltc.device.lines import user_line
 from ltc.device.meta import result_types
 from ltc.device.recorder import (
-    END, INPUT, KERNEL_FILE, Device, Interrupted, Recorder, devices,
+    END, KERNEL_FILE, Device, Interrupted, Recorder, devices,
 )
-from ltc.device.state import DEAD, LAST_VIEW, State
-from ltc.runtime.buffer import Buffer, Execution, Failure, account_of
-from ltc.runtime.compile import program_for
-from ltc.runtime.dump import save_graph
+from ltc.device.state import State
+from ltc.runtime.buffer import Buffer, account_of
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
-
-_aten = torch.ops.aten
-REORDERINGS = frozenset({  # views of all elements of their base, each once
-    _aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.view.default,
-    _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.squeeze.default,
-    _aten.squeeze.dim, _aten.squeeze.dims, _aten.detach.default, _aten.alias.default,
-})
 
 
 # --- a walk and its threads -------------------------------------------------------------------
@@ -111,23 +100,11 @@ def value_of(state: State) -> Value:
 def values_of(states: list[State]) -> list[Value]:
     """`value_of` each, in order: what list kernels call where not all have a value yet."""
     recorder = states[0].device.recorder()
-    values = []
-    for state in states:
-        value = state.value
-        if value is None:
-            buffer, entry = state.buffer, recorder.cursor
-            # the common case of Recorder.bind, without its calls: a list may be long
-            if buffer is not None and entry.key is buffer.key and buffer.execution is None:
-                recorder.last, recorder.cursor = entry, entry.next
-                recorder.inputs.append(buffer)
-                recorder.bound.append(state)
-                value = state.value = entry.value
-            else:
-                value = value_of(state)
-        elif value.recorder is not recorder:
-            value = value_of(state)
-        values.append(value)
-    return values
+    values = [state.value for state in states]
+    if any(values):
+        return [value_of(s) if v is None or v.recorder is not recorder else v
+                for s, v in zip(states, values)]
+    return recorder.bind_as_before(states) or recorder.note_run([value_of(s) for s in states])
 
 
 def derive_view(state: State) -> Value:
@@ -180,156 +157,10 @@ def flush(recorder: Recorder) -> None:
         if recorder.nothing_pending:
             _raise_unreported(recorder.device)
             return
-        walk = _Walk(recorder)
         try:
-            walk.start()
+            end(recorder)
         finally:
             recorder.restart()
-
-
-class _Walk:
-    """A walk that has ended: which states are alive, and what they are to hold."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        # First, so that a backend that computes what the outputs need in their order has begun
-        # every exchange before it waits for one.
-        self.outputs: dict[Value, list[State]] = {}
-        if recorder.token is not None:
-            self.outputs[recorder.token] = []
-        self.alive: list[State] = []
-        self.alone = recorder.device.has_one_recorder()
-        live, bound = recorder.live, recorder.bound
-        self._collect_live(live)
-        self.replaced = self._collect_bound(bound)
-
-    def _collect_live(self, live: list[State]) -> None:
-        """Newest first, so that a dead view no longer keeps its base alive by then."""
-        outputs, alive, recorder = self.outputs, self.alive, self.recorder
-        made = len(live)
-        while live:
-            state = live.pop()
-            if getrefcount(state) > DEAD:
-                value = state.value
-                if value is None or value.recorder is not recorder:
-                    continue
-                alive.append(state)
-                if state.base is not None:
-                    self._outlive_base(state)
-                if state.base is None and state.buffer is None:
-                    holders = outputs.get(value)
-                    if holders is None:
-                        outputs[value] = [state]
-                    else:
-                        holders.append(state)
-        if made:
-            metrics.count("CreateLtcTensor", made)
-            metrics.count("DestroyLtcTensor", made - len(alive))
-
-    def _outlive_base(self, view: State) -> None:
-        """Make a reordering of a base that nobody else has a tensor of its own.
-
-        What autograd gives a linear layer's weight is the transposition of a product that no one
-        ever sees: the program is then asked for what is seen, in the order in which it is.
-        """
-        base = view.base
-        is_last = getrefcount(base) == LAST_VIEW and self.alone
-        if not is_last or base.buffer is not None or hasattr(base, "number"):
-            return
-        if all(link[0] in REORDERINGS for link in view.chain):
-            view.base = view.views = None
-            view.chain = ()
-
-    def _collect_bound(self, bound: list[State]) -> dict[Value, int]:
-        """Add the bound states that were written to; returns which input each one replaces."""
-        replaced, recorder = {}, self.recorder
-        position = len(bound)
-        while bound:
-            state = bound.pop()
-            position -= 1
-            if getrefcount(state) <= DEAD:
-                continue
-            value = state.value
-            if value is None or value.recorder is not recorder:
-                continue
-            self.alive.append(state)
-            if state.buffer is None and state.base is None:
-                self.outputs.setdefault(value, []).append(state)
-                replaced[value] = position
-        return replaced
-
-    def start(self) -> None:
-        recorder, device = self.recorder, self.recorder.device
-        self._reuse_inputs()
-        self.values = tuple(self.outputs)
-        failed = executor_of(device.index).unreported()
-        try:
-            if failed is not None:
-                failed.raise_it()
-            buffers = self._launch() if self.values else []
-        except BaseException as error:
-            self._fail(error)
-            if recorder.token is not None:
-                abort(recorder.replica, error)  # nobody is to wait for what does not run
-            raise
-        self._settle(buffers)
-        if buffers:
-            execution = buffers[0].execution
-            if execution is not None and execution.done:
-                execution.raise_failure()
-
-    def _reuse_inputs(self) -> None:
-        """A value that is an input needs no output: its holders share the input's buffer."""
-        for value in [v for v in self.outputs if v.call.overload == INPUT]:
-            buffer = self.recorder.inputs[value.call.args[0]]
-            buffer.shared = True
-            for state in self.outputs.pop(value):
-                state.buffer = buffer
-            self.replaced.pop(value, None)
-
-    def _launch(self) -> list[Buffer]:
-        recorder, values = self.recorder, self.values
-        replaced = {i: self.replaced[v] for i, v in enumerate(values) if v in self.replaced}
-        end = recorder.last
-        if end.programs is None:
-            end.programs = {}
-        signature = (values, tuple(replaced.items()))
-        program, ending = program_for(
-            end.programs.get(signature), recorder.path, values, recorder.device.index, replaced
-        )
-        end.programs[signature] = ending
-        if config.value("LTC_SAVE_TENSORS_FILE"):
-            save_graph(program, ending.key[0], user_line())
-        inputs, scalars = recorder.inputs, recorder.scalars
-        return program.launch(
-            recorder.device.index,
-            [inputs[position] for position in ending.inputs],
-            [scalars[slot] for slot in ending.scalars],
-            {output: inputs[position] for output, position in replaced.items()},
-            recorder.replica,
-        )
-
-    def _settle(self, buffers: list[Buffer]) -> None:
-        for buffer, states in zip(buffers, self.outputs.values()):
-            buffer.shared = len(states) > 1
-            for state in states:
-                state.buffer = buffer
-        for state in self.alive:
-            state.value = None
-            if state.views is not None and state.base is None:
-                state.forget_ended_views()
-
-    def _fail(self, error: BaseException) -> None:
-        """Everything pending has failed with `error`; a replaced state keeps its old buffer."""
-        execution, failure = Execution(), Failure(error)
-        failure.reported = True
-        execution.finish(failure)
-        inputs, index = self.recorder.inputs, self.recorder.device.index
-        self._settle([
-            Buffer(v.shape, v.dtype, index, None, execution,
-                   inputs[self.replaced[v]] if v in self.replaced else None)
-            for v in self.outputs
-        ])
 
 
 def _raise_unreported(device: Device) -> None:

@@ -15,7 +15,7 @@ from ltc.device.state import State, new_state
 from ltc.device.step import ready_buffer
 from ltc.device.torch_api import DEVICE_TYPE, plain_functions, storage_of
 from ltc.errors import NotLazyTensor
-from ltc.runtime.buffer import Buffer
+from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
 
 
@@ -138,7 +138,8 @@ def _uploaded_together(tensors: list[torch.Tensor], device: Device) -> list[Buff
         for tensor in tensors:
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
             handle = upload(plain, device.index)
-            buffers.append(Buffer(tuple(plain.shape), plain.dtype, device.index, handle))
+            key = input_key(tuple(plain.shape), plain.dtype)
+            buffers.append(Buffer(key, device.index, handle))
     metrics.count("DeviceDataCacheMiss", len(buffers))
     metrics.record("TransferToDeviceTime", time.perf_counter_ns() - started, "time")
     metrics.record("OutboundData", sum(buffer.nbytes for buffer in buffers), "bytes")

@@ -26,10 +26,14 @@ _input_keys: dict[tuple, tuple] = {}
 
 
 def input_key(shape, dtype: torch.dtype) -> tuple:
-    """What a recorded path calls an input of this type: one object per type, told by identity."""
+    """What a recorded path calls an input of this type: one object per type, told by identity.
+
+    Its last part is how many bytes of memory the input takes.
+    """
     key = _input_keys.get((shape, dtype))
     if key is None:
-        key = _input_keys.setdefault((shape, dtype), ("ltc::input", shape, dtype))
+        key = ("ltc::input", shape, dtype, byte_size(shape, physical(dtype)))
+        key = _input_keys.setdefault((shape, dtype), key)
     return key
 
 
@@ -57,6 +61,18 @@ class Account:
 
 
 _accounts: dict[int, Account] = {}
+
+
+def under_way(buffers: list["Buffer"]) -> list[Execution]:
+    """The launches that decide what is in the buffers: not over, or over and nothing is there."""
+    found = []
+    for execution in {buffer.execution for buffer in buffers}:
+        if execution is not None and not execution.done:
+            found.append(execution)
+        elif execution is not None and execution.failure is not None:
+            if any(b.handle is None for b in buffers if b.execution is execution):
+                found.append(execution)
+    return found
 
 
 def account_of(device: int) -> Account:
@@ -113,9 +129,13 @@ class Execution:
 class Buffer:
     """The value of one tensor on a device.
 
-    handle     what the backend made: memory it understands; None until `execution` is done
+    A step that replaces the value of a tensor leaves it in the same buffer, unless that is shared.
+
+    handle     what the backend made: memory it understands; None until a launch has filled it, and
+               once a launch that failed has written over it
     key        its type, as recorded paths compare it
-    execution  the launch that fills it; None once it is known to have ended well
+    execution  the latest launch that fills it or replaces its value, over or not; None where a copy
+               from elsewhere filled it
     shared     whether anything but one tensor may still read it: then it is never overwritten
     previous   the buffer this one replaces, kept until it is certain that nothing failed:
                a parameter whose step failed keeps the value it had before
@@ -123,21 +143,21 @@ class Buffer:
 
     __slots__ = (
         "handle", "shape", "dtype", "key", "device", "execution", "shared", "previous", "nbytes",
+        "account",
     )
 
     def __init__(
-        self, shape, dtype, device: int, handle: Any = None, execution=None, previous=None
+        self, key: tuple, device: int, handle: Any = None, execution=None, previous=None
     ):
-        self.handle, self.shape, self.dtype, self.device = handle, shape, dtype, device
-        self.execution, self.previous = execution, previous
-        self.key, self.shared = input_key(shape, dtype), False
-        self.nbytes = byte_size(shape, physical(dtype))
-        account_of(device).add(self.nbytes)
+        """`key`: what `input_key` gives for its type."""
+        self.key, self.device, self.handle = key, device, handle
+        _, self.shape, self.dtype, self.nbytes = key
+        self.execution, self.previous, self.shared = execution, previous, False
+        self.account = account_of(device)
+        self.account.add(self.nbytes)
 
     def __del__(self) -> None:
-        account = _accounts.get(self.device) if _accounts else None  # None while Python ends
-        if account is not None:
-            account.remove(self.nbytes)
+        self.account.remove(self.nbytes)
 
     def settled(self) -> "Buffer":
         """This buffer, or the one it was to replace where its launch is known to have failed."""
@@ -151,10 +171,12 @@ class Buffer:
         return buffer
 
     def ready(self) -> Any:
-        """The handle, waited for.  Raises the error of the launch that was to fill it."""
+        """The handle, waited for.
+
+        Raises the error of the launch that was to fill it, or that it was waited for.
+        """
         execution = self.execution
-        if execution is not None:
+        if execution is not None and (self.handle is None or not execution.done):
             execution.wait()
             execution.raise_failure()
-            self.execution = self.previous = None
         return self.handle

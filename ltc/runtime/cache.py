@@ -10,6 +10,17 @@ from ltc import config
 from ltc.runtime.program import Program
 
 
+class ProgramKey(tuple):
+    """(fingerprint, backend, pairs of an output and the input it replaces), hashed once."""
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            self._hash = super().__hash__()
+            return self._hash
+
+
 class ProgramCache:
     """At most LTC_CACHE_PROGRAMS programs; threads that ask for one that is being compiled wait."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from ltc.ir.graph import Graph, Origin, schedule
 from ltc.passes import pipeline
 from ltc.passes.narrow import narrow
 from ltc.runtime import storage
-from ltc.runtime.cache import PROGRAMS
+from ltc.runtime.buffer import Buffer
+from ltc.runtime.cache import PROGRAMS, ProgramKey
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.segments import compile_in_segments, runs_on
 from ltc.runtime.transfers import backend
@@ -32,9 +34,28 @@ class Ending:
     scalars  likewise of the scalars
     """
 
-    key: tuple
+    key: ProgramKey
     inputs: tuple[int, ...]
     scalars: tuple[int, ...]
+
+    def given_inputs(self, inputs: list[Buffer]) -> list[Buffer]:
+        """What the program is given of the walk's inputs."""
+        return _picked(inputs, self.inputs)
+
+    def given_scalars(self, scalars: list[Any]) -> list[Any]:
+        return _picked(scalars, self.scalars)
+
+
+def _picked(given: list, positions: tuple[int, ...]) -> list:
+    # counted from 0 in the order of their first use, so all of them are most often all in order
+    if len(positions) == len(given) and positions == _counted(len(positions)):
+        return given
+    return [given[position] for position in positions]
+
+
+@functools.cache
+def _counted(count: int) -> tuple[int, ...]:
+    return tuple(range(count))
 
 
 def program_for(
@@ -70,7 +91,7 @@ def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, i
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
     name = fingerprint(calls, outputs, numbering.slots, storage.mode())
-    key = (name, config.value("LTC_BACKEND"), tuple(given.items()))
+    key = ProgramKey((name, config.value("LTC_BACKEND"), tuple(given.items())))
     return Ending(key, tuple(numbering.inputs), tuple(numbering.slots))
 
 

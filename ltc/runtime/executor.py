@@ -9,12 +9,27 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable
+from typing import Protocol
 
 from ltc import config
 from ltc.runtime.buffer import Execution, Failure
 
 SHORT_SECONDS = 0.001  # below this, waiting costs less than handing over
+
+
+class Work(Protocol):
+    """One launch.
+
+    execution  ends with the work, with an error if need be
+    """
+
+    execution: Execution
+
+    def __call__(self) -> None:
+        """Do it; never raises."""
+
+    def lose_outputs(self) -> None:
+        """It was under way and will not go on: what it may have written half is no value."""
 
 
 class Executor:
@@ -27,16 +42,13 @@ class Executor:
     def _forget(self) -> None:
         self._changed = threading.Condition()
         self._waiting: collections.deque = collections.deque()
-        self._running: Execution | None = None
+        self._running: Work | None = None
         self._thread: threading.Thread | None = None
         self._failed: Failure | None = None
         self._inline = threading.RLock()
 
-    def run(self, work: Callable[[], None], execution: Execution, long: bool) -> None:
-        """Do `work` after everything given before; `long` work runs behind the caller.
-
-        `work` never raises: it ends `execution`, with an error if need be.
-        """
+    def run(self, work: Work, long: bool) -> None:
+        """Do `work` after everything given before; `long` work runs behind the caller."""
         with self._changed:  # _idle is true only between two holders of this lock
             inline = not long and self._idle()
         if inline:
@@ -44,7 +56,7 @@ class Executor:
                 work()
             return
         with self._changed:
-            self._waiting.append((work, execution))
+            self._waiting.append(work)
             self._start_thread()
             self._changed.notify_all()
 
@@ -73,7 +85,7 @@ class Executor:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                work, self._running = self._waiting.popleft()
+                work = self._running = self._waiting.popleft()
             with self._inline:
                 work()
             del work  # it holds the buffers of its step
@@ -100,12 +112,13 @@ class Executor:
 
     def after_fork_in_child(self) -> None:
         """The thread is gone: what it had not done fails, and a new one starts when needed."""
-        lost = [execution for _, execution in self._waiting]
+        lost = list(self._waiting)
         if self._running is not None:
+            self._running.lose_outputs()
             lost.append(self._running)
         self._forget()
-        for execution in lost:
-            execution.finish(Failure(RuntimeError(
+        for work in lost:
+            work.execution.finish(Failure(RuntimeError(
                 f"This value was being computed on ltc:{self.device} when the process was "
                 f"forked, and its thread is not part of the child. Read it, or call "
                 f"ltm.wait_device_ops(), before the fork."
