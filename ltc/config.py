@@ -179,6 +179,13 @@ _OUTSIDE_PROGRAMS = frozenset({
 _BY_NAME = {name: flag for flag in FLAGS for name in (flag.name, flag.older) if name}
 _TABLE_DEFAULT = object()
 
+# A step asks for a dozen variables, most of which are not set: os.environ raises an error inside for
+# each of these, so it is the table behind it that is asked, where there is one.
+_environment = getattr(os.environ, "_data", os.environ).get
+_ENCODED = {
+    name: os.environ.encodekey(name) if hasattr(os.environ, "_data") else name for name in _BY_NAME
+}
+
 
 def _flag(name: str) -> Flag:
     try:
@@ -195,9 +202,12 @@ def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
     Raises ValueError, naming the variable and its text, where the text can not be read.
     """
     flag = _BY_NAME.get(name) or _flag(name)
-    text = os.environ.get(flag.name) or (flag.older and os.environ.get(flag.older))
-    if not text:
+    found = _environment(_ENCODED[flag.name]) or (
+        flag.older and _environment(_ENCODED[flag.older])
+    )
+    if not found:
         return flag.default if default is _TABLE_DEFAULT else default
+    text = os.fsdecode(found)
     try:
         return flag.read(text)
     except ValueError as error:

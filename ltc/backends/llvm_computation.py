@@ -32,10 +32,7 @@ from ltc.llvm.program import KernelCall, KernelRun
 from ltc.passes.memory import ALIGNMENT
 
 _blocks = Blocks()
-
-
-def _itself(x: torch.Tensor) -> torch.Tensor:
-    return x
+_address_of = torch.Tensor.data_ptr
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:
@@ -48,9 +45,7 @@ def _owned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 
-_WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
-    ITSELF: _itself, OWNED: _owned, COPIED: _copied,
-}  # fmt: skip
+_WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: _copied}
 
 
 class LlvmComputation:
@@ -72,7 +67,11 @@ class LlvmComputation:
         self._addresses = struct.Struct(f"={given + 3}q")
         self._cells = Cells(plan.cells, WORD * plan.values)
         self._runs = [self._made_ready(run) for run in plan.runs]
-        self._outputs = [(value, _WAYS[way]) for value, way in plan.outputs]
+        self._outputs = [value for value, _ in plan.outputs]
+        self._ways = [
+            (position, _WAYS[way]) for position, (_, way) in enumerate(plan.outputs)
+            if way != ITSELF
+        ]
         self._more_values = plan.values - given
 
     def _made_ready(self, run):
@@ -95,7 +94,10 @@ class LlvmComputation:
             try:
                 values = self._begin(block, buffers, scalars)
                 self._run(block, values)
-                return [own(values[value]) for value, own in self._outputs]
+                outputs = [values[value] for value in self._outputs]
+                for position, own in self._ways:
+                    outputs[position] = own(outputs[position])
+                return outputs
             finally:
                 _blocks.give_back(block)
 
@@ -105,7 +107,7 @@ class LlvmComputation:
         values = list(buffers) if self._reads_all else [buffers[p] for p in plan.positions]
         del values[len(plan.positions) :]
         values += [empty(shape, dtype) for shape, dtype in plan.made]
-        addresses = [x.data_ptr() for x in values]
+        addresses = map(_address_of, values)
         self._addresses.pack_into(block.memory, 0, *addresses, block.address, *self._tail)
         self._cells.write(block.memory, scalars)
         if self._more_values > 3:
