@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from math import prod
-
-import torch
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.kernel import ZERO, Access, Affine, Kernel, Product, Store, Unit, flattened, identity
 from ltc.ir.node import Node
-from ltc.ir.tensor_type import LOW_PRECISION, TensorType
+from ltc.ir.tensor_type import TensorType
 from ltc.passes.column_sums import Joint, agrees, are_rows, are_sums, join, joint_of
 from ltc.passes.draft import Draft, Place
 from ltc.passes.index_maps import (
@@ -30,28 +27,33 @@ from ltc.passes.index_maps import (
     operand_places,
     through_views,
 )  # fmt: skip
+from ltc.passes.inside import (
+    COSTLY,
+    LEAVES,
+    MOST_PASSES,
+    base_of,
+    covers,
+    fits,
+    is_cheap,
+    is_light,
+    may_reduce_in,
+    open_rows,
+    times_computed,
+)  # fmt: skip
 from ltc.passes.kernel_body import Body
 
 _SAME_SIZE = VIEWS - {ops.BARRIER}  # where they do not repeat or leave out elements
-LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
 # Views that the reference takes as they are, without a copy.
 FREE_FOR_REFERENCE = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BARRIER})
-COSTLY = frozenset(
-    op for op in ops.ALL.values() if op.infer is ops.EXP.infer and op.kind == "elementwise"
-) - {ops.FLOOR, ops.CEIL, ops.TRUNC, ops.ROUND, ops.COPYSIGN}
 
-FLOAT32 = torch.float32
 MOST_MEMBERS = 160  # nodes of one kernel: code grows with them, and registers do not
 MOST_READS = 48  # buffers of one kernel
 LONGEST_REPEATED = 24  # nodes of a formula that every reader computes again: gelu's has ten
 MOST_COSTLY_REPEATED = 2  # functions among them: one takes as long as storing and loading
 SMALL_BESIDE = 8  # a value this many times smaller is no burden to read again
-MOST_PASSES = 6  # reductions of one kernel: each recomputes what it reads
 # Buffers that an epilogue fills. A product walks its results in tiles, a few vectors of each row:
 # an update that reads and writes more in such bits takes longer than one that streams by itself.
 MOST_STORES_BEHIND = 2
-FEWEST_ROWS = 16  # below this a kernel that reduces inside its rows keeps too few threads busy
-SMALL_SPACE = 4096  # elements that one thread is done with before a second has begun
 
 
 def fuse(
@@ -164,11 +166,11 @@ class _Fuser:
             return False
         if not alone:
             # A product can not write over what it reads, as an update beside it can.
-            updates_operand = any(_base(n) in draft.reads for n in node.inputs)
+            updates_operand = any(base_of(n) in draft.reads for n in node.inputs)
             if updates_operand or self._closes_cycle(node, draft, place):
                 return False
         if self.takes_strides(node):  # its rows may be counted by several variables
-            return draft.space[-1:] == node.shape[-1:] and _covers(node, place)
+            return draft.space[-1:] == node.shape[-1:] and covers(node, place)
         return draft.space == node.shape and place.index == identity(node.shape)
 
     def _access(self, node: Node, operand: Node, unit: Draft | Node) -> Access:
@@ -181,8 +183,8 @@ class _Fuser:
             pass  # the reference, asked for the error of one that failed, wants what it names
         elif (forward or form == offset) and seen.op not in (ops.CONSTANT, ops.SCALAR):
             base, offset = seen, form
-        elif node.op.kind == "scatter" and _base(operand).op is ops.CONSTANT:
-            base, offset = _base(operand), ZERO  # one number, however often it is there
+        elif node.op.kind == "scatter" and base_of(operand).op is ops.CONSTANT:
+            base, offset = base_of(operand), ZERO  # one number, however often it is there
         if behind_barrier(base):
             base = base.inputs[0]
         self.readers[base].add(unit)
@@ -198,7 +200,7 @@ class _Fuser:
         if node.op in VIEWS and node not in self.in_memory:
             return
         stored = node in self.in_memory
-        if not stored and _is_cheap(node) and all(self._fits(node, p) for p in places.values()):
+        if not stored and is_cheap(node) and all(fits(node, p) for p in places.values()):
             for place in places.values():
                 self._absorb(node, place)
             return
@@ -234,7 +236,7 @@ class _Fuser:
     def _beside(self, node: Node, space: tuple, depth: int | None) -> Draft | None:
         for draft in reversed(self.by_space[space, depth][-4:]):
             has_room = len(draft.members) < MOST_MEMBERS // 2 and draft.passes < MOST_PASSES
-            shares = any(_base(n) in draft.reads or n in draft.members for n in node.inputs)
+            shares = any(base_of(n) in draft.reads or n in draft.members for n in node.inputs)
             if has_room and shares and draft.depth == depth and not self._closes_cycle(node, draft):
                 return draft
         return None
@@ -273,28 +275,18 @@ class _Fuser:
 
     # --- may a node be computed where it is read? ------------------------------------------------
 
-    def _fits(self, node: Node, place: Place) -> bool:
-        """Whether the index map of every operand can be written down at this place."""
-        if isinstance(place.index, Affine):
-            if node.op is ops.RANDOM_BITS:
-                return True
-            return node.op.kind == "elementwise" and all(
-                n.shape == node.shape or n.type.size == 1 for n in node.inputs
-            )
-        return True
-
     def _may_absorb(self, node: Node, place: Place, alone: bool) -> bool:
         draft = place.draft
-        if not self._fits(node, place) or node.op in VIEWS:
+        if not fits(node, place) or node.op in VIEWS:
             return False
         if len(draft.members) >= MOST_MEMBERS or len(draft.reads) >= MOST_READS:
             return False
         if not alone:
-            if not _covers(node, place) or self._closes_cycle(node, draft, place):
+            if not covers(node, place) or self._closes_cycle(node, draft, place):
                 return False
         if node.op.kind == "reduce":
-            return _may_reduce_in(node, place)
-        return _times_computed(place) <= node.type.size or _is_light(node)
+            return may_reduce_in(node, place)
+        return times_computed(place) <= node.type.size or is_light(node)
 
     def _may_repeat(self, node: Node, places: Iterable[Place]) -> bool:
         """Whether each reader computes the node again: what a backward needs of an activation.
@@ -303,10 +295,10 @@ class _Fuser:
         node, and of everything between them: never more is stored, and mostly less.
         """
         return self._has_one_source(node) and all(
-            self._fits(node, place)
+            fits(node, place)
             and len(place.draft.members) < MOST_MEMBERS
             and len(place.draft.reads) < MOST_READS
-            and _times_computed(place) <= node.type.size
+            and times_computed(place) <= node.type.size
             for place in places
         )
 
@@ -324,7 +316,7 @@ class _Fuser:
                 return False
             frontier.remove(latest)
             frontier.update(
-                n for n in latest.inputs if SMALL_BESIDE * _base(n).type.size > node.type.size
+                n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size
             )
         return False
 
@@ -336,7 +328,7 @@ class _Fuser:
         if node.op in LOOKUPS:
             self._keep(looked_up(node, place.index, draft.space)[0], draft)
         if node.op.kind == "reduce":
-            _open_rows(node, place)
+            open_rows(node, place)
             draft.passes += 1
         for operand, index, guards in operand_places(node, place.index, place.guards, draft):
             base, index = through_views(operand, index, draft.space)
@@ -456,93 +448,3 @@ class _Fuser:
         )
         depth = len(draft.space) if draft.depth is None else draft.depth
         return Kernel(draft.space, depth, stores + sums)
-
-
-def _base(node: Node) -> Node:
-    while node.op in VIEWS:
-        node = node.inputs[0]
-    return node
-
-
-def _times_computed(place: Place) -> int:
-    """How often the loops around a value compute it: it moves out of those it does not read."""
-    forms = [place.index] if isinstance(place.index, Affine) else list(place.index)
-    forms.extend(guard.form for guard in place.guards)
-    last = max((v for form in forms for v, _ in form.terms), default=-1)
-    return prod(place.draft.space[: last + 1])
-
-
-def _is_cheap(node: Node) -> bool:
-    """A number, positions, or a wider copy: what every kernel may compute for itself."""
-    if node.op is ops.IOTA:
-        return True
-    if node.op is ops.CAST and node.inputs[0].dtype in LOW_PRECISION and node.dtype is FLOAT32:
-        return True
-    if node.type.size != 1 or node.op.kind not in ("elementwise", "view"):
-        return False
-    return all(_base(n).op in LEAVES for n in node.inputs)
-
-
-def _is_light(node: Node) -> bool:
-    """One or two instructions on what is in memory anyway."""
-    is_simple = node.op.kind in ("elementwise", "leaf") and node.op not in COSTLY
-    return is_simple and all(_base(n).op in LEAVES for n in node.inputs)
-
-
-def _covers(node: Node, place: Place) -> bool:
-    """Whether the place sees every element of the node exactly once, in order."""
-    if place.guards:
-        return False
-    space, depth = place.draft.space, place.draft.depth
-    offset = offset_of(node, place.index)
-    if node.type.size == prod(space) and offset == flattened(identity(space), space):
-        return True
-    rows = space[:depth] if depth is not None else None
-    return (
-        rows is not None
-        and node.type.size == prod(rows)
-        and offset == flattened(identity(rows), rows)
-    )
-
-
-def _may_reduce_in(node: Node, place: Place) -> bool:
-    """Whether each row of the draft can hold this reduction."""
-    draft = place.draft
-    if place.guards or isinstance(place.index, Affine) or draft.passes >= MOST_PASSES:
-        return False
-    if draft.product is not None:
-        return False
-    k = _rows_used(place, node)
-    if k is None:
-        return False
-    reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
-    rows, rest = draft.space[:k], draft.space[k:]
-    if prod(rows) < FEWEST_ROWS and prod(rows) * prod(reduced) > SMALL_SPACE:
-        return False
-    if draft.depth is None:
-        return rest == reduced or not rest
-    return k == draft.depth and rest == reduced
-
-
-def _rows_used(place: Place, node: Node) -> int | None:
-    """How many leading variables the node's index is, each for one dimension in turn."""
-    offset = offset_of(node, place.index)
-    space = place.draft.space
-    candidates = [place.draft.depth] if place.draft.depth is not None else range(len(space) + 1)
-    for k in candidates:
-        rows = space[:k]
-        if prod(rows) == node.type.size and offset == flattened(identity(rows), rows):
-            if k < len(space) and space[k] == 1 and place.draft.depth is None:
-                continue  # a later k says the same and leaves what is reduced
-            return k
-    return None
-
-
-def _open_rows(node: Node, place: Place) -> None:
-    draft = place.draft
-    if draft.depth is None:
-        reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
-        k = _rows_used(place, node)
-        draft.depth = k
-        if k == len(draft.space):
-            draft.space = (*draft.space, *reduced)
