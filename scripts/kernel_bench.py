@@ -22,19 +22,21 @@ import torch
 
 from ltc.llvm import jit
 from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.convolution import (
-    Geometry,
-    KernelSequence,
-    convolution,
-    convolution_input_gradient,
+from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.channels_last_weights import channels_last_weight_gradient
+from ltc.llvm.depthwise import (
+    depthwise_convolution,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
+    is_depthwise,
 )  # fmt: skip
+from ltc.llvm.geometry import Geometry, KernelSequence
 from ltc.llvm.isa import host_isa
 from ltc.llvm.lanes import GeneratedKernel, Lanes
 from ltc.llvm.matmul import matmul
 from ltc.llvm.matrix import stored_plain, stored_transposed
 from ltc.llvm.pooling import Pool, max_pool
 from ltc.llvm.trial import Trial
-from ltc.llvm.weight_gradient import convolution_weight_gradient
 
 ISA = host_isa(jit.has_feature)
 CLEAN = 0.03  # of a sample's time that this process may have waited for a processor
@@ -219,21 +221,20 @@ def convolutions() -> Iterator[Case]:
 
 
 def _made(geometry: Geometry, gradient, x, weight) -> dict[str, Callable]:
-    f32 = torch.float32
+    """The kernels that programs have, on memory with channels last."""
+    makers = (channels_last_convolution, channels_last_input_gradient,
+              channels_last_weight_gradient)  # fmt: skip
+    if is_depthwise(geometry):
+        makers = (depthwise_convolution, depthwise_input_gradient, depthwise_weight_gradient)
+    forward, backward, of_weight = (make("kernel", torch.float32, geometry, ISA) for make in makers)
+    g, x = (t.movedim(1, -1).contiguous() for t in (gradient, x))
     return {
-        "forward": program(
-            convolution("kernel", f32, geometry, ISA),
-            operand=x, weight=weight, result=torch.empty_like(gradient),
-        ),
-        "input gradient": program(
-            convolution_input_gradient("kernel", f32, geometry, ISA),
-            gradient=gradient, weight=weight, result=torch.empty_like(x),
-        ),
+        "forward": program(forward, operand=x, weight=weight, result=torch.empty_like(g)),
+        "input gradient": program(backward, gradient=g, weight=weight, result=torch.empty_like(x)),
         "weight gradient": program(
-            convolution_weight_gradient("kernel", f32, geometry, ISA),
-            gradient=gradient, operand=x, result=torch.empty_like(weight),
+            of_weight, gradient=g, operand=x, result=torch.empty_like(weight)
         ),
-    }  # fmt: skip
+    }
 
 
 def _torch_convolution(kind: str, operands, rest) -> None:

@@ -16,7 +16,7 @@ from ltc.llvm.attention import attention_kernel
 from ltc.llvm.attention_gradient import attention_gradient
 from ltc.llvm.attention_scores import Attention, require_room
 from ltc.llvm.code import KernelCode
-from ltc.llvm.convolution import KernelSequence
+from ltc.llvm.geometry import KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.matrix import Matrix
 

@@ -12,7 +12,7 @@ import torch
 from ltc.errors import Unsupported
 from ltc.llvm.attention_scores import Attention, Scores, operand_names, require_room
 from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.convolution import KernelSequence
+from ltc.llvm.geometry import KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import GeneratedKernel, Index, Lanes, share, tasks_for
 from ltc.llvm.matrix import Matrix

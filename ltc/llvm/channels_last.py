@@ -31,6 +31,7 @@ from ltc.llvm.matmul import matmul
 from ltc.llvm.matrix import stored_plain, stored_transposed
 from ltc.llvm.strips import Strip, ascending, strip_extents
 from ltc.llvm.taps import WeightPacker
+from ltc.llvm.tile_shape import tile_shape
 from ltc.llvm.windows import Axes, forward_axes, gradient_phases, padded
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
@@ -112,50 +113,6 @@ class Sizes:
     groups: int
     left: int
     right: int
-
-
-@dataclass(frozen=True)
-class TileShape:
-    """Positions and vectors whose sums are in registers together.
-
-    height, widths  lines, and the columns of each tile of a line: [(columns, how many such tiles)]
-    """
-
-    vectors: int
-    height: int
-    widths: tuple[tuple[int, int], ...]
-
-
-def tile_shape(axes: Axes, right: int, isa: Isa, lanes: int) -> TileShape:
-    """The shape that computes a line's sums in the fewest cycles.
-
-    Counted at two multiply-adds and two loads a cycle, of which eight must be under way.
-    """
-    choices = [_tile_of(axes, vectors, isa) for vectors in range(1, 5 if isa.registers > 16 else 3)]
-    return min(choices, key=lambda tile: _cycles(tile, right, lanes))
-
-
-def _tile_of(axes: Axes, vectors: int, isa: Isa) -> TileShape:
-    _, high, wide = axes
-    most = max(1, (isa.registers - vectors - (1 if isa.fused else 2)) // vectors)
-    tiles = max(1, -(-wide.count // most))
-    width, wider = divmod(wide.count, tiles)
-    height = 1
-    if tiles == 1 and wide.count:
-        fitting = range(1, min(high.count, most // wide.count) + 1)
-        height = max(h for h in fitting if high.count % h == 0)
-    widths = ((width + 1, wider), (width, tiles - wider))
-    return TileShape(vectors, height, tuple((w, n) for w, n in widths if w and n))
-
-
-def _cycles(tile: TileShape, right: int, lanes: int) -> float:
-    panels = -(-right // (tile.vectors * lanes))
-    total = 0.0
-    for width, count in tile.widths:
-        positions = tile.height * width
-        sums, loads = positions * tile.vectors, positions + tile.vectors
-        total += count * max(sums / 2, loads / 2, 4) / tile.height
-    return total * panels
 
 
 class _Tiles:

@@ -13,7 +13,7 @@ from ltc.errors import Unsupported
 from ltc.llvm.attention import attention_kernel
 from ltc.llvm.attention_gradient import attention_gradient
 from ltc.llvm.attention_scores import Attention
-from ltc.llvm.convolution import KernelSequence
+from ltc.llvm.geometry import KernelSequence
 from ltc.llvm.isa import AVX2
 from ltc.llvm.matrix import Matrix, stored_plain
 from tests.drawn import drawn
