@@ -37,6 +37,7 @@ from ltc.llvm.windows import Axes, forward_axes, gradient_phases, padded
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
 STRIP_BYTES = 1280 * 1024
+STORING = 8  # multiplications that take as long as storing one result: all there is without taps
 UNITS = 16  # that a launch falls into, where there are enough panels
 
 
@@ -174,7 +175,8 @@ class _Tiles:
             self._emit()
         arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
         text = function_text(name, len(arguments), self.b, 2)
-        tasks = tasks_for(work, strips * parts, 1)
+        stored = sizes.images * positions * sizes.groups * sizes.right
+        tasks = tasks_for(work + STORING * stored, strips * parts, 1)
         return GeneratedKernel(name, text, arguments, tasks, work, (sizes.images, parts))
 
     # --- the walk ---------------------------------------------------------------------------------
