@@ -29,7 +29,7 @@ from ltc.llvm.lanes import (
 )  # fmt: skip
 from ltc.llvm.matmul import matmul
 from ltc.llvm.matrix import stored_plain, stored_transposed
-from ltc.llvm.strips import Strip, ascending, strip_extents
+from ltc.llvm.strips import ascending, strip_extents, strip_of
 from ltc.llvm.taps import WeightPacker
 from ltc.llvm.tile_shape import tile_shape
 from ltc.llvm.windows import Axes, forward_axes, gradient_phases, padded
@@ -139,7 +139,7 @@ class _Tiles:
         )
         self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
-        self.strip = Strip(l, self.axes, sizes.left, apart, self.images, self.lines)
+        self.strip = strip_of(l, self.axes, sizes.left, apart, self.images, self.lines)
         self._choose_block()
         self.packer = WeightPacker(
             l, self.axes, extents, sizes.left, sizes.right, self.panel, self.depth, forward

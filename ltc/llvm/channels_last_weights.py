@@ -25,7 +25,7 @@ from ltc.llvm.lanes import (
     tasks_for,
 )  # fmt: skip
 from ltc.llvm.slots import Adder, adding_kernel, images_of, slots_for
-from ltc.llvm.strips import Strip, ascending, strip_extents
+from ltc.llvm.strips import ascending, strip_extents, strip_of
 from ltc.llvm.windows import forward_axes
 
 STRIP_PIXELS = 512
@@ -73,7 +73,7 @@ class _SlotSums:
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
         apart = self.channels * self.groups
-        self.strip = Strip(l, axes, self.channels, apart, self.images, self.lines)
+        self.strip = strip_of(l, axes, self.channels, apart, self.images, self.lines)
         joined = self.strip.taps_touch
         self.run = self.channels * (axes[2].taps if joined else 1)
         self.across = 1 if joined else axes[2].taps

@@ -155,6 +155,41 @@ class Strip:
         return self.axes[2].step == 1 and self.pixel == self.channels
 
 
+class UncopiedStrip(Strip):
+    """The lines where they are in the operand, as `strip_of` finds it possible."""
+
+    def __init__(self, l: Lanes, axes: Axes, channels: int, apart: int):
+        self.l, self.axes, self.channels, self.apart = l, axes, channels, apart
+        deep, high, wide = axes
+        self.pixel, self.line = apart, wide.extent * apart
+        self._depth = high.extent * self.line
+        self.plane, self.image = deep.step * self._depth, deep.extent * self._depth
+        self.bytes = 0
+
+    def reserve(self) -> None:
+        """Nothing is copied."""
+
+    def copy(
+        self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index
+    ) -> None:
+        l, (axis, high, _) = self.l, self.axes
+        at = l.plus(l.times(first, self.image), l.times(deep, axis.stride * self._depth))
+        at = l.plus(l.plus(at, l.times(line, high.stride * self.line)), channel)
+        self.memory = l.at(operand, at)
+
+
+def strip_of(
+    l: Lanes, axes: Axes, channels: int, apart: int, images: int, lines: int
+) -> Strip:  # fmt: skip
+    """A copy, unless it would be read but once: where no position meets a second element."""
+    once = all(axis.taps <= 1 for axis in axes)
+    inside = all(axis.first == 0 and _reach(axis, axis.count) <= axis.extent for axis in axes)
+    aliases = apart * BYTES[l.element] % ALIASING_BYTES == 0
+    if once and inside and not aliases and l.stored == l.element:
+        return UncopiedStrip(l, axes, channels, apart)
+    return Strip(l, axes, channels, apart, images, lines)
+
+
 def _reach(axis: Axis, positions: int) -> int:
     """How many elements the positions and their taps span."""
     return (positions - 1) * axis.stride + max(0, axis.taps - 1) * axis.step + 1

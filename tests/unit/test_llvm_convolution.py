@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ltc.ir import ops
 from ltc.ir.node import make
+from ltc.llvm.builder import Builder
 from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
 from ltc.llvm.channels_last_pooling import (
     TurnedPool,
@@ -28,6 +29,7 @@ from ltc.llvm.depthwise import (
 )  # fmt: skip
 from ltc.llvm.geometry import Geometry
 from ltc.llvm.library import kernels_of
+from ltc.llvm.lanes import Lanes
 from ltc.llvm.pooling import (
     Pool,
     average_pool,
@@ -35,7 +37,9 @@ from ltc.llvm.pooling import (
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
+from ltc.llvm.strips import UncopiedStrip, ascending, strip_of
 from ltc.llvm.weight_gradient import convolution_weight_gradient
+from ltc.llvm.windows import forward_axes
 from tests.drawn import drawn
 from tests.unit.llvm_kernels import (
     HOST,
@@ -66,6 +70,9 @@ CASES = {
     "many_outputs": (3, 20, 520, (6, 5), (3, 3), 2, 1, 1, 1),
     "many_channels": (1, 200, 40, (7, 7), (3, 3), 1, 1, 1, 1),
     "pointwise": (2, 8, 8, (8, 8), (1, 1), 1, 0, 1, 1),
+    "pointwise_stride_of_many": (3, 40, 36, (9, 8), (1, 1), 2, 0, 1, 1),
+    "pointwise_that_aliases": (2, 1024, 20, (5, 5), (1, 1), 2, 0, 1, 1),
+    "pointwise_groups": (2, 32, 24, (7, 6), (1, 1), 3, 0, 1, 2),
     "pointwise_stride": (2, 8, 8, (8, 8), (1, 1), 2, 0, 1, 1),
     "wide_kernel": (1, 3, 20, (20, 20), (7, 9), 2, 3, 1, 1),
     "stride_and_dilation": (1, 4, 4, (13, 13), (3, 3), 2, 1, 2, 1),
@@ -269,6 +276,16 @@ def test_an_epilogue_sees_every_element_once(case):
         made, HOST, expected, torch.float32, 4 * gradient[:, 0].numel(),
         gradient=gradient, operand=x,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("padding, dtype, copied", [
+    (0, torch.float32, False), (1, torch.float32, True), (0, torch.bfloat16, True),
+])  # fmt: skip
+def test_what_is_read_once_where_it_lies_is_not_copied(padding, dtype, copied):
+    geometry = setting((2, 40, 16, (9, 8), (1, 1), 2, padding, 1, 1), dtype)[3]
+    lanes = Lanes(Builder(), HOST, dtype)
+    strip = strip_of(lanes, ascending(forward_axes(*geometry.window)), 40, 40, 1, 4)
+    assert isinstance(strip, UncopiedStrip) != copied
 
 
 # Few outputs leave a task a part of the images, many give each task panels of its own.
