@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ltc.backends.undisturbed import Undisturbed
+
 # How `struct` writes a number of that type into eight bytes.  Half floats are not among them: it
 # rounds once where torch, whose numbers kernels are compared with, rounds through a float.
 _FORMATS = {
@@ -39,7 +41,8 @@ class Cells:
                 return self._together.pack_into(memory, self._offset, *numbers)
             except (struct.error, OverflowError, TypeError, ValueError, RuntimeError):
                 pass  # torch decides what becomes of such a number
-        for k, (slot, dtype) in enumerate(self._cells):
-            word = memory[self._offset + 8 * k :][:8]
-            cell = torch.frombuffer(word, dtype=dtype, count=1)
-            cell[0] = torch.as_tensor(scalars[slot], dtype=dtype)
+        with Undisturbed():
+            for k, (slot, dtype) in enumerate(self._cells):
+                word = memory[self._offset + 8 * k :][:8]
+                cell = torch.frombuffer(word, dtype=dtype, count=1)
+                cell[0] = torch.as_tensor(scalars[slot], dtype=dtype)

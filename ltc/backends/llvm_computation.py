@@ -23,8 +23,8 @@ from ltc.backends.llvm_plan import (
     PlannedCall,
     ReferenceCall,
 )  # fmt: skip
-from ltc.backends.output_pool import empty
-from ltc.backends.undisturbed import Undisturbed
+from ltc.backends.output_pool import maker_of
+from ltc.backends.undisturbed import Undisturbed, is_alone
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.loading import LoadedKernel
@@ -73,6 +73,11 @@ class LlvmComputation:
             if way != ITSELF
         ]
         self._more_values = plan.values - given
+        makers = [maker_of(shape, dtype) for shape, dtype in plan.made]
+        self._makers = [make for make, _ in makers]
+        native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
+        # Whether a launch asks torch for anything that the caller's modes could change.
+        self._dispatches = not native or bool(self._ways) or any(asks for _, asks in makers)
 
     def _made_ready(self, run):
         if isinstance(run, ReferenceCall):
@@ -89,24 +94,29 @@ class LlvmComputation:
         return _Kernels(run, KernelRun(calls, checks.stop, checks))
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        with Undisturbed():
-            block = _blocks.take(self.plan.block)
-            try:
-                values = self._begin(block, buffers, scalars)
-                self._run(block, values)
-                outputs = [values[value] for value in self._outputs]
-                for position, own in self._ways:
-                    outputs[position] = own(outputs[position])
-                return outputs
-            finally:
-                _blocks.give_back(block)
+        if self._dispatches or not is_alone():
+            with Undisturbed():
+                return self._launched(buffers, scalars)
+        return self._launched(buffers, scalars)
+
+    def _launched(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        block = _blocks.take(self.plan.block)
+        try:
+            values = self._begin(block, buffers, scalars)
+            self._run(block, values)
+            outputs = [values[value] for value in self._outputs]
+            for position, own in self._ways:
+                outputs[position] = own(outputs[position])
+            return outputs
+        finally:
+            _blocks.give_back(block)
 
     def _begin(self, block: Block, buffers, scalars) -> list[Any]:
         """The values that the launch starts with, their addresses and the scalars in the frame."""
         plan = self.plan
         values = list(buffers) if self._reads_all else [buffers[p] for p in plan.positions]
         del values[len(plan.positions) :]
-        values += [empty(shape, dtype) for shape, dtype in plan.made]
+        values += [make() for make in self._makers]
         addresses = map(_address_of, values)
         self._addresses.pack_into(block.memory, 0, *addresses, block.address, *self._tail)
         self._cells.write(block.memory, scalars)

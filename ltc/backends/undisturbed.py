@@ -20,6 +20,11 @@ _EXCLUDED = _key_set(
 )
 
 
+def is_alone() -> bool:
+    """Whether no mode of the calling thread meets what does not pass torch's dispatcher."""
+    return torch._C._len_torch_function_stack() == 0 and not torch.is_inference_mode_enabled()
+
+
 class Undisturbed:
     """Plain CPU kernels inside, whatever modes the calling thread is in.
 

@@ -79,6 +79,8 @@ def _signs(recorder: Recorder) -> Signs:
 class Ended:
     """What the end of a walk came to.
 
+    made      how many tensors the walk's calls made
+    died      how many of these are gone
     alive     places of the states that live on, as `Signs` has them
     own       of these, by their number among them: views that become tensors of their own
     shared    (position of an input, numbers of the states that hold just that)
@@ -90,6 +92,8 @@ class Ended:
     """
 
     signs: Signs
+    made: int
+    died: int
     alive: list[int]
     own: list[int]
     shared: list[tuple[int, list[int]]]
@@ -103,11 +107,9 @@ class Ended:
 def end(recorder: Recorder) -> None:
     """Start what is alive of the walk, and say of each state what it now holds."""
     ended, alive = _as_before(recorder) or _looked_at(recorder)
-    made = len(ended.signs.values) - len(recorder.inputs)
-    if made:
-        metrics.count("CreateLtcTensor", made)
-        metrics.count("DestroyLtcTensor", sum([place >= made for place in ended.alive]) + made
-                      - len(ended.alive))
+    if ended.made:
+        metrics.count("CreateLtcTensor", ended.made)
+        metrics.count("DestroyLtcTensor", ended.died)
     for position, holders in ended.shared:
         buffer = recorder.inputs[position]
         buffer.shared = True
@@ -153,15 +155,17 @@ def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
 def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
     """The same, found by looking at every state."""
     signs = _signs(recorder)
-    look = _Look(recorder, signs.alone)
+    look, made = _Look(recorder, signs.alone), len(recorder.live)
     look.at_live(recorder.live)
-    look.at_bound(recorder.bound, len(signs.values) - len(recorder.inputs))
+    died = made - len(look.alive)
+    look.at_bound(recorder.bound, made)
     inputs = [v for v in look.outputs if v.call.overload == INPUT]
     shared = [(v.call.args[0], look.outputs.pop(v)) for v in inputs]
     outputs = tuple(look.outputs)
     replaced = {i: look.replaced[v] for i, v in enumerate(outputs) if v in look.replaced}
     ended = Ended(
-        signs, look.places, look.own, shared, outputs, list(look.outputs.values()), replaced, {}
+        signs, made, died, look.places, look.own, shared, outputs, list(look.outputs.values()),
+        replaced, {},
     )
     return ended, look.alive
 

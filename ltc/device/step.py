@@ -78,6 +78,16 @@ def _flush_foreign(recorder: Recorder) -> None:
 def value_of(state: State) -> Value:
     """The Value that `state` has in the calling thread's walk, bound or derived where needed."""
     recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
+    value, buffer, entry = state.value, state.buffer, recorder.cursor
+    # the common case of Recorder.bind, without its calls
+    if value is None and buffer is not None and entry.key is buffer.key:
+        execution = buffer.execution
+        if execution is None or execution.failure is None:
+            recorder.last, recorder.cursor = entry, entry.next
+            recorder.inputs.append(buffer)
+            recorder.bound.append(state)
+            value = state.value = entry.value
+            return value
     while True:
         value = state.value
         if value is None:

@@ -13,7 +13,7 @@ import torch
 from ltc.aten.call import Call, Value
 from ltc.device.lines import user_line
 from ltc.device.recorder import Recorder
-from ltc.device.state import State, new_state
+from ltc.device.state import State
 from ltc.device.step import value_of
 from ltc.device.torch_api import is_view_replay_enabled, set_view_replay_enabled, storage_of
 
@@ -33,7 +33,8 @@ def link_view(recorder: Recorder, viewed: State, value: Value, link: tuple) -> t
             tensor = recorder.new_tensor(value.shape, value.dtype)
     else:
         tensor = recorder.new_tensor(value.shape, value.dtype)
-    state = storage_of(tensor).lazy = new_state(value, recorder.device)
+    storage_of(tensor).lazy = state = State()
+    state.value, state.device, state.buffer = value, recorder.device, None
     views = viewed.views
     if views is None:
         views = viewed.views = []

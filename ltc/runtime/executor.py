@@ -40,7 +40,8 @@ class Executor:
         self._forget()
 
     def _forget(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: collections.deque = collections.deque()
         self._running: Work | None = None
         self._thread: threading.Thread | None = None
@@ -49,7 +50,7 @@ class Executor:
 
     def run(self, work: Work, long: bool) -> None:
         """Do `work` after everything given before; `long` work runs behind the caller."""
-        with self._changed:  # _idle is true only between two holders of this lock
+        with self._lock:  # _idle is true only between two holders of it
             inline = not long and self._idle()
         if inline:
             with self._inline:
@@ -62,7 +63,7 @@ class Executor:
 
     def wait_for_room(self) -> None:
         """Block while LTC_MAX_IN_FLIGHT programs wait or run."""
-        if self._in_flight() >= config.value("LTC_MAX_IN_FLIGHT"):
+        if self._in_flight() and self._in_flight() >= config.value("LTC_MAX_IN_FLIGHT"):
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._in_flight() < config.value("LTC_MAX_IN_FLIGHT")

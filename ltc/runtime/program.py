@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,7 +114,10 @@ class _Work:
         failure = self._failure_of_an_input()
         if failure is None:
             try:
-                with self._collectives():
+                if self.program.exchanges:
+                    with running_as(self.replica):
+                        self._run()
+                else:
                     self._run()
             except BaseException as error:
                 failure = self._failed(error)
@@ -127,9 +129,6 @@ class _Work:
     def lose_outputs(self) -> None:
         for buffer in self.outputs:
             buffer.handle = buffer.previous = None
-
-    def _collectives(self):
-        return running_as(self.replica) if self.program.exchanges else nullcontext()
 
     def _failure_of_an_input(self) -> Failure | None:
         failures = (execution.failure for execution in self.dependencies)

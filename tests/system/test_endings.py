@@ -153,3 +153,43 @@ def test_one_comparison_binds_a_list_that_was_bound_before():
         assert [state_of(x) for x in values] == recorder.bound
         ltc.sync()
     assert "RecordedEntries" not in grown
+
+
+class Seen(torch.overrides.TorchFunctionMode):
+    """Notes what torch is asked for while it is switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.functions.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_launch_asks_a_users_modes_for_nothing():
+    x = lazy(3)
+    for _ in range(2):
+        y = x + 1
+        with Seen() as seen:
+            ltc.sync(wait=True)
+        assert not seen.functions
+        assert torch.equal(y.cpu(), x.cpu() + 1)
+
+
+def test_what_is_computed_in_inference_mode_can_be_trained_with():
+    x = lazy(3)
+    y = x + 1
+    with torch.inference_mode():
+        ltc.sync(wait=True)
+    weight = torch.ones(3, device="ltc", requires_grad=True)
+    (weight * y).sum().backward()
+    assert torch.equal(weight.grad.cpu(), y.cpu())
+
+
+def test_outputs_without_elements_and_of_every_kind_come_out():
+    for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool):
+        for shape in ((0, 3), (), (2, 0, 4), (5, 2)):
+            x = torch.ones(shape, dtype=dtype)
+            y = (x.to("ltc") * 1).cpu()
+            assert y.shape == x.shape and y.dtype == x.dtype and torch.equal(y, x)
