@@ -106,5 +106,6 @@ def maker_of(
     """What makes outputs of a type at every launch, and whether it passes torch's dispatcher."""
     if _empty_strided is None or prod(shape) * dtype.itemsize >= LARGE_BYTES:
         return functools.partial(empty, shape, dtype), True
-    strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+    dims = range(len(shape))
+    strides = tuple([prod([max(extent, 1) for extent in shape[dim + 1 :]]) for dim in dims])
     return functools.partial(_empty_strided, tuple(shape), strides, dtype), False
