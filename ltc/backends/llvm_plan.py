@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps, sent_by
+from ltc.backends.llvm_lifetimes import Lifetimes
+from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
-from ltc.ir.tensor_type import TensorType
 from ltc.llvm.loading import kernel_name
-from ltc.llvm.products import ScratchBuffer
 from ltc.llvm.program import Fault
 from ltc.passes import memory
 
 ITSELF, OWNED, COPIED = range(3)  # how a value becomes an output
 WORD = 8  # bytes
+SHORT_LIVES = 32  # a program has so many one after the other: what lives longer left the caches
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,6 @@ def plan_of(graph: Graph, donated: frozenset[int]) -> tuple[Plan, dict[str, str]
     return planner.plan(), planner.texts
 
 
-def nbytes_of(type: TensorType) -> int:
-    return type.size * type.dtype.itemsize
-
-
 class _Planner:
     """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
 
@@ -233,8 +229,13 @@ class _Planner:
         return number
 
     def _place_block(self) -> None:
-        offsets, scratch_bytes = memory.plan(self._lifetimes())
-        in_block = [n for n in offsets if isinstance(n, Node) and n in self._by_reference]
+        long = max(1, len(self._steps) // SHORT_LIVES)
+        lives = Lifetimes(
+            self._steps, self._graph, self._shares, self._place, self._by_reference
+        )
+        places, scratch_bytes = memory.plan(lives.all(), lives.hosts(self._made), long)
+        places.update({node: places[other] for node, other in lives.over.items()})
+        in_block = [n for n in places if isinstance(n, Node) and n in self._by_reference]
         numbers = [self._new_value(n) for n in in_block]
         # From here on the number of values is known, and with it the length of the frame.
         self._first_cell = self._values
@@ -245,8 +246,11 @@ class _Planner:
             self._place[fault] = (self._block_value, WORD * (self._first_check + k))
         words = self._first_check + len(self._faults) + self._most_arguments()
         frame_bytes = -(-WORD * words // memory.ALIGNMENT) * memory.ALIGNMENT
-        for node, offset in offsets.items():
-            self._place[node] = (self._block_value, frame_bytes + offset)
+        for node, (host, offset) in places.items():
+            if host is memory.BLOCK:
+                self._place[node] = (self._block_value, frame_bytes + offset)
+            else:
+                self._place[node] = (self._number[host], offset)
         self._block_bytes = frame_bytes + scratch_bytes
         self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
 
@@ -260,43 +264,6 @@ class _Planner:
             count = count + words if step.is_native else 0
             most = max(most, count)
         return most
-
-    def _lifetimes(self) -> list[memory.Lifetime]:
-        """What kernels make and nobody gets, with the steps during which it lives."""
-        last: dict[Node, int] = {}
-        for position, step in enumerate(self._steps):
-            for node in (*step.reads, *step.writes):
-                last[self._shares.get(node, node)] = position
-        ends = len(self._steps)
-        last.update({self._shares[n]: ends for n in self._graph.outputs if n in self._shares})
-        for node, position in self._sent_until(ends):
-            last[node] = max(last[node], position)
-        lifetimes = []
-        for position, step in enumerate(self._steps):
-            if step.is_native:
-                lifetimes.extend(
-                    memory.Lifetime(node, nbytes_of(node.type), position, last[node])
-                    for node in step.writes
-                    if node not in self._place
-                )
-            between = dict.fromkeys(n for c in step.codes for n in c.nodes)
-            lifetimes.extend(
-                memory.Lifetime(buffer, buffer.nbytes, position, position)
-                for buffer in between
-                if isinstance(buffer, ScratchBuffer)
-            )
-        return lifetimes
-
-    def _sent_until(self, ends: int) -> Iterable[tuple[Node, int]]:
-        """What the exchanges read, and the step until which they do: the wait, if there is one."""
-        units = [step.unit for step in self._steps]
-        waits = {
-            unit.inputs[0]: position for position, unit in enumerate(units)
-            if isinstance(unit, Node) and unit.op is ops.COLLECTIVE_WAIT
-        }
-        for unit in units:
-            for node in sent_by(unit):
-                yield self._shares.get(node, node), waits.get(unit, ends)
 
     # --- what runs -------------------------------------------------------------------------------
 

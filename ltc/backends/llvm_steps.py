@@ -6,6 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph
@@ -160,23 +161,31 @@ def _choose_overwrites(
     for step in steps:
         if step.may_fail:
             continue  # half an update would be left behind
-        kernel = step.unit if isinstance(step.unit, Kernel) else None
-        taken: set[Node] = set()
-        if isinstance(step.unit, Product):
-            kernel = step.unit.epilogue
-            taken = {access.node for access in step.unit.operands}
+        kernel, taken = stores_of(step.unit)
         for store in kernel.stores if kernel is not None else ():
             able = store.node in outputs and store.node not in step.overwrites
-            target = _in_place(kernel, store, free - taken) if able else None
+            target = in_place(kernel, store, free - taken) if able else None
             if target is not None:
                 step.overwrites[store.node] = target
                 free.discard(target)
 
 
-def _in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
-    """A free input that the kernel reads nowhere but where it stores."""
+def stores_of(unit: Any) -> tuple[Kernel | None, set[Node]]:
+    """The kernel whose stores a unit makes, if any, and what it reads in other places as well."""
+    if isinstance(unit, Product):
+        return unit.epilogue, {access.node for access in unit.operands}
+    return unit if isinstance(unit, Kernel) else None, set()
+
+
+def in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
+    """A free node that the kernel reads nowhere but where it stores, and has read when it does.
+
+    The stores of a point run one after the other: what another store reads of the node, it finds
+    in a register only if this one has read it there.
+    """
     if store.sums:
         return None
+    there = _loaded_at(store)
     loads: dict[Node, bool] = {}
     for value in kernel.values():
         if value.kind in READS:
@@ -184,9 +193,23 @@ def _in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
             same = value.kind == "load" and offset == store.offset and not value.guards
             loads[node] = loads.get(node, True) and same
     for node, same in loads.items():
-        if same and node in free and node.type == store.node.type:
+        if same and node in there & free and node.type == store.node.type:
             return node
     return None
+
+
+def _loaded_at(store: Store) -> set[Node]:
+    """What is loaded for a store at its own point, not in a reduction before."""
+    found: set[Node] = set()
+    waiting, seen = [store.value], set()
+    while waiting:
+        value = waiting.pop()
+        if value not in seen and value.kind != "reduced":
+            seen.add(value)
+            waiting.extend(value.operands)
+            if value.kind == "load":
+                found.add(value.data[0])
+    return found
 
 
 def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int, int]]:

@@ -1,4 +1,8 @@
-"""Places in one block of scratch memory for values that live only inside a program."""
+"""Places in memory for values that live only inside a program.
+
+They share one block of scratch memory, and what lives long may lie in the buffer of an output as
+long as nothing has been written there.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,96 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+BLOCK = None  # the name of the block among the places
+
+Place = tuple[Hashable, int]  # the name of a host, or BLOCK, and an offset in bytes
 
 
 @dataclass(frozen=True)
 class Lifetime:
     """One value in scratch memory.
 
-    first  the step that writes it
-    last   the last step that reads it
+    first     the step that writes it
+    last      the last step that reads it
+    in_block  whether it must lie in the block
     """
 
     name: Hashable
     nbytes: int
     first: int
     last: int
+    in_block: bool = False
 
 
-def plan(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
-    """(offset of each value, bytes of the block): values that live at one time do not overlap.
+@dataclass(frozen=True)
+class Host:
+    """The buffer of an output, free for others before the step `first`, which writes it."""
 
-    The largest take their place first, each at the lowest offset that is free all its life.
-    """
-    placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, whose)
-    offsets: dict[Hashable, int] = {}
-    for value in sorted(lifetimes, key=lambda v: (-v.nbytes, v.first)):
-        size = -(-value.nbytes // ALIGNMENT) * ALIGNMENT
-        offset = 0
-        for low, high, other in sorted(placed, key=lambda p: p[0]):
+    name: Hashable
+    nbytes: int
+    first: int
+
+
+class _Region:
+    """A stretch of memory and who lies in it when."""
+
+    def __init__(self) -> None:
+        self._placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, whose)
+
+    def offset_for(self, value: Lifetime) -> int:
+        """The lowest offset that is free all its life."""
+        size, offset = _aligned(value.nbytes), 0
+        for low, high, other in sorted(self._placed, key=lambda p: p[0]):
             if other.last < value.first or value.last < other.first:
                 continue
             if offset + size <= low:
                 break
             offset = max(offset, high)
-        offsets[value.name] = offset
-        placed.append((offset, offset + size, value))
-    return offsets, max((end for _, end, _ in placed), default=0)
+        return offset
+
+    def place(self, value: Lifetime, offset: int) -> None:
+        self._placed.append((offset, offset + _aligned(value.nbytes), value))
+
+    @property
+    def nbytes(self) -> int:
+        return max((end for _, end, _ in self._placed), default=0)
+
+
+def plan(
+    lifetimes: Sequence[Lifetime], hosts: Sequence[Host] = (), long: int = 0
+) -> tuple[dict[Hashable, Place], int]:
+    """(place of each value, bytes of the block): values that live at one time do not overlap.
+
+    The largest take their place first, each at the lowest offset that is free all its life.
+
+    hosts  buffers of outputs; those that are written first are taken first
+    long   steps from which on a life is long: what lives shorter is still in the caches when it is
+           read, and when its place in the block is used again
+    """
+    block, houses = _Region(), {host: _Region() for host in sorted(hosts, key=lambda h: h.first)}
+    places: dict[Hashable, Place] = {}
+    for value in sorted(lifetimes, key=lambda v: (-v.nbytes, v.first)):
+        place = None
+        if not value.in_block and value.last - value.first >= long:
+            place = _hosted(value, houses)
+        if place is None:
+            offset = block.offset_for(value)
+            block.place(value, offset)
+            place = (BLOCK, offset)
+        places[value.name] = place
+    return places, block.nbytes
+
+
+def _hosted(value: Lifetime, houses: dict[Host, _Region]) -> Place | None:
+    """A place in the buffer of an output that is written after the value's life."""
+    for host, region in houses.items():
+        if value.last < host.first and value.nbytes <= host.nbytes:
+            offset = region.offset_for(value)
+            if offset + value.nbytes <= host.nbytes:
+                region.place(value, offset)
+                return host.name, offset
+    return None
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

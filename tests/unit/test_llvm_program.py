@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from ltc.backends import llvm_steps
+from ltc.backends.eager import EagerBackend
 from ltc.backends.llvm import LlvmBackend
 from ltc.backends.llvm_computation import LlvmComputation
+from ltc.backends.llvm_lifetimes import Lifetimes
 from ltc.backends.llvm_plan import plan_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
@@ -222,3 +224,70 @@ def test_what_a_backward_needs_of_an_activation_is_computed_again():
     stored = {n for step in steps for n in step.writes}
     # of h, the two products' operands, and at most the gradient before it is multiplied
     assert h in stored and t not in stored and len(stored - {forward, backward}) <= 4
+
+
+def test_a_value_takes_the_place_of_one_that_dies_where_it_is_made():
+    x, w = given(64, 64), given(64, 64, index=1)
+    h = make(ops.MATMUL, x, w)
+    shifted = h - build.max_of(h, (1,), keepdim=True)  # h is read nowhere else
+    result = make(ops.MATMUL, shifted, w)
+    graph = graph_of(result, inputs=[x, w])
+    plan, _ = plan_of(graph, frozenset())
+    frame = 8 * (plan.values + plan.arguments) + 64
+    assert plan.block < frame + 2 * x.type.size * 4
+    operands = torch.randn(64, 64), torch.randn(64, 64)
+    (found,) = compiled(graph).launch(list(operands), [])
+    (expected,) = EagerBackend().compile(graph, 0, frozenset()).launch(list(operands), [])
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_is_read_elsewhere_too_keeps_its_place():
+    """Rows that are turned, shifted, or read by a later step."""
+    x, w = given(64, 64), given(64, 64, index=1)
+    for again in (
+        lambda h: h + build.transpose(h, 0, 1),
+        lambda h: h + build.flip(h, [0]),
+        lambda h: make(ops.MATMUL, make(ops.EXP, h), w) + h,
+    ):
+        h = make(ops.MATMUL, x, w)
+        graph = graph_of(make(ops.MATMUL, again(h), w), inputs=[x, w])
+        operands = torch.randn(64, 64) / 9, torch.randn(64, 64) / 9
+        (found,) = compiled(graph).launch(list(operands), [])
+        (expected,) = EagerBackend().compile(graph, 0, frozenset()).launch(list(operands), [])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_activations_lie_in_the_buffers_of_gradients_that_are_made_later(monkeypatch):
+    x = given(16, 64)
+    weights = [given(64, 64, index=1 + k) for k in range(6)]
+    layers = [x]
+    for weight in weights:
+        layers.append(make(ops.TANH, make(ops.MATMUL, layers[-1], weight)))
+    flowing, gradients = layers[-1], []
+    for weight, y in zip(reversed(weights), reversed(layers[:-1])):
+        gradients.append(make(ops.MATMUL, build.transpose(y, 0, 1), flowing))
+        flowing = make(ops.MATMUL, flowing, build.transpose(weight, 0, 1))
+    graph = graph_of(*gradients, flowing, inputs=[x, *weights])
+    plan, _ = plan_of(graph, frozenset())
+    with monkeypatch.context() as patch:
+        patch.setattr(Lifetimes, "hosts", lambda self, made: [])
+        alone, _ = plan_of(graph, frozenset())
+    assert plan.block < alone.block
+    operands = [torch.randn(n.shape) / 8 for n in graph.inputs]
+    ours = compiled(graph).launch([o.clone() for o in operands], [])
+    expected = EagerBackend().compile(graph, 0, frozenset()).launch(operands, [])
+    for a, b in zip(ours, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_no_store_takes_the_place_of_what_another_store_of_its_point_reads_later():
+    x, w = given(64, 64), given(64, 64, index=1)
+    h = make(ops.MATMUL, x, w)
+    largest = build.max_of(x, (1,), keepdim=True)
+    of_x, of_h = make(ops.EXP, x - largest), h + largest
+    graph = graph_of(make(ops.MATMUL, of_x, w), make(ops.MATMUL, of_h, of_x), inputs=[x, w])
+    operands = torch.randn(64, 64) / 8, torch.randn(64, 64) / 8
+    ours = compiled(graph).launch(list(operands), [])
+    expected = EagerBackend().compile(graph, 0, frozenset()).launch(list(operands), [])
+    for a, b in zip(ours, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

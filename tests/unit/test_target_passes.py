@@ -12,7 +12,7 @@ from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
 from ltc.passes.channels_last import channels_last
 from ltc.passes.layout import layout
-from ltc.passes.memory import ALIGNMENT, Lifetime, plan
+from ltc.passes.memory import ALIGNMENT, BLOCK, Host, Lifetime, plan
 from ltc.passes.split import split_reductions
 from tests.drawn import drawn
 
@@ -111,17 +111,39 @@ def lifetimes(draw):
     return found
 
 
+def hosts():
+    one = st.builds(Host, st.text(max_size=3), st.integers(1, 8000), st.integers(0, 28))
+    return st.lists(one, max_size=4, unique_by=lambda host: host.name)
+
+
 @drawn(100)
-@examples(lifetimes())
-def test_values_that_live_at_one_time_do_not_overlap(values):
-    offsets, total = plan(values)
+@examples(lifetimes(), hosts(), st.integers(0, 9))
+def test_values_that_live_at_one_time_do_not_overlap(values, hosts, long):
+    places, total = plan(values, hosts, long)
+    room = {BLOCK: total, **{host.name: host.nbytes for host in hosts}}
     for a in values:
-        assert offsets[a.name] % ALIGNMENT == 0 and offsets[a.name] + a.nbytes <= total
+        where, offset = places[a.name]
+        assert offset % ALIGNMENT == 0 and offset + a.nbytes <= room[where]
         for b in values:
             together = a.first <= b.last and b.first <= a.last
-            if a is not b and together:
-                ends_before = offsets[a.name] + a.nbytes <= offsets[b.name]
-                assert ends_before or offsets[b.name] + b.nbytes <= offsets[a.name]
+            if a is not b and together and places[b.name][0] == where:
+                ends_before = offset + a.nbytes <= places[b.name][1]
+                assert ends_before or places[b.name][1] + b.nbytes <= offset
+
+
+@drawn(100)
+@examples(lifetimes(), hosts(), st.integers(0, 9))
+def test_guests_are_gone_before_their_host_is_written(values, hosts, long):
+    places, _ = plan(values, hosts, long)
+    first = {host.name: host.first for host in hosts}
+    for value in values:
+        where, _ = places[value.name]
+        assert where is BLOCK or value.last < first[where] and value.last - value.first >= long
+
+
+def test_what_must_lie_in_the_block_does():
+    value = Lifetime("x", 100, 0, 5, in_block=True)
+    assert plan([value], [Host("output", 1000, 9)])[0] == {"x": (BLOCK, 0)}
 
 
 def test_memory_is_used_again_when_its_value_is_dead():
