@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from workloads import Way
@@ -71,6 +71,11 @@ def ltc_system(**variables: str) -> System:
     )  # fmt: skip
 
 
+def ltc_fused() -> System:
+    system = ltc_system()
+    return replace(system, way=replace(system.way, optimizer_options={"fused": True}))
+
+
 def ltc_program() -> System:
     """The longest program of a step alone: what recording and handing over do not cost."""
     system = ltc_system(LTC_CACHE="0")
@@ -122,6 +127,7 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "compile all": lambda: compiled(optimizer=True),
     "torch._lazy": torch_lazy,
     "ltc": ltc_system,
+    "ltc fused": ltc_fused,
     "ltc bf16": lambda: ltc_system(LTC_USE_BF16="1"),
     "ltc program": ltc_program,
 }

@@ -1,8 +1,8 @@
 """How a walk ends: what is still alive becomes the outputs of one program, which is started.
 
-What an end came to is kept at the walk's last entry.  The next walk along that path ends alike where
-as many references lead to each of its states and each holds the same value: who holds what follows
-from these and from the path.  So the end of a steady step is a comparison of a few lists.
+What an end came to is kept at the walk's last entry.  The next walk along that path ends alike
+where as many references lead to each of its states and each holds the same value: who holds what
+follows from these and from the path.  So the end of a steady step is a comparison of a few lists.
 """
 
 from __future__ import annotations

@@ -239,7 +239,9 @@ def _result_lines(signature: Signature) -> list[str]:
         lines = ["results = iter(entry.call.results)"]
         for i in written:
             condition, writes = arguments[i].written_with, _write_next_lines(i, arguments[i].kind)
-            lines += writes if condition is None else [f"if {condition} is not None:", *_indent(writes)]
+            if condition is not None:
+                writes = [f"if {condition} is not None:", *_indent(writes)]
+            lines += writes
     else:
         lines = []
     if not signature.returns_written:

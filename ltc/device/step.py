@@ -13,8 +13,6 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-import torch
-
 from ltc.aten.call import Call, Value
 from ltc.debug import metrics
 from ltc.device.ending import end

@@ -63,16 +63,14 @@ class Account:
 _accounts: dict[int, Account] = {}
 
 
-def under_way(buffers: list["Buffer"]) -> list[Execution]:
+def under_way(buffers: list[Buffer]) -> list[Execution]:
     """The launches that decide what is in the buffers: not over, or over and nothing is there."""
-    found = []
-    for execution in {buffer.execution for buffer in buffers}:
-        if execution is not None and not execution.done:
-            found.append(execution)
-        elif execution is not None and execution.failure is not None:
-            if any(b.handle is None for b in buffers if b.execution is execution):
-                found.append(execution)
-    return found
+    executions = {buffer.execution for buffer in buffers} - {None}
+    return [e for e in executions if not e.done or e.failure and _left_nothing(e, buffers)]
+
+
+def _left_nothing(execution: Execution, buffers: list[Buffer]) -> bool:
+    return any(b.handle is None for b in buffers if b.execution is execution)
 
 
 def account_of(device: int) -> Account:

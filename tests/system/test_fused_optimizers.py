@@ -8,7 +8,7 @@ from ltc.device.signature import Signature
 from ltc.device.tensor import state_of
 
 FORMS = {
-    "Adam": dict(amsgrad=True), "AdamW": {}, "SGD": dict(momentum=0.9, nesterov=True),
+    "Adam": {"amsgrad": True}, "AdamW": {}, "SGD": {"momentum": 0.9, "nesterov": True},
     "Adagrad": {},
 }
 
