@@ -151,6 +151,44 @@ def test_one_more_relu_compiles_at_most_three_kernels():
     assert counted(lambda: trained(extra=[torch.nn.ReLU()]), "llvm.compiled")[0] <= 3
 
 
+def perceptron() -> torch.nn.Module:
+    linear = torch.nn.Linear
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), linear(144, 64), torch.nn.ReLU(), linear(64, 32), torch.nn.ReLU(),
+        linear(32, 10),
+    )  # fmt: skip
+
+
+def convolutions() -> torch.nn.Module:
+    nn = torch.nn
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Dropout(0.25), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [perceptron, convolutions])
+def test_twenty_batch_sizes_compile_few_more_kernels_than_one(build):
+    torch.manual_seed(0)
+    model = build().to("ltc")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(batch: int) -> None:
+        x, y = torch.randn(batch, 1, 12, 12).to("ltc"), torch.randint(10, (batch,)).to("ltc")
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        ltm.mark_step()
+
+    def first_steps() -> None:
+        for _ in range(3):  # the first has no momentum to read
+            step(64)
+
+    of_one = counted(first_steps, "llvm.compiled")[0]
+    of_others = counted(lambda: [step(b) for b in range(32, 128, 5)], "llvm.compiled")[0]
+    assert of_one + of_others <= 1.5 * of_one
+
+
 STEP = """
 import sys, warnings
 warnings.simplefilter("error")
