@@ -8,14 +8,13 @@ nothing is recorded, and torch's backward is timed without its forward.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from kernel_bench import ISA, medians, program
+from kernel_bench import ISA, arguments_of, medians, program
 
 from ltc.llvm.attention import attention_kernel
 from ltc.llvm.attention_gradient import attention_gradient
@@ -107,12 +106,7 @@ def ways_of(case: Case) -> dict[str, dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    arguments = parser.parse_args()
+    arguments = arguments_of(__doc__)
     print("| case | pass | threads | us: ltc | torch | ltc is faster by |")
     print("|---|---|---|---|---|---|")
     for case in (c for c in CASES if arguments.only in c.name):

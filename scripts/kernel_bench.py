@@ -266,13 +266,18 @@ def cases() -> Iterator[Case]:
     yield from poolings()
 
 
-def main() -> None:
+def arguments_of(description: str) -> argparse.Namespace:
+    """What the command line of a bench of kernels asks for."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__)
     print(f"{ISA.name}; one thread's multiply-adds: {peak() / 1e9:.0f} GF/s")
     print("| case | threads | GF/s: ltc | others | ltc is faster by |\n|---|---|---|---|---|")
     for case in cases():

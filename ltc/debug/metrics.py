@@ -7,13 +7,12 @@ one is gone until it is used again.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from ltc import config
+from ltc.utils.renewed_lock import renewed_lock
 
 SHORT_COUNTERS = ("CachedCompile", "MarkStep", "DynamoSyncInputExecuteTime")
 SHORT_METRICS = (
@@ -26,17 +25,7 @@ SHORT_METRICS = (
 
 _counts: defaultdict[str, int] = defaultdict(int)
 _metrics: dict[str, Metric] = {}
-# Reentrant, because a finaliser that counts may run while this thread holds it.
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-# A child of fork would otherwise wait for a thread that only its parent has.
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = renewed_lock(globals(), "_lock")
 
 
 # --- recording ---------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +12,7 @@ from ltc.errors import InvalidGraph
 from ltc.ir import ops
 from ltc.ir.ops import Op
 from ltc.ir.tensor_type import TensorType, TupleType, dtype_name, type_text
+from ltc.utils.renewed_lock import renewed_lock
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -103,17 +102,7 @@ class Node:
 
 
 _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
-# Reentrant: the collector may run while a node is added, and a finaliser may make nodes.
-_adding = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _adding
-    _adding = threading.RLock()
-
-
-# A child of fork would otherwise wait for a thread that only its parent has.
-os.register_at_fork(after_in_child=_renew_lock)
+_adding = renewed_lock(globals(), "_adding")
 
 
 def make(op: Op, *inputs: Node, **attrs: Any) -> Node:

@@ -219,10 +219,7 @@ def _sine(b: Builder, x: str, quarters: int, name: str) -> str:
     cosine = f.add(one, f.fma(f.mul(r2, r2), tail, f.sub(rest, f.mul(r, low))))
     if quarters:
         quadrant = f.integer("add", quadrant, quarters)
-    odd = b.compare("ne", "i64", f.integer("and", quadrant, 1), b.constant("i64", 0))
-    y = f.bits(f.select(odd, cosine, sine))
-    sign = f.integer("shl", f.integer("and", quadrant, 2), 62)
-    y = f.from_bits(f.integer("xor", y, sign))
+    y = f.of_quadrant(quadrant, sine, cosine)
     if not quarters:
         y = f.select(f.test("oeq", x, 0.0), x, y)
     large = f.test("uge", f.abs(x), LARGEST_REDUCED)

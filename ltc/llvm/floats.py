@@ -80,6 +80,16 @@ class Floats:
             op, self.whole, x, y if isinstance(y, str) else self.b.constant(self.whole, y)
         )
 
+    def of_quadrant(self, quadrant: str, sine: str, cosine: str) -> str:
+        """The sine of an angle `quadrant` quarter turns beyond the one whose sine is given."""
+        is_odd = self.b.compare(
+            "ne", self.whole, self.integer("and", quadrant, 1), self.b.constant(self.whole, 0)
+        )
+        y = self.bits(self.select(is_odd, cosine, sine))
+        to_sign = {"i32": 30, "i64": 62}[self.whole]  # from bit 1 to the highest
+        sign = self.integer("shl", self.integer("and", quadrant, 2), to_sign)
+        return self.from_bits(self.integer("xor", y, sign))
+
     def where_any(self, condition: str, y: str, slowly: Callable[[], str]) -> str:
         """y, but what `slowly` gives in lanes where the condition holds; it runs if in any."""
         b, any_lane = self.b, condition

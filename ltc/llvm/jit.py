@@ -7,8 +7,6 @@ import ctypes.util
 import functools
 import hashlib
 import itertools
-import os
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from ltc.debug import metrics
 from ltc.errors import BackendMissing, InvalidGraph
 from ltc.utils.disk_cache import disk_cache
 from ltc.utils.version import VERSION
+from ltc.utils.renewed_lock import renewed_lock
 
 OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
 
@@ -119,16 +118,7 @@ def _host(llvm: ModuleType) -> tuple[str, str]:
         return "", ""
 
 
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-# A child of fork would otherwise wait for a thread that only its parent has.
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = renewed_lock(globals(), "_lock")
 
 _compilers: list[_Compiler] = []
 

@@ -5,13 +5,12 @@ A kernel's name is that of its machine code on disk.
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Iterable, Mapping
 
 from ltc.llvm import jit
 from ltc.utils.disk_cache import disk_cache
+from ltc.utils.renewed_lock import renewed_lock
 
 _FUNCTION = "@kernel"  # what the text of every kernel calls itself
 
@@ -26,16 +25,7 @@ class LoadedKernel:
 
 
 _loaded: weakref.WeakValueDictionary[str, LoadedKernel] = weakref.WeakValueDictionary()
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-# A child of fork would otherwise wait for a thread that only its parent has.
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = renewed_lock(globals(), "_lock")
 
 
 def kernel_name(text: str) -> str:

@@ -221,10 +221,7 @@ def _sine(b: Builder, x: str, quarters: int, name: str) -> str:
     sine = f.fma(f.mul(sine, r2), r, r)
     cosine = f.polynomial(r2, 2.44331571e-5, -1.38873162e-3, 4.16666456e-2, -0.5)
     cosine = f.fma(cosine, r2, 1.0)
-    odd = b.compare("ne", "i32", f.integer("and", quadrant, 1), b.constant("i32", 0))
-    y = f.bits(f.select(odd, cosine, sine))
-    sign = f.integer("shl", f.integer("and", quadrant, 2), 30)
-    y = f.from_bits(f.integer("xor", y, sign))
+    y = f.of_quadrant(quadrant, sine, cosine)
     if not quarters:
         y = f.select(f.test("oeq", x, 0.0), x, y)
     large = f.test("uge", f.abs(x), LARGEST_REDUCED)

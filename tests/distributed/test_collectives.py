@@ -207,9 +207,8 @@ def test_send_and_recv_pass_a_tensor_on():
 
 def test_nothing_runs_before_a_cut_and_then_everything_read_or_not():
     def record(i, d):
-        with metrics.counted() as grown:
-            ltm.all_reduce("sum", torch.ones(2, device=d))  # nobody reads it
-            kept = ltm.all_gather(torch.ones(2, device=d))
+        ltm.all_reduce("sum", torch.ones(2, device=d))  # nobody reads it
+        kept = ltm.all_gather(torch.ones(2, device=d))
         pending = state_of(kept).buffer is None
         if i % 2:  # these end their step without a read, the others by reading
             ltm.mark_step(d)
@@ -310,13 +309,18 @@ def test_a_sum_of_gradients_is_left_whole():
     assert values(in_threads(reduce)) == [-6.0] * REPLICAS
 
 
+def _after_a_backward(device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Four layers that have gradients."""
+    module = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]).to(device)
+    module(torch.ones(2, 8, device=device)).sum().backward()
+    return module, torch.optim.SGD(module.parameters(), 0.1)
+
+
 def test_a_bucket_leaves_while_the_backward_still_runs():
     texts = []
 
     def train(i, d):
-        module = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]).to(d)
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        module(torch.ones(2, 8, device=d)).sum().backward()
+        module, optimizer = _after_a_backward(d)
         ltm.reduce_gradients(optimizer)
         if i == 0:
             texts.append(_schedule_of_pending(module))
@@ -345,9 +349,7 @@ def test_buckets_start_before_the_last_weight_gradient_in_the_native_program_too
     orders = []
 
     def train(i, d):
-        module = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]).to(d)
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        module(torch.ones(2, 8, device=d)).sum().backward()
+        module, optimizer = _after_a_backward(d)
         ltm.optimizer_step(optimizer)
         if i == 0:
             graph = pipeline.run(_pending_graph(module, list(module.parameters())))

@@ -415,33 +415,27 @@ def test_without_cloudpickle_the_error_says_what_to_install():
     assert "pip install 'ltc[notebook]'" in done.stderr and "start_method='fork'" in done.stderr
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path):
-    script = tmp_path / "unguarded.py"
+def run_script(folder: Path, first_lines: str) -> subprocess.CompletedProcess:
+    """A script that spawns without a guard, after these lines."""
+    script = folder / "unguarded.py"
     script.write_text(
-        "import ltc.distributed.lazy_multiprocessing as lmp\n"
+        f"{first_lines}import ltc.distributed.lazy_multiprocessing as lmp\n"
         "def f(rank): return rank\n"
         "lmp.spawn(f, nprocs=2)\n"
     )
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    done = run_script(tmp_path, "")
     assert done.returncode == 1 and "if __name__ == '__main__'" in done.stderr
 
 
 def test_a_rank_that_ends_while_it_starts_is_told_so(tmp_path):
-    script = tmp_path / "fragile.py"
-    script.write_text(
-        "import os\n"
-        "if __name__ != '__main__': os._exit(7)\n"
-        "import ltc.distributed.lazy_multiprocessing as lmp\n"
-        "def f(rank): return rank\n"
-        "lmp.spawn(f, nprocs=2)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run_script(tmp_path, "import os\nif __name__ != '__main__': os._exit(7)\n")
     assert done.returncode == 1 and "exit code 7 while it started Python" in done.stderr
 
 

@@ -17,6 +17,7 @@ LAYERS = [
     [
         "errors",
         "config",
+        "utils.renewed_lock",
         "debug.metrics",
         "debug.metrics_saver",
         "debug.profiler",
