@@ -8,6 +8,7 @@ from ltc.aten import (  # noqa: F401  importing a file registers its rules
     creation,
     foreach,
     indexing,
+    logic,
     loss,
     matmul,
     movement,

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ltc.backends.attention import attention, attention_gradient
@@ -22,10 +21,19 @@ from ltc.backends.memory import new_copy
 from ltc.backends.philox import random_bits
 from ltc.backends.torch_call import extern
 from ltc.backends.undisturbed import Undisturbed
+from ltc.backends.windows import (
+    average_pool,
+    average_pool_gradient,
+    convolution,
+    convolution_input_gradient,
+    convolution_weight_gradient,
+    in_either_layout,
+    max_pool,
+    max_pool_gradient,
+)  # fmt: skip
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
-from ltc.ir.infer import window_extent
-from ltc.ir.node import Node, constant_value, is_channels_last, make
+from ltc.ir.node import Node, constant_value
 from ltc.ir.ops import Op
 
 aten = torch.ops.aten
@@ -201,130 +209,6 @@ def _scatter(node: Node) -> Compute:
     return lambda base, index, new: function(base, dim, index, new)
 
 
-def _geometry(node: Node) -> tuple[Any, ...]:
-    """Stride, padding, dilation, transposed, output padding, groups: as torch's overloads want."""
-    padding = node.attr("padding")
-    no_padding = [0] * len(padding)
-    return (
-        node.attr("stride"), padding, node.attr("dilation"), False, no_padding, node.attr("groups"),
-    )  # fmt: skip
-
-
-def _in_either_layout(lower: Callable[[Node], Compute], *turned: int) -> Callable[[Node], Compute]:
-    """The row of an op that may have its channels last: those operands, and the results."""
-
-    def row(node: Node) -> Compute:
-        if not is_channels_last(node):
-            return lower(node)
-        attrs = dict(node.attrs)
-        del attrs["channels_last"]
-        if "shape" in attrs and 0 in turned and node.op is not ops.CONVOLUTION_WEIGHT_GRADIENT:
-            attrs["shape"] = _channels_second(attrs["shape"])
-        inputs = [
-            make(ops.INPUT, index=k, dtype=n.dtype, shape=_channels_second(n.shape))
-            if k in turned else n
-            for k, n in enumerate(node.inputs)
-        ]  # fmt: skip
-        compute = lower(make(node.op, *inputs, **attrs))
-        keeps = node.op is ops.CONVOLUTION_WEIGHT_GRADIENT
-
-        def turned_around(*operands):
-            operands = [x.movedim(-1, 1) if k in turned else x for k, x in enumerate(operands)]
-            result = compute(*operands)
-            if keeps:
-                return result
-            if isinstance(result, tuple):
-                return tuple(x.movedim(1, -1).contiguous() for x in result)
-            return result.movedim(1, -1).contiguous()
-
-        return turned_around
-
-    return row
-
-
-def _channels_second(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (shape[0], shape[-1], *shape[1:-1])
-
-
-def _convolution(node: Node) -> Compute:
-    geometry = _geometry(node)
-    return lambda x, weight: torch.convolution(x, weight, None, *geometry)
-
-
-def _convolution_input_gradient(node: Node) -> Compute:
-    geometry, shape = _geometry(node), node.shape
-
-    def compute(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x = grad.new_empty(()).expand(shape)  # only its shape is read
-        wanted = (True, False, False)
-        return aten.convolution_backward(grad, x, weight, None, *geometry, wanted)[0]
-
-    return compute
-
-
-def _convolution_weight_gradient(node: Node) -> Compute:
-    geometry, shape = _geometry(node), node.shape
-
-    def compute(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        weight = grad.new_empty(()).expand(shape)  # only its shape is read
-        wanted = (False, True, False)
-        return aten.convolution_backward(grad, x, weight, None, *geometry, wanted)[1]
-
-    return compute
-
-
-def _rounds_up(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> bool:
-    """Whether the result has windows that lie partly outside: torch's ceil_mode."""
-    kernel, stride, padding = (node.attr(name) for name in ("kernel", "stride", "padding"))
-    rank = len(kernel)
-    whole = tuple(
-        window_extent(n, k, s, p, p, d)
-        for n, k, s, p, d in zip(operand[-rank:], kernel, stride, padding, node.attr("dilation"))
-    )
-    return whole != result[-rank:]
-
-
-def _max_pool(node: Node) -> Compute:
-    names = ("kernel", "stride", "padding", "dilation")
-    arguments = [node.attr(name) for name in names]
-    arguments.append(_rounds_up(node, node.inputs[0].shape, node.attr("shape")))
-    rank = len(node.attr("kernel"))
-    function = {2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}[rank]
-    return lambda x: function(x, *arguments)
-
-
-def _max_pool_gradient(node: Node) -> Compute:
-    shape, rank = node.shape, len(node.attr("shape")) - 2
-    flat = (*shape[:2], int(np.prod(shape[2:])))
-    assert rank >= 1
-
-    def compute(grad: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        zeros = grad.new_zeros(flat)
-        return zeros.scatter_add_(2, indices.flatten(2), grad.flatten(2)).reshape(shape)
-
-    return compute
-
-
-def _pool_arguments(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> list[Any]:
-    return [
-        node.attr("kernel"), node.attr("stride"), node.attr("padding"),
-        _rounds_up(node, operand, result), node.attr("count_padding"), node.attr("divisor") or None,
-    ]  # fmt: skip
-
-
-def _average_pool(node: Node) -> Compute:
-    arguments = _pool_arguments(node, node.inputs[0].shape, node.shape)
-    function = {2: aten.avg_pool2d, 3: aten.avg_pool3d}[len(node.attr("kernel"))]
-    return lambda x: function(x, *arguments)
-
-
-def _average_pool_gradient(node: Node) -> Compute:
-    arguments, shape = _pool_arguments(node, node.shape, node.inputs[0].shape), node.shape
-    rank = len(node.attr("kernel"))
-    function = {2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}[rank]
-    return lambda grad: function(grad.contiguous(), grad.new_empty(shape), *arguments)
-
-
 def _random_bits(node: Node) -> Compute:
     shape, count = node.shape, node.type.size
     bits, stream = node.attr("bits"), node.attr("stream")
@@ -459,15 +343,15 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.GATHER: _gather,
     ops.SCATTER: _scatter,
     ops.MATMUL: _calls(torch.matmul),
-    ops.CONVOLUTION: _in_either_layout(_convolution, 0),
-    ops.CONVOLUTION_INPUT_GRADIENT: _in_either_layout(_convolution_input_gradient, 0),
-    ops.CONVOLUTION_WEIGHT_GRADIENT: _in_either_layout(_convolution_weight_gradient, 0, 1),
+    ops.CONVOLUTION: in_either_layout(convolution, 0),
+    ops.CONVOLUTION_INPUT_GRADIENT: in_either_layout(convolution_input_gradient, 0),
+    ops.CONVOLUTION_WEIGHT_GRADIENT: in_either_layout(convolution_weight_gradient, 0, 1),
     ops.ATTENTION: attention,
     ops.ATTENTION_GRADIENT: attention_gradient,
-    ops.MAX_POOL: _in_either_layout(_max_pool, 0),
-    ops.MAX_POOL_GRADIENT: _in_either_layout(_max_pool_gradient, 0, 1),
-    ops.AVERAGE_POOL: _in_either_layout(_average_pool, 0),
-    ops.AVERAGE_POOL_GRADIENT: _in_either_layout(_average_pool_gradient, 0),
+    ops.MAX_POOL: in_either_layout(max_pool, 0),
+    ops.MAX_POOL_GRADIENT: in_either_layout(max_pool_gradient, 0, 1),
+    ops.AVERAGE_POOL: in_either_layout(average_pool, 0),
+    ops.AVERAGE_POOL_GRADIENT: in_either_layout(average_pool_gradient, 0),
     ops.RANDOM_BITS: _random_bits,
     ops.COLLECTIVE_START: _collective_start,
     ops.COLLECTIVE_WAIT: _calls(wait),
