@@ -1,0 +1,118 @@
+"""What a kernel loads, looks up and stores at one point."""
+
+from __future__ import annotations
+
+from ltc.ir import ops
+from ltc.ir.kernel import Affine, Guard, Store, Value
+from ltc.llvm import access, reduction
+from ltc.llvm.checks import Report, inside_of, report_where, wrapped
+from ltc.llvm.dtype import FORMS, Form
+from ltc.llvm.elementwise import computed
+from ltc.llvm.point_values import PointValues
+from ltc.llvm.stored import from_memory, to_memory
+
+
+class PointMemory(PointValues):
+    """Loads and stores of one point, or of one vector of points."""
+
+    def _load(self, value: Value, form: Form) -> str:
+        node, offset = value.data
+        offset = self.space.form(offset)
+        base = self._element(value, offset)
+        return self._read(self.pointer[node], base, offset, value.guards, form)
+
+    def _read(
+        self, pointer: str, base: str, offset: Affine, guards: tuple[Guard, ...], form: Form
+    ) -> str:
+        """What is at `base`, and over the lanes where `offset` goes from there."""
+        step = offset.coefficient(self.vector) if self.vector is not None else 0
+        if self.b.width == 1:
+            if guards:
+                inside = self._inside(guards, 1)
+                base = self.b.value(f"select i1 {inside}, i64 {base}, i64 0")
+            address = self.b.address(pointer, base, form.stored)
+            loaded = self.b.effect(f"load {form.stored}, ptr {address}, align {form.bytes}")
+        elif step == 1:
+            address = self.b.address(pointer, base, form.stored)
+            loaded = access.load(self.b, address, form, self._load_mask(guards))
+        else:
+            positions = self._stepping(base, step)
+            mask = self._load_mask(guards)
+            loaded = access.gather(self.b, pointer, positions, form, mask)
+        return from_memory(self.b, form, loaded)
+
+    def _checked(self, value: Value, operands: list[str], width: int) -> str:
+        """A cell that reports what it can not compute."""
+        used = self.mask if width > 1 else None
+        if value.guards:
+            inside = self._inside(value.guards, width)
+            used = inside if used is None else self.b.binary("and", "i1", inside, used)
+        first = len(self.nodes) - len(self.checks)
+        report = Report(f"%p{first}", self.checks[value])
+        if value.op is ops.WRAP_INDEX:
+            return wrapped(self.b, value.data, operands[0], used, report)
+        type = FORMS[value.dtype].computed
+        is_zero = self.b.compare("eq", type, operands[1], self.b.constant(type, 0))
+        report_where(self.b, is_zero, used, report)
+        return computed(self.b, value, operands)
+
+    def _lookup(self, value: Value, form: Form, width: int) -> str:
+        """What is in memory at an index that is computed."""
+        node, offset, step, size = value.data
+        (position,) = value.operands
+        offset, pointer, b = self.space.form(offset), self.pointer[node], self.b
+        if width == 1 or not self.is_vector[position]:
+            with b.lanes(1):
+                found = inside_of(b, self.lanes_of(position, 1), size)
+                pointer = b.address(pointer, b.multiply(found, step), form.stored)
+            return self._read(pointer, self._uniform(offset), offset, value.guards, form)
+        found = inside_of(b, self.lanes_of(position, width), size)
+        found = b.binary("mul", "i64", found, b.constant("i64", step))
+        positions = b.binary("add", "i64", self._position(offset, width), found)
+        mask = self._load_mask(value.guards)
+        return from_memory(b, form, access.gather(b, pointer, positions, form, mask))
+
+    def _load_mask(self, guards: tuple[Guard, ...]) -> str | None:
+        if not guards:
+            return self.mask
+        inside = self._inside(guards, self.b.width)
+        return inside if self.mask is None else self.b.binary("and", "i1", inside, self.mask)
+
+    def _address(self, store: Store) -> str:
+        with self.b.lanes(1):
+            offset = self._uniform(self.space.form(store.offset))
+            stored = FORMS[store.node.dtype].stored
+            return self.b.address(self.target[store.node], offset, stored)
+
+    def _add_to(self, store: Store) -> None:
+        """One vector of a row, to that of the totals in memory."""
+        form, address = FORMS[store.node.dtype], self._address(store)
+        with self.b.lanes(self.lanes):
+            one = self.lanes_of(store.value, self.lanes)
+            total = access.load(self.b, address, form, self.mask)
+            total = reduction.combine(self.b, store.sums, form, total, one)
+            access.store(self.b, total, address, form, self.mask)
+
+    def store(self, store: Store) -> None:
+        if store.sums:
+            self._add_to(store)
+            return
+        form = FORMS[store.node.dtype]
+        offset = self.space.form(store.offset)
+        is_vector = self.vector is not None and offset.coefficient(self.vector) != 0
+        width = self.lanes if is_vector else 1
+        with self.b.lanes(width):
+            register = self.lanes_of(store.value, width)
+            stored = to_memory(self.b, form, register)
+            address = self._address(store)
+            mask = self.mask if width > 1 else None
+            if mask is None and store.node in self.streamed and self._is_aligned(offset):
+                access.stream(self.b, stored, address, form)
+            else:
+                access.store(self.b, stored, address, form, mask)
+
+    def _is_aligned(self, offset: Affine) -> bool:
+        """Whether each vector of a buffer, itself aligned, lies at a multiple of its size."""
+        rest = [c for v, c in offset.terms if v != self.vector]
+        is_contiguous = offset.coefficient(self.vector) == 1
+        return is_contiguous and all(c % self.lanes == 0 for c in (offset.constant, *rest))
