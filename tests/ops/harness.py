@@ -1,4 +1,4 @@
-"""Runs one aten call through rules, passes and the eager backend, without device or recorder."""
+"""Runs one aten call through rules, passes and the eager backend, without tensors of the device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ltc import config
 from ltc.aten import registry
 from ltc.aten.call import Call, Numbering, Scalar, Value
 from ltc.backends.eager import EagerBackend
+from ltc.device.signature import Signature
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.passes import pipeline
@@ -102,13 +103,9 @@ def record(overload, args, kwargs, expected, seed=None) -> tuple[Recording, tupl
 
 def writes_of(overload, args, kwargs):
     """(positions and names of the arguments written to, whether it returns more than those)."""
-    mutated = []
-    for i, a in enumerate(overload._schema.arguments):
-        if a.alias_info is not None and a.alias_info.is_write:
-            place = i if i < len(args) else a.name
-            value = args[i] if i < len(args) else kwargs.get(a.name)
-            if value is not None:
-                mutated.append(place)
+    signature = Signature(overload)
+    written = signature.written_by(signature.in_schema_order(args, kwargs))
+    mutated = [i if i < len(args) else signature.arguments[i].name for i in written]
     aliases = [r.alias_info for r in overload._schema.returns]
     returned = any(a is None or not a.is_write for a in aliases)
     return tuple(mutated), returned
