@@ -6,10 +6,11 @@ A value is a vector of lanes where it depends on the vector variable, else a sca
 from __future__ import annotations
 
 from ltc.ir.kernel import Affine, Guard, Store, Value
-from ltc.llvm.dtype import FORMS
+from ltc.llvm.dtype import FORMS, Form
 from ltc.llvm.elementwise import COSTLY, computed
 from ltc.llvm.rng import random_bits
 
+MOST_CHOICES = 8  # of one point that are all computed: from here on a branch takes less time
 LONGEST_KEPT_ROW = 4096  # elements: a quarter of a first-level cache
 ACCUMULATORS = 4  # vectors: additions depend on one another only every fourth time
 
@@ -150,6 +151,8 @@ class PointValues:
             seed = self.lanes_of(value.operands[0], 1)
             position = self._position(self.space.form(form), width)
             return random_bits(self.b, seed, position, bits, stream)
+        if value.kind == "choose" and self._branches(value):
+            return self._branched(value, form, width)
         operands = [self.lanes_of(x, width) for x in value.operands]
         if value.kind == "choose":
             condition = self._inside(value.guards, width)
@@ -158,6 +161,25 @@ class PointValues:
         if value in self.checks:
             return self._checked(value, operands, width)
         return computed(self.b, value, operands)
+
+    def _branches(self, choice: Value) -> bool:
+        """Whether only what is chosen is computed: one of many parts, the same for all lanes."""
+        many = sum(value.kind == "choose" for value in self.order) > MOST_CHOICES
+        forms = [self.space.form(guard.form) for guard in choice.guards]
+        return many and all(form.coefficient(self.vector) == 0 for form in forms)
+
+    def _branched(self, choice: Value, form: Form, width: int) -> str:
+        inside, outside = choice.operands
+        other = self.lanes_of(outside, width)
+        with self.b.lanes(1):
+            condition = self._inside(choice.guards, 1)
+
+        def then() -> list[str]:
+            with self._scope():
+                return [self.lanes_of(inside, width)]
+
+        (result,) = self.b.when(condition, [(self.b.of(form.computed), other)], then)
+        return result
 
     def _uniform(self, form: Affine) -> str:
         """The part of a form that is the same for every lane, the vector variable at lane 0."""
