@@ -1,5 +1,7 @@
 """Training on ltc follows training on the CPU, step for step, in float64."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn, optim
@@ -125,6 +127,37 @@ def test_training_equals_the_cpu(device, network, optimizer_name, form):
 def mark_step(device: str) -> None:
     if device != "cpu":
         ltm.mark_step()
+
+
+NORMS = {
+    "layer": lambda: nn.LayerNorm(8),
+    "layer without a weight": lambda: nn.LayerNorm(8, elementwise_affine=False),
+    "group": lambda: nn.GroupNorm(2, 6),
+    "batch": lambda: nn.BatchNorm1d(6),
+    "instance": lambda: nn.InstanceNorm1d(6, affine=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("parameters", ["narrow", "float32"])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_narrow_floats_have_gradients(name, parameters, dtype):
+    """Of few elements and of many: the CPU's kernel is asked about the first alone."""
+    for size in (4, 600):
+        norm = NORMS[name]()
+        x = torch.randn(size, 6, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+        exact = gradients_of(copy.deepcopy(norm).double(), x.double())
+        norm = norm.to(dtype) if parameters == "narrow" else norm
+        for mine, theirs in zip(gradients_of(norm.to("ltc"), x.to("ltc")), exact, strict=True):
+            error = (mine.cpu().double() - theirs).abs().max() / theirs.abs().max()
+            assert error < 16 * torch.finfo(dtype).eps, size
+
+
+def gradients_of(norm, x):
+    x.requires_grad_()
+    y = norm(x)
+    (y if y.dtype == torch.float64 else y.float()).exp().cumsum(-1).sum().backward()
+    return [x.grad, *[p.grad for p in norm.parameters()]]
 
 
 @pytest.mark.compared
