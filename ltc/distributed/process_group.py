@@ -140,15 +140,23 @@ def _settle_before_functional_calls() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name in FUNCTIONAL:
-            if hasattr(torch.ops._c10d_functional, name) and name != "wait_tensor":
-                known = torch.library.get_kernel(f"_c10d_functional::{name}", "CPU")
-                library.impl(name, _settling_kernel(known), "CPU", with_keyset=True)
+            packet = getattr(torch.ops._c10d_functional, name, None)
+            if packet is not None and name != "wait_tensor":
+                library.impl(name, _settling_kernel(packet.default), "CPU")
 
 
-def _settling_kernel(known) -> Callable:
-    def settled(keys, *args, **kwargs):
+def _settling_kernel(overload) -> Callable:
+    """Settles, then runs torch's kernel, which is one for all backends.
+
+    It is asked for by the key of a backend that has none of its own, as that of the CPU is this
+    one. A redispatch lets other threads run Python meanwhile: gloo's need it to free the tensors
+    of a call that is over, before they take the next one.
+    """
+    other_backend = torch._C.DispatchKeySet(torch._C.DispatchKey.IPU)
+
+    def settled(*args, **kwargs):
         recorded.settle()
-        return known.call_boxed(keys, *args, **kwargs)
+        return overload.redispatch(other_backend, *args, **kwargs)
 
     return settled
 
