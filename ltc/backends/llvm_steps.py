@@ -216,18 +216,22 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
     """Where each step stood in what the user wrote, and among the steps given.
 
     What was recorded together uses the same values: in another order they would live for longer.
-    A step of which no call is known comes as soon as it may, and so does the start of a collective
-    whose operands the program computes: what comes after them runs while they travel.
+    A step of which no call is known comes as soon as it may. So does an update, which frees what the
+    gradient is made of, and the start of a collective whose operands the program computes: what
+    comes after them runs while they travel.
     """
     maker = {node: step for step in steps for node in step.writes}
     found: dict[Step, tuple[int, int]] = {}
     for number, step in enumerate(steps):
+        operands = [found[maker[n]][0] for n in step.reads if maker.get(n) in found]
         known = [found[maker[n]][0] for n in sent_by(step.unit) if maker.get(n) in found]
+        if not known and step.overwrites and isinstance(step.unit, Kernel):
+            known = operands
         if not known:
             made = _made_by(step)
             known = [graph.origins[n].position for n in made if n in graph.origins]
         if not known:
-            known = [found[maker[n]][0] for n in step.reads if maker.get(n) in found]
+            known = operands
         found[step] = (max(known, default=0), number)
     return found
 

@@ -209,6 +209,16 @@ def test_an_update_comes_with_its_gradient_so_that_what_made_that_can_go():
     assert [len(step.overwrites) for step in steps] == [1, 0, 1]
 
 
+def test_an_update_by_a_sum_comes_as_soon_as_its_operands_are_there():
+    x, bias = given(64, 96), given(96, index=1)
+    gradient = build.matmul(build.matmul(x, build.transpose(x, 0, 1)), x)
+    later = build.matmul(build.transpose(gradient, 0, 1), gradient)
+    new = bias - build.sum_of(gradient, 0)
+    origins = {node: Origin("aten::mm", "", k) for k, node in enumerate([gradient, later, new])}
+    graph = Graph((x, bias), (), (later, new), origins)
+    steps = llvm_steps.planned_steps(graph, frozenset([1]))
+    assert [step.writes[0] for step in steps][-2:] == [new, later]
+
 
 def test_what_a_backward_needs_of_an_activation_is_computed_again():
     """gelu's gradient needs five values that one formula makes of its operand: none is stored."""
