@@ -254,6 +254,7 @@ def run_all(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1, help="of each case")
     parser.add_argument("--sample", type=int, default=0, help="draw so many cases; 0: all")

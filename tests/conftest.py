@@ -5,6 +5,7 @@ A compared test runs three times: on the CPU, and on ltc with each of the two ba
 
 import contextlib
 import os
+import signal
 import tempfile
 
 # As many processes as the caller wants devices, where a test starts some of each.
@@ -13,6 +14,8 @@ os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before i
 # The tensors here are tiny: on shared cores, threads would wait for each other longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LTC_CHECK", "1")  # every graph is verified between passes
+# A job in the background ignores it, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if "LTC_CACHE_DIR" not in os.environ:  # the user's own programs are not the tests' business
     _cache = tempfile.TemporaryDirectory(prefix="ltc-tests-")
     os.environ["LTC_CACHE_DIR"] = _cache.name
