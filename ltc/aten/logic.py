@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ltc.ir.build import where
 from ltc.ir.node import Node, make
 
 
-def _compares(function: Callable[[Node, Node], Node]) -> Callable[[Any, Any], Node]:
+def _on_promoted(function: Callable[[Node, Node], Node]) -> Callable[[Any, Any], Node]:
     def rule(x: Any, y: Any) -> Node:
         return function(*promote_exact(x, y))
 
@@ -30,7 +31,7 @@ for _name, _function in {
     "gt": build.gt,
     "ge": build.ge,
 }.items():
-    traces(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar")(_compares(_function))
+    traces(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar")(_on_promoted(_function))
 
 
 def _as_bool(x: Any) -> Node:
@@ -62,13 +63,6 @@ def bitwise_not(x):
     return ~x
 
 
-def _on_bits(op: ops.Op) -> Callable[[Any, Any], Node]:
-    def rule(x: Any, y: Any) -> Node:
-        return make(op, *promote_exact(x, y))
-
-    return rule
-
-
 for _name, _op in {
     "bitwise_and": ops.AND,
     "bitwise_or": ops.OR,
@@ -78,13 +72,15 @@ for _name, _op in {
 }.items():
     _scalar_form = "Tensor_Scalar" if "shift" in _name else "Scalar"
     for _variant in ("Tensor", _scalar_form, "Scalar_Tensor"):
-        traces(f"aten::{_name}.{_variant}")(_on_bits(_op))
+        traces(f"aten::{_name}.{_variant}")(_on_promoted(partial(make, _op)))
 
 for _name, _op in {"and": ops.AND, "or": ops.OR, "xor": ops.XOR}.items():
-    traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_on_bits(_op))
+    _rule = _on_promoted(partial(make, _op))
+    traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_rule)
 
 for _name, _op in {"lshift": ops.SHIFT_LEFT, "rshift": ops.SHIFT_RIGHT}.items():
-    traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_on_bits(_op))
+    _rule = _on_promoted(partial(make, _op))
+    traces(f"aten::__{_name}__.Tensor", f"aten::__{_name}__.Scalar")(_rule)
 
 
 @traces(

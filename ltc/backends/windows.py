@@ -70,25 +70,26 @@ def convolution(node: Node) -> Compute:
 
 
 def convolution_input_gradient(node: Node) -> Compute:
-    geometry, shape = _geometry(node), node.shape
-
-    def compute(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x = grad.new_empty(()).expand(shape)  # only its shape is read
-        wanted = (True, False, False)
-        return aten.convolution_backward(grad, x, weight, None, *geometry, wanted)[0]
-
-    return compute
+    gradient, shape = _convolution_gradient(node, 0), node.shape
+    return lambda grad, weight: gradient(grad, _unread(grad, shape), weight)
 
 
 def convolution_weight_gradient(node: Node) -> Compute:
-    geometry, shape = _geometry(node), node.shape
+    gradient, shape = _convolution_gradient(node, 1), node.shape
+    return lambda grad, x: gradient(grad, x, _unread(grad, shape))
 
-    def compute(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        weight = grad.new_empty(()).expand(shape)  # only its shape is read
-        wanted = (False, True, False)
-        return aten.convolution_backward(grad, x, weight, None, *geometry, wanted)[1]
 
-    return compute
+def _convolution_gradient(node: Node, place: int) -> Compute:
+    """That of the operand (place 0) or of the weight (1)."""
+    geometry, wanted = _geometry(node), [k == place for k in range(3)]
+    return lambda grad, x, weight: aten.convolution_backward(
+        grad, x, weight, None, *geometry, wanted
+    )[place]
+
+
+def _unread(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Stands for a tensor of which only the shape is read."""
+    return like.new_empty(()).expand(shape)
 
 
 def _rounds_up(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> bool:

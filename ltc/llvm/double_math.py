@@ -113,7 +113,7 @@ def _log_series(f: Floats, z: str) -> tuple[str, str]:
     return half, f.mul(s, f.add(half, series))
 
 
-def _log_limits(f: Floats, x: str, y: str, zero: float) -> str:
+def log_limits(f: Floats, x: str, y: str, zero: float) -> str:
     """y, but the limits of a logarithm that is minus infinite at `zero`."""
     y = f.select(f.test("oeq", x, INFINITY), INFINITY, y)
     y = f.select(f.test("oeq", x, zero), -INFINITY, y)
@@ -132,7 +132,7 @@ def log(b: Builder, x: str) -> str:
     e, z = _normal_parts(f, x)
     half, tail = _log_series(f, z)
     small = f.sub(half, f.fma(e, LN2_LOW, tail))
-    return _log_limits(f, x, f.fma(e, LN2_HIGH, f.sub(z, small)), 0.0)
+    return log_limits(f, x, f.fma(e, LN2_HIGH, f.sub(z, small)), 0.0)
 
 
 def _log_of_base(b: Builder, x: str, per_e: tuple[float, float], inverse: tuple) -> str:
@@ -153,7 +153,7 @@ def _log_of_base(b: Builder, x: str, per_e: tuple[float, float], inverse: tuple)
     first = f.mul(e, per_e[0])
     result = f.add(first, y)
     error = f.add(error, f.add(f.sub(first, result), y))
-    return _log_limits(f, x, f.add(result, f.fma(e, per_e[1], error)), 0.0)
+    return log_limits(f, x, f.add(result, f.fma(e, per_e[1], error)), 0.0)
 
 
 def log2(b: Builder, x: str) -> str:
@@ -173,7 +173,7 @@ def log1p(b: Builder, x: str) -> str:
     half, tail = _log_series(f, z)
     lost = f.div(lost, u)
     small = f.sub(half, f.add(tail, f.fma(e, LN2_LOW, lost)))
-    y = _log_limits(f, x, f.fma(e, LN2_HIGH, f.sub(z, small)), -1.0)
+    y = log_limits(f, x, f.fma(e, LN2_HIGH, f.sub(z, small)), -1.0)
     return f.select(f.test("olt", f.abs(x), 2.0**-54), x, y)
 
 

@@ -115,7 +115,7 @@ def log(b: Builder, x: str) -> str:
     e, m = _log_parts(f, f.select(tiny, f.mul(x, 8388608.0), x))
     e = b.convert("sitofp", "i32", e, "float")
     e = f.select(tiny, f.sub(e, 23.0), e)
-    return _log_limits(f, x, _log_sum(f, e, f.sub(m, 1.0)), 0.0)
+    return double_math.log_limits(f, x, _log_sum(f, e, f.sub(m, 1.0)), 0.0)
 
 
 def log1p(b: Builder, x: str) -> str:
@@ -130,7 +130,7 @@ def log1p(b: Builder, x: str) -> str:
     scale = f.select(f.test("ogt", x, 2.0**64), 0.0, scale)
     z = f.fma(lost, scale, f.sub(m, 1.0))
     y = _log_sum(f, b.convert("sitofp", "i32", e, "float"), z)
-    return f.select(f.test("oeq", x, 0.0), x, _log_limits(f, x, y, -1.0))
+    return f.select(f.test("oeq", x, 0.0), x, double_math.log_limits(f, x, y, -1.0))
 
 
 def _log_parts(f: Floats, x: str) -> tuple[str, str]:
@@ -151,14 +151,6 @@ def _log_sum(f: Floats, e: str, z: str) -> str:
     y = f.fma(e, -2.12194440e-4, y)
     y = f.add(z, f.fma(z2, -0.5, y))
     return f.fma(e, 0.693359375, y)
-
-
-def _log_limits(f: Floats, x: str, y: str, zero: float) -> str:
-    """y, but the limits of a logarithm that is minus infinite at `zero`."""
-    y = f.select(f.test("oeq", x, INFINITY), INFINITY, y)
-    y = f.select(f.test("oeq", x, zero), -INFINITY, y)
-    y = f.select(f.test("olt", x, zero), math.nan, y)
-    return f.select(f.test("uno", x, x), x, y)
 
 
 def tanh(b: Builder, x: str) -> str:
