@@ -85,7 +85,7 @@ def launch_microseconds(parameters: int = 14, repeats: int = 2000) -> tuple[floa
     computation = LlvmBackend().compile(graph, 0, frozenset(range(parameters)))
     buffers = [torch.zeros(64) for _ in inputs]
     whole, native = [], []
-    launch = computation._runs[0]._run.launch
+    launch = computation._runs[0].run.launch
 
     def timed(frame: int) -> int:
         started = time.perf_counter()
@@ -93,7 +93,7 @@ def launch_microseconds(parameters: int = 14, repeats: int = 2000) -> tuple[floa
         native.append(time.perf_counter() - started)
         return failed
 
-    computation._runs[0]._run.launch = timed
+    computation._runs[0].run.launch = timed
     for _ in range(repeats):
         started = time.perf_counter()
         computation.launch(buffers, [0.5])

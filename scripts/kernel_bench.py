@@ -3,9 +3,12 @@
     python scripts/kernel_bench.py                       every case, 1 and 2 threads
     python scripts/kernel_bench.py --only conv2 --threads 1
 
-The candidates of a case take turns.  A sample during which the machine kept this process waiting
-is put aside; the medians of the others are compared.  The first line is the machine's limit: what
-one thread reaches in multiply-adds that touch no memory.
+The candidates of a case take turns.  Before each turn the process rests: workers of OpenMP go on
+spinning for some milliseconds after their last loop, and would take a processor from the next
+candidate's threads.  Then one call, which wakes the candidate's own threads, is not timed.  A sample
+during which the machine kept this process waiting is put aside; the medians of the others are
+compared.  The first line is the machine's limit: what one thread reaches in multiply-adds that touch
+no memory.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from ltc.llvm.trial import Trial
 ISA = host_isa(jit.has_feature)
 CLEAN = 0.03  # of a sample's time that this process may have waited for a processor
 SAMPLES, MOST_ROUNDS, SAMPLE_SECONDS = 7, 25, 0.004
+REST_SECONDS = 0.015  # libgomp's workers spin for 5 to 7 ms
 PEAK_STEPS = 1_000_000
 
 # Batch, M, K, N, and which operands are stored transposed.
@@ -124,6 +128,8 @@ def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(MOST_ROUNDS):
         for name in list(ways)[:: 1 if turn % 2 else -1]:
+            time.sleep(REST_SECONDS)
+            ways[name]()
             waited, started = waited_nanoseconds(), time.perf_counter()
             for _ in range(repeats[name]):
                 ways[name]()

@@ -72,10 +72,19 @@ def _layer_norm(x, weight, bias):
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
+def _norm_of_columns(x):
+    return F.layer_norm(x.t(), (ROWS,)).contiguous()
+
+
 CASES = {
     "softmax": _forward(lambda x: x.softmax(-1), (ROWS, COLUMNS)),
     "log_softmax": _forward(lambda x: x.log_softmax(-1), (ROWS, COLUMNS)),
     "layer norm": _forward(_layer_norm, (ROWS, COLUMNS), (COLUMNS,), (COLUMNS,)),
+    "softmax of columns": _forward(lambda x: x.softmax(0), (ROWS, COLUMNS)),
+    "softmax of columns, turned": _forward(
+        lambda x: x.t().softmax(-1).contiguous(), (ROWS, COLUMNS)
+    ),
+    "layer norm of columns, turned": _forward(_norm_of_columns, (ROWS, COLUMNS)),
     "layer norm, gradients": _with_gradient(_layer_norm, (ROWS, COLUMNS), (COLUMNS,), (COLUMNS,)),
     "cross entropy, gradient": _cross_entropy,
     "gelu, gradient": _with_gradient(lambda x: F.gelu(x, approximate="tanh"), (ROWS, COLUMNS)),

@@ -78,8 +78,8 @@ class LiveBuffers:
         self.peak = 0
         begin = llvm_computation.LlvmComputation._begin
 
-        def counted(computation, block, buffers, scalars):
-            values = begin(computation, block, buffers, scalars)
+        def counted(computation, *launch):
+            values = begin(computation, *launch)
             self.peak = max(self.peak, self._now(computation, values))
             return values
 

@@ -9,7 +9,7 @@ import torch
 from ltc.aten.pointwise import sigmoid as sigmoid_of
 from ltc.aten.promote import promote, promote_float
 from ltc.aten.registry import traces
-from ltc.ir import build
+from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, like
 
@@ -319,4 +319,31 @@ def log_softmax(x, dim, half_to_float):
 def log_softmax_backward(grad, y, dim, input_dtype):
     grad, y = promote(grad, y)
     total = build.sum_of(grad, dim, keepdim=True) if y.shape else grad
+    parts = _parts_of_log_softmax(y)
+    if parts is not None:
+        z, sum_of_z = parts
+        return grad - z * (total / sum_of_z)
     return grad - build.exp(y) * total
+
+
+def _parts_of_log_softmax(y: Node) -> tuple[Node, Node] | None:
+    """The exponentials whose share y is the logarithm of, and their sum, where y is made here.
+
+    The forward pass has computed them: their quotient is what exp(y) is, and rounded less.
+    """
+    if y.op is not ops.SUB or y.dtype not in (torch.float32, torch.float64):
+        return None  # what is narrower was rounded between
+    shifted, log = y.inputs
+    if shifted.op is not ops.SUB or log.op is not ops.LOG:
+        return None
+    x, largest = shifted.inputs
+    z, (sum_of_z,) = build.exp(shifted), log.inputs
+    dims = _dims_reduced(ops.SUM, z, sum_of_z)
+    return (z, sum_of_z) if dims and dims == _dims_reduced(ops.MAX, x, largest) else None
+
+
+def _dims_reduced(op: ops.Op, x: Node, result: Node) -> tuple[int, ...]:
+    """The dimensions over which the result, where they are kept, is this reduction of x."""
+    while result.op is ops.RESHAPE:
+        (result,) = result.inputs
+    return result.attr("dims") if result.op is op and result.inputs == (x,) else ()

@@ -28,6 +28,15 @@ class Runner(Protocol):
     def wait(self, replica: Any, number: int) -> list[torch.Tensor]:
         """The results of an exchange, new tensors; raises its error."""
 
+    def begin(self, replica: Any, meetings: Any) -> list[int]:
+        """The words of the meetings of a program that is about to run: see llvm/meeting.py.
+
+        meetings  a Meetings of backends/llvm_meetings.py, the same for each run of a program
+        """
+
+    def meet(self, replica: Any, number: int) -> None:
+        """Block until all members of that meeting of the program are there; raises their error."""
+
     def finish(self, replica: Any) -> None:
         """Block until everything begun is over; raises the first error."""
 
@@ -75,6 +84,16 @@ def abort(replica: Any, error: BaseException) -> None:
 def start(collective: Collective, operands: list[torch.Tensor]) -> torch.Tensor:
     """The token of an exchange that has begun: a 0-dim int64 tensor."""
     return torch.tensor(RUNNER[0].start(_thread.replica, collective, operands), device="cpu")
+
+
+def begin(meetings: Any) -> list[int]:
+    """The words of the meetings of a program that the calling thread is about to run."""
+    return RUNNER[0].begin(_thread.replica, meetings)
+
+
+def meet(number: int) -> None:
+    """Return when all members of a meeting of the running program are there."""
+    RUNNER[0].meet(_thread.replica, number)
 
 
 def wait(token: torch.Tensor) -> tuple[torch.Tensor, ...]:

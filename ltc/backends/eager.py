@@ -358,6 +358,7 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.EXTERN: extern,
     ops.GET: _get,
     ops.BARRIER: _barrier,
+    ops.LAID: _barrier,
 }
 
 # --- from a graph to a list of steps -------------------------------------------------------------

@@ -7,7 +7,7 @@ backends/eager.py.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Protocol, runtime_checkable
@@ -86,6 +86,102 @@ class Computation(Protocol):
 
         An error leaves donated buffers as they were, or carries `overwritten`: the positions of
         those that were not.
+        """
+
+
+class HasTwins(Protocol):
+    """What a Computation may offer besides, where two of its outputs are one value.
+
+    twins  positions of outputs that lie in the same memory: groups of two or more.  None of a group
+           is written over as long as another of it is left
+    """
+
+    twins: tuple[tuple[int, ...], ...]
+
+
+class Launch(Protocol):
+    """A launch that runs without Python, once a LaunchQueue comes to it.
+
+    outputs  one buffer for each output: it may be there before the launch, to be filled by it
+    """
+
+    outputs: list[Any]
+
+    def end(self) -> None:
+        """It is over, or will not run: what it alone needed may go."""
+
+    def error(self, failed: int) -> Exception:
+        """What went wrong where `LaunchQueue.failed_call` gives that number; as in `launch`."""
+
+
+class LaunchQueue(Protocol):
+    """Launches that one thread runs in order; each has a number, counted from 1.
+
+    given        the number of the last
+    done         the number of the last that ended well
+    has_stopped  whether one has failed: none after it runs before `restart`
+    """
+
+    given: int
+    done: int
+    has_stopped: bool
+
+    def give(self, launch: Launch) -> int:
+        """Have it run after all before; its number, or 0 where the queue takes none now."""
+
+    def serve(self) -> bool:
+        """Run what is given until called back, or until a launch fails: then True."""
+
+    def call_back(self) -> None:
+        """Let `serve` return once everything given is done."""
+
+    def go_on(self) -> None:
+        """`serve` may stay again."""
+
+    def restart(self) -> None:
+        """After a failure: what was given counts as done."""
+
+    def rest(self) -> None:
+        """Nothing is given that is not done: memory for launches may go."""
+
+    def sleep_until_done(self, number: int) -> None:
+        """Sleep while that launch is not done; may return early."""
+
+    def nanoseconds(self, number: int) -> int:
+        """How long a launch took that is done."""
+
+    def failed_call(self, number: int) -> int:
+        """What `Launch.error` of the launch that failed is to be given."""
+
+    def leave_processor_after_next(self, nanoseconds: int) -> None:
+        """Once the next launch is over, leave one processor to others for so long."""
+
+
+class QueuesLaunches(Protocol):
+    """What a Computation may offer besides, where its programs can run without Python."""
+
+    @staticmethod
+    def queue() -> LaunchQueue | None:
+        """A queue for one device; None where there can be none."""
+
+    def prepared(
+        self, buffers: list[Any], scalars: list[Any], queue: LaunchQueue, lent: Mapping[int, Any]
+    ) -> Launch | None:
+        """`launch` as far as Python is needed for it; None where this program cannot be queued.
+
+        lent  output position -> a buffer of its type that may become this output: what a launch
+              before it in the queue leaves there is read by nobody
+        """
+
+
+class LeavesProcessors(Protocol):
+    """What a Computation may offer besides, where its programs use the host's processors."""
+
+    @staticmethod
+    def leave_processor(until: int) -> None:
+        """Programs leave one processor to the thread that records; 0: they may use all again.
+
+        until  when that ends at the latest, nanoseconds as time.monotonic_ns() counts them
         """
 
 

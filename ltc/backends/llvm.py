@@ -22,6 +22,7 @@ from ltc.passes import pipeline
 from ltc.passes.attention import order_attention
 from ltc.passes.channels_last import channels_last
 from ltc.passes.layout import layout
+from ltc.passes.meetings import meetings
 from ltc.passes.pipeline import Pass
 from ltc.passes.recognise import recognise_attention
 from ltc.passes.split import split_reductions
@@ -42,6 +43,7 @@ PASSES = (
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),
+    Pass("meetings", meetings, "sums over few replicas are made where they are needed"),
 )
 
 

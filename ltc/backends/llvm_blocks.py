@@ -1,4 +1,4 @@
-"""The memory that a running program works in: one block for each launch under way."""
+"""The memory that running programs work in, kept for those to come."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from ltc.backends.memory import empty
+from ltc.backends.undisturbed import Undisturbed
 
 
 class Block:
     """A stretch of memory, as a tensor and as bytes that Python writes to."""
 
     def __init__(self, nbytes: int):
-        self.tensor = empty((nbytes,), torch.uint8)
+        with Undisturbed():
+            self.tensor = empty((nbytes,), torch.uint8)
         self.nbytes = nbytes
         self.address = self.tensor.data_ptr()
         self.memory = memoryview(self.tensor.numpy())

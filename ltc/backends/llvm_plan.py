@@ -1,30 +1,31 @@
 """A program as data: where everything is in memory, and which kernels run on it in which order.
 
-A launch works on values, counted from 0: the inputs it uses, the outputs it makes, its block of
-memory, the constants, nothing (whose address is 0), then what only the reference reads or makes.
-The block begins with the *frame*, words that native code reads: the addresses of all values, the
-scalars, the faults, the kernels' arguments.  What a program makes and nobody gets follows.
+A launch works on values, counted from 0: the inputs it uses, the outputs it makes, its frame, the
+constants, nothing (whose address is 0), its block of memory, then what only the reference reads or
+makes.  The *frame* is words that native code reads: the addresses of all values, the scalars, the
+faults, the kernels' arguments.  In the *block* lies what a program makes and nobody gets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ltc.backends.llvm_lifetimes import Lifetimes
+from ltc.backends.llvm_meetings import MeetingPlaces, Meetings
 from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
 from ltc.llvm.loading import kernel_name
-from ltc.llvm.program import Fault
+from ltc.llvm.program import WORD, Fault
 from ltc.passes import memory
 
-ITSELF, OWNED, COPIED = range(3)  # how a value becomes an output
-WORD = 8  # bytes
+ITSELF, OWNED, COPIED, TWIN = range(4)  # how a value becomes an output
+OWN_VALUES = 4  # of a launch: its frame, the constants, nothing, its block
 SHORT_LIVES = 32  # a program has so many one after the other: what lives longer left the caches
 
 
@@ -51,21 +52,23 @@ class FailedCheck:
     operands: tuple[int | InBlock, ...]
 
 
-@dataclass(frozen=True)
-class PlannedCall:
+class PlannedCall(NamedTuple):
     """One kernel of a run.
 
     kernel      its name among the program's kernels
-    arguments   (value, number to add to its address) of each
+    arguments   of each a value, then the number to add to its address: a pair for each would make
+                thousands of objects that Python's collector goes through
     check       number of its fault, or -1
     overwrites  positions of the inputs that it writes over
+    awaits      the number of the meeting that it waits for, or -1
     """
 
     kernel: str
-    arguments: tuple[tuple[int, int], ...]
+    arguments: tuple[int, ...]
     tasks: int
     check: int
     overwrites: tuple[int, ...]
+    awaits: int = -1
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,12 @@ class Plan:
     scalars     (value, slot, dtype) of those that the reference reads
     checks      the faults, one word each
     arguments   words of the frame for the arguments of one run
+    frame       bytes of the frame
     block       bytes of the block
     in_block    (value, where): what the reference reads of the block
     runs        kernels that run without anything else between them, and calls of the reference
     outputs     (value, how it becomes an output)
+    meetings    with other replicas
     """
 
     positions: tuple[int, ...]
@@ -119,10 +124,22 @@ class Plan:
     scalars: tuple[tuple[int, int, torch.dtype], ...]
     checks: tuple[FailedCheck, ...]
     arguments: int
+    frame: int
     block: int
     in_block: tuple[tuple[int, InBlock], ...]
     runs: tuple[tuple[PlannedCall, ...] | ReferenceCall, ...]
     outputs: tuple[tuple[int, int], ...]
+    meetings: Meetings = Meetings()
+
+    @property
+    def first_meeting(self) -> int:
+        """Where in the frame the words of the meetings begin."""
+        return self.values + len(self.cells)
+
+    @property
+    def first_check(self) -> int:
+        """Where in the frame the faults begin."""
+        return self.first_meeting + self.meetings.words
 
 
 def plan_of(graph: Graph, donated: frozenset[int]) -> tuple[Plan, dict[str, str]]:
@@ -143,6 +160,7 @@ class _Planner:
         self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
         self._shares = memory_of(steps)
         self._place: dict[Any, tuple[int, int]] = {}
+        self._meetings = MeetingPlaces(steps)
         self._number: dict[Node, int] = {}  # of a node's value as a tensor
         native = [step for step in steps if step.is_native]
         self._by_kernels = {n for s in native for n in s.reads}
@@ -159,6 +177,7 @@ class _Planner:
         self._place_inputs_and_outputs()
         self._place_constants()
         self._place_scalars()
+        self._place.update(self._meetings.places(0, self._frame_value))  # known in `_place_block`
         self._number_results()
         self._place_block()
         runs = tuple(self._runs())
@@ -172,10 +191,12 @@ class _Planner:
             tuple(self._scalars),
             tuple(self._check(fault) for fault in self._faults),
             max((_words(run) for run in runs), default=0),
+            self._frame_bytes,
             self._block_bytes,
             tuple(self._in_block),
             runs,
             tuple(self._outputs()),
+            self._meetings.meetings,
         )
 
     # --- where things are ------------------------------------------------------------------------
@@ -193,8 +214,9 @@ class _Planner:
             self._place[node] = self._place[target]
             self._number[node] = self._number[target]
         count = len(self._inputs) + len(self._made)
-        self._block_value, self._constants_value, self._nothing = range(count, count + 3)
-        self._values = count + 3
+        self._values = count + OWN_VALUES
+        own = range(count, self._values)
+        self._frame_value, self._constants_value, self._nothing, self._block_value = own
 
     def _place_constants(self) -> None:
         """Constants that kernels read lie in one tensor; the reference has each as its own."""
@@ -210,7 +232,7 @@ class _Planner:
         scalars = self._graph.scalars
         self._cells = [n for n in scalars if n in self._by_kernels]
         for k, node in enumerate(self._cells):
-            self._place[node] = (self._block_value, k)  # its word: `_place_block` adds the first
+            self._place[node] = (self._frame_value, k)  # its word: `_place_block` adds the first
         self._scalars = [
             (self._new_value(n), n.attr("slot"), n.dtype)
             for n in scalars
@@ -239,19 +261,21 @@ class _Planner:
         numbers = [self._new_value(n) for n in in_block]
         # From here on the number of values is known, and with it the length of the frame.
         self._first_cell = self._values
-        self._first_check = self._first_cell + len(self._cells)
+        first_meeting = self._first_cell + len(self._cells)
+        self._first_check = first_meeting + self._meetings.meetings.words
         for k, node in enumerate(self._cells):
-            self._place[node] = (self._block_value, WORD * (self._first_cell + k))
+            self._place[node] = (self._frame_value, WORD * (self._first_cell + k))
         for k, fault in enumerate(self._faults):
-            self._place[fault] = (self._block_value, WORD * (self._first_check + k))
+            self._place[fault] = (self._frame_value, WORD * (self._first_check + k))
+        self._place.update(self._meetings.places(first_meeting, self._frame_value))
         words = self._first_check + len(self._faults) + self._most_arguments()
-        frame_bytes = -(-WORD * words // memory.ALIGNMENT) * memory.ALIGNMENT
+        self._frame_bytes = WORD * words
         for node, (host, offset) in places.items():
             if host is memory.BLOCK:
-                self._place[node] = (self._block_value, frame_bytes + offset)
+                self._place[node] = (self._block_value, offset)
             else:
                 self._place[node] = (self._number[host], offset)
-        self._block_bytes = frame_bytes + scratch_bytes
+        self._block_bytes = scratch_bytes
         self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
 
     def _there(self, node: Node) -> InBlock:
@@ -291,12 +315,15 @@ class _Planner:
         for code in step.codes:
             shifts = code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
             places = [self._place[node] for node in code.nodes]
-            pointers = [(value, offset + s) for (value, offset), s in zip(places, shifts)]
-            numbers = [(self._nothing, number) for number in code.numbers]
+            arguments: list[int] = []
+            for (value, offset), shift in zip(places, shifts):
+                arguments += value, offset + shift
+            for number in code.numbers:
+                arguments += self._nothing, number
             checks = [self._faults.index(n) for n in code.nodes if isinstance(n, Fault)]
             yield PlannedCall(
-                self._named(code.text), (*pointers, *numbers), code.tasks,
-                checks[0] if checks else -1, overwrites,
+                self._named(code.text), tuple(arguments), code.tasks,
+                checks[0] if checks else -1, overwrites, self._meetings.awaited_by(step),
             )  # fmt: skip
 
     def _named(self, text: str) -> str:
@@ -331,8 +358,9 @@ class _Planner:
         return dead
 
     def _outputs(self) -> Iterable[tuple[int, int]]:
-        """How each output becomes a buffer of its own."""
+        """How each output becomes a buffer of its own, or the twin of an earlier one."""
         stored = {n for s in self._steps if s.is_native for n in s.writes}
+        replacing = {n for s in self._steps for n in s.overwrites}
         seen: set[Node] = set()
         for node in self._graph.outputs:
             fresh = node not in seen
@@ -340,10 +368,14 @@ class _Planner:
             way = COPIED
             if fresh and (node in stored or node in self._given_up):
                 way = ITSELF
+            elif node in stored and node not in replacing:
+                way = TWIN
             elif fresh and self._shares.get(node) is node:
                 way = OWNED
             yield self._number[node], way
 
 
 def _words(run: tuple[PlannedCall, ...] | ReferenceCall) -> int:
-    return 0 if isinstance(run, ReferenceCall) else sum(len(call.arguments) for call in run)
+    if isinstance(run, ReferenceCall):
+        return 0
+    return sum(len(call.arguments) for call in run) // 2

@@ -9,6 +9,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def program_name(key: str) -> str:
     """
     parts = (
         key, source_digest(), torch.__version__, platform.python_version(),
-        config.compiled_settings(), jit.compiler().name_of(""),
+        config.compiled_settings(), jit.name_of(""),
     )  # fmt: skip
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -69,16 +70,21 @@ def find(key: str, origin_of: OriginOf) -> tuple[Plan, dict[str, loading.LoadedK
 
 
 def _plan_record(plan: Plan) -> list:
-    names: dict[str, int] = {}  # a kernel that runs often is named once
+    if plan.meetings.all:
+        raise Unrecordable("a program that meets other replicas")
+    names: dict[str, int] = {}  # a kernel that runs often is named once, and so is a type
+    types: dict[tuple, int] = {}
+    made = [types.setdefault(one, len(types)) for one in plan.made]
     runs = [_run_record(run, names) for run in plan.runs]
     return [
-        plan.values, plan.arguments, plan.block, list(names), runs,
-        list(map(_check_record, plan.checks)),
+        plan.values, plan.arguments, plan.frame, plan.block, list(names), runs,
+        list(map(_check_record, plan.checks)), plan.positions, made,
+        [number for output in plan.outputs for number in output],
         *map(
             record_of,
             (
-                plan.positions, plan.made, plan.constants, plan.fixed, plan.cells, plan.scalars,
-                tuple((value, _plain(there)) for value, there in plan.in_block), plan.outputs,
+                tuple(types), plan.constants, plan.fixed, plan.cells, plan.scalars,
+                tuple((value, _plain(there)) for value, there in plan.in_block),
             ),
         ),
     ]  # fmt: skip
@@ -90,13 +96,15 @@ def _run_record(run: tuple[PlannedCall, ...] | ReferenceCall, names: dict[str, i
             "node": record_of(run.node), "operands": run.operands, "result": run.result,
             "address": run.address, "dead": run.dead, "origin": _position(run.origin),
         }  # fmt: skip
-    return [
-        [
-            names.setdefault(call.kernel, len(names)), call.arguments, call.tasks, call.check,
-            call.overwrites,
-        ]
-        for call in run
-    ]  # fmt: skip
+    # By columns: few objects to read again.  None awaits anything, where nothing meets.
+    return {
+        "kernels": [names.setdefault(call.kernel, len(names)) for call in run],
+        "tasks": [call.tasks for call in run],
+        "checks": [call.check for call in run],
+        "lengths": [len(call.arguments) for call in run],
+        "arguments": [number for call in run for number in call.arguments],
+        "overwrites": [[k, *call.overwrites] for k, call in enumerate(run) if call.overwrites],
+    }
 
 
 def _check_record(check: FailedCheck) -> list:
@@ -117,26 +125,31 @@ def _position(origin: Origin | None) -> int:
 
 
 def _plan(record: list, origin_of: OriginOf) -> Plan:
-    values, arguments, block, names, runs, checks, *rest = record
-    positions, made, constants, fixed, cells, scalars, in_block, outputs = map(value_of, rest)
+    values, arguments, frame, block, names, runs, checks, positions, made, outputs, *rest = record
+    types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
     return Plan(
-        positions, made, values, constants, fixed, cells, scalars,
-        tuple(_check(check, origin_of) for check in checks), arguments, block,
+        tuple(positions), tuple(types[number] for number in made), values, constants, fixed,
+        cells, scalars,
+        tuple(_check(check, origin_of) for check in checks), arguments, frame, block,
         tuple((value, InBlock(*there)) for value, there in in_block),
-        tuple(_run(run, names, origin_of) for run in runs), outputs,
+        tuple(_run(run, names, origin_of) for run in runs),
+        tuple(zip(outputs[::2], outputs[1::2])),
     )  # fmt: skip
 
 
-def _run(record: Any, names: list[str], origin_of: OriginOf):
-    if isinstance(record, dict):
+def _run(record: dict[str, Any], names: list[str], origin_of: OriginOf):
+    if "node" in record:
         return ReferenceCall(
             value_of(record["node"]), tuple(record["operands"]), record["result"],
             record["address"], tuple(record["dead"]), _origin(record["origin"], origin_of),
         )  # fmt: skip
-    return tuple(
-        PlannedCall(names[kernel], tuple(map(tuple, arguments)), tasks, check, tuple(overwrites))
-        for kernel, arguments, tasks, check, overwrites in record
-    )
+    overwrites = {k: tuple(positions) for k, *positions in record["overwrites"]}
+    columns = (record[column] for column in ("kernels", "tasks", "checks", "lengths"))
+    calls, arguments = [], iter(record["arguments"])
+    for k, (kernel, tasks, check, length) in enumerate(zip(*columns, strict=True)):
+        own = tuple(islice(arguments, length))
+        calls.append(PlannedCall(names[kernel], own, tasks, check, overwrites.get(k, ())))
+    return tuple(calls)
 
 
 def _check(record: list, origin_of: OriginOf) -> FailedCheck:

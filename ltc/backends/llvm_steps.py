@@ -11,6 +11,7 @@ from typing import Any
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.kernel import READS, Kernel, Product, Store, Unit
+from ltc.ir.meeting import sent_with
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.code import KernelCode
@@ -24,6 +25,9 @@ from ltc.passes.fuse import fuse
 from ltc.passes.index_maps import LOOKUPS
 
 STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kernel's time is gained
+LEFT_BYTES = 256 << 10  # of an output whose use is over: others gain its room in the caches
+# An output so large, and so many times larger than what makes it, is made last.
+LENDING_BYTES, LENDING_RATIO = 1 << 20, 4
 # The reference's result may lie in the memory of the first operand.
 MAY_SHARE = frozenset(
     {ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BITCAST, ops.BARRIER, ops.CAST, ops.GET}
@@ -38,7 +42,7 @@ def is_native(node: Node) -> bool:
     types = [node.type, *[n.type for n in node.inputs]]
     if not all(isinstance(t, TensorType) and t.dtype in FORMS and t.size for t in types):
         return False
-    if node.op in _MOVES or node.op is ops.IOTA or node.op is ops.RANDOM_BITS:
+    if node.op in _MOVES or node.op in (ops.IOTA, ops.RANDOM_BITS, ops.LAID):
         return True
     if node.op is ops.WRAP_INDEX or node.op in LOOKUPS:
         return True
@@ -134,18 +138,26 @@ def _stream_past_caches(steps: list[Step], graph: Graph) -> None:
     A line of them is not fetched before it is written, and what the caches hold stays there.
     """
     read = {node for step in steps for node in step.reads}
-    large = {n for n in graph.outputs if n not in read and _is_large(n)}
+    last = {n for n in graph.outputs if n not in read and _can_stream(n)}
     for step in steps:
+        made = last.intersection(step.writes).difference(step.overwrites)
         if isinstance(step.unit, Kernel):
-            streamed = large.intersection(step.writes).difference(step.overwrites)
-            if streamed:
+            if streamed := {n for n in made if _nbytes(n) >= STREAMED_BYTES}:
                 step.codes = (kernel_code(step.unit, frozenset(streamed)),)
+        elif isinstance(step.unit, Product) and step.unit.node.op is ops.MATMUL:
+            if streamed := {n for n in made & _used_up(step.unit) if _nbytes(n) >= LEFT_BYTES}:
+                step.codes = tuple(product_codes(step.unit, frozenset(streamed)))
 
 
-def _is_large(node: Node) -> bool:
-    if not isinstance(node.type, TensorType) or node.op.kind == "reduce":
-        return False
-    return node.type.size * node.type.dtype.itemsize >= STREAMED_BYTES
+def _can_stream(node: Node) -> bool:
+    return isinstance(node.type, TensorType) and node.op.kind != "reduce"
+
+
+def _used_up(product: Product) -> set[Node]:
+    """What its epilogue stores beside what it makes of it: the gradient beside the update."""
+    stores = product.epilogue.stores if product.epilogue is not None else ()
+    operands = {value for store in stores for value in store.value.made_from()}
+    return {store.node for store in stores if store.value in operands}
 
 
 # --- writing over inputs -------------------------------------------------------------------------
@@ -233,7 +245,31 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
         if not known:
             known = operands
         found[step] = (max(known, default=0), number)
+    last = max((position for position, _ in found.values()), default=0)
+    found.update({step: (last + 1, found[step][1]) for step in _lenders(steps, graph)})
     return found
+
+
+def _lenders(steps: list[Step], graph: Graph) -> Iterator[Step]:
+    """Steps whose outputs are large and of no use to the others: their buffers can lend room.
+
+    A buffer is there from the launch on. Until it is written, what dies before may lie in it: the
+    gradients of a network's last weights, made at the end, hold what its first layers have kept.
+    """
+    read = {node for step in steps for node in step.reads}
+    made = {node for step in steps for node in step.writes}
+    outputs = set(graph.outputs)
+    for step in steps:
+        if not step.is_native or read.intersection(step.writes):
+            continue
+        lent = sum(_nbytes(n) for n in step.writes if n in outputs and n not in step.overwrites)
+        held = sum(_nbytes(n) for n in made.intersection(step.reads))
+        if lent >= max(LENDING_BYTES, LENDING_RATIO * held):
+            yield step
+
+
+def _nbytes(node: Node) -> int:
+    return node.type.size * node.type.dtype.itemsize if isinstance(node.type, TensorType) else 0
 
 
 def _made_by(step: Step) -> tuple[Node, ...]:
@@ -248,9 +284,10 @@ def _made_by(step: Step) -> tuple[Node, ...]:
 
 def sent_by(unit: Unit) -> tuple[Node, ...]:
     """What the start of a collective sends: its inputs but for the token; nothing otherwise."""
-    if not isinstance(unit, Node) or unit.op is not ops.COLLECTIVE_START:
+    node = unit.node if isinstance(unit, Product) else unit
+    if not isinstance(node, Node) or node.op is not ops.COLLECTIVE_START:
         return ()
-    return unit.inputs[len(unit.inputs) - unit.attr("count"):]
+    return sent_with(node)
 
 
 class _Order:

@@ -19,7 +19,7 @@ import torch
 
 # In less than half the time of torch.empty, where this torch has it.
 _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
-LARGE_BYTES = 4 << 20  # of a tensor: the allocator keeps smaller ones itself
+LARGE_BYTES = 2 << 20  # of a tensor, a huge page: most smaller ones the allocator keeps itself
 MOST_FREE_BYTES = 512 << 20  # kept for outputs to come; what is more goes back to the system
 _HUGE_PAGE = 2 << 20
 _HAS_HUGE_PAGES = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
@@ -98,6 +98,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if _HAS_HUGE_PAGES and prod(shape) * dtype.itemsize >= LARGE_BYTES:
         return _pool.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, as an output of a program."""
+    return empty(x.shape, x.dtype).copy_(x)
 
 
 def maker_of(

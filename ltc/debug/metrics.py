@@ -42,11 +42,22 @@ def record(name: str, value: float, kind: str = "value") -> None:
 
     kind  "time" (nanoseconds), "bytes" or "value"; that of the first sample counts
     """
+    note((), ((name, value, kind),))
+
+
+def note(
+    counts: Iterable[tuple[str, int]], samples: Iterable[tuple[str, float, str]] = ()
+) -> None:
+    """`count` each of `counts` and `record` each of `samples`, as of one moment."""
+    now = time.time()
     with _lock:
-        metric = _metrics.get(name)
-        if metric is None:
-            metric = _metrics[name] = Metric(kind)
-        metric.add(value)
+        for name, n in counts:
+            _counts[name] += n
+        for name, value, kind in samples:
+            metric = _metrics.get(name)
+            if metric is None:
+                metric = _metrics[name] = Metric(kind)
+            metric.add(value, now)
 
 
 class timed:
@@ -81,10 +92,10 @@ class Metric:
         self.kind, self.total, self.sum = kind, 0, 0.0
         self.samples: deque[tuple[float, float]] = deque(maxlen=config.value("LTC_METRICS_SAMPLES"))
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, moment: float) -> None:
         self.total += 1
         self.sum += value
-        self.samples.append((time.time(), value))
+        self.samples.append((moment, value))
 
     def copy(self) -> Metric:
         """The same, and no longer growing."""

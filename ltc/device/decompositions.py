@@ -92,10 +92,9 @@ def native_batch_norm(x, weight, bias, running_mean, running_var, training, mome
         return aten._native_batch_norm_legit.default(
             x, weight, bias, running_mean, running_var, True, momentum, eps
         )
-    y, _, _ = aten._native_batch_norm_legit_no_training.default(
+    return aten._native_batch_norm_legit_no_training.default(
         x, weight, bias, running_mean, running_var, momentum, eps
     )
-    return y, x.new_empty(0), x.new_empty(0)  # as the CPU has it: nothing to keep for backward
 
 
 def _per_channel(x, vector):

@@ -16,6 +16,7 @@ from ltc import config
 from ltc.aten.call import Value
 from ltc.backends.collective import abort
 from ltc.debug import metrics
+from ltc.device import kept_types
 from ltc.device.lines import user_line
 from ltc.device.recorder import INPUT, Recorder
 from ltc.device.state import DEAD, LAST_VIEW, State
@@ -84,10 +85,10 @@ class Ended:
     alive     places of the states that live on, as `Signs` has them
     own       of these, by their number among them: views that become tensors of their own
     shared    (position of an input, numbers of the states that hold just that)
-    outputs   the values that are to be computed, in the program's order
+    outputs   the values that are to be computed
     holders   the numbers of the states that hold each of them
     replaced  output position -> position of the input whose place it takes
-    elsewhere  those of `replaced` whose input the program does not get
+    elsewhere  those of `replaced` whose input the program does not get, by the program's outputs
     ending    how the program is found and what it is given; None until it is known
     """
 
@@ -108,8 +109,7 @@ def end(recorder: Recorder) -> None:
     """Start what is alive of the walk, and say of each state what it now holds."""
     ended, alive = _as_before(recorder) or _looked_at(recorder)
     if ended.made:
-        metrics.count("CreateLtcTensor", ended.made)
-        metrics.count("DestroyLtcTensor", ended.died)
+        metrics.note((("CreateLtcTensor", ended.made), ("DestroyLtcTensor", ended.died)))
     for position, holders in ended.shared:
         buffer = recorder.inputs[position]
         buffer.shared = True
@@ -184,8 +184,6 @@ class _Look:
         self.alive: list[State] = []
         self.places: list[int] = []
         self.own: list[int] = []
-        # First, so that a backend that computes what the outputs need in their order has begun
-        # every exchange before it waits for one.
         self.outputs: dict[Value, list[int]] = {}
         if recorder.token is not None:
             self.outputs[recorder.token] = []
@@ -252,22 +250,22 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
         recorder.path, ended.outputs, recorder.device.index, ended.replaced,
     )
     if ending is not ended.ending:
+        kept_types.keep()
         recorder.last.endings = {**recorder.last.endings, _signature(ended): ending}
         ended.ending = ending
-        ended.elsewhere = {
-            output: position for output, position in ended.replaced.items()
-            if output not in program.replaced
-        }
+        placed = {ending.outputs[o]: position for o, position in ended.replaced.items()}
+        ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
     if config.value("LTC_SAVE_TENSORS_FILE"):
         save_graph(program, ending.key[0], user_line())
     inputs = recorder.inputs
-    return program.launch(
+    made = program.launch(
         recorder.device.index,
         ending.given_inputs(inputs),
         ending.given_scalars(recorder.scalars),
-        {output: inputs[position] for output, position in ended.elsewhere.items()},
+        ended.elsewhere and {o: inputs[position] for o, position in ended.elsewhere.items()},
         recorder.replica,
     )
+    return ending.walks_outputs(made)
 
 
 def _signature(ended: Ended) -> tuple:

@@ -10,6 +10,7 @@ one.
 from __future__ import annotations
 
 from threading import get_ident
+from types import FunctionType
 
 import torch
 
@@ -26,7 +27,7 @@ from ltc.device.torch_api import storage_of
 from ltc.device.views import link_view, write
 
 _NAMESPACE = {
-    "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "State": State,
+    "record": record, "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "State": State,
     "get_ident": get_ident, "write": write, "link_view": link_view,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
@@ -34,15 +35,14 @@ _NAMESPACE = {
 }
 
 
-def build_kernel(signature: Signature):
-    """The function to register for this overload."""
-    def slow(*args, **kwargs):
-        return record(signature, *args, **kwargs)
-
+def build_kernel(signature: Signature, namespace: dict | None = None):
+    """The function to register for this overload; `namespace` becomes its globals."""
+    namespace = {} if namespace is None else namespace
+    namespace.update(_NAMESPACE, signature=signature, overload=signature.overload)
+    slow = namespace["slow"] = FunctionType(_thorough.__code__, namespace)
     source = _source(signature)
     if source is None or is_forced(signature) or config.value("LTC_LINES"):
         return slow
-    namespace = dict(_NAMESPACE, slow=slow, overload=signature.overload)
     for position, argument in enumerate(signature.arguments):
         namespace[f"default{position}"] = argument.default
         namespace[f"static{position}"] = argument.static
@@ -50,25 +50,44 @@ def build_kernel(signature: Signature):
     return namespace["kernel"]
 
 
-def lazily_built(signature_of, overload):
-    """A stand-in that builds the kernel at the first call: most overloads are never called."""
-    built = None
+def lazily_built(name: str):
+    """A function that becomes the overload's kernel at its first call: most are never called.
 
-    def kernel(*args, **kwargs):
-        nonlocal built
-        if built is None:
-            built = build_kernel(signature_of(overload))
-        return built(*args, **kwargs)
+    The kernel's code takes the place of its own, so that later calls pass no other function.
+    There are thousands: each is two objects that Python's collector counts, and no more.
+    """
+    namespace = {"build": _build, "name": name}
+    namespace["kernel_so_far"] = FunctionType(_first_call.__code__, namespace)
+    return namespace["kernel_so_far"]
 
-    return kernel
+
+def _build(kernel: FunctionType, name: str):
+    built = build_kernel(Signature(overload_named(name)), kernel.__globals__)
+    kernel.__defaults__, kernel.__kwdefaults__ = built.__defaults__, built.__kwdefaults__
+    kernel.__code__ = built.__code__  # the last, since another thread may call it meanwhile
+    return built
+
+
+# Their code runs with the globals of one overload.
+
+def _first_call(*args, **kwargs):
+    return build(kernel_so_far, name)(*args, **kwargs)  # noqa: F821
+
+
+def _thorough(*args, **kwargs):
+    return record(signature, *args, **kwargs)  # noqa: F821
 
 
 def source_of(name: str) -> str:
     """The generated kernel of an overload, as text; "" where it always goes the thorough way."""
+    return _source(Signature(overload_named(name))) or ""
+
+
+def overload_named(name: str):
+    """The overload that torch calls so: "aten::relu", "aten::add.Tensor"."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), base)
-    return _source(Signature(getattr(packet, overload or "default"))) or ""
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 # --- the text of a kernel ---------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from ltc.aten.call import Scalar, Value
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
-from ltc.device import probe
+from ltc.device import kept_types, norm_types, probe
 
 Types = tuple  # ((shape, dtype) or None, …)
 
@@ -33,7 +33,7 @@ def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
     Raises NoTypes where the shape depends on data, where there is no Meta kernel, or where that
     kernel rejects the call: then the CPU kernel has to say what is wrong, in its own words.
     """
-    key = (overload, _key(args), tuple([(name, _key(value)) for name, value in kwargs.items()]))
+    key = _key(overload, args, kwargs)
     try:
         types = _known.get(key)
     except TypeError:  # an argument that does not hash
@@ -42,24 +42,44 @@ def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
         return types
     if key in _unknowable:
         raise NoTypes(_unknowable[key])
-    try:
-        types = _known[key] = _infer(overload, args, kwargs, mutated, returned)
-    except NoTypes as error:
-        if isinstance(error.__cause__, _DEPENDS_ON_DATA):
-            _unknowable[key] = str(error)
-        raise
+    types = _by_arithmetic(overload, args, kwargs, mutated, returned)
+    if types is None:
+        types = kept_types.look_up(overload, key)
+    if types is None:
+        try:
+            types = _infer(overload, args, kwargs, mutated, returned)
+        except NoTypes as error:
+            if isinstance(error.__cause__, _DEPENDS_ON_DATA):
+                _unknowable[key] = str(error)
+            raise
+        kept_types.note(overload, key, types)
+    _known[key] = types
     return types
 
 
-def _key(argument):
-    kind = argument.__class__
-    if kind is Value:
-        return (argument.shape, argument.dtype)
-    if kind is Scalar:
-        return (Scalar, argument.dtype, argument.wrapped, argument.sample.__class__)
-    if kind is list or kind is tuple:
-        return (list, *[_key(part) for part in argument])
-    return (kind, argument)  # 1, 1.0 and True are equal but not the same argument
+def _key(overload, args, kwargs) -> tuple:
+    """What the types of the results depend on, in one tuple: Python's collector counts those."""
+    parts = [overload, torch.get_default_dtype()]
+    _add_key(parts, args)
+    for name, value in kwargs.items():
+        parts.append(name)
+        _add_key(parts, (value,))
+    return tuple(parts)
+
+
+def _add_key(parts: list, arguments) -> None:
+    for argument in arguments:
+        kind = argument.__class__
+        parts.append(kind)  # 1, 1.0 and True are equal but not the same argument
+        if kind is Value:
+            parts += argument.shape, argument.dtype
+        elif kind is Scalar:
+            parts += argument.dtype, argument.wrapped, argument.sample.__class__
+        elif kind is list or kind is tuple:
+            parts.append(len(argument))
+            _add_key(parts, argument)
+        else:
+            parts.append(argument)
 
 
 # Of equal float types these give that type: asking a kernel costs milliseconds for long lists.
@@ -107,9 +127,6 @@ def _is_real(operand) -> bool:
 
 
 def _infer(overload, args, kwargs, mutated, returned) -> Types:
-    plain = _by_arithmetic(overload, args, kwargs, mutated, returned)
-    if plain is not None:
-        return plain
     metrics.count("MetaInference")
     types = _by_meta(overload, args, kwargs, mutated, returned)
     if not probe.is_small([*args, *kwargs.values()], types):
@@ -126,7 +143,8 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
             result = overload(*meta_args, **meta_kwargs)
     except (*_DEPENDS_ON_DATA, *_WRONG_CALL) as error:
         raise NoTypes(str(error)) from error
-    return _types_of(result, meta_args, meta_kwargs, mutated, returned)
+    types = _types_of(result, meta_args, meta_kwargs, mutated, returned)
+    return norm_types.as_on_cpu(overload, args, kwargs, types)
 
 
 def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:

@@ -11,7 +11,6 @@ import torch
 from ltc.aten.call import Scalar, Value
 from ltc.runtime.buffer import byte_size
 
-_STATISTICS = frozenset({"mean", "rstd", "save_mean", "save_invstd"})
 FEW_BYTES = 1 << 16  # of all operands and results together: some 10 us of work
 
 
@@ -38,14 +37,9 @@ def _values(operands) -> list[Value]:
 def run_on_stand_ins(overload, args, kwargs: dict, mutated) -> tuple:
     """(what the call returns, its arguments, its keywords) on stand-ins; raises Refused."""
     error: Exception | None = None
-    attempts = [(0, None), (1, None)]  # 0 is a valid index, 1 a valid divisor
-    if overload.name().endswith("norm_backward"):
-        attempts += [(0, dtype) for dtype in _statistics_dtypes(overload, args)]
-    for integer, statistics_dtype in attempts:
+    for integer in (0, 1):  # 0 is a valid index, 1 a valid divisor
         values: dict[Value, torch.Tensor] = {}
         stand_ins = [_stand_in(a, values, integer) for a in args]
-        if statistics_dtype is not None:
-            stand_ins = _with_statistics(overload, stand_ins, statistics_dtype)
         keywords = {name: _stand_in(a, values, integer) for name, a in kwargs.items()}
         try:
             with torch.no_grad(), _own_randomness(overload):
@@ -70,19 +64,6 @@ class _own_randomness:
     def __exit__(self, *error) -> None:
         if self.random:
             torch.default_generator.set_state(self.before)
-
-
-def _statistics_dtypes(overload, args) -> tuple[torch.dtype, ...]:
-    """What the CPU may have kept a norm's statistics in, where Meta said something else."""
-    names = [argument.name for argument in overload._schema.arguments]
-    return (args[names.index("input")].dtype, torch.float32)
-
-
-def _with_statistics(overload, stand_ins: list, dtype: torch.dtype) -> list:
-    return [
-        x.to(dtype) if argument.name in _STATISTICS and x is not None else x
-        for argument, x in zip(overload._schema.arguments, stand_ins)
-    ]
 
 
 def _stand_in(argument, values: dict, integer: int):

@@ -8,7 +8,6 @@ put on side lists, so a learning rate may change without anything being recorded
 
 from __future__ import annotations
 
-import sys
 import threading
 from threading import get_ident
 from typing import Any
@@ -22,6 +21,7 @@ from ltc.device.rng import RandomState
 from ltc.device.state import State
 from ltc.device.torch_api import DEVICE_TYPE, create_empty_tensor, empty_tensor
 from ltc.runtime.buffer import Buffer, byte_size, input_key
+from ltc.utils.thread_frames import thread_frames
 
 INPUT = "ltc::input"
 KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames show it
@@ -112,12 +112,13 @@ class Recorder:
     token    of the collective recorded last in this walk, or None: alive at the walk's end, so that
              all of them run, read or not
     replica  who the thread is to the collectives it records
+    walks    how many have ended
     interrupted  whether another thread ended the walk: a kernel under way must read anew
     """
 
     __slots__ = (
         "device", "thread", "new_tensor", "root", "cursor", "last", "live", "bound", "inputs",
-        "scalars", "foreign", "token", "replica", "interrupted", "ended", "entries", "lock",
+        "scalars", "foreign", "token", "replica", "walks", "interrupted", "ended", "entries", "lock",
         "draw", "__weakref__",
     )
 
@@ -131,6 +132,7 @@ class Recorder:
         self.foreign: dict[State, Value] = {}
         self.token: Value | None = None
         self.replica: Any = None
+        self.walks = 0
         self.interrupted = False
         self.lock = threading.RLock()
         self._plant()
@@ -267,6 +269,7 @@ class Recorder:
         self.live, self.bound, self.inputs, self.scalars = [], [], [], []
         self.foreign.clear()
         self.token = self.replica = None
+        self.walks += 1
         self.ended = self.last
         if self.entries > config.value("LTC_MAX_RECORDED"):
             metrics.count("RecordedPathsForgotten")
@@ -306,7 +309,7 @@ class Device:
 
     def _drop_recorders_of_ended_threads(self) -> None:
         # the numbers alone: a frame that is kept keeps alive what its function had in hand
-        running = set(sys._current_frames())
+        running = set(thread_frames())
         for thread, recorder in list(self.recorders.items()):
             if thread not in running and recorder.nothing_pending:
                 del self.recorders[thread]

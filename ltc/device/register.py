@@ -11,6 +11,7 @@ import os
 
 import torch
 
+from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import (
     attention, attention_ops, autocast, copies, decompositions, generator, module, patches, pickling, torch_api,
@@ -58,13 +59,12 @@ def _register_kernels(library) -> None:
             continue
         if torch_api.has_kernel(name, "CompositeImplicitAutograd"):
             continue
-        overload = _overload(rest)
-        if overload is None:
+        if schema_of(name) is None:
             skipped.append(name)
         else:
-            library.impl(rest, lazily_built(Signature, overload), "PrivateUse1")
+            library.impl(rest, lazily_built(name), "PrivateUse1")
     for rest, kernel in special.items():
-        if _overload(rest) is not None:
+        if schema_of(f"aten::{rest}") is not None:
             library.impl(rest, kernel, "PrivateUse1")
         else:
             skipped.append(f"aten::{rest}")
@@ -105,12 +105,6 @@ def _exclusive(kernel):
             return exclusively(recorder, lambda: kernel(*args, **kwargs))
 
     return guarded
-
-
-def _overload(rest: str):
-    base, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-    return found if isinstance(found, torch_api.OpOverload) else None
 
 
 def _other_namespaces(library) -> None:

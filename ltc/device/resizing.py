@@ -27,9 +27,8 @@ class Freed(Buffer):
             f"resize_(0). Resize the storage to its full size, and write to the tensor, first."
         ))
         failure.reported = True  # an error of whoever reads it, not of the device
-        self.handle, self.shape, self.dtype, self.device = None, shape, dtype, device
+        self.handle, self.key, self.device = None, input_key(shape, dtype), device
         self.execution, self.previous, self.shared = Execution(), None, True
-        self.key, self.nbytes = input_key(shape, dtype), 0
         self.execution.finish(failure)
 
     def __del__(self) -> None:

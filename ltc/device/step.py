@@ -6,7 +6,6 @@ thread needs something that is pending in it.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from ltc.device.state import State
 from ltc.runtime.buffer import Buffer, account_of
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
+from ltc.utils.thread_frames import thread_frames
 
 
 # --- a walk and its threads -------------------------------------------------------------------
@@ -215,7 +215,7 @@ def flush_other_thread(recorder: Recorder) -> None:
 
 def _is_recording(thread: int) -> bool:
     """Whether a generated kernel is on that thread's stack."""
-    frame = sys._current_frames().get(thread)
+    frame = thread_frames().get(thread)
     while frame is not None:
         if frame.f_code.co_filename == KERNEL_FILE:
             return True

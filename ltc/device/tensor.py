@@ -187,7 +187,7 @@ def host_value(state: State) -> torch.Tensor:
 
 
 def _downloaded(buffer: Buffer) -> torch.Tensor:
-    if len(device_at(buffer.device).recorders) > 1:
+    if not device_at(buffer.device).has_one_recorder():
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
     started = time.perf_counter_ns()
     value = download(buffer.ready(), buffer.dtype)

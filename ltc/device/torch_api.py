@@ -177,9 +177,12 @@ class Guard(torch._C._acc.DeviceGuard):
     backward, with Python's error indicator still set. CPython then turns any result into a
     SystemError, which ends the process. So the error is stashed here and `run_backward`
     raises it in the caller.
+
+    A static method: it is called twice or more for each operation that autograd knows of.
     """
 
-    def type_(self):
+    @staticmethod
+    def type_():
         try:
             return _next_type()
         except SystemError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ltc.backends import collective as backend_collective
 from ltc.device import step
 from ltc.device.collective import record
 from ltc.device.lines import user_line
+from ltc.device.tensor import state_of
 from ltc.device.torch_api import plain_functions
 from ltc.distributed import session as sessions
 from ltc.distributed import world
@@ -27,6 +29,7 @@ from ltc.distributed.combine import check_reduction
 from ltc.distributed.progress import CHANNELS, Runner
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
+from ltc.llvm.meeting import is_possible
 
 __all__ = [
     "CHANNELS", "all_gather", "all_reduce", "all_to_all", "broadcast", "collective_permute",
@@ -35,6 +38,10 @@ __all__ = [
 ]
 
 Groups = Sequence[Sequence[int]] | None
+
+# A sum of few is added up by everyone: each more is one more operand to read for all of them.
+MOST_SHARERS = 4
+ADDED_IN_PLACE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 
 backend_collective.RUNNER[:] = [Runner()]
 
@@ -61,7 +68,9 @@ def group_of(groups: Groups) -> tuple[int, ...]:
 
 
 def _frozen(groups: Groups) -> tuple[tuple[int, ...], ...]:
-    frozen = tuple(tuple(int(ordinal) for ordinal in group) for group in groups or ())
+    if not groups:
+        return ()
+    frozen = tuple(tuple(int(ordinal) for ordinal in group) for group in groups)
     if len({len(group) for group in frozen}) > 1:
         raise AssertionError(f"groups must be of one size, since results are: {groups}")
     named = [ordinal for group in frozen for ordinal in group]
@@ -124,8 +133,42 @@ def _exchange(collective: Collective, tensors, types) -> list[torch.Tensor]:
 
 def reduced(kind: str, tensors: Sequence[torch.Tensor], groups: Groups) -> list[torch.Tensor]:
     """New tensors with everyone's `tensors` reduced, as one exchange."""
-    collective = Collective("all_reduce", kind, groups=_frozen(groups))
-    return _exchange(collective, tensors, [_type(x) for x in tensors])
+    return _reduced(kind, tensors, _frozen(groups), user_line())
+
+
+def _reduced(kind: str, tensors, groups: tuple, line: str, bucket: int = -1) -> list[torch.Tensor]:
+    """`bucket`: of gradients, its number among those of the call."""
+    types = [_type(x) for x in tensors]
+    place = _place_of(tensors, types, groups, bucket) if kind == "sum" else (-1, 0)
+    return _exchange(_all_reduce_at(kind, groups, line, *place), tensors, types)
+
+
+@functools.lru_cache(256)
+def _all_reduce_at(kind: str, groups: tuple, line: str, place: int, sharers: int) -> Collective:
+    """The same object every time: recording compares it with the one of the step before."""
+    return Collective("all_reduce", kind, groups, site=line, place=place, sharers=sharers)
+
+
+def _place_of(
+    tensors, types: list[TensorType], groups: tuple, bucket: int
+) -> tuple[int, int]:
+    """The slot in which few replicas of one host lay a sum's operands, and how many; else (-1, 0)."""
+    session = sessions.current()
+    if session is None or session.shelf is None:
+        return -1, 0
+    members = len(groups[0]) if groups else session.replicas
+    if members > MOST_SHARERS:
+        return -1, 0
+    if not is_possible() or any(t.size == 0 or t.dtype not in ADDED_IN_PLACE for t in types):
+        return -1, 0
+    slot = session.shelf.slot_for(groups, types, bucket)
+    if slot < 0:
+        return -1, 0
+    recorder = state_of(tensors[0]).device.recorder()
+    if session.shelf.is_full(slot, (recorder, recorder.walks)):
+        step.start_collectives()  # what is recorded so far becomes a program of its own
+        session.shelf.is_full(slot, (recorder, recorder.walks))
+    return slot, members
 
 
 @torch.no_grad()
@@ -280,12 +323,16 @@ def reduce_gradients(
     """
     if reduce not in ("mean", "sum"):
         raise ValueError(f"reduce_gradients(reduce={reduce!r}): it is 'mean' or 'sum'")
-    if replica_count() == 1:
+    session, gradients = sessions.current(), gradients_of(optimizer)[::-1]
+    if session is None or not gradients:
         return
-    gradients = gradients_of(optimizer)
-    scale = 1.0 / len(group_of(groups)) if reduce == "mean" else 1.0
-    for bucket in buckets(gradients[::-1], config.value("ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB")):
-        all_reduce("sum", bucket, scale, groups)
+    frozen, line, results = _frozen(groups), user_line(), []
+    made = buckets(gradients, config.value("ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"))
+    for number, bucket in enumerate(made):
+        results += _reduced("sum", bucket, frozen, line, number)
+    if reduce == "mean":
+        results = torch._foreach_mul(results, 1.0 / (len(frozen[0]) if frozen else session.replicas))
+    torch._foreach_copy_(gradients, results)
 
 
 def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torch.Tensor]]:

@@ -18,7 +18,7 @@ from ltc.ir.tensor_type import TensorType
 
 GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree on
 PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
-_WORD = (1 << 62) - 1
+WORD_MASK = (1 << 62) - 1
 _DIFFERENT = (
     "Replicas do not run the same collectives, of the same types, in the same order."
 )
@@ -38,7 +38,7 @@ class Communicator:
         self._circle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
         self._running: dict[tuple[int, ...], int] = {}
         self._described: dict[tuple, tuple[bytes, int]] = {}
-        wire.late = self._late
+        wire.late = self.late
         board.begin(self.count, b"nothing yet")
         board.end()
 
@@ -47,7 +47,7 @@ class Communicator:
     def run(self, collective: Collective, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results, new tensors. Raises PeerFailure, with one text on all replicas."""
         return self.guarded(
-            self.members(collective), self._described_as(collective, operands),
+            self.members(collective), self.described_as(collective, operands),
             lambda members, position, word: RUN[collective.kind](
                 Exchange(self.wire, members, position, word), collective, list(operands)
             ),
@@ -67,7 +67,7 @@ class Communicator:
         if posted is None:
             return None
         send, receive = posted
-        exchange.word = self._begin(members, self._described_as(collective, operands))
+        exchange.word = self._begin(members, self.described_as(collective, operands))
         try:
             send()
         except BaseException:
@@ -80,7 +80,7 @@ class Communicator:
         collective = Collective("all_reduce", reduction, groups=groups, site=site)
         flat = tensor if tensor.dim() == 1 else tensor.view(-1)
         self.guarded(
-            self.members(collective), self._described_as(collective, [tensor]),
+            self.members(collective), self.described_as(collective, [tensor]),
             lambda members, position, word: reduce(
                 Exchange(self.wire, members, position, word), reduction, flat, flat
             ),
@@ -95,7 +95,7 @@ class Communicator:
         """The word of the next collective among `members`, which the board shows from now on."""
         self.board.region.raise_verdict()
         text, name = described
-        word = self._running[members] = hash((self._running.get(members, 0), name)) & _WORD
+        word = self._running[members] = hash((self._running.get(members, 0), name)) & WORD_MASK
         self.count += 1
         self.board.begin(self.count, text)
         return word
@@ -107,7 +107,7 @@ class Communicator:
             self.wire.finish()
             return result
         except Mismatch as mismatch:
-            self._disagree(mismatch)
+            self.disagree(mismatch)
             raise
         finally:
             self.board.end()
@@ -126,7 +126,8 @@ class Communicator:
             f"every replica must be in exactly one."
         )
 
-    def _described_as(self, collective: Collective, operands) -> tuple[bytes, int]:
+    def described_as(self, collective: Collective, operands) -> tuple[bytes, int]:
+        """The line for the board, and a number that replicas agree on; operands or their types."""
         key = (collective, *[(x.dtype, x.shape) for x in operands])
         described = self._described.get(key)
         if described is None:
@@ -137,9 +138,15 @@ class Communicator:
             described = self._described[key] = (text.encode(), word_of(agreed))
         return described
 
+    def show(self, text: bytes, begun: int) -> None:
+        """Say on the board that this replica is in a collective, the first of `begun` new ones."""
+        self.count += begun
+        self.board.begin(self.count, text)
+
     # --- finding out
 
-    def _disagree(self, mismatch: Mismatch) -> None:
+    def disagree(self, mismatch: Mismatch) -> None:
+        """Make the verdict about a message of another collective, and raise it."""
         time.sleep(GRACE_SECONDS)
         self.board.fail(
             f"{_DIFFERENT} Replica {self.replica} noticed it with a message from replica "
@@ -147,7 +154,8 @@ class Communicator:
         )
         self.board.region.raise_verdict()
 
-    def _late(self, peer: int, waited_seconds: float) -> None:
+    def late(self, peer: int, waited_seconds: float) -> None:
+        """Whom this replica waits for, and how long it has: makes the verdict where that is due."""
         self._look_for_circle()
         board = self.board
         if waited_seconds < PROBE_SECONDS or peer < 0:
@@ -188,7 +196,7 @@ class Communicator:
 
 def word_of(text: str) -> int:
     """A number for a text, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & _WORD
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & WORD_MASK
 
 
 def _is_running(process: int) -> bool:

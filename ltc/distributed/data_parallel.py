@@ -7,7 +7,6 @@ import copy
 import ctypes
 import logging
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ from ltc.device.names import supported_devices
 from ltc.device.tensor import device_of, set_current_device
 from ltc.distributed import session, world
 from ltc.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
+from ltc.utils.thread_frames import thread_frames
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]
 
@@ -217,7 +217,7 @@ class _Threads:
         for thread in self._alive():
             _raise_in(thread)
         self._join()
-        frames = sys._current_frames()
+        frames = thread_frames()
         for thread in self._alive():
             stack = "".join(traceback.format_stack(frames.get(thread.ident)))
             _log.error("The thread %s could not be stopped. It is here:\n%s", thread.name, stack)

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import os
-import sys
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ import torch
 
 from ltc.utils import tree
 from ltc.utils.channel import Channel
+from ltc.utils.thread_frames import thread_frames
 from ltc.utils.transfer import send_cpu_data_to_device
 
 STALL_SECONDS = 60.0  # a consumer that waited so long wants to know for what
@@ -106,7 +106,7 @@ class Epoch:
             if self._stall_logged:
                 return
             self._stall_logged = True
-        frames = sys._current_frames()
+        frames = thread_frames()
         stacks = [
             f"{thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident]))
             for thread in self.threads if thread.ident in frames

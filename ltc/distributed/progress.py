@@ -6,12 +6,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from ltc.distributed import session as sessions
 from ltc.distributed import world
 from ltc.distributed.schedule import ONE_CROSSING_BYTES
+from ltc.distributed.shelf import Shelf
 from ltc.ir.collective import Collective
 
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
@@ -54,9 +56,12 @@ class Progress:
         self._posted: _Exchange | None = None  # the newest one, where the thread has not got it
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._shelf: Shelf | None = None  # of the latest program that has met others
 
     def start(self, collective: Collective, operands: list[torch.Tensor]) -> int:
         """Begin an exchange; its number."""
+        if self._shelf is not None:
+            self._shelf.settle()
         exchange = _Exchange(collective, operands)
         self._count += 1
         number = self._count
@@ -114,15 +119,26 @@ class Progress:
             raise exchange.error
         return exchange.results
 
+    def begin(self, meetings: Any) -> list[int]:
+        """The words of the meetings of a program that is about to run."""
+        self._shelf = sessions.of(self.place).shelf
+        return self._shelf.begin(meetings)
+
+    def meet(self, number: int) -> None:
+        """Block until all members of that meeting of the program are there."""
+        self._shelf.meet(number)
+
     def finish(self) -> None:
         """Wait for the exchanges whose results nobody took; raises the first error."""
         for number in sorted(self._begun):
             self.wait(number)
+        if self._shelf is not None:
+            self._shelf.end()
 
     def abort(self, error: BaseException) -> None:
         """Let the other replicas know that this one has failed; forget what has begun."""
         self._begun.clear()
-        self._posted = None
+        self._posted = self._shelf = None
         session = sessions.known(self.place)
         if session is not None:
             session.abort_with(error)
@@ -179,6 +195,12 @@ class Runner:
 
     def wait(self, replica: Progress, number: int) -> Sequence[torch.Tensor]:
         return replica.wait(number)
+
+    def begin(self, replica: Progress, meetings: Any) -> list[int]:
+        return replica.begin(meetings)
+
+    def meet(self, replica: Progress, number: int) -> None:
+        replica.meet(number)
 
     def finish(self, replica: Progress) -> None:
         replica.finish()

@@ -28,6 +28,7 @@ from ltc.device.recorder import device_at
 from ltc.device.tensor import current_device, set_current_device
 from ltc.distributed.travel import Parcel
 from ltc.utils import steps
+from ltc.utils.thread_frames import thread_frames
 
 STACKS = b"stacks"  # the parent's question
 FAILED = 1  # the exit code of a rank that has reported an error
@@ -214,7 +215,7 @@ def stacks(without: int | None = None) -> str:
     """The stack of every Python thread but one, the main thread's first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    frames = sorted(thread_frames().items(), key=lambda item: item[0] != main)
     texts = []
     for ident, frame in frames:
         lines = _users_part(traceback.extract_stack(frame))

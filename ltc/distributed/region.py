@@ -1,7 +1,10 @@
 """Memory that the replicas of one host share: a mailbox for each ordered pair, and a board.
 
 The layout of a region of n replicas, all words 64 bits, each written by one replica only:
-- the verdict: a flag, a length, and the text that every replica raises once one has found a fault
+- the verdict: a flag, a length, and the text that every replica raises once one has found a fault;
+  between them a number that all have agreed upon
+- for each replica two counters, a cache line each: of the meetings it has published, and of those
+  of which it needs no operand any more
 - n board entries: how many collectives the replica has begun, whether it is inside one, its
   process, whom it has been waiting for long, and a line saying which
 - n * n mailboxes, first by receiver: how many messages were put in, how many were taken out (a cache
@@ -12,6 +15,7 @@ Nothing here needs an atomic operation: a counter is stored after what it announ
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -21,13 +25,17 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 SLOTS = 4
 LINE = 64  # bytes of a cache line: two writers never share one
 _VERDICT_BYTES = 1 << 16
+_AGREED = 2  # index of a word of the verdict's line
 _ENTRY_BYTES = 1024
+_MEETING_BYTES = 2 * LINE
 _TEXT_BYTES = _ENTRY_BYTES - LINE
 _COUNTERS = 4 * LINE
 _SLOT_HEADER = LINE
@@ -55,7 +63,7 @@ def slot_bytes(replicas: int) -> int:
 
 def region_bytes(replicas: int) -> int:
     mailbox = _COUNTERS + SLOTS * (_SLOT_HEADER + slot_bytes(replicas))
-    return _VERDICT_BYTES + replicas * _ENTRY_BYTES + replicas * replicas * mailbox
+    return _VERDICT_BYTES + replicas * (_MEETING_BYTES + _ENTRY_BYTES) + replicas * replicas * mailbox
 
 
 class Region:
@@ -72,7 +80,8 @@ class Region:
         self.address = self.bytes.data_ptr()
         self.slot_bytes = slot_bytes(replicas)
         self._mailbox_bytes = _COUNTERS + SLOTS * (_SLOT_HEADER + self.slot_bytes)
-        self._verdict_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self.shelves: Any = None  # memory for what meetings lay side by side: see shelf.py
         self.letters: dict[int, deque] = {}  # by mailbox: messages between threads, see ThreadsWire
 
     @classmethod
@@ -91,12 +100,30 @@ class Region:
 
     def mailbox(self, sender: int, receiver: int) -> int:
         """Offset, in bytes, of the mailbox from one replica to another."""
-        start = _VERDICT_BYTES + self.replicas * _ENTRY_BYTES
+        start = _VERDICT_BYTES + self.replicas * (_ENTRY_BYTES + _MEETING_BYTES)
         return start + (receiver * self.replicas + sender) * self._mailbox_bytes
 
     def slot(self, mailbox: int, message: int) -> int:
         """Offset of the header of the slot that holds message number `message`."""
         return mailbox + _COUNTERS + message % SLOTS * (_SLOT_HEADER + self.slot_bytes)
+
+    # --- meetings
+
+    def published(self, replica: int) -> int:
+        """Offset of the counter of the meetings to which a replica has come."""
+        entries = _VERDICT_BYTES + self.replicas * _ENTRY_BYTES
+        return entries + replica * _MEETING_BYTES
+
+    def released(self, replica: int) -> int:
+        """Offset of the counter of the meetings of which a replica needs nothing any more."""
+        return self.published(replica) + LINE
+
+    def agreed(self, value: int) -> int:
+        """The number that whoever calls this first proposes; it is not 0."""
+        with self._alone():
+            if not self.words[_AGREED]:
+                self.words[_AGREED] = value
+            return self.words[_AGREED]
 
     # --- the board
 
@@ -135,15 +162,21 @@ class Region:
     def fail(self, text: str) -> None:
         """Make `text` the verdict, unless there is one already."""
         encoded = text.encode()[: _VERDICT_BYTES - LINE]
-        with self._verdict_lock:
+        with self._alone():
+            if self.failed:
+                return
+            self.memory[LINE : LINE + len(encoded)] = encoded
+            self.words[1] = len(encoded)
+            self.words[0] = 1  # last: readers look here first
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One replica at a time, of this process or another."""
+        with self._lock:
             if self.file >= 0:
                 fcntl.lockf(self.file, fcntl.LOCK_EX)
             try:
-                if self.failed:
-                    return
-                self.memory[LINE : LINE + len(encoded)] = encoded
-                self.words[1] = len(encoded)
-                self.words[0] = 1  # last: readers look here first
+                yield
             finally:
                 if self.file >= 0:
                     fcntl.lockf(self.file, fcntl.LOCK_UN)

@@ -19,6 +19,7 @@ from ltc.distributed.meeting_place import (
     folder_of_host, host, processes_per_host, store,
 )
 from ltc.distributed.region import PeerFailure, Region
+from ltc.distributed.shelf import Shelf, Shelves
 from ltc.distributed.threads_wire import ThreadsWire
 from ltc.distributed.wire import SharedMemoryWire
 
@@ -31,10 +32,14 @@ PROGRAMS, HOST = "programs", "host"
 class Session:
     """One replica's two communicators: of the collectives in programs, and of those at once."""
 
-    def __init__(self, communicators: dict[str, Communicator], ordinal: int) -> None:
+    def __init__(
+        self, communicators: dict[str, Communicator], ordinal: int, shelves: Shelves | None
+    ) -> None:
+        """`shelves`: of the replicas, where one host has them all."""
         self.ordinal = ordinal
         self.programs, self.host = communicators[PROGRAMS], communicators[HOST]
         self.replicas = self.host.replicas
+        self.shelf = None if shelves is None else Shelf(self.programs, shelves)
 
     def abort(self, text: str) -> None:
         """Have every replica that waits for another raise PeerFailure with this text."""
@@ -68,7 +73,7 @@ class _Sessions:
                     lane: _communicator(lane, region, place)
                     for lane, region in self.regions[key].items()
                 }
-                session = Session(made, place.ordinal)
+                session = Session(made, place.ordinal, self.regions[key][PROGRAMS].shelves)
                 self.sessions[*key, place.ordinal] = session
             return session
 
@@ -145,14 +150,20 @@ def renew_threads(devices) -> None:
 def _regions(place: world.Place) -> dict[str, Region]:
     """What the replicas of this host share."""
     if place.processes == 1:
-        return {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
+        regions = {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
+        regions[PROGRAMS].shelves = Shelves.of_threads(place.replicas)
+        return regions
     folder, here = folder_of_host(place.processes), _replicas_here(place)
-    return {
+    regions = {
         lane: Region.of_processes(
             here, os.path.join(folder, f"{lane}-{host(place.processes)}-{here}")
         )
         for lane in (PROGRAMS, HOST)
     }
+    if _hosts(place) == 1:
+        path = os.path.join(folder, f"shelves-{here}")
+        regions[PROGRAMS].shelves = Shelves.of_processes(here, regions[PROGRAMS], path)
+    return regions
 
 
 def _replicas_here(place: world.Place) -> int:

@@ -10,7 +10,7 @@ class Collective:
     """One exchange among replicas, equal on all that take part.
 
     kind        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast",
-                "send" or "receive"
+                "send" or "receive"; in programs also "meeting": see passes/meetings.py
     reduction   "sum", "mul", "and", "or", "min" or "max", where the kind reduces
     groups      ordinals that exchange among themselves; () means all together
     dim         along which the result is joined or cut; of all_to_all, the one that is cut
@@ -19,6 +19,9 @@ class Collective:
     pairs       of permute: (from, to) ordinals; of send and receive: the one pair
     channel     whose replicas: "" for those of this run, else a process group's name
     site        the user's line, for messages
+    place       of a sum for which its members have memory side by side: the number of that memory,
+                the same on all of them; else -1
+    sharers     how many members that are, or 0
     """
 
     kind: str
@@ -30,6 +33,8 @@ class Collective:
     pairs: tuple[tuple[int, int], ...] = ()
     channel: str = ""
     site: str = ""
+    place: int = -1
+    sharers: int = 0
 
     def text(self) -> str:
         """All but the line, as messages show it: "all_reduce sum groups ((0, 1), (2, 3))"."""

@@ -133,6 +133,17 @@ class Value:
     data: Any = None
     guards: tuple[Guard, ...] = ()
 
+    def made_from(self) -> set[Value]:
+        """All values that it is computed from, reductions included, without itself."""
+        seen: set[Value] = set()
+        waiting = list(self.operands)
+        while waiting:
+            one = waiting.pop()
+            if one not in seen:
+                seen.add(one)
+                waiting.extend(one.operands)
+        return seen
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Store:

@@ -42,6 +42,7 @@ def store(b: Builder, stored: str, address: str, form: Form, mask: str | None = 
 def stream(b: Builder, stored: str, address: str, form: Form) -> None:
     """A vector to memory past the caches, at a multiple of its size or of a cache line's."""
     align = min(b.width * form.bytes, CACHE_LINE)
+    b.passes_caches = True
     b.emit(
         f"store {b.of(form.stored)} {stored}, ptr {address}, align {align}, !nontemporal !0"
     )
@@ -57,6 +58,21 @@ def gather(b: Builder, pointer: str, positions: str, form: Form, mask: str | Non
     return b.effect(
         f"call {type} @{function}({b.of('ptr')} {pointers}, i32 {form.bytes}, "
         f"{b.of('i1')} {mask}, {type} zeroinitializer)"
+    )
+
+
+def scatter(
+    b: Builder, stored: str, pointer: str, positions: str, form: Form, mask: str | None = None
+) -> None:
+    """The counterpart of `gather`; where the mask is not set, memory stays as it is."""
+    type = b.of(form.stored)
+    pointers = b.value(f"getelementptr {form.stored}, ptr {pointer}, {b.of('i64')} {positions}")
+    function = f"llvm.masked.scatter.{b.suffix(form.stored)}.v{b.width}p0"
+    b.declare(function, "void", type, b.of("ptr"), "i32", b.of("i1"))
+    mask = mask or b.constant("i1", True)
+    b.emit(
+        f"call void @{function}({type} {stored}, {b.of('ptr')} {pointers}, i32 {form.bytes}, "
+        f"{b.of('i1')} {mask})"
     )
 
 

@@ -27,7 +27,7 @@ def choose(what: str, ways: Sequence[Way], trial: Callable[[Way], Callable[[], o
     ways   that may be chosen, told apart by their repr; the first is the usual one
     trial  what to run, to time a way
     """
-    name = jit.compiler().name_of(f"{_KIND}\0{what}\0{threads.thread_count()}")
+    name = jit.name_of(f"{_KIND}\0{what}\0{threads.thread_count()}")
     by_text = {repr(way): way for way in ways}
     text = _chosen.get(name) or _kept(name)
     if text not in by_text:

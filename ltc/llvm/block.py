@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ltc.llvm.isa import ALIASING_BYTES
 from ltc.llvm.lanes import LONGEST_SUM, Index, Lanes
 from ltc.llvm.matrix import Plan
 from ltc.llvm.packing import PackedPanel, PackedRows
 
 PREFETCHED_ROWS = 16
-LINE_BYTES, PAGE_BYTES = 64, 4096
+LINE_BYTES = 64
 MOST_STREAMS = 16  # of memory that are read side by side
 
 
@@ -23,10 +24,10 @@ class Block:
     ):
         self.l, self.b, self.plan = lanes, lanes.builder, plan
         self.panel, self.strip = panel, strip
-        # A column of the left operand is in another page at each step. Where columns are whole
-        # pages apart, they share one set of the cache, and what is fetched early is gone too soon.
+        # A column of the left operand is in another page at each step. Where columns share one set
+        # of the cache, what is fetched early is gone too soon.
         apart = plan.left.column * plan.dtype.itemsize
-        self.prefetches_left = apart >= PAGE_BYTES // 2 and apart % PAGE_BYTES != 0
+        self.prefetches_left = apart >= ALIASING_BYTES // 2 and apart % ALIASING_BYTES != 0
 
     def sums(self, left: str, right: str, rows: int, masks, first: Index, end: Index) -> list[str]:
         """rows x vectors sums of the steps from `first` up to `end` of what is packed.

@@ -18,6 +18,7 @@ ATTRIBUTES = (
     '"no-trapping-math"="true" }\n'
 )
 METADATA = "!0 = !{i32 1}\n"  # what !nontemporal refers to
+FLUSH = "  fence seq_cst\n"  # after it, other threads see what went past the caches
 
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
@@ -25,12 +26,14 @@ _SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 class Builder:
     """Collects the body of a function.
 
-    width         lanes of the values now emitted; 1 for scalars
-    declarations  of the functions that the body calls
+    width          lanes of the values now emitted; 1 for scalars
+    passes_caches  whether something is stored past them
+    declarations   of the functions that the body calls
     """
 
     def __init__(self, width: int = LANES):
         self.width = width
+        self.passes_caches = False
         self.declarations: set[str] = set()
         self._lines: list[str] = []
         self._known: list[dict[str, str]] = [{}]
@@ -268,20 +271,35 @@ def function_text(name: str, pointers: int, builder: Builder, numbers: int = 0) 
     The entry `void @name.entry(ptr arguments, i64 task, i64 tasks)` takes the pointers and then
     the numbers from an array, so that kernels of any number of operands are called in one way.
     """
-    arguments = [("ptr", f"p{k}") for k in range(pointers)]
-    arguments += [("i64", f"n{k}") for k in range(numbers)]
-    passed = "".join(f"{type} %{argument}, " for type, argument in arguments)
-    loads = "".join(
-        f"  %a{k} = getelementptr i64, ptr %arguments, i64 {k}\n"
-        f"  %{argument} = load {type}, ptr %a{k}\n"
-        for k, (type, argument) in enumerate(arguments)
-    )
+    passed = _passed(_parameters(pointers, numbers))
     declarations = "\n".join(sorted(builder.declarations))
+    end = FLUSH if builder.passes_caches else ""
     return (
         f"{declarations}\n"
         f"define void @{name}({passed}i64 %task, i64 %tasks) #0 {{\nentry:\n"
-        f"{builder.body()}\n  ret void\n}}\n"
-        f"define void @{name}.entry(ptr %arguments, i64 %task, i64 %tasks) #0 {{\n{loads}"
-        f"  call void @{name}({passed}i64 %task, i64 %tasks)\n  ret void\n}}\n"
-        f"{ATTRIBUTES}{METADATA}"
+        f"{builder.body()}\n{end}  ret void\n}}\n"
+        f"{entry_text(name, pointers, numbers)}{ATTRIBUTES}{METADATA}"
     )
+
+
+def entry_text(name: str, pointers: int, numbers: int = 0) -> str:
+    """The entry of a function of so many pointers and numbers: see `function_text`."""
+    parameters = _parameters(pointers, numbers)
+    loads = "".join(
+        f"  %a{k} = getelementptr i64, ptr %arguments, i64 {k}\n"
+        f"  %{parameter} = load {type}, ptr %a{k}\n"
+        for k, (type, parameter) in enumerate(parameters)
+    )
+    return (
+        f"define void @{name}.entry(ptr %arguments, i64 %task, i64 %tasks) #0 {{\n{loads}"
+        f"  call void @{name}({_passed(parameters)}i64 %task, i64 %tasks)\n  ret void\n}}\n"
+    )
+
+
+def _parameters(pointers: int, numbers: int) -> list[tuple[str, str]]:
+    """(type, name) of each."""
+    return [("ptr", f"p{k}") for k in range(pointers)] + [("i64", f"n{k}") for k in range(numbers)]
+
+
+def _passed(parameters: list[tuple[str, str]]) -> str:
+    return "".join(f"{type} %{parameter}, " for type, parameter in parameters)

@@ -9,11 +9,13 @@ Letters: N images; a group has *left* channels, which are summed, and *right* on
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 
 from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.channel_totals import ChannelTotals, sums_across_lanes
 from ltc.llvm.geometry import Geometry, KernelSequence
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
@@ -29,10 +31,10 @@ from ltc.llvm.lanes import (
 )  # fmt: skip
 from ltc.llvm.matmul import matmul
 from ltc.llvm.matrix import stored_plain, stored_transposed
-from ltc.llvm.strips import ascending, strip_extents, strip_of
+from ltc.llvm.strips import ascending, most_images, strip_extents, strip_of
 from ltc.llvm.taps import WeightPacker
 from ltc.llvm.tile_shape import tile_shape
-from ltc.llvm.windows import Axes, forward_axes, gradient_phases, padded
+from ltc.llvm.windows import Axes, forward_axes, gradient_phases, padded, taps_inside
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
@@ -73,8 +75,11 @@ def channels_last_input_gradient(
         return _pointwise_gradient(name, dtype, geometry, isa, epilogue, operands)
     sizes = Sizes(geometry.operand[0], groups, outputs, geometry.weight[1])
     extents = padded(geometry.weight[2:], 1)
+    lanes = Lanes(Builder(), isa, dtype)
     bodies = [
-        _Tiles(dtype, sizes, axes, extents, isa, epilogue, False)
+        ChannelTotals(dtype, geometry, axes, isa, epilogue)
+        if sums_across_lanes(lanes, geometry, axes)
+        else _Tiles(dtype, sizes, axes, extents, isa, epilogue, False)
         for axes in gradient_phases(*geometry.window)
     ]
     kernels = tuple(body.kernel(name, "gradient", operands) for body in bodies)
@@ -130,12 +135,15 @@ class _Tiles:
         self.sizes, self.axes, self.epilogue = sizes, ascending(axes), epilogue
         self.kernel_taps = tuple(axis.taps for axis in axes)
         self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
-        self.tile = tile_shape(axes, sizes.right, isa, l.width)
+        _, high, wide = self.axes
+        size = BYTES[l.element]
+        together = most_images(self.axes, sizes.left, size, STRIP_BYTES)
+        self.tile = tile_shape(self.axes, sizes.right, isa, l.width, sizes.images, together)
         self.panel = self.tile.vectors * l.width
         self.panels = -(-sizes.right // self.panel)
-        _, high, wide = self.axes
+        together = self.tile.images, self.tile.height
         self.images, self.lines = strip_extents(
-            self.axes, sizes.left, BYTES[l.element], self.tile.height, STRIP_PIXELS, STRIP_BYTES
+            self.axes, sizes.left, size, together, STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
@@ -243,24 +251,30 @@ class _Tiles:
 
     def _each_tile(self, body) -> None:
         """body(where its first tap is, (image, line, column), (height, width)) for every tile."""
-        l, b, height = self.l, self.b, self.tile.height
+        l, b, tile = self.l, self.b, self.tile
 
         def line(n: Index, i: Index) -> None:
             start = 0
-            for width, count in self.tile.widths:
-                def tile(j: Index, _=None, width=width) -> None:
+            for width, count in tile.widths:
+                def one(j: Index, _=None, width=width) -> None:
                     place = l.at(self.strip.memory, self.strip.place(n, i, j), l.element)
-                    body(place, (n, i, j), (height, width))
+                    body(place, (n, i, j), (tile.height, width))
 
                 if count == 1:
-                    tile(start)
+                    one(start)
                 else:
-                    b.loop(start, start + width * count, width, [], tile)
+                    b.loop(start, start + width * count, width, [], one)
                 start += width * count
 
-        b.loop(0, self.image_count, 1, [], lambda n, _: b.loop(
-            0, self.line_count, height, [], lambda i, _: line(n, i)
+        b.loop(0, self.image_count, tile.images, [], lambda n, _: b.loop(
+            0, self.line_count, tile.height, [], lambda i, _: line(n, i)
         ) and None)  # fmt: skip
+
+    def _members(self, shape) -> list[tuple[int, int, int]]:
+        """(image, line, column) of each position of a tile, counted from its first."""
+        height, width = shape
+        each = itertools.product(range(self.tile.images), range(height), range(width))
+        return list(each)
 
     # --- one tile ---------------------------------------------------------------------------------
 
@@ -270,16 +284,14 @@ class _Tiles:
             for row in self._rows(spot, shape):
                 for v in range(self.tile.vectors):
                     self.l.fetch(self.epilogue, row, self._channel(v))
-        return self._accumulate(place, shape, start, depth, sums)
+        return self._accumulate(place, spot, shape, start, depth, sums)
 
-    def _accumulate(self, place: str, shape, start: Index, depth: Index, sums) -> list[str]:
+    def _accumulate(self, place: str, spot, shape, start: Index, depth: Index, sums) -> list[str]:
         """`sums`, or zeros, plus the products of a block of channels at every tap."""
         l, b, count = self.l, self.b, self.tile.vectors
-        height, width = shape
-        rows = [self.strip.place(0, r, c) for r in range(height) for c in range(width)]
-        deep, high, wide = self.kernel_taps
+        rows = [self.strip.place(*member) for member in self._members(shape)]
+        _, high, wide = self.kernel_taps
         sums = sums or [l.zero] * (len(rows) * count)
-        run = l.times(depth, wide) if self.joins_taps else depth
 
         def step(left: str, right: str, k: str, values: list[str]) -> list[str]:
             line = l.at(right, l.times(k, self.panel), l.element)
@@ -291,7 +303,7 @@ class _Tiles:
                     result.append(l.multiply_add(x, y, values[r * count + v]))
             return result
 
-        def segment(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
+        def segment(d: Index, h: Index, w: Index, run: Index, values: list[str]) -> list[str]:
             left = l.at(place, l.plus(self.strip.tap(d, h, w), start), l.element)
             tap = l.plus(l.times(l.plus(l.times(d, high), h), wide), w)
             right = l.at(
@@ -302,22 +314,32 @@ class _Tiles:
         def typed(values: list[str]) -> list[tuple[str, str]]:
             return [(l.vector, value) for value in values]
 
-        across = 1 if self.joins_taps else wide
-        return b.loop(0, deep, 1, typed(sums), lambda d, values: b.loop(
-            0, high, 1, typed(values), lambda h, values: b.loop(
-                0, min(wide, across), 1, typed(values), lambda w, values: segment(d, h, w, values)
+        line = l.plus(self.first_line, spot[1])
+        low_deep, end_deep = taps_inside(l, self.axes[0], self.deep, self.deep)
+        low, end = taps_inside(l, self.axes[1], line, l.plus(line, shape[0] - 1))
+        first, last = 0, wide
+        if self.tile.across_images:
+            first, last = taps_inside(l, self.axes[2], spot[2], spot[2])
+
+        def row(d: Index, h: Index, values: list[str]) -> list[str]:
+            if self.joins_taps:
+                return segment(d, h, first, l.times(l.minus(last, first), depth), values)
+            return b.loop(
+                first, last, 1, typed(values), lambda w, values: segment(d, h, w, depth, values)
             )
+
+        return b.loop(low_deep, end_deep, 1, typed(sums), lambda d, values: b.loop(
+            low, end, 1, typed(values), lambda h, values: row(d, h, values)
         ))  # fmt: skip
 
     def _spots(self, spot, shape):
         """The place in the waiting sums of each vector of a tile."""
-        l, (n, i, j), (height, width), wide = self.l, spot, shape, self.axes[2]
-        first = l.plus(l.times(l.plus(l.times(n, self.lines), i), wide.count), j)
+        l, (n, i, j), wide = self.l, spot, self.axes[2].count
+        first = l.plus(l.times(l.plus(l.times(n, self.lines), i), wide), j)
         base = l.at(self.waiting, l.times(first, self.panel), l.element)
         return base, [
-            (r * wide.count + c) * self.panel + v * l.width
-            for r in range(height)
-            for c in range(width)
+            ((m * self.lines + r) * wide + c) * self.panel + v * l.width
+            for m, r, c in self._members(shape)
             for v in range(self.tile.vectors)
         ]
 
@@ -331,24 +353,31 @@ class _Tiles:
         return [self.l.load_computed(base, place) for place in places]
 
     def _finish(self, spot, shape, sums: list[str]) -> None:
-        count = self.tile.vectors
+        b, count = self.b, self.tile.vectors
         for r, row in enumerate(self._rows(spot, shape)):
-            for v, value in enumerate(sums[r * count : (r + 1) * count]):
-                self._store(value, row, self._channel(v), v)
+            def store(row=row, values=sums[r * count : (r + 1) * count]) -> None:
+                for v, value in enumerate(values):
+                    self._store(value, row, self._channel(v), v)
+
+            if self.tile.across_images and r:
+                image = self.l.plus(spot[0], r)
+                exists = b.value(f"icmp slt i64 {image}, {self.image_count}")
+                b.when(exists, [], store)
+            else:
+                store()
 
     def _rows(self, spot, shape) -> list[Index]:
         """The flat position in the result of each position of a tile."""
-        l, (_, high, wide), (height, width) = self.l, self.axes, shape
-        n, i, j = spot
+        l, (deep, high, wide), (n, i, j) = self.l, self.axes, spot
         first: Index = l.plus(self.first_image, n)
         lines = l.plus(self.first_line, i)
         for index, axis in zip((self.deep, lines, j), self.axes):
             at = l.plus(l.times(index, axis.place[1]), axis.place[0])
             first = l.plus(l.times(first, axis.result), at)
+        image = deep.result * high.result * wide.result
         return [
-            l.plus(first, r * high.place[1] * wide.result + c * wide.place[1])
-            for r in range(height)
-            for c in range(width)
+            l.plus(first, m * image + r * high.place[1] * wide.result + c * wide.place[1])
+            for m, r, c in self._members(shape)
         ]
 
     def _channel(self, v: int) -> Index:

@@ -1,8 +1,8 @@
 """The gradient of a convolution's weight, from channels-last operands.
 
 The operand's lines are copied with their padding, and the gradient of one panel of output channels
-beside them; each (tap, channel) is then a row of sums over all positions, some rows at a time in
-registers.
+beside them, unless all rows fit in registers, which read it but once; each (tap, channel) is a row
+of sums over all positions, some rows at a time in registers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.geometry import Geometry, KernelSequence
+from ltc.llvm.gradient_panel import CopiedGradientPanel, GradientPanel
 from ltc.llvm.isa import Isa
 from ltc.llvm.lanes import (
     BYTES,
@@ -26,11 +27,10 @@ from ltc.llvm.lanes import (
 )  # fmt: skip
 from ltc.llvm.slots import Adder, adding_kernel, images_of, slots_for
 from ltc.llvm.strips import ascending, strip_extents, strip_of
-from ltc.llvm.windows import forward_axes
+from ltc.llvm.windows import always_inside, forward_axes, positions_inside
 
 STRIP_PIXELS = 512
 STRIP_BYTES = 1280 * 1024
-FETCHED_PIXELS = 8  # ahead of the one that is copied
 
 
 def channels_last_weight_gradient(
@@ -42,14 +42,14 @@ def channels_last_weight_gradient(
     arguments  "gradient" [N, *windows, O], "operand" [N, *spatial, C], "result", "partial"
     otherwise as `convolution_weight_gradient`
     """
-    body = _SlotSums(dtype, geometry, isa)
+    body = SlotSums(dtype, geometry, isa)
     if body.adds_at_once:
         return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
     last = adding_kernel(name, dtype, isa, body.slots, body.row_of, epilogue, operands)
     return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.l.element)})
 
 
-class _SlotSums:
+class SlotSums:
     """partial[slot, group, panel, tap * C + c, o]: what each slot's images add to the gradient.
 
     The kernel's number is the images.
@@ -69,18 +69,39 @@ class _SlotSums:
         )
         most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
         self.images, self.lines = strip_extents(
-            axes, self.channels, BYTES[l.element], 1, STRIP_PIXELS, STRIP_BYTES
+            axes, self.channels, BYTES[l.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
         apart = self.channels * self.groups
         self.strip = strip_of(l, axes, self.channels, apart, self.images, self.lines)
-        joined = self.strip.taps_touch
-        self.run = self.channels * (axes[2].taps if joined else 1)
-        self.across = 1 if joined else axes[2].taps
-        blocks = max(1, -(-self.run // most))
-        self.height, self.taller = divmod(self.run, blocks)
-        self.blocks = blocks
-        self.pixels = self.images * self.lines * axes[2].count
+        self.joins_taps = self.strip.taps_touch and self._joining_pays(most)
+        self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
+        self.across = 1 if self.joins_taps else axes[2].taps
+        self.joins_lines = self.joins_taps and self.line_run * axes[1].taps <= most
+        self.down = 1 if self.joins_lines else axes[1].taps
+        self.run = self.line_run * (axes[1].taps if self.joins_lines else 1)
+        self.height, self.taller = divmod(self.run, max(1, -(-self.run // most)))
+        # The longest loop is the innermost: where it ends, the processor guesses wrong.
+        self.images_last = self.images > axes[2].count
+        shape = (l, axes, self.outputs * self.groups, self.outputs, vectors)
+        self.gradient = CopiedGradientPanel(*shape, self.images, self.lines)
+        if self.slots.rows <= min(most, self.run):
+            self.gradient = GradientPanel(*shape)
+
+    def _joining_pays(self, most: int) -> bool:
+        """Whether blocks of rows fill the registers better if they cross from tap to tap.
+
+        Where they do not, the columns at which a tap lies in the padding are left out.
+        """
+        wide, channels = self.axes[2], self.channels
+        if always_inside(wide):
+            return True
+        inside = sum(
+            0 <= o * wide.stride + wide.first + t * wide.step < wide.extent
+            for o in range(wide.count)
+            for t in range(wide.taps)
+        )
+        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
 
     def row_of(self, l: Lanes, column: Index) -> Index:
         """Where the sums of an element of the flat [C / groups, *kernel] are."""
@@ -89,7 +110,7 @@ class _SlotSums:
 
     @property
     def stack_bytes(self) -> int:
-        return self.strip.bytes + self.pixels * self.panel * BYTES[self.l.element]
+        return self.strip.bytes + self.gradient.bytes
 
     @property
     def adds_at_once(self) -> bool:
@@ -121,12 +142,12 @@ class _SlotSums:
 
     def _emit(self, gradient: str, operand: str, partial_of, then) -> None:
         l, b, slots = self.l, self.b, self.slots
-        self.gradient, self.operand = gradient, operand
+        self.pointers = gradient, operand
         require_stack(self.stack_bytes, "convolution")
         if not (slots.count * slots.groups * slots.panels and slots.rows):
             return
         self.strip.reserve()
-        self.copied = reserved(b, max(1, self.pixels) * self.panel, l.element)
+        self.gradient.reserve()
 
         def unit(number: str, _) -> None:
             self.partial = partial_of(number)
@@ -173,11 +194,19 @@ class _SlotSums:
         if high.count % self.lines:
             lines = l.least(self.lines, l.minus(high.count, line))
         channel = l.times(group, self.channels)
-        self.strip.copy(self.operand, channel, image, count, deep, line)
-        self._copy_gradient(group, column, image, count, deep, line, lines)
+        gradient, operand = self.pointers
+        self.strip.copy(operand, channel, image, count, deep, line)
+        output = l.plus(l.times(group, self.outputs), column)
+        self.gradient.begin(gradient, output, column, image, deep, line)
+        self.gradient.fill(count, lines)
         split = (self.height + 1) * self.taller
 
         def segment(d: Index, h: Index, w: Index) -> None:
+            down = (0, lines)
+            if not self.joins_lines:
+                first, end = (l.minus(x, line) for x in positions_inside(l, high, h))
+                down = l.most(0, first), l.least(lines, end)
+            across = (0, wide.count) if self.joins_taps else positions_inside(l, wide, w)
             tap = l.plus(l.times(l.plus(l.times(d, high.taps), h), wide.taps), w)
             source = l.at(self.strip.memory, self.strip.tap(d, h, w), l.element)
             target = l.at(self.partial, l.times(tap, self.channels * self.panel), l.element)
@@ -185,66 +214,49 @@ class _SlotSums:
             def block(k: Index, rows: int) -> None:
                 here = l.at(source, k, l.element)
                 there = l.at(target, l.times(k, self.panel), l.element)
-                self._block(here, there, rows, count, lines)
+                self._block(here, there, rows, count, down, across)
 
             for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
                 if low < end:
                     b.loop(low, end, rows, [], lambda k, _, rows=rows: block(k, rows))
 
         b.loop(0, self.axes[0].taps, 1, [], lambda d, _: b.loop(
-            0, high.taps, 1, [], lambda h, _: b.loop(
+            0, self.down, 1, [], lambda h, _: b.loop(
                 0, self.across, 1, [], lambda w, _: segment(d, h, w)
             ) and None
         ) and None)  # fmt: skip
 
-    def _copy_gradient(self, group, column, image, count, deep, line, lines) -> None:
-        """copied[position of the strip, output channel of the panel]"""
-        l, b, (axis, high, wide) = self.l, self.b, self.axes
-        step = self.outputs * self.groups
+    def _block(self, source: str, target: str, rows: int, images: Index, down, across) -> None:
+        """Add the positions of a strip to the sums of a few rows.
 
-        def copy(n: Index, position: Index, v: Index) -> None:
-            at = l.plus(l.times(l.plus(image, n), axis.count), deep)
-            at = l.plus(l.times(l.plus(l.times(at, high.count), line), wide.count), position)
-            channel = l.plus(column, v)
-            at = l.plus(l.times(at, step), l.plus(l.times(group, self.outputs), channel))
-            mask = l.first(l.minus(self.outputs, channel)) if self.outputs % self.panel else None
-            spot = l.plus(l.times(n, self.lines * wide.count), position)
-            b.prefetch(l.at(self.gradient, l.plus(at, FETCHED_PIXELS * step)))
-            value = l.load(self.gradient, at, mask)
-            l.store_computed(value, self.copied, l.plus(l.times(spot, self.panel), v))
-
-        b.loop(0, count, 1, [], lambda n, _: b.loop(
-            0, l.times(lines, wide.count), 1, [], lambda position, _: b.loop(
-                0, self.panel, l.width, [], lambda v, _: copy(n, position, v)
-            ) and None
-        ) and None)  # fmt: skip
-
-    def _block(self, source: str, target: str, rows: int, images: Index, lines: Index) -> None:
-        """Add all positions of a strip to the sums of a few rows."""
-        l, b, wide, count = self.l, self.b, self.axes[2], self.vectors
+        down, across  the first line and column, and those after the last
+        """
+        l, b, count = self.l, self.b, self.vectors
         places = [r * self.panel + v * l.width for r in range(rows) for v in range(count)]
+        ends = ((0, images), down, across)
+        order = (1, 2, 0) if self.images_last else (0, 1, 2)
 
         def typed(values: list[str]) -> list[tuple[str, str]]:
             return [(l.vector, value) for value in values]
 
-        def line(n: Index, i: Index, values: list[str]) -> list[str]:
-            left = l.at(source, self.strip.place(n, i, 0), l.element)
-            first = l.times(l.plus(l.times(n, self.lines), i), wide.count)
-            right = l.at(self.copied, l.times(first, self.panel), l.element)
-            return b.loop(0, wide.count, 1, typed(values), lambda j, v: position(left, right, j, v))
-
-        def position(left: str, right: str, j: str, values: list[str]) -> list[str]:
-            right = l.at(right, l.times(j, self.panel), l.element)
-            ys = [l.load_computed(right, v * l.width) for v in range(count)]
-            left, result = l.at(left, self.strip.place(0, 0, j), l.element), []
+        def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
+            left = l.at(source, self.strip.place(n, i, j), l.element)
+            ys, result = self.gradient.read(n, i, j), []
             for r in range(rows):
-                x = l.splat(l.computed_scalar(left, r))
+                h, k = divmod(r, self.line_run)
+                x = l.splat(l.computed_scalar(left, l.plus(self.strip.tap(0, h, 0), k)))
                 for v, y in enumerate(ys):
                     result.append(l.multiply_add(x, y, values[r * count + v]))
             return result
 
-        sums = b.loop(0, images, 1, typed([l.zero] * len(places)), lambda n, values: b.loop(
-            0, lines, 1, typed(values), lambda i, values: line(n, i, values)
-        ))  # fmt: skip
+        def walk(place: dict[int, Index], values: list[str]) -> list[str]:
+            if len(place) == len(order):
+                return position(place[0], place[1], place[2], values)
+            axis = order[len(place)]
+            return b.loop(
+                *ends[axis], 1, typed(values), lambda k, inner: walk({**place, axis: k}, inner)
+            )
+
+        sums = walk({}, [l.zero] * len(places))
         for value, place in zip(sums, places):
             l.store_computed(l.add(l.load_computed(target, place), value), target, place)

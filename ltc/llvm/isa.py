@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# What lies so far apart shares one set of the first-level cache, which holds 8 to 12 lines.
+ALIASING_BYTES = 4096
+
 
 @dataclass(frozen=True)
 class Isa:

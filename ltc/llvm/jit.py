@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
+import dataclasses
 import functools
 import hashlib
 import itertools
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
-
 from ltc.debug import metrics
-from ltc.errors import BackendMissing, InvalidGraph
+from ltc.errors import BackendMissing, InvalidGraph, Unsupported
+from ltc.llvm import elf, symbols
+from ltc.llvm.host import Host, known_host
 from ltc.utils.disk_cache import disk_cache
 from ltc.utils.version import VERSION
 from ltc.utils.renewed_lock import renewed_lock
@@ -38,7 +37,7 @@ def _binding() -> ModuleType:
 
 
 class _Compiler:
-    """What one process compiles with; made when first wanted."""
+    """What a process compiles with, and loads where no other way is known; made when first wanted."""
 
     def __init__(self) -> None:
         llvm = _binding()
@@ -54,8 +53,6 @@ class _Compiler:
                 f"{error}. Set LTC_BACKEND=eager."
             ) from error
         self.linker = llvm.create_lljit_compiler(self._machine())
-        self.symbols = _library_symbols()
-        self.loaded: list[Library] = []  # for the life of the process
         self.numbers = itertools.count()
 
     def _machine(self):
@@ -65,12 +62,6 @@ class _Compiler:
             cpu=self.cpu, features=self.features, opt=OPTIMIZATION, reloc="pic",
             codemodel="jitdefault", jit=True,
         )  # fmt: skip
-
-    def name_of(self, text: str) -> str:
-        """Of the object code: equal where nothing differs that it depends on."""
-        version = ".".join(map(str, _binding().llvm_version_info))
-        settings = (VERSION, version, self.triple, self.cpu, self.features, str(OPTIMIZATION))
-        return hashlib.sha256("\0".join([*settings, text]).encode()).hexdigest()
 
     def object_code(self, text: str) -> bytes:
         started = time.perf_counter_ns()
@@ -95,18 +86,18 @@ class _Compiler:
         for code in objects:
             library.add_object_img(code)
         library.add_current_process()
-        for name, address in self.symbols.items():
+        for name, address in symbols.chosen().items():
             library.import_symbol(name, address)
         for name in names:
             library.export_symbol(name)
         tracker = library.link(self.linker, f"ltc{next(self.numbers)}")
-        return Library(tracker, {name: tracker[name] for name in names})
+        return Library((tracker, self.linker), {name: tracker[name] for name in names})
 
 
 class Library(NamedTuple):
-    """Code in memory: the addresses are valid as long as the tracker is held."""
+    """Code in memory: the addresses are valid as long as what keeps it there is held."""
 
-    tracker: Any
+    kept_by: Any
     addresses: dict[str, int]
 
 
@@ -130,6 +121,24 @@ def compiler() -> _Compiler:
         return _compilers[0]
 
 
+@functools.cache
+def host() -> Host:
+    """What LLVM says of this machine."""
+    return known_host(_asked)
+
+
+def _asked() -> Host:
+    made = compiler()
+    version = ".".join(map(str, _binding().llvm_version_info))
+    return Host(made.triple, made.cpu, made.features, version)
+
+
+def name_of(text: str) -> str:
+    """Of the object code: equal where nothing differs that it depends on."""
+    settings = (VERSION, *dataclasses.astuple(host()), str(OPTIMIZATION))
+    return hashlib.sha256("\0".join([*settings, text]).encode()).hexdigest()
+
+
 def object_code(name: str, text: str) -> bytes:
     """The machine code of a module in LLVM's text form; kept on disk under `name`.
 
@@ -147,8 +156,17 @@ def object_code(name: str, text: str) -> bytes:
 
 def link(objects: Sequence[bytes], names: Sequence[str]) -> Library:
     """Load machine code; the functions to be called are named."""
-    with _lock:
-        return compiler().link(objects, names)
+    try:
+        return Library(*elf.load(objects, names, symbols.address_of))
+    except Unsupported:  # another kind of object: LLVM knows them all
+        metrics.count("llvm.linked")
+        with _lock:
+            return compiler().link(objects, names)
+
+
+# Held by no module alone, and never freed: threads may run in that code until the process is gone.
+_kept: list[Library] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def compile_kernels(text: str, *names: str) -> dict[str, int]:
@@ -158,8 +176,8 @@ def compile_kernels(text: str, *names: str) -> dict[str, int]:
     """
     # A program keeps the same text on disk with its function renamed: another text, another name.
     text = f"; {' '.join(names)}\n{text}"
-    library = link([object_code(compiler().name_of(text), text)], names)
-    compiler().loaded.append(library)
+    library = link([object_code(name_of(text), text)], names)
+    _kept.append(library)
     return library.addresses
 
 
@@ -171,42 +189,4 @@ def assembly(text: str) -> str:
 
 def has_feature(name: str) -> bool:
     """Whether kernels may use instructions of that set, as LLVM calls it: avx512f."""
-    return f"+{name}" in compiler().features.split(",")
-
-
-def has_symbol(name: str) -> bool:
-    return name in compiler().symbols
-
-
-# Rare functions of the C library, called lane by lane, by their double names.
-MATH_NAMES = (
-    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "pow",
-    "atan2", "hypot", "fmod", "nextafter", "nextafterf",
-)  # fmt: skip
-THREAD_NAMES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-SHIM_NAMES = (
-    "torch_call_dispatcher", "aoti_torch_create_tensor_from_blob", "aoti_torch_copy_",
-    "aoti_torch_delete_tensor_object", "torch_new_string_handle",
-)  # fmt: skip
-
-
-def _library_symbols() -> dict[str, int]:
-    found: dict[str, int] = {}
-    mathematics = ctypes.util.find_library("m")
-    if mathematics:
-        found.update(_addresses(ctypes.CDLL(mathematics), MATH_NAMES))
-    # The pool that torch itself uses: a second one would fight with it for the cores.
-    for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
-        found.update(_addresses(ctypes.CDLL(str(path)), THREAD_NAMES))
-    for path in sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")):
-        found.update(_addresses(ctypes.CDLL(str(path)), SHIM_NAMES))
-    return found
-
-
-def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:
-    return {
-        name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        for name in names
-        if hasattr(library, name)
-    }
+    return f"+{name}" in host().features.split(",")

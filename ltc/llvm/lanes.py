@@ -26,7 +26,8 @@ SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
 # Computes what is stored in place of a vector of results: the builder, the vector, its flat row,
 # its first column, and the mask of its lanes that exist, or None where all do.  One that reads
-# memory may have `fetch(builder, row, column)`, which asks for it ahead.
+# memory may have `fetch(builder, row, column)`, which asks for it ahead, and say by `fetches` whether
+# that is of use.
 Epilogue = Callable[[Builder, str, Index, Index, str | None], str]
 
 

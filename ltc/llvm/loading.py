@@ -30,7 +30,7 @@ _lock = renewed_lock(globals(), "_lock")
 
 def kernel_name(text: str) -> str:
     """Names the machine code that this machine makes of a text."""
-    return jit.compiler().name_of(text)
+    return jit.name_of(text)
 
 
 def load(texts: Mapping[str, str]) -> dict[str, LoadedKernel]:

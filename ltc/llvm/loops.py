@@ -24,9 +24,9 @@ from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS
 from ltc.llvm.elementwise import COSTLY
 from ltc.llvm.lanes import transposed
-from ltc.llvm.row_reductions import RowReductions
 from ltc.llvm.space import Space, forms_of, position_of
 from ltc.llvm.stored import from_memory
+from ltc.llvm.turned_rows import TurnedRows
 
 STRIP = 2048  # elements of the innermost dimension in one unit
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
@@ -48,7 +48,7 @@ def kernel_code(kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> Kern
     return emitter.code()
 
 
-class Emitter(RowReductions):
+class Emitter(TurnedRows):
     """Writes the instructions of one kernel.
 
     boundary  variables before it and from it on are never joined, where there is no reduction
@@ -66,6 +66,10 @@ class Emitter(RowReductions):
         self.depth = self.space.depth
         self.reductions = [v for v in self.order if v.kind == "reduced"]
         self.summed = self.space.renumbered(kernel.summed())
+        self.turned = self._loads_to_turn()
+        self.turned_at: dict[Value, str] = {}  # memory of the rows of a group
+        self.turned_row = "0"  # of the group
+        self.group = self._rows_of_a_group(self.turned) if self.turned else 0
         self.vector = self._vector_variable()
         is_epilogue = builder is not None  # whose product says where each vector of it lies
         self.transposes = not (self.reductions or is_epilogue) and bool(self._column_loads())
@@ -88,18 +92,19 @@ class Emitter(RowReductions):
         self.row_is_there: set[Value] = set()
         self.needs = self._needs()
         self.is_vector = self._vectors()
+        self.single = self._single_terms()
+        self.walking = [value for value in self.reductions if value not in self.single]
 
     def code(self) -> KernelCode:
         tasks = self._tasks()
         units = self.arguments.number("units", self._units())
         self.arguments.splat_constants(self.order, self.lanes)
         self._keep_row_values()
+        self._reserve_turned()
         low, high = self.b.share(units)
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
             self.b.loop(low, high, 1, (), lambda unit, _: self._unit(unit))
-        if self.streamed:
-            self.b.emit("fence seq_cst")  # other threads see what went past the caches
         numbers = self.arguments.numbers
         text = function_text("kernel", len(self.nodes), self.b, len(numbers))
         shifts = tuple(self.arguments.shifts.get(node, 0) for node in self.kernel.reads())
@@ -114,7 +119,7 @@ class Emitter(RowReductions):
             return frozenset()
         last = len(extents) - 1
         is_open = {0} if not self.reductions or depth != 0 and self.vector != 0 else set()
-        if self.transposes and last <= 1:
+        if (self.transposes or self.turned) and last <= 1:
             is_open.clear()
         if self.reductions and depth <= last and self._any_extent(depth):
             is_open.add(depth)
@@ -138,7 +143,7 @@ class Emitter(RowReductions):
         if not extents:
             return None
         last = len(extents) - 1
-        if not self.reductions or depth == 0 or depth > last or self.summed:
+        if not self.reductions or depth == 0 or depth > last or self.summed or self.turned:
             return last
         loads = [self.space.form(v.data[1]) for v in self.order if v.kind == "load"]
         inside = [form for form in loads if any(v >= depth for v, _ in form.terms)]
@@ -221,7 +226,7 @@ class Emitter(RowReductions):
         """The variables that a unit fixes."""
         if not self.reductions:
             return list(range(len(self.space.extents) - 1))
-        rows = range(self.depth - 1 if self._has_strips else self.depth)
+        rows = range(self.depth - 1 if self._has_strips or self.turned else self.depth)
         return [v for v in rows if v not in self.summed]
 
     def _strip(self) -> int:
@@ -229,6 +234,8 @@ class Emitter(RowReductions):
         return COLUMNS_TOGETHER * LANES if self.reductions or self.transposes else STRIP
 
     def _strips(self) -> int:
+        if self.turned:
+            return -(-self.space.extents[self.depth - 1] // self.group)
         return -(-self.space.extents[self.vector] // self._strip()) if self._has_strips else 1
 
     def _units(self) -> int:
@@ -242,7 +249,7 @@ class Emitter(RowReductions):
     def _unit(self, unit: str) -> None:
         rest, strips, strip = unit, self._strips(), "0"
         rows = self._row_variables()
-        if self._has_strips and not rows:
+        if (self._has_strips or self.turned) and not rows:
             strip = unit
         elif strips > 1 and self.transposes:
             each = self.arguments.number("rows", self._units() // strips)
@@ -254,7 +261,9 @@ class Emitter(RowReductions):
             self.first_row = self.b.multiply(self.variables.pop(rows[-1]), self.lanes)
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
-            if self._has_strips:
+            if self.turned:
+                self._over_turned(strip)
+            elif self._has_strips:
                 self._over_strip(strip)
             elif self.summed:
                 self._sum_rows()
@@ -361,7 +370,10 @@ class Emitter(RowReductions):
             self._reduce_columns(together, inner)
         for value in self.reductions[len(together) :]:
             self._hoist([value])
-            if value is self.reductions[-1] and len(self.reductions) > 1:
+            if value in self.single:
+                self._take_term(value)
+                continue
+            if value is self.walking[-1] and len(self.walking) > 1:
                 self.following = self._loads_of_following_row(inner)
             self._reduce(value, inner)
             self.following = []
@@ -402,5 +414,8 @@ class Emitter(RowReductions):
         self.b.prefetch(address)
 
     def _store_all(self, stores: list[Store]) -> None:
+        if self.row_of:  # what a store finds in a row's memory it does not load: another one may
+            for store in stores:  # want it after its place was written over
+                self.register_of(store)
         for store in stores:
             self.store(store)

@@ -17,7 +17,7 @@ import math
 
 from ltc.llvm import double_math, jit, wide_math
 from ltc.llvm.builder import LANES, Builder
-from ltc.llvm.floats import INFINITY, Floats
+from ltc.llvm.floats import Floats
 
 # Added to a float below 2**22 it leaves the nearest whole number in the low bits of the sum.
 ROUNDER = 12582912.0  # 1.5 * 2**23

@@ -37,6 +37,7 @@ from ltc.llvm.packing import PackedPanel, PackedRows
 from ltc.llvm.trial import Trial
 
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
+PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
 NUMBERS = 4  # of a kernel: M, K, the outermost batch extent, blocks of a packed strip
 
@@ -97,7 +98,8 @@ def _kernel(name: str, text: str, plan: Plan, shape: Shape, operands: int) -> Ge
     if plan.by_dots:
         blocks = 1
     elif plan.packs_left:
-        blocks, groups = plan.panels, shape.batches * -(-blocks // strip)
+        groups = shape.batches * -(-blocks // strip)
+        blocks = max(1, plan.panels // PANELS_OF_A_STRIP)
     arguments = ("left", "right", "result", *(f"operand{i}" for i in range(operands)))
     outer = shape.batch[0] if shape.batch else 1
     return GeneratedKernel(
@@ -269,6 +271,7 @@ class _Product:
             self.panel.fill(self.right_at, self.column, width, 0, self.k)
 
         def block(number: str, _) -> None:
+            self._fetch(number)
             if self.plan.is_long:
                 self._clear(self.totals, 1)
             self._each_height(number, 0, self.k, 0)
@@ -359,12 +362,25 @@ class _Product:
         for i, value in enumerate(sums(0, depth)):
             l.store_computed(value, memory, i * l.width)
 
+    def _rows_of(self, number: Index) -> str:
+        """How many rows a block has."""
+        is_whole = self._holds("slt", number, self.full)
+        return self.b.value(f"select i1 {is_whole}, i64 {self.plan.height}, i64 {self.tail}")
+
+    def _fetch(self, number: Index) -> None:
+        """Asks for what the epilogue of a block reads: it comes while the block is summed."""
+        if not getattr(self.epilogue, "fetches", False):
+            return
+        l = self.l
+        first = l.plus(l.times(self.batch_index, self.m), l.times(number, self.plan.height))
+        self.b.loop(0, self._rows_of(number), 1, [], lambda r, _: [
+            l.fetch(self.epilogue, l.plus(first, r), l.plus(self.column, v * l.width))
+            for v in range(len(self.masks))
+        ] and None)  # fmt: skip
+
     def _finish(self, number: Index, spot: Index) -> None:
         """Stores what becomes of the sums of a block, which lie in memory."""
-        l, height = self.l, self.plan.height
-        is_whole = self._holds("slt", number, self.full)
-        rows = self.b.value(f"select i1 {is_whole}, i64 {height}, i64 {self.tail}")
-        self._finish_rows(l.times(number, height), rows, spot)
+        self._finish_rows(self.l.times(number, self.plan.height), self._rows_of(number), spot)
 
     def _finish_rows(self, row: Index, rows: Index, spot: Index) -> None:
         l, m = self.l, self.plan.rows or self.m

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ltc.llvm.dtype import FORMS
-from ltc.llvm.isa import Isa
+from ltc.llvm.isa import ALIASING_BYTES, Isa
 from ltc.llvm.lanes import BYTES, LONGEST_SUM
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
@@ -209,7 +209,7 @@ def plan_of(
 
 def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
     """A good choice for nearly all products of that class."""
-    vectors = max(1, min(_wanted_vectors(shape.m, isa), _most_vectors(dtype, isa, shape)))
+    vectors = max(1, min(_wanted_vectors(dtype, isa, shape), _most_vectors(dtype, isa, shape)))
     is_far = shape.right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
     blocks = MANY_BLOCKS if is_far else MANY_NEAR_BLOCKS
     many = shape.m >= blocks * _height(isa, shape.m, vectors)
@@ -259,10 +259,19 @@ def _height(isa: Isa, m: int, vectors: int) -> int:
     return 1 if m == 1 else (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
 
 
-def _wanted_vectors(m: int, isa: Isa) -> int:
-    """How many vectors wide a panel is: more where few rows leave registers free."""
+def _wanted_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
+    """How many vectors wide a panel is: more where few rows leave registers free, or are better."""
+    m = shape.m
     if m == 1:
         return 16 if isa.registers >= 32 else 8
     if isa.registers < 32:
         return 4 if m <= FEW_ROWS else 2
-    return 4 if m <= FEW_ROWS else 3 if m <= SOME_ROWS else 2
+    if m <= FEW_ROWS:
+        return 4
+    return 3 if m <= SOME_ROWS or _rows_collide(dtype, shape) else 2
+
+
+def _rows_collide(dtype: torch.dtype, shape: Shape) -> bool:
+    """Whether a tall block's rows, read side by side along K, would put each other out of cache."""
+    left = shape.left
+    return left.column == 1 and left.row * dtype.itemsize % ALIASING_BYTES == 0

@@ -87,25 +87,38 @@ class PointMemory(PointValues):
     def _add_to(self, store: Store) -> None:
         """One vector of a row, to that of the totals in memory."""
         form, address = FORMS[store.node.dtype], self._address(store)
+        one = self.register_of(store)
         with self.b.lanes(self.lanes):
-            one = self.lanes_of(store.value, self.lanes)
             total = access.load(self.b, address, form, self.mask)
             total = reduction.combine(self.b, store.sums, form, total, one)
             access.store(self.b, total, address, form, self.mask)
+
+    def register_of(self, store: Store) -> str:
+        """What is stored, or added: a vector where it goes to more than one place."""
+        width = self.lanes if store.sums else self._width_of(store)
+        with self.b.lanes(width):
+            return self.lanes_of(store.value, width)
+
+    def _width_of(self, store: Store) -> int:
+        offset = self.space.form(store.offset)
+        is_vector = self.vector is not None and offset.coefficient(self.vector) != 0
+        return self.lanes if is_vector else 1
 
     def store(self, store: Store) -> None:
         if store.sums:
             self._add_to(store)
             return
         form = FORMS[store.node.dtype]
-        offset = self.space.form(store.offset)
-        is_vector = self.vector is not None and offset.coefficient(self.vector) != 0
-        width = self.lanes if is_vector else 1
+        offset, width = self.space.form(store.offset), self._width_of(store)
+        register = self.register_of(store)
         with self.b.lanes(width):
-            register = self.lanes_of(store.value, width)
             stored = to_memory(self.b, form, register)
-            address = self._address(store)
             mask = self.mask if width > 1 else None
+            if width > 1 and offset.coefficient(self.vector) != 1:
+                positions = self._position(offset, width)
+                access.scatter(self.b, stored, self.target[store.node], positions, form, mask)
+                return
+            address = self._address(store)
             if mask is None and store.node in self.streamed and self._is_aligned(offset):
                 access.stream(self.b, stored, address, form)
             else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ltc.ir.kernel import Affine, Guard, Store, Value
 from ltc.llvm.dtype import FORMS, Form
 from ltc.llvm.elementwise import COSTLY, computed
-from ltc.llvm.rng import random_bits
+from ltc.llvm.rng import adjacent_bits, random_bits
 
 MOST_CHOICES = 8  # of one point that are all computed: from here on a branch takes less time
 LONGEST_KEPT_ROW = 4096  # elements: a quarter of a first-level cache
@@ -94,7 +94,7 @@ class PointValues:
         if self.vector in self.open or extent > LONGEST_KEPT_ROW:
             return
         full = [s.value for s in self.kernel.stores if not self._is_short(s)]
-        passes = [self._read_by(value.operands) for value in self.reductions]
+        passes = [self._read_by(value.operands) for value in self.walking]
         passes.append(self._read_by(tuple(full)))
         room = -(-extent // self._step) * self._step
         for value in self.order:
@@ -147,10 +147,7 @@ class PointValues:
         if value.kind == "lookup":
             return self._lookup(value, form, width)
         if value.kind == "random":
-            form, bits, stream = value.data
-            seed = self.lanes_of(value.operands[0], 1)
-            position = self._position(self.space.form(form), width)
-            return random_bits(self.b, seed, position, bits, stream)
+            return self._random(value, width)
         if value.kind == "choose" and self._branches(value):
             return self._branched(value, form, width)
         operands = [self.lanes_of(x, width) for x in value.operands]
@@ -161,6 +158,15 @@ class PointValues:
         if value in self.checks:
             return self._checked(value, operands, width)
         return computed(self.b, value, operands)
+
+    def _random(self, value: Value, width: int) -> str:
+        form, bits, stream = value.data
+        seed, form = self.lanes_of(value.operands[0], 1), self.space.form(form)
+        steps = [c for v, c in form.terms if v != self.vector]
+        whole_blocks = all(step % 4 == 0 for step in (form.constant, width, *steps))
+        if width > 1 and bits <= 32 and form.coefficient(self.vector) == 1 and whole_blocks:
+            return adjacent_bits(self.b, seed, self._uniform(form), bits, stream)
+        return random_bits(self.b, seed, self._position(form, width), bits, stream)
 
     def _branches(self, choice: Value) -> bool:
         """Whether only what is chosen is computed: one of many parts, the same for all lanes."""

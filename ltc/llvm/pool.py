@@ -9,26 +9,50 @@ member finds in its cache what it wrote before; who is done takes from the other
 word: the number of the launch above, below it how many tasks are left. Taking one is a compare and
 exchange of the word, which fails where the launch is over, so that nobody waits for a member that
 is asleep or kept off its processor. A second launch at the same time runs in its caller alone.
+
+For a time that the caller names, the members from some number on stay away: whoever needs their
+processor would otherwise take it in the midst of a task, and the launch would wait for that task.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
+import re
 import sys
+from collections.abc import Mapping
 
 MOST_MEMBERS = 128
 SPINS = 4000  # of a member without work before it sleeps: about 60 us
 SPINS_BEFORE_YIELD = 2000  # of the caller, whose last tasks are under way elsewhere
 
-_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
+# What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
+FUTEX_CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129}
+FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
 }
 
-# A member's line of 64 bytes: its range, and whether it sleeps.
+# A member's line of 64 bytes: its range, and how it sleeps, 0 being awake.
+_SLEEP = {"ASLEEP": 1, "DOZING": 2}  # until it is woken; at most until a time
+# @now(): nanoseconds, as time.monotonic_ns() counts them.
+CLOCK = """
+declare i32 @clock_gettime(i32, ptr)
+define internal i64 @now() #0 {
+  %clock = alloca [2 x i64], align 8
+  %error = call i32 @clock_gettime(i32 1, ptr %clock)
+  %seconds = load i64, ptr %clock, align 8
+  %part = getelementptr i64, ptr %clock, i64 1
+  %more = load i64, ptr %part, align 8
+  %scaled = mul i64 %seconds, 1000000000
+  %now = add i64 %scaled, %more
+  ret i64 %now
+}
+"""
+
 _TEXT = """
 @pool.lock = internal global i32 0, align 64
 @pool.started = internal global i64 0, align 8
@@ -37,6 +61,8 @@ _TEXT = """
 @pool.arguments = internal global i64 0, align 8
 @pool.tasks = internal global i64 0, align 8
 @pool.members = internal global i64 1, align 8
+@pool.away.until = internal global i64 0, align 64
+@pool.away.from = internal global i64 0, align 8
 @pool.done = internal global i64 0, align 64
 @pool.lines = internal global [MOST x [8 x i64]] zeroinitializer, align 64
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
@@ -44,6 +70,73 @@ declare i32 @pthread_detach(i64)
 declare i32 @sched_yield()
 declare i64 @syscall(i64, ...)
 PAUSE_DECLARED
+
+; Members %from and above take no task until %until, nanoseconds of the monotonic clock; with 0
+; they come back, to a launch that is under way at once.
+define void @pool.stay.away(i64 %from, i64 %until) #0 {
+start:
+  store atomic i64 %from, ptr @pool.away.from monotonic, align 8
+  store atomic i64 %until, ptr @pool.away.until monotonic, align 8
+  fence seq_cst
+  %over = icmp eq i64 %until, 0
+  %lock = load atomic i32, ptr @pool.lock monotonic, align 4
+  %busy = icmp ne i32 %lock, 0
+  %back = and i1 %over, %busy
+  br i1 %back, label %wake, label %end
+wake:
+  %members = load atomic i64, ptr @pool.members monotonic, align 8
+  call void @pool.wake(i64 %from, i64 %members)
+  br label %end
+end:
+  ret void
+}
+
+; Those of the members %first up to %limit that sleep are woken. Who stays away and dozes wakes up
+; in time by itself; who is away and fast asleep has to learn of the time.
+define internal void @pool.wake(i64 %first, i64 %limit) #0 {
+start:
+  %any = icmp slt i64 %first, %limit
+  br i1 %any, label %next, label %end
+next:
+  %k = phi i64 [ %first, %start ], [ %after, %woken ]
+  %line = getelementptr [8 x i64], ptr @pool.lines, i64 %k
+  %asleep = getelementptr i64, ptr %line, i64 1
+  %sleeps = load atomic i64, ptr %asleep seq_cst, align 8
+  switch i64 %sleeps, label %woken [ i64 ASLEEP, label %call
+                                     i64 DOZING, label %ask ]
+ask:
+  %away = call i1 @pool.is.away(i64 %k)
+  br i1 %away, label %woken, label %call
+call:
+  store atomic i64 0, ptr %asleep seq_cst, align 8
+  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAKE, i64 1, ptr null, ptr null, i64 0)
+  br label %woken
+woken:
+  %after = add i64 %k, 1
+  %more = icmp slt i64 %after, %limit
+  br i1 %more, label %next, label %end
+end:
+  ret void
+}
+
+; Whether this member, not the caller, is to stay away now.
+define internal i1 @pool.is.away(i64 %self) #0 {
+start:
+  %until = load atomic i64, ptr @pool.away.until monotonic, align 8
+  %set = icmp ne i64 %until, 0
+  %from = load atomic i64, ptr @pool.away.from monotonic, align 8
+  %above = icmp sge i64 %self, %from
+  %not.caller = icmp sgt i64 %self, 0
+  %concerned = and i1 %above, %not.caller
+  %asks = and i1 %set, %concerned
+  br i1 %asks, label %time, label %no
+time:
+  %now = call i64 @now()
+  %early = icmp slt i64 %now, %until
+  ret i1 %early
+no:
+  ret i1 false
+}
 
 ; Every task that is left, those of the member's own range first.
 define internal void @pool.work(i64 %self) #0 {
@@ -57,6 +150,9 @@ range:
   %line = getelementptr [8 x i64], ptr @pool.lines, i64 %whose
   br label %take
 take:
+  %away = call i1 @pool.is.away(i64 %self)
+  br i1 %away, label %end, label %look
+look:
   %word = load atomic i64, ptr %line acquire, align 8
   %left = and i64 %word, 4294967295
   %none = icmp eq i64 %left, 0
@@ -69,7 +165,7 @@ try:
   %less = sub i64 %word, 1
   %pair = cmpxchg ptr %line, i64 %word, i64 %less acq_rel acquire, align 8
   %taken = extractvalue { i64, i1 } %pair, 1
-  br i1 %taken, label %run, label %take
+  br i1 %taken, label %run, label %look
 run:
   %next = add i64 %whose, 1
   %scaled = mul i64 %tasks, %next
@@ -90,12 +186,16 @@ end:
 
 define internal ptr @pool.member(ptr %number) #0 {
 start:
+  %time = alloca [2 x i64], align 8
   %self = ptrtoint ptr %number to i64
   %line = getelementptr [8 x i64], ptr @pool.lines, i64 %self
   %asleep = getelementptr i64, ptr %line, i64 1
   br label %look
 look:
-  %spins = phi i64 [ 0, %start ], [ 0, %work ], [ %spins.more, %pause ], [ 0, %sleep ]
+  %spins = phi i64 [ 0, %start ], [ 0, %work ], [ %spins.more, %pause ], [ 0, %sleep ], [ 0, %return ]
+  %away = call i1 @pool.is.away(i64 %self)
+  br i1 %away, label %leave, label %stay
+stay:
   %word = load atomic i64, ptr %line acquire, align 8
   %left = and i64 %word, 4294967295
   %none = icmp eq i64 %left, 0
@@ -110,14 +210,32 @@ pause:
   %tired = icmp ugt i64 %spins.more, SPINS
   br i1 %tired, label %lie.down, label %look
 lie.down:
-  %was = atomicrmw xchg ptr %asleep, i64 1 seq_cst, align 8
+  %was = atomicrmw xchg ptr %asleep, i64 ASLEEP seq_cst, align 8
   fence seq_cst
   %again = load atomic i64, ptr %line seq_cst, align 8
   %left.again = and i64 %again, 4294967295
   %still.none = icmp eq i64 %left.again, 0
   br i1 %still.none, label %sleep, label %work
 sleep:
-  %woken = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 128, i64 1, ptr null, ptr null, i64 0)
+  %woken = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAIT, i64 ASLEEP, ptr null, ptr null, i64 0)
+  br label %look
+leave:
+  %present = atomicrmw xchg ptr %asleep, i64 DOZING seq_cst, align 8
+  fence seq_cst
+  %still.away = call i1 @pool.is.away(i64 %self)
+  br i1 %still.away, label %doze, label %return
+doze:
+  %until = load atomic i64, ptr @pool.away.until monotonic, align 8
+  %seconds = udiv i64 %until, 1000000000
+  %part = urem i64 %until, 1000000000
+  %rest = getelementptr i64, ptr %time, i64 1
+  store i64 %seconds, ptr %time, align 8
+  store i64 %part, ptr %rest, align 8
+  %called = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAIT_UNTIL, i64 DOZING, ptr %time, ptr null, i64 4294967295)
+  br label %return
+return:
+  store atomic i64 0, ptr %asleep seq_cst, align 8
+  call void @pool.work(i64 %self)
   br label %look
 }
 
@@ -190,20 +308,8 @@ published:
   %any = icmp sgt i64 %members, 1
   br i1 %any, label %wake, label %join
 wake:
-  %k = phi i64 [ 1, %published ], [ %k.after, %woken ]
-  %k.line = getelementptr [8 x i64], ptr @pool.lines, i64 %k
-  %asleep = getelementptr i64, ptr %k.line, i64 1
-  %sleeps = load atomic i64, ptr %asleep seq_cst, align 8
-  %is.asleep = icmp ne i64 %sleeps, 0
-  br i1 %is.asleep, label %call, label %woken
-call:
-  store atomic i64 0, ptr %asleep seq_cst, align 8
-  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 129, i64 1, ptr null, ptr null, i64 0)
-  br label %woken
-woken:
-  %k.after = add i64 %k, 1
-  %k.more = icmp slt i64 %k.after, %members
-  br i1 %k.more, label %wake, label %join
+  call void @pool.wake(i64 1, i64 %members)
+  br label %join
 join:
   call void @pool.work(i64 0)
   br label %wait
@@ -233,29 +339,38 @@ declare i64 @llvm.smin.i64(i64, i64)
 define void @pool.forget() #0 {
   store i32 0, ptr @pool.lock, align 4
   store i64 0, ptr @pool.started, align 8
+  store i64 0, ptr @pool.away.until, align 8
   call void @llvm.memset.p0.i64(ptr @pool.lines, i8 0, i64 LINES_BYTES, i1 false)
   ret void
 }
 """
 
 
+@functools.cache
 def is_possible() -> bool:
     """Whether this system has what the pool is made of."""
-    if not sys.platform.startswith("linux") or platform.machine() not in _FUTEX:
+    if not sys.platform.startswith("linux") or platform.machine() not in FUTEX:
         return False
-    names = ("pthread_create", "pthread_detach", "sched_yield", "syscall")
+    names = ("pthread_create", "pthread_detach", "sched_yield", "syscall", "clock_gettime")
     return all(hasattr(ctypes.CDLL(None), name) for name in names)
 
 
+def pause_text() -> tuple[str, str]:
+    """What a loop that waits for another processor declares, and does."""
+    return _PAUSE.get(platform.machine(), ("", ""))
+
+
 def text() -> str:
-    """@pool.launch(entry, arguments, tasks, threads) and @pool.forget; needs @tasks."""
-    declared, pause = _PAUSE.get(platform.machine(), ("", ""))
-    words = {
+    """@pool.launch(entry, arguments, tasks, threads), @pool.stay.away(from, until) and @pool.forget;
+    needs @tasks."""
+    declared, pause = pause_text()
+    return filled(CLOCK + _TEXT, {
         "LINES_BYTES": 64 * MOST_MEMBERS, "MOST": MOST_MEMBERS, "SPINS": SPINS,
-        "YIELD": SPINS_BEFORE_YIELD, "FUTEX": _FUTEX[platform.machine()],
-        "PAUSE_DECLARED": declared, "PAUSE": pause,
-    }  # fmt: skip
-    result = _TEXT
-    for word, value in words.items():
-        result = result.replace(word, str(value))
-    return result
+        "YIELD": SPINS_BEFORE_YIELD, "FUTEX": FUTEX[platform.machine()],
+        "PAUSE_DECLARED": declared, "PAUSE": pause, **FUTEX_CALLS, **_SLEEP,
+    })  # fmt: skip
+
+
+def filled(text: str, words: Mapping[str, object]) -> str:
+    """`text` with whole words in capitals replaced."""
+    return re.sub(r"\b[A-Z][A-Z_]*\b", lambda word: str(words.get(word[0], word[0])), text)

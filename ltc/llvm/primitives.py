@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from ltc.ir import ops
 from ltc.ir.kernel import Product
+from ltc.ir.meeting import is_meeting
 from ltc.ir.node import Node
 from ltc.ir.ops import Op
 from ltc.llvm.arg_reduce import arg_reduce_codes, can_arg_reduce
 from ltc.llvm.code import KernelCode
+from ltc.llvm.meeting import publish_codes, wait_codes
 from ltc.llvm.scan import can_scan, scan_codes
 from ltc.llvm.scatter import can_scatter, scatter_codes
 from ltc.llvm.shim import call_codes, can_call
@@ -36,4 +38,6 @@ PRIMITIVES: dict[Op, Row] = {
     ops.ARGMAX: Row(can_arg_reduce, arg_reduce_codes),
     ops.ARGMIN: Row(can_arg_reduce, arg_reduce_codes),
     ops.EXTERN: Row(can_call, call_codes),
+    ops.COLLECTIVE_START: Row(is_meeting, publish_codes),
+    ops.COLLECTIVE_WAIT: Row(is_meeting, wait_codes),
 }

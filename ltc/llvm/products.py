@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltc.ir import ops
-from ltc.ir.kernel import Affine, Product, Store, flattened, identity
+from ltc.ir.kernel import Affine, Product, Store, Value, flattened, identity
 from ltc.ir.node import Node, is_channels_last
 from ltc.llvm import jit
 from ltc.llvm.attention_codes import attention_codes, can_attend
@@ -38,12 +38,17 @@ class ScratchBuffer:
     nbytes: int
 
 
-def product_codes(product: Product) -> list[KernelCode]:
-    """The kernels that compute a product, in order."""
+def product_codes(
+    product: Product, streamed: frozenset[Node] = frozenset()
+) -> list[KernelCode]:
+    """The kernels that compute a product, in order.
+
+    streamed  what the epilogue of a matrix product writes to memory past the caches
+    """
     if product.node.op in PRIMITIVES:
         return PRIMITIVES[product.node.op].codes(product)
     if product.node.op is ops.MATMUL:
-        return _matmul(product)
+        return _matmul(product, streamed)
     if product.node.op.kind == "attention":
         return attention_codes(product, isa(), functools.partial(ScratchBuffer, product))
     return _from_library(product)
@@ -73,19 +78,21 @@ def holds_epilogue(product: Product) -> bool:
 class _Epilogue:
     """What is done to each vector of results.
 
-    nodes  whose buffers its pointers %p3 and on are
-    main   the store that the product itself makes
+    nodes     whose buffers its pointers %p3 and on are
+    main      the store that the product itself makes
+    streamed  what the other stores write past the caches
     """
 
-    def __init__(self, product: Product):
-        self.node, self.kernel = product.node, product.epilogue
+    def __init__(self, product: Product, streamed: frozenset[Node] = frozenset()):
+        self.node, self.kernel, self.streamed = product.node, product.epilogue, streamed
         self.emitter: Emitter | None = None
         if self.kernel is None:
             self.main, self.others, self.nodes = product.results[0], [], ()
             return
         self.rows = _row_variables(product)
         stores = list(self.kernel.stores)
-        main: Store = next(s for s in stores if s.node.dtype == self.node.dtype)
+        able = [s for s in stores if s.node.dtype == self.node.dtype]
+        main: Store = min(able, key=lambda store: store.node in streamed)
         self.main, self.value = main.node, main.value
         self.others = [store for store in stores if store is not main]
         read = tuple(n for n in self.kernel.reads() if n is not self.node)
@@ -98,7 +105,7 @@ class _Epilogue:
     def _begin(self, b: Builder) -> Emitter:
         """The emitter, which knows nothing yet of this vector."""
         if self.emitter is None or self.emitter.b is not b:
-            self.emitter = Emitter(self.kernel, b, b.width, self.rows)
+            self.emitter = Emitter(self.kernel, b, b.width, self.rows, self.streamed)
             first = FIRST_OPERAND.get(self.node.op, 3)
             pointers = {node: f"%p{first + k}" for k, node in enumerate(self.nodes)}
             self.emitter.pointer = self.emitter.target = pointers
@@ -128,12 +135,23 @@ class _Epilogue:
         emitter.at_rows(str(row))
         emitter.variables[emitter.vector] = str(column)
         for one in emitter.order:
-            if one.kind == "load" and one.data[0] is not self.node:
+            if self._differs_by_row(one):
                 emitter.prefetch(one)
 
+    @property
+    def fetches(self) -> bool:
+        """Whether there is anything to ask memory for; what all rows read stays in the caches."""
+        return any(map(self._differs_by_row, self.kernel.values()))
 
-def _matmul(product: Product) -> list[KernelCode]:
-    node, epilogue = product.node, _Epilogue(product)
+    def _differs_by_row(self, value: Value) -> bool:
+        if value.kind != "load" or value.data[0] is self.node:
+            return False
+        _, offset = value.data
+        return any(offset.coefficient(variable) for variable in range(self.rows))
+
+
+def _matmul(product: Product, streamed: frozenset[Node]) -> list[KernelCode]:
+    node, epilogue = product.node, _Epilogue(product, streamed)
     *batch, m, n = node.shape
     k = node.inputs[0].shape[-1]
     left, right = (_matrix(access.offset, len(node.shape)) for access in product.operands)

@@ -16,6 +16,8 @@ import numpy as np
 from ltc.ir.node import Node
 from ltc.llvm import jit, threads
 
+WORD = 8  # bytes
+
 
 @dataclass(frozen=True, eq=False)
 class Fault:
@@ -41,13 +43,13 @@ class KernelCall:
     """One kernel of a run.
 
     entry      its address
-    arguments  (place of a word in the frame, number to add to it) of each
+    arguments  of each the place of a word in the frame, then the number to add to it
     tasks      how many there are
     fault      place of its fault in the frame, or 0
     """
 
     entry: int
-    arguments: tuple[tuple[int, int], ...]
+    arguments: tuple[int, ...]
     tasks: int
     fault: int = 0
 
@@ -67,18 +69,17 @@ class KernelRun:
         arguments  place in the frame where the arguments of all kernels are written
         faults     places in the frame that are set to 0 at the start
         """
-        words = [word for call in calls for word in call.arguments]
-        self._places = np.array([place for place, _ in words], dtype=np.int64)
-        self._added = np.array([number for _, number in words], dtype=np.int64)
+        words = np.array([n for call in calls for n in call.arguments], dtype=np.int64)
+        self._places, self._added = np.ascontiguousarray(words.reshape(-1, 2).T)
         self._records = np.zeros((len(calls), threads.RECORD_WORDS), dtype=np.int64)
         first = arguments
         for row, call in zip(self._records, calls, strict=True):
             row[:] = call.entry, call.tasks, first, call.fault
-            first += len(call.arguments)
+            first += len(call.arguments) // 2
         self._run = np.array(
             [
                 len(calls), self._records.ctypes.data,
-                len(words), self._places.ctypes.data, self._added.ctypes.data, arguments,
+                len(self._places), self._places.ctypes.data, self._added.ctypes.data, arguments,
                 len(faults), faults.start,
             ],
             dtype=np.int64,

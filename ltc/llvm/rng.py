@@ -36,6 +36,35 @@ def random_bits(b: Builder, seed: str, position: str, bits: int, stream: int) ->
     return _shifted(b, whole, 64 - bits)
 
 
+def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> str:
+    """As `random_bits` of positions side by side: each block's four words fill four lanes.
+
+    first  the first position, a scalar i64: a multiple of 4
+    bits   at most 32
+    """
+    blocks = b.width // 4
+    with b.lanes(blocks):
+        lanes = ", ".join(f"i64 {lane}" for lane in range(blocks))
+        start = b.splat("i64", _shifted_scalar(b, first, 2))
+        words = _philox(b, seed, b.value(f"add <{blocks} x i64> {start}, <{lanes}>"), stream)
+        words = [_shifted(b, word, 32 - bits) for word in words]
+    pairs = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
+    return _interleaved(b, *pairs, 2 * blocks, 2)
+
+
+def _interleaved(b: Builder, x: str, y: str, lanes: int, run: int) -> str:
+    """`run` lanes of x, as many of y, the next of x, and so on; each has `lanes` of i64."""
+    order = [
+        lane + k + source
+        for lane in range(0, lanes, run)
+        for source in (0, lanes)
+        for k in range(run)
+    ]
+    mask = ", ".join(f"i32 {lane}" for lane in order)
+    vector = f"<{lanes} x i64>"
+    return b.value(f"shufflevector {vector} {x}, {vector} {y}, <{2 * lanes} x i32> <{mask}>")
+
+
 def block_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> list[str]:
     """As `random_bits` of four positions, of which the given one is the first: a multiple of 4.
 
@@ -47,6 +76,11 @@ def block_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> 
 
 def _shifted(b: Builder, x: str, amount: int) -> str:
     return b.binary("lshr", "i64", x, b.constant("i64", amount)) if amount else x
+
+
+def _shifted_scalar(b: Builder, x: str, amount: int) -> str:
+    with b.lanes(1):
+        return _shifted(b, x, amount)
 
 
 def _low(b: Builder, x: str) -> str:

@@ -5,18 +5,24 @@ The order of additions follows from the extents alone.
 
 from __future__ import annotations
 
+from math import prod
+
 from ltc.ir.kernel import Value
 from ltc.llvm import reduction
+from ltc.llvm.access import CACHE_LINE
 from ltc.llvm.dtype import FORMS, Form
-from ltc.llvm.nests import Nests
 from ltc.llvm.point_values import ACCUMULATORS
+from ltc.llvm.single_terms import SingleTerms
 
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
+FAR_APART_BYTES = 2048  # from row to row: two are in a page, and no processor foresees the next
+LARGE_BYTES = 8 << 20  # of what no cache that is near holds
+ROWS_AHEAD, MANY_ROWS = 12, 64  # how far ahead rows are asked for, and of how many
 MOST_COLUMN_SUMS = 3  # in one pass: their accumulators fill the registers
 BLOCKS = (512, 64, 8)  # likewise where rows are added: blocks of blocks of rows
 
 
-class RowReductions(Nests):
+class RowReductions(SingleTerms):
     """Reductions of the row, or of the vector of rows, that the variables stand at."""
 
     def _columns_together(self) -> list[Value]:
@@ -25,21 +31,10 @@ class RowReductions(Nests):
             return []
         found: list[Value] = []
         for value in self.reductions[:MOST_COLUMN_SUMS]:
-            if any(x.kind == "reduced" for x in self._operands_of(value)):
+            if any(x.kind == "reduced" for x in value.made_from()):
                 break
             found.append(value)
         return found if len(found) > 1 else []
-
-    def _operands_of(self, value: Value) -> set[Value]:
-        """What a value is computed from, reductions included."""
-        seen: set[Value] = set()
-        waiting = list(value.operands)
-        while waiting:
-            one = waiting.pop()
-            if one not in seen:
-                seen.add(one)
-                waiting.extend(one.operands)
-        return seen
 
     def _reduce_columns(self, values: list[Value], inner: list[int]) -> None:
         """Several sums of rows in one pass over them."""
@@ -55,6 +50,7 @@ class RowReductions(Nests):
             ]
 
             def body(carried: list[str]) -> list[str]:
+                self._ask_for_rows([value.operands[0] for value in values])
                 with self.b.lanes(self.lanes):
                     ones = [self.lanes_of(value.operands[0], self.lanes) for value in values]
                     return [
@@ -79,6 +75,7 @@ class RowReductions(Nests):
             def body(carried: list[str]) -> list[str]:
                 for load, step in self.following:
                     self.prefetch(load, step)
+                self._ask_for_rows([operand])
                 with self.b.lanes(width):
                     one = self.lanes_of(operand, width)
                     if across and self.mask is not None:
@@ -103,6 +100,27 @@ class RowReductions(Nests):
                 total = reduction.across_lanes(self.b, value.op, form, total)
         with self.b.lanes(1 if across else width):
             self.known[-1][value] = reduction.finished(self.b, form, total)
+
+    def _ask_for_rows(self, roots: list[Value]) -> None:
+        """Asks memory for what the roots load of rows to come."""
+        read = self._read_by(tuple(roots))
+        for value in self.order:
+            if value in read and self._is_worth_asking(value):
+                row = self.space.form(value.data[1]).coefficient(self.depth)
+                for line in range(0, self.lanes, CACHE_LINE // FORMS[value.data[0].dtype].bytes):
+                    self.prefetch(value, ROWS_AHEAD * row + line)
+
+    def _is_worth_asking(self, value: Value) -> bool:
+        """Whether a load of a vector of rows, walked down, waits for memory at each step."""
+        extents, depth = self.space.extents, self.depth
+        if not self.reduces_columns or depth != len(extents) - 1:
+            return False
+        if value.kind != "load" or value.guards or extents[depth] < MANY_ROWS:
+            return False
+        form, bytes = self.space.form(value.data[1]), FORMS[value.data[0].dtype].bytes
+        is_far = form.coefficient(depth) * bytes >= FAR_APART_BYTES
+        is_large = prod(extents) * bytes >= LARGE_BYTES
+        return is_far and is_large and form.coefficient(self.vector) == 1
 
     def _in_blocks(
         self, values: list[Value], inner: list[int], starts, body, sizes=BLOCKS

@@ -20,8 +20,8 @@ from ltc.ir.kernel import Product, strides_of
 from ltc.ir.node import Node
 from ltc.ir.template import Hole, Template
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm import jit
-from ltc.llvm.builder import ATTRIBUTES
+from ltc.llvm import symbols
+from ltc.llvm.builder import ATTRIBUTES, entry_text
 from ltc.llvm.code import KernelCode
 from ltc.llvm.program import Fault
 
@@ -47,7 +47,7 @@ def can_call(node: Node) -> bool:
         return False  # the kernel would read what is before it, and the reference asks for itself
     if not plain or template.seed is not None or template.mutated or not all(template.present):
         return False
-    if not all(map(jit.has_symbol, jit.SHIM_NAMES)):
+    if not all(map(symbols.has_symbol, symbols.SHIM_NAMES)):
         return False
     try:
         _Call(node)
@@ -114,10 +114,6 @@ class _Call:
             self._line(f"call i32 @aoti_torch_delete_tensor_object(ptr {made})")
         self._line(f"%unfit = icmp ne i32 {bad}, 0\n  br i1 %unfit, label %fail, label %end")
         parameters = "".join(f"ptr %p{k}, " for k in range(pointers))
-        loads = "".join(
-            f"  %a{k} = getelementptr i64, ptr %arguments, i64 {k}\n  %p{k} = load ptr, ptr %a{k}\n"
-            for k in range(pointers)
-        )
         slots = "".join(
             f"  %s{k} = getelementptr i64, ptr %stack, i64 {k}\n" for k in range(self.slots)
         )
@@ -127,8 +123,7 @@ class _Call:
             + f"define void @kernel({parameters}i64 %task, i64 %tasks) #0 {{\nentry:\n"
             f"  %stack = alloca [{self.slots} x i64]\n  %handle = alloca ptr\n{slots}{body}\n"
             f"fail:\n  store i64 1, ptr %p{pointers - 1}\n  br label %end\nend:\n  ret void\n}}\n"
-            f"define void @kernel.entry(ptr %arguments, i64 %task, i64 %tasks) #0 {{\n{loads}"
-            f"  call void @kernel({parameters}i64 %task, i64 %tasks)\n  ret void\n}}\n{ATTRIBUTES}"
+            f"{entry_text('kernel', pointers)}{ATTRIBUTES}"
         )  # fmt: skip
 
     # --- arguments, as the 64-bit words that stand for them --------------------------------------

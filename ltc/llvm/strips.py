@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ltc.llvm.isa import ALIASING_BYTES
 from ltc.llvm.lanes import BYTES, Index, Lanes, reserved
 from ltc.llvm.windows import Axes, Axis
 
 FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
-ALIASING_BYTES = 4096  # pixels so far apart share the few lines of a cache that may hold them
 
 
 def ascending(axes: Axes) -> Axes:
@@ -50,6 +50,8 @@ class Strip:
         self.line = self.columns * self.pixel
         self.plane = self.copied_lines * self.line
         self.image = max(1, deep.taps) * self.plane
+        if self.image * BYTES[l.element] % ALIASING_BYTES == 0:
+            self.image += l.width
         self.size = images * self.image
         self.bytes = self.size * BYTES[l.element]
 
@@ -196,26 +198,41 @@ def _reach(axis: Axis, positions: int) -> int:
 
 
 def strip_extents(
-    axes: Axes, channels: int, element_bytes: int, together: int, pixels: int, most_bytes: int
-) -> tuple[int, int]:
+    axes: Axes, channels: int, element_bytes: int, together: tuple[int, int], pixels: int,
+    most_bytes: int,
+) -> tuple[int, int]:  # fmt: skip
     """(images, lines) of a strip of at least so many pixels, where so many bytes hold them.
 
-    together  lines come in multiples of this
+    together  images and lines come in multiples of these
     """
-    deep, high, wide = axes
-    pitch = max(1, _reach(wide, wide.count)) * max(1, deep.taps) * channels * element_bytes
+    _, high, wide = axes
+    images, lines = together
+    line = _line_bytes(axes, channels, element_bytes)
 
     def fits(images: int, lines: int) -> bool:
-        return images * _reach(high, lines) * pitch <= most_bytes
+        return images * _reach(high, lines) * line <= most_bytes
 
-    rows = max(1, high.count // together)  # of `together` lines
-    wanted = max(1, min(rows, -(-pixels // max(1, together * wide.count))))
-    while wanted > 1 and not fits(1, wanted * together):
+    rows = max(1, high.count // lines)
+    wanted = max(1, min(rows, -(-pixels // max(1, images * lines * wide.count))))
+    while wanted > 1 and not fits(images, wanted * lines):
         wanted -= 1
     if wanted < rows:
         pieces = -(-rows // wanted)
-        return 1, -(-rows // pieces) * together
-    images = max(1, pixels // max(1, high.count * wide.count))
-    while images > 1 and not fits(images, high.count):
-        images -= 1
-    return images, high.count
+        return images, -(-rows // pieces) * lines
+    most = pixels // max(1, high.count * wide.count)
+    most = max(images, most - most % images)
+    while most > images and not fits(most, high.count):
+        most -= images
+    return most, high.count
+
+
+def most_images(axes: Axes, channels: int, element_bytes: int, most_bytes: int) -> int:
+    """Of how many images so many bytes hold what one line of each meets; at least 1."""
+    reached = max(1, _reach(axes[1], 1)) * _line_bytes(axes, channels, element_bytes)
+    return max(1, most_bytes // max(1, reached))
+
+
+def _line_bytes(axes: Axes, channels: int, element_bytes: int) -> int:
+    """Of what a line of one image meets, at each tap of its depth."""
+    deep, _, wide = axes
+    return max(1, _reach(wide, wide.count)) * max(1, deep.taps) * channels * element_bytes

@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from ltc.llvm import jit, pool
+from ltc.llvm import jit, pool, symbols
 from ltc.llvm.builder import ATTRIBUTES
 
 # A run is eight words: how many kernels and their records, how many arguments and for each a
@@ -160,6 +160,7 @@ _ALONE = "call void @tasks(ptr %entry, ptr %kernel.arguments, i64 %tasks, i64 0,
 
 _forget: list = []  # what makes the child of a fork begin with no thread but its own
 _forked = [False]
+_stay_away: list = []  # tells the members of the pool, once there is one, to stay away
 
 
 def _after_fork_in_child() -> None:
@@ -179,19 +180,48 @@ def runner():
     """
     names, text = ("run",), _SERIAL
     if pool.is_possible():
-        names, text = ("run", "pool.forget"), text + pool.text() + _RUN.replace("LAUNCH", _POOLED)
-    elif jit.has_symbol("GOMP_parallel"):
+        names += ("pool.forget", "pool.stay.away")
+        text += pool.text() + _RUN.replace("LAUNCH", _POOLED)
+    elif symbols.has_symbol("GOMP_parallel"):
         text += _TEAM + _RUN.replace("LAUNCH", _LAUNCH)
     else:
         text += _RUN.replace("LAUNCH", _ALONE)
     addresses = jit.compile_kernels(text + ATTRIBUTES, *names)
-    # The threads of the pool may look for work until the process is gone: their code stays.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(jit.compiler()))
     if "pool.forget" in addresses:
+        # So short that letting other Python threads run meanwhile would cost more.
+        away = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+        _stay_away.append(away(addresses["pool.stay.away"]))
         _forget.append(ctypes.CFUNCTYPE(None)(addresses["pool.forget"]))
     # ctypes lets other Python threads run during the call.
     words = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(addresses["run"])
+
+
+def addresses() -> tuple[int, int]:
+    """Of run() and of what tells the members of the pool to stay away; the pool is possible."""
+    functions = runner(), _stay_away[0]
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+
+
+def leave_processor(until: int) -> None:
+    """Kernels leave one of this process's processors to others until then; 0: from now on, none.
+
+    until  nanoseconds, as time.monotonic_ns() counts them
+
+    The results stay the same: the tasks of a thread that stays away are taken by the others.
+    """
+    for stay_away in _stay_away:
+        stay_away(first_to_leave(), until)
+
+
+def first_to_leave() -> int:
+    """The member of the pool who stays away, with all above, where one processor is left."""
+    return max(_processors() - 1, 1)
+
+
+@functools.cache
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def thread_count() -> int:

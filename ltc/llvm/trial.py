@@ -31,7 +31,7 @@ class Trial:
         calls, frame = [], []
         for name, kernel in zip(names, kernels):
             words = [*[buffers[a].data_ptr() for a in kernel.arguments], *kernel.numbers]
-            arguments = tuple((len(frame) + k, 0) for k in range(len(words)))
+            arguments = tuple(n for k in range(len(words)) for n in (len(frame) + k, 0))
             frame += words
             calls.append(KernelCall(self._loaded[name].entry, arguments, kernel.tasks))
         self._frame = np.array(frame + frame, dtype=np.int64)  # the addresses, then the arguments

@@ -96,3 +96,36 @@ def _phase(i: int, k: int, o: int, s: int, p: int, d: int, residue: int) -> Axis
 def met(l: Lanes, axis, position: Index, tap: Index) -> Index:
     """The operand's element that a position meets at a tap; it may lie outside."""
     return l.plus(l.plus(l.times(position, axis.stride), l.times(tap, axis.step)), axis.first)
+
+
+def always_inside(axis: Axis) -> bool:
+    """Whether no position meets anything outside the operand; the axis ascends."""
+    last = (axis.count - 1) * axis.stride + axis.first + max(0, axis.taps - 1) * axis.step
+    return axis.first >= 0 and last < axis.extent
+
+
+def taps_inside(l: Lanes, axis: Axis, first: Index, last: Index) -> tuple[Index, Index]:
+    """The taps, from one up to another, at which positions `first` to `last` meet any element.
+
+    The axis ascends.  All other taps meet only the padding, and add nothing.
+    """
+    if always_inside(axis) or not axis.taps:
+        return 0, axis.taps
+    below = l.minus(-axis.first, l.times(last, axis.stride))
+    above = l.minus(axis.extent - axis.first, l.times(first, axis.stride))
+    low, end = (_rounded_up(l, l.most(0, x), axis.step) for x in (below, above))
+    return low, l.least(axis.taps, end)
+
+
+def positions_inside(l: Lanes, axis: Axis, tap: Index) -> tuple[Index, Index]:
+    """The positions, from one up to another, that meet an element at a tap; the axis ascends."""
+    if always_inside(axis):
+        return 0, axis.count
+    below = l.minus(-axis.first, l.times(tap, axis.step))
+    above = l.minus(axis.extent - axis.first, l.times(tap, axis.step))
+    low, end = (_rounded_up(l, l.most(0, x), axis.stride) for x in (below, above))
+    return low, l.least(axis.count, end)
+
+
+def _rounded_up(l: Lanes, x: Index, by: int) -> Index:
+    return l.divided(l.plus(x, by - 1), by)[0]

@@ -92,7 +92,7 @@ class Joint:
 
 def joint_of(rows: Draft, sums: Draft) -> Joint | None:
     """The space in which both are one kernel, if there is one."""
-    if prod(rows.space) != prod(sums.space):
+    if prod(rows.space) != prod(sums.space) or prod(sums.space[sums.depth :]) == 1:
         return None
     for node in sums.stores:
         ((index, guards),) = sums.members[node]

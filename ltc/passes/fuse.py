@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from math import prod
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
@@ -29,6 +30,7 @@ from ltc.passes.index_maps import (
 )  # fmt: skip
 from ltc.passes.inside import (
     COSTLY,
+    FEWEST_ROWS,
     LEAVES,
     MOST_PASSES,
     base_of,
@@ -89,6 +91,7 @@ class _Fuser:
         self.readers: dict[Node, set[Draft | Node]] = defaultdict(set)
         self.drafts: list[Draft] = []
         self.by_space: dict[tuple, list[Draft]] = defaultdict(list)
+        self.reducing: dict[tuple, list[Draft]] = defaultdict(list)
         self.reference: list[Node] = []
 
     def run(self) -> list[Unit]:
@@ -155,7 +158,7 @@ class _Fuser:
             self.reference.append(node)
             self.home[node] = node
             self._join_readers(node, node)
-        self.accesses[node] = tuple(self._access(node, n, unit) for n in node.inputs)
+        self.accesses[node] = tuple(self._access(node, k, unit) for k in range(len(node.inputs)))
 
     def _may_follow(self, node: Node, place: Place, alone: bool) -> bool:
         draft = place.draft
@@ -173,8 +176,9 @@ class _Fuser:
             return draft.space[-1:] == node.shape[-1:] and covers(node, place)
         return draft.space == node.shape and place.index == identity(node.shape)
 
-    def _access(self, node: Node, operand: Node, unit: Draft | Node) -> Access:
+    def _access(self, node: Node, place: int, unit: Draft | Node) -> Access:
         """Where a product finds an operand."""
+        operand = node.inputs[place]
         base, offset = operand, flattened(identity(operand.shape), operand.shape)
         seen, index = through_views(operand, identity(operand.shape), operand.shape)
         form = offset_of(seen, index)
@@ -183,8 +187,8 @@ class _Fuser:
             pass  # the reference, asked for the error of one that failed, wants what it names
         elif (forward or form == offset) and seen.op not in (ops.CONSTANT, ops.SCALAR):
             base, offset = seen, form
-        elif node.op.kind == "scatter" and base_of(operand).op is ops.CONSTANT:
-            base, offset = base_of(operand), ZERO  # one number, however often it is there
+        elif node.op.kind == "scatter" and place == 0 and base_of(operand).op is ops.CONSTANT:
+            base, offset = base_of(operand), ZERO  # the result begins filled with one number
         if behind_barrier(base):
             base = base.inputs[0]
         self.readers[base].add(unit)
@@ -209,6 +213,9 @@ class _Fuser:
                 self._absorb(node, place)
             return
         alone = len(places) == 1 and not stored
+        if self._is_awaited(node, places.values()):
+            self._begin(node)
+            return
         for place in places.values():
             if self._may_absorb(node, place, alone):
                 self._absorb(node, place)
@@ -224,7 +231,7 @@ class _Fuser:
             reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
             depth = len(kept)
         space = (*kept, *reduced)
-        draft = self._beside(node, space, depth)
+        draft = self._beside(node, space, depth) or self._along_rows(node, space, depth)
         if draft is None:
             draft = Draft(space, depth)
             self.drafts.append(draft)
@@ -240,6 +247,32 @@ class _Fuser:
             if has_room and shares and draft.depth == depth and not self._closes_cycle(node, draft):
                 return draft
         return None
+
+    def _along_rows(self, node: Node, space: tuple, depth: int | None) -> Draft | None:
+        """A kernel over rows of which the node needs a reduction that the kernel needs as well.
+
+        A loss and its gradient: what the one has read and computed of a row is near for the other.
+        """
+        for draft in reversed(self.reducing[space][-4:]):
+            has_room = len(draft.members) < MOST_MEMBERS // 2 and draft.passes < MOST_PASSES
+            is_like = depth in (None, draft.depth) and draft.product is None
+            if has_room and is_like and prod(space[: draft.depth]) >= FEWEST_ROWS:
+                shared = self._reduced_for([node], draft) & self._reduced_for(draft.members, draft)
+                if shared and not self._closes_cycle(node, draft):
+                    return draft
+        return None
+
+    def _reduced_for(self, nodes: Iterable[Node], draft: Draft) -> set[Node]:
+        """The reductions of the draft's rows that the nodes are made of, or are."""
+        rows, waiting = draft.space[: draft.depth], list(nodes)
+        seen: set[Node] = set()
+        while waiting and len(seen) < MOST_MEMBERS:
+            node = waiting.pop()
+            is_made = node.op.kind in ("elementwise", "reduce") or node.op in VIEWS
+            if is_made and node in self.native and node not in seen:
+                seen.add(node)
+                waiting.extend(node.inputs)
+        return {node for node in seen if node.op.kind == "reduce" and node.shape == rows}
 
     def _store(self, node: Node, draft: Draft, offset: Affine) -> None:
         draft.stores[node] = offset
@@ -288,12 +321,21 @@ class _Fuser:
             return may_reduce_in(node, place)
         return times_computed(place) <= node.type.size or is_light(node)
 
+    def _is_awaited(self, node: Node, places: Iterable[Place]) -> bool:
+        """Whether a large kernel waits for a number that is soon added up: it waits for no more."""
+        if node.op.kind != "reduce" or node.type.size != 1:
+            return False
+        size = SMALL_BESIDE * node.inputs[0].type.size
+        return any(prod(place.draft.space) >= size for place in places)
+
     def _may_repeat(self, node: Node, places: Iterable[Place]) -> bool:
         """Whether each reader computes the node again: what a backward needs of an activation.
 
         It is a function of one value alone, so that this value in memory takes the place of the
         node, and of everything between them: never more is stored, and mostly less.
         """
+        if self._is_narrowest_draw(node):
+            return False
         return self._has_one_source(node) and all(
             fits(node, place)
             and len(place.draft.members) < MOST_MEMBERS
@@ -320,6 +362,23 @@ class _Fuser:
             )
         return False
 
+    def _is_narrowest_draw(self, node: Node) -> bool:
+        """Whether a chain makes the node of random bits alone, and nothing in it is as narrow.
+
+        A mask of dropout: its random numbers take eight times its memory, and more to make again.
+        """
+        latest = node
+        for _ in range(LONGEST_REPEATED):
+            large = [n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size]
+            if latest.op.kind != "elementwise" or len(large) != 1:
+                return False
+            (latest,) = large
+            if latest.dtype.itemsize <= node.dtype.itemsize:
+                return False
+            if latest.op is ops.RANDOM_BITS:
+                return True
+        return False
+
     # --- computing inside ------------------------------------------------------------------------
 
     def _absorb(self, node: Node, place: Place) -> None:
@@ -330,6 +389,8 @@ class _Fuser:
         if node.op.kind == "reduce":
             open_rows(node, place)
             draft.passes += 1
+            if draft.passes == 1:
+                self.reducing[draft.space].append(draft)
         for operand, index, guards in operand_places(node, place.index, place.guards, draft):
             base, index = through_views(operand, index, draft.space)
             if behind_barrier(base):

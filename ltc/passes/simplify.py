@@ -144,6 +144,14 @@ def permute_of_ones(n):
         return make(ops.RESHAPE, x, shape=n.shape)
 
 
+def reduction_of_ones(n):
+    """sum(x, dims) -> sum(x, those of more than one element), reshaped; likewise prod, max, ..."""
+    (x,) = n.inputs
+    dims = tuple(d for d in n.attr("dims") if x.shape[d] != 1)
+    if dims != n.attr("dims"):
+        return make(ops.RESHAPE, make(n.op, x, dims=dims) if dims else x, shape=n.shape)
+
+
 def reshape_of_reshape(n):
     """reshape(reshape(x, a), b) -> reshape(x, b)"""
     (inner,) = n.inputs
@@ -237,6 +245,9 @@ RULES = {
     ops.WHERE: (where_of_same,),
     ops.CAST: (cast_to_same, cast_of_widening_cast, cast_of_constant),
     ops.PERMUTE: (permute_of_permute, permute_of_nothing, permute_of_ones),
+    **dict.fromkeys(
+        (ops.SUM, ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE), (reduction_of_ones,)
+    ),
     ops.RESHAPE: (reshape_of_reshape, reshape_to_same_shape),
     ops.EXPAND: (expand_of_expand, expand_to_same_shape),
     ops.SLICE: (slice_of_everything, slice_of_slice, slice_of_insert),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ltc.runtime import processors
 from ltc.runtime.storage import physical
 
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
@@ -65,8 +67,11 @@ _accounts: dict[int, Account] = {}
 
 def under_way(buffers: list[Buffer]) -> list[Execution]:
     """The launches that decide what is in the buffers: not over, or over and nothing is there."""
-    executions = {buffer.execution for buffer in buffers} - {None}
-    return [e for e in executions if not e.done or e.failure and _left_nothing(e, buffers)]
+    executions = {buffer.execution for buffer in buffers}
+    return [
+        e for e in executions
+        if e is not None and (not e.done or e.failure and _left_nothing(e, buffers))
+    ]
 
 
 def _left_nothing(execution: Execution, buffers: list[Buffer]) -> bool:
@@ -94,27 +99,32 @@ class Execution:
     """One launch: over or not, and with what failure.
 
     Every output of a failed launch raises its error, and so does every launch that reads one.
+
+    done         whether it is known to be over
+    come_to_end  where nobody says so unasked: blocks until it is over, or somebody will say so
     """
 
-    __slots__ = ("_running", "failure")
+    __slots__ = ("_running", "done", "failure", "come_to_end")
 
     def __init__(self) -> None:
         self._running = threading.Lock()
         self._running.acquire()
+        self.done = False
+        self.come_to_end: Callable[[], None] | None = None
         self.failure: Failure | None = None
 
     def finish(self, failure: Failure | None = None) -> None:
         """Called once, by whoever ran it."""
         self.failure = failure
+        self.done, self.come_to_end = True, None
         self._running.release()
-
-    @property
-    def done(self) -> bool:
-        return not self._running.locked()
 
     def wait(self) -> None:
         """Block until it is over; a failure stays here."""
         if self._running.locked():
+            processors.use_all()
+            if self.come_to_end is not None:
+                self.come_to_end()
             with self._running:  # passed on to the next waiter on leaving
                 pass
 
@@ -122,6 +132,24 @@ class Execution:
         """Raise the error this launch ended with, if any."""
         if self.failure is not None:
             self.failure.raise_it()
+
+
+class Twins:
+    """Buffers that lie in the same memory: each is shared as long as another one is left."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self._left = len(buffers)
+        for buffer in buffers:
+            buffer.shared = self
+
+    def __bool__(self) -> bool:
+        return self._left > 1
+
+    def lose_one(self) -> None:
+        # two threads at once may count one: then memory is copied that could have been written to
+        self._left -= 1
 
 
 class Buffer:
@@ -134,28 +162,40 @@ class Buffer:
     key        its type, as recorded paths compare it
     execution  the latest launch that fills it or replaces its value, over or not; None where a copy
                from elsewhere filled it
-    shared     whether anything but one tensor may still read it: then it is never overwritten
+    shared     whether anything but one tensor may still read it: then it is not overwritten. Of one
+               that lies where another does, their Twins
     previous   the buffer this one replaces, kept until it is certain that nothing failed:
                a parameter whose step failed keeps the value it had before
     """
 
-    __slots__ = (
-        "handle", "shape", "dtype", "key", "device", "execution", "shared", "previous", "nbytes",
-        "account",
-    )
+    __slots__ = ("handle", "key", "device", "execution", "shared", "previous", "account")
 
     def __init__(
         self, key: tuple, device: int, handle: Any = None, execution=None, previous=None
     ):
         """`key`: what `input_key` gives for its type."""
         self.key, self.device, self.handle = key, device, handle
-        _, self.shape, self.dtype, self.nbytes = key
         self.execution, self.previous, self.shared = execution, previous, False
         self.account = account_of(device)
-        self.account.add(self.nbytes)
+        self.account.add(key[3])
 
     def __del__(self) -> None:
-        self.account.remove(self.nbytes)
+        self.account.remove(self.key[3])
+        if self.shared.__class__ is Twins:
+            self.shared.lose_one()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.key[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.key[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory that it takes."""
+        return self.key[3]
 
     def settled(self) -> "Buffer":
         """This buffer, or the one it was to replace where its launch is known to have failed."""

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from ltc import config
 from ltc.runtime.program import Program
 
 
-class ProgramKey(tuple):
-    """(fingerprint, backend, pairs of an output and the input it replaces), hashed once."""
+_uses = itertools.count(1)
 
-    def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            self._hash = super().__hash__()
-            return self._hash
+
+def note_use(program: Program) -> None:
+    """The program is the one used last: it is the last to be dropped."""
+    program.last_use = next(_uses)
 
 
 class ProgramCache:
     """At most LTC_CACHE_PROGRAMS programs; threads that ask for one that is being compiled wait."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._programs: dict[Hashable, Program] = {}
         self._compiling: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
@@ -49,17 +46,18 @@ class ProgramCache:
         return program, True
 
     def _look_up(self, key: Hashable) -> Program | None:
-        with self._lock:
-            program = self._programs.get(key)
-            if program is not None:
-                self._programs.move_to_end(key)
-            return program
+        program = self._programs.get(key)
+        if program is not None:
+            note_use(program)
+        return program
 
     def _keep(self, key: Hashable, program: Program) -> None:
+        note_use(program)
         with self._lock:
             self._programs[key] = program
             while len(self._programs) > config.value("LTC_CACHE_PROGRAMS"):
-                self._programs.popitem(last=False)
+                least = min(self._programs, key=lambda key: self._programs[key].last_use)
+                del self._programs[least]
 
     def clear(self) -> None:
         """Forget every program; recorded paths keep theirs until they end."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
+from weakref import ref
 
 from ltc import config
 from ltc.aten.call import Call, Numbering, Scalar, Value
@@ -19,24 +21,37 @@ from ltc.passes import pipeline
 from ltc.passes.narrow import narrow
 from ltc.runtime import storage
 from ltc.runtime.buffer import Buffer
-from ltc.runtime.cache import PROGRAMS, ProgramKey
+from ltc.runtime.cache import PROGRAMS, note_use
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.segments import compile_in_segments, runs_on
 from ltc.runtime.transfers import backend
 
 
-@dataclass(frozen=True)
+# What a program depends on and may change while a process runs. The numeric modes may not.
+_SETTINGS = ("LTC_BACKEND", "LTC_CHECK_INDEX", "LTC_AUTOTUNE")
+
+
+def _no_program() -> None:
+    """As the reference to a program that is gone answers."""
+
+
+@dataclass(slots=True, eq=False)
 class Ending:
     """How a walk that ended in a certain way is run, once that is known.
 
-    key      of the program, in the cache
+    key      of the program, in the cache: (fingerprint, settings, pairs of an output and the input
+             that it replaces)
     inputs   positions on the walk of the buffers that the program is given, in its order
     scalars  likewise of the scalars
+    outputs  of each of the walk's outputs, its position among those of the program
+    program  gives the program, or None where it is kept no longer
     """
 
-    key: ProgramKey
+    key: tuple
     inputs: tuple[int, ...]
     scalars: tuple[int, ...]
+    outputs: tuple[int, ...]
+    program: Callable[[], Program | None] = field(default=_no_program)
 
     def given_inputs(self, inputs: list[Buffer]) -> list[Buffer]:
         """What the program is given of the walk's inputs."""
@@ -45,10 +60,14 @@ class Ending:
     def given_scalars(self, scalars: list[Any]) -> list[Any]:
         return _picked(scalars, self.scalars)
 
+    def walks_outputs(self, outputs: list[Buffer]) -> list[Buffer]:
+        """What the program made, in the walk's order."""
+        return _picked(outputs, self.outputs)
+
 
 def _picked(given: list, positions: tuple[int, ...]) -> list:
-    # counted from 0 in the order of their first use, so all of them are most often all in order
-    if len(positions) == len(given) and positions == _counted(len(positions)):
+    # a walk has its inputs, scalars and outputs in the program's order most often
+    if positions is _counted(len(given)):
         return given
     return [given[position] for position in positions]
 
@@ -56,6 +75,13 @@ def _picked(given: list, positions: tuple[int, ...]) -> list:
 @functools.cache
 def _counted(count: int) -> tuple[int, ...]:
     return tuple(range(count))
+
+
+def _positions(found: Iterable[int]) -> tuple[int, ...]:
+    """As a tuple: where they are all in order, the one that `_picked` knows them by."""
+    positions = tuple(found)
+    counted = _counted(len(positions))
+    return counted if positions == counted else positions
 
 
 def program_for(
@@ -72,50 +98,106 @@ def program_for(
     replaced  output position -> position on the walk of the input whose place it takes
     """
     calls = None
-    if known is None or known.key[1] != config.value("LTC_BACKEND"):
+    if known is None or known.key[1] != _settings():
         calls = live_calls(path(), outputs)
         known = _ending(calls, outputs, replaced)
+    elif (program := known.program()) is not None:
+        note_use(program)
+        _note_program(program, "CachedCompile")
+        return program, known
 
     def build() -> Program:
         needed = live_calls(path(), outputs) if calls is None else calls
-        return _compile(known.key, needed, outputs, device)
+        by_place = sorted(zip(known.outputs, outputs), key=itemgetter(0))
+        return _compile(known.key, needed, tuple(value for _, value in by_place), device)
 
     program, compiled = PROGRAMS.get(known.key, build)
-    metrics.count("UncachedCompile" if compiled else "CachedCompile")
-    metrics.record("TensorsGraphSize", program.calls)
+    known.program = ref(program)
+    _note_program(program, "UncachedCompile" if compiled else "CachedCompile")
     return program, known
+
+
+def _note_program(program: Program, counter: str) -> None:
+    metrics.note(((counter, 1),), (("TensorsGraphSize", program.calls, "value"),))
 
 
 def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, int]) -> Ending:
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
-    name = fingerprint(calls, outputs, numbering.slots, storage.mode())
-    key = ProgramKey((name, config.value("LTC_BACKEND"), tuple(given.items())))
-    return Ending(key, tuple(numbering.inputs), tuple(numbering.slots))
+    order = _output_order(calls, outputs, given)
+    places = {output: place for place, output in enumerate(order)}
+    name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, storage.mode())
+    key = (name, _settings(), tuple(sorted((places[o], i) for o, i in given.items())))
+    return Ending(
+        key, _positions(numbering.inputs), _positions(numbering.slots),
+        _positions(places[o] for o in range(len(outputs))),
+    )
+
+
+def _output_order(
+    calls: list[Call], outputs: tuple[Value, ...], given: dict[int, int]
+) -> list[int]:
+    """The outputs in the program's order, whatever order the walk met its inputs in.
+
+    An exchange's token is first, so that a backend that computes what the outputs need in their
+    order has begun every exchange before it waits for one.  Then comes what is new, newest first;
+    then what takes an input's place, that of the last input first: its gradient is there first.
+
+    given  output -> the input that it takes the place of, as the program counts them
+    """
+    made = {call: position for position, call in enumerate(calls)}
+
+    def rank(output: int) -> tuple[int, ...]:
+        value = outputs[output]
+        if output in given:
+            return 2, -given[output]
+        is_token = value.call.overload == "ltc::collective_start"
+        return 0 if is_token else 1, -made[value.call], -value.index
+
+    return sorted(range(len(outputs)), key=rank)
+
+
+def _settings() -> tuple:
+    return tuple(map(config.value, _SETTINGS))
 
 
 def live_calls(path: list[Call], outputs: tuple[Value, ...]) -> list[Call]:
-    """The calls of `path` that the outputs need, in recorded order."""
-    needed: set[Call] = set()
+    """The calls of `path` that the outputs need: in recorded order, but inputs where first used.
+
+    So neither the order in which a walk met its inputs nor a call that nobody needs shows.
+    """
+    producers = _producers_of_needed(outputs)
+    ordered: dict[Call, None] = {}
+    for call in path:
+        if call in producers and call.overload != "ltc::input":
+            for producer in producers[call]:
+                ordered.setdefault(producer)
+            ordered[call] = None
+    for value in outputs:
+        ordered.setdefault(value.call)  # an input that is asked for as it is
+    return list(ordered)
+
+
+def _producers_of_needed(outputs: tuple[Value, ...]) -> dict[Call, list[Call]]:
+    needed: dict[Call, list[Call]] = {}
     waiting = [value.call for value in outputs]
     while waiting:  # a list, not recursion: walks are long
         call = waiting.pop()
         if call not in needed:
-            needed.add(call)
-            waiting.extend(_producers(call))
-    return [call for call in path if call in needed]
+            needed[call] = producers = []
+            _add_producers((*call.args, *call.kwargs.values()), producers)
+            waiting.extend(producers)
+    return needed
 
 
-def _producers(call: Call) -> list[Call]:
-    found, waiting = [], [call.args, tuple(call.kwargs.values())]
-    while waiting:
-        for operand in waiting.pop():
-            if operand.__class__ is Value:
-                found.append(operand.call)
-            elif operand.__class__ is list or operand.__class__ is tuple:
-                waiting.append(operand)
-    return found
+def _add_producers(operands: Iterable[Any], found: list[Call]) -> None:
+    for operand in operands:
+        kind = operand.__class__
+        if kind is Value:
+            found.append(operand.call)
+        elif kind is list or kind is tuple:
+            _add_producers(operand, found)
 
 
 def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
@@ -132,9 +214,9 @@ def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
-    roles = _roles(numbering, replaced, calls)
     exchanges = any(call.overload == "ltc::collective_start" for call in calls)
-    return Program(computation, types, replaced, roles, graph_of, len(calls), exchanges)
+    roles_of = functools.partial(_roles, numbering, replaced, calls)  # seldom asked for, and many objects
+    return Program(computation, types, replaced, roles_of, graph_of, len(calls), exchanges)
 
 
 def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[InputRole, ...]:

@@ -3,6 +3,10 @@
 A program that took long the last time runs behind the caller, which records the next step
 meanwhile; at most LTC_MAX_IN_FLIGHT wait or run.  A hand-over costs about 60 us, so a program
 that is over sooner runs in the calling thread.
+
+The thread stays in the backend's queue, without Python, where it has one: it then needs no
+interpreter's lock between programs.  It comes back for what cannot be queued, and where a launch
+has failed.
 """
 
 from __future__ import annotations
@@ -12,24 +16,18 @@ import threading
 from typing import Protocol
 
 from ltc import config
-from ltc.runtime.buffer import Execution, Failure
+from ltc.runtime import processors
+from ltc.runtime.buffer import Failure
+from ltc.runtime.queued import QueueableWork, QueuedWorks
 
-SHORT_SECONDS = 0.001  # below this, waiting costs less than handing over
+SHORT_SECONDS = 0.00025  # below this, waiting costs less than handing over
 
 
-class Work(Protocol):
-    """One launch.
-
-    execution  ends with the work, with an error if need be
-    """
-
-    execution: Execution
+class Work(QueueableWork, Protocol):
+    """One launch."""
 
     def __call__(self) -> None:
         """Do it; never raises."""
-
-    def lose_outputs(self) -> None:
-        """It was under way and will not go on: what it may have written half is no value."""
 
 
 class Executor:
@@ -40,40 +38,62 @@ class Executor:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what goes away meanwhile may read a tensor
         self._changed = threading.Condition(self._lock)
-        self._waiting: collections.deque = collections.deque()
+        self._waiting: collections.deque[Work] = collections.deque()
         self._running: Work | None = None
+        self._queued = QueuedWorks(self._lock)
+        self._without_room = 0  # threads that wait for room
         self._thread: threading.Thread | None = None
         self._failed: Failure | None = None
         self._inline = threading.RLock()
 
     def run(self, work: Work, long: bool) -> None:
         """Do `work` after everything given before; `long` work runs behind the caller."""
+        self._queued.settle()
         with self._lock:  # _idle is true only between two holders of it
             inline = not long and self._idle()
         if inline:
+            processors.use_all()
             with self._inline:
                 work()
             return
         with self._changed:
-            self._waiting.append(work)
+            overtakes = self._waiting or self._running is not None
+            if overtakes or not self._queued.takes(work):
+                self._waiting.append(work)
+                self._queued.call_back()
             self._start_thread()
             self._changed.notify_all()
+        processors.recording_goes_on()
 
     def wait_for_room(self) -> None:
         """Block while LTC_MAX_IN_FLIGHT programs wait or run."""
-        if self._in_flight() and self._in_flight() >= config.value("LTC_MAX_IN_FLIGHT"):
+        processors.recording_is_over()
+        self._queued.settle()
+        if self._in_flight() and not self._has_room():
+            processors.use_all()
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._in_flight() < config.value("LTC_MAX_IN_FLIGHT")
-                )
+                self._without_room += 1
+            try:
+                while not self._has_room():
+                    self._wait_for_one()
+            finally:
+                with self._changed:
+                    self._without_room -= 1
 
-    def _idle(self) -> bool:
-        return not self._waiting and self._running is None
+    def _wait_for_one(self) -> None:
+        """Block until the next work is over, or earlier."""
+        self._queued.come_to_first()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._has_room() or self._queued and not self._queued.have_stopped
+            )
 
-    def _in_flight(self) -> int:
-        return len(self._waiting) + (self._running is not None)
+    def _has_room(self) -> bool:
+        return self._in_flight() < config.value("LTC_MAX_IN_FLIGHT")
+
+    # --- the thread
 
     def _start_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -84,15 +104,65 @@ class Executor:
 
     def _loop(self) -> None:
         while True:
+            work = self._next()
+            if work is not None:
+                with self._inline:
+                    work()
+                del work  # it holds the buffers of its step
+                self._note_end()
+            elif self._queued.queue.serve():
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """A launch has failed: those behind it are works of this thread's now."""
+        self._queued.settle()
+        with self._lock:
+            self._running, reason, others = self._queued.take_back()
+            self._waiting.extendleft(reversed(others))
+            if self._waiting:
+                self._queued.call_back()
+        self._running.end_badly(reason)
+        with self._lock:
+            self._queued.rest()
+        self._note_end()
+
+    def _next(self) -> Work | None:
+        """The next work for Python; None where there may be something in the queue before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._queued.queue is not None)
+            if not self._waiting or not self._queued.all_are_done:
+                return None
+            self._running = self._waiting.popleft()
+            if not self._waiting:
+                self._queued.go_on()
+        self._queued.settle()  # whether they failed decides what becomes of this one
+        return self._running
+
+    def _note_end(self) -> None:
+        with self._changed:
+            self._running = None
+            if self._without_room:
+                processors.leave_one()  # before the thread that now goes on needs it
+            self._changed.notify_all()
+
+    # --- what is under way
+
+    def _idle(self) -> bool:
+        return not self._in_flight()
+
+    def _in_flight(self) -> int:
+        return len(self._waiting) + len(self._queued) + (self._running is not None)
+
+    def wait(self) -> None:
+        """Block until everything given so far is over; errors stay with their launches."""
+        while self._in_flight():
+            self._queued.come_to_last()
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                work = self._running = self._waiting.popleft()
-            with self._inline:
-                work()
-            del work  # it holds the buffers of its step
-            with self._changed:
-                self._running = None
-                self._changed.notify_all()
+                self._changed.wait_for(self._is_not_at_work)
+
+    def _is_not_at_work(self) -> bool:
+        """Whether Python has nothing to do for the thread, at once or after a failure."""
+        return not self._waiting and self._running is None and not self._queued.have_stopped
 
     def note_failure(self, failure: Failure) -> None:
         """Remember a failure nobody has seen yet; the first one is the cause of the others."""
@@ -106,17 +176,13 @@ class Executor:
             failed = self._failed = None
         return failed
 
-    def wait(self) -> None:
-        """Block until everything given so far is over; errors stay with their launches."""
-        with self._changed:
-            self._changed.wait_for(self._idle)
-
     def after_fork_in_child(self) -> None:
         """The thread is gone: what it had not done fails, and a new one starts when needed."""
         lost = list(self._waiting)
         if self._running is not None:
             self._running.lose_outputs()
             lost.append(self._running)
+        lost += self._queued.lost()
         self._forget()
         for work in lost:
             work.execution.finish(Failure(RuntimeError(

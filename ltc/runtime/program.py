@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from sys import getrefcount
 from typing import Any
 
 from ltc.backends.collective import abort, running_as
+from ltc.backends.interface import Launch, LaunchQueue
 from ltc.debug import metrics
-from ltc.runtime.buffer import Buffer, Execution, Failure, input_key, under_way
+from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
 from ltc.runtime.transfers import copy_of
 
@@ -37,7 +39,7 @@ class Program:
     types        (shape, dtype) of every output
     replaced     output position -> position of the input that it takes the place of, and whose
                  memory it may write over
-    roles        every input and scalar, by role
+    roles_of     tells the role of every input and scalar
     graph_of     makes the graph it was compiled from anew: kept, it would outweigh the rest
     calls        how many recorded calls it runs
     exchanges    whether it takes part in collectives: then it runs behind its caller, who may have
@@ -47,11 +49,12 @@ class Program:
     computation: Any
     types: tuple[tuple, ...]
     replaced: dict[int, int]
-    roles: tuple[InputRole, ...] = ()
+    roles_of: Callable[[], tuple[InputRole, ...]] | None = None
     graph_of: Callable[[], Any] | None = None
     calls: int = 0
     exchanges: bool = False
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
+    last_use: int = 0  # grows from use to use, over all programs
 
     @cached_property
     def donated(self) -> frozenset[int]:
@@ -59,10 +62,15 @@ class Program:
         return frozenset(self.replaced.values())
 
     @cached_property
-    def _outputs(self) -> tuple[tuple[tuple, int | None], ...]:
-        """(type, position of the input it takes the place of or None) of every output."""
+    def _outputs(self) -> tuple[list[tuple], list[int | None]]:
+        """The type of every output, and the position of the input whose place it takes or None."""
         keys = [input_key(shape, dtype) for shape, dtype in self.types]
-        return tuple((key, self.replaced.get(i)) for i, key in enumerate(keys))
+        return keys, [self.replaced.get(output) for output in range(len(keys))]
+
+    @cached_property
+    def _twins(self) -> tuple[tuple[int, ...], ...]:
+        """As backends/interface.py's HasTwins."""
+        return getattr(self.computation, "twins", ())
 
     def launch(
         self, device: int, inputs: list[Buffer], scalars: list, previous: dict[int, Buffer],
@@ -82,16 +90,35 @@ class Program:
         metrics.record("DeviceLockWait", time.perf_counter_ns() - started, "time")
         execution, dependencies = Execution(), under_way(inputs)
         outputs = []
-        for key, position in self._outputs:
-            old = previous.get(len(outputs)) if position is None else inputs[position]
-            if position is None or old.shared:
-                outputs.append(Buffer(key, device, None, execution, old))
+        for key, position in zip(*self._outputs):
+            if position is None:
+                old = previous.get(len(outputs)) if previous else None
             else:
-                old.execution = execution
-                outputs.append(old)
+                old = inputs[position]
+                if not old.shared:
+                    old.execution = execution
+                    outputs.append(old)
+                    continue
+            outputs.append(Buffer(key, device, None, execution, old))
+        for positions in self._twins:
+            Twins([outputs[position] for position in positions])
         work = _Work(self, executor, execution, dependencies, inputs, scalars, outputs, replica)
         executor.run(work, long=self.exchanges or self.seconds > SHORT_SECONDS)
         return outputs
+
+
+def _references_of_a_gone_output() -> int:
+    """What `_references` says of an output that only the list of outputs holds."""
+    return next(count for _, count in _references([object()]))
+
+
+def _references(outputs: list) -> Iterator[tuple[Any, int]]:
+    """Each with how many references there are to it, those of this look included."""
+    for output in outputs:
+        yield output, getrefcount(output)
+
+
+GONE = _references_of_a_gone_output()
 
 
 class _Work:
@@ -99,7 +126,7 @@ class _Work:
 
     __slots__ = (
         "program", "executor", "execution", "dependencies", "inputs", "scalars", "outputs",
-        "replica",
+        "replica", "_launch", "_handles_before",
     )
 
     def __init__(
@@ -109,6 +136,8 @@ class _Work:
         self.program, self.executor, self.execution = program, executor, execution
         self.dependencies, self.inputs, self.scalars = dependencies, inputs, scalars
         self.outputs, self.replica = outputs, replica
+        self._launch: Launch | None = None  # while it is queued
+        self._handles_before: list[Any] = []  # of its outputs, before it was
 
     def __call__(self) -> None:
         failure = self._failure_of_an_input()
@@ -123,16 +152,84 @@ class _Work:
                 failure = self._failed(error)
         elif self.program.exchanges:
             abort(self.replica, failure.error)
+        self._end(failure)
+
+    def _end(self, failure: Failure | None) -> None:
         self.inputs = self.scalars = None  # donated memory goes back with the last reference
-        self.execution.finish(failure)
+        if not self.execution.done:
+            self.execution.finish(failure)
 
     def lose_outputs(self) -> None:
         for buffer in self.outputs:
             buffer.handle = buffer.previous = None
 
+    # --- in a queue
+
+    def launch_for(self, queue: LaunchQueue, queued: Sequence[_Work]) -> Launch | None:
+        """What the queue is to run; None where this work needs Python.
+
+        queued  the works there: where one fails, this will not run
+        """
+        prepared = getattr(self.program.computation, "prepared", None)
+        if prepared is None or self.program.exchanges:
+            return None
+        if not {work.execution for work in queued}.issuperset(self.dependencies):
+            return None
+        if any([self.inputs[position].shared for position in self.program.donated]):
+            return None  # they are copied first
+        try:
+            handles, lent = [b.handle for b in self.inputs], self._lent_by(queued)
+            self._launch = prepared(handles, self.scalars, queue, lent)
+        except Exception:
+            return None  # it is raised again, where the error is this work's
+        if self._launch is not None:
+            self._handles_before = [buffer.handle for buffer in self.outputs]
+            for buffer, handle in zip(self.outputs, self._launch.outputs, strict=True):
+                buffer.handle = handle
+        return self._launch
+
+    def _lent_by(self, queued: Sequence[_Work]) -> dict[int, Any]:
+        """Memory for outputs: of the run before, where these are gone when it has filled them."""
+        if not queued or queued[-1].program is not self.program:
+            return {}
+        return {
+            position: buffer.handle
+            for position, (buffer, count) in enumerate(_references(queued[-1].outputs))
+            if count == GONE and position not in self.program.replaced
+        }
+
+    def leave_queue(self) -> None:
+        """It has not run there; those behind it have left."""
+        self._launch.end()
+        self._launch = None
+        for buffer, handle in zip(self.outputs, self._handles_before, strict=True):
+            buffer.handle = handle
+        self._handles_before = []
+
+    def end_well(self, nanoseconds: int) -> None:
+        """The queue has run it; said again where it was interrupted."""
+        launch, self._launch = self._launch, None
+        if launch is not None:
+            launch.end()
+        self._handles_before = []
+        for buffer in self.outputs:
+            buffer.previous = None
+        self._note_time(nanoseconds)
+        self._end(None)
+
+    def end_badly(self, failed: int) -> None:
+        """It has failed in the queue, which calls the reason by that number."""
+        error = self._launch.error(failed)
+        self.leave_queue()
+        self._end(self._failed(error))
+
+    # --- here
+
     def _failure_of_an_input(self) -> Failure | None:
-        failures = (execution.failure for execution in self.dependencies)
-        return next((failure for failure in failures if failure is not None), None)
+        for execution in self.dependencies:
+            if execution.failure is not None:
+                return execution.failure
+        return None
 
     def _run(self) -> None:
         handles = [buffer.handle for buffer in self.inputs]
@@ -147,8 +244,11 @@ class _Work:
             buffer.handle = handle
             if buffer.previous is not None:
                 buffer.previous = None
-        self.program.seconds = elapsed * 1e-9
-        metrics.record("ExecuteTime", elapsed, "time")
+        self._note_time(elapsed)
+
+    def _note_time(self, nanoseconds: int) -> None:
+        self.program.seconds = nanoseconds * 1e-9
+        metrics.record("ExecuteTime", nanoseconds, "time")
 
     def _failed(self, error: BaseException) -> Failure:
         overwritten = set(getattr(error, "overwritten", ()))

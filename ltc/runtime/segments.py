@@ -112,13 +112,21 @@ def _segment(backend, graph: Graph, device: int, nodes, needed, on_cpu: bool) ->
 
 
 class SegmentedComputation:
-    """Runs the segments in turn; a value crosses over when it is first wanted on the other side."""
+    """Runs the segments in turn; a value crosses over when it is first wanted on the other side.
+
+    twins  see backends/interface.py's HasTwins
+    """
 
     def __init__(self, computation, segments: list[Segment], graph: Graph, device: int) -> None:
         self.computation, self.segments, self.graph = computation, segments, graph
         self.device = device
         self.upload, self.download = computation.upload, computation.download
         self.wait = computation.wait
+        places: dict[Node, list[int]] = defaultdict(list)
+        for position, node in enumerate(graph.outputs):
+            places[node].append(position)
+        self.twins = tuple(tuple(found) for found in places.values() if len(found) > 1)
+        self._given_back = [node for node in graph.inputs if node in places]
 
     def launch(self, buffers: list, scalars: list) -> list:
         on_device: dict[Node, Any] = {
@@ -127,9 +135,23 @@ class SegmentedComputation:
         on_cpu: dict[Node, torch.Tensor] = {}
         for segment in self.segments:
             values = [self._value(n, segment.on_cpu, on_device, on_cpu) for n in segment.inputs]
-            results = segment.computation.launch(values, scalars)
+            results = self._apart(segment, segment.computation.launch(values, scalars))
             (on_cpu if segment.on_cpu else on_device).update(zip(segment.results, results))
+        for node in self._given_back:
+            on_device[node] = self._copied(on_device[node], on_cpu=False)
         return [self._value(node, False, on_device, on_cpu) for node in self.graph.outputs]
+
+    def _apart(self, segment: Segment, results: list) -> list:
+        """The results, each in a place of its own."""
+        for _, *others in getattr(segment.computation, "twins", ()):
+            for position in others:
+                results[position] = self._copied(results[position], segment.on_cpu)
+        return results
+
+    def _copied(self, value, on_cpu: bool):
+        if on_cpu:
+            return value.clone()
+        return self.upload(self.download(value).clone(), self.device)
 
     def _value(self, node: Node, wanted_on_cpu: bool, on_device: dict, on_cpu: dict):
         here, there = (on_cpu, on_device) if wanted_on_cpu else (on_device, on_cpu)

@@ -22,6 +22,7 @@ from ltc.device.tensor import state_of
 from ltc.distributed import collectives
 from ltc.distributed.progress import Runner
 from ltc.distributed.region import PeerFailure
+from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph
 from ltc.ir.kernel import Product
@@ -359,10 +360,9 @@ def test_buckets_start_before_the_last_weight_gradient_in_the_native_program_too
 
     with config.override(ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB=300 / (1 << 20)):
         values(in_threads(train))
-    kinds = [
-        "product" if isinstance(step.unit, Product) else str(getattr(step.unit, "op", "kernel"))
-        for step in orders[0]
-    ]
+    nodes = [step.unit.node for step in orders[0] if isinstance(step.unit, Product)]
+    kinds = ["product" if node.op is ops.MATMUL else node.op.name for node in nodes]
+    assert all(step.is_native for step in orders[0])
     starts = [k for k, kind in enumerate(kinds) if kind == "collective_start"]
     products = [k for k, kind in enumerate(kinds) if kind == "product"]
     waits = [k for k, kind in enumerate(kinds) if kind == "collective_wait"]

@@ -1,6 +1,8 @@
 """The end of a step that was walked before: what is alive is seen each time, whoever holds it."""
 
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -43,14 +45,34 @@ def test_a_steady_step_is_not_looked_at_anew(looks):
 
 
 def test_a_replaced_tensor_stays_in_its_buffer():
-    x = lazy(3)
-    ltc.sync()
-    before, value = state_of(x).buffer, x.cpu()
+    value = torch.randn(3)
+    x = value.to("ltc")
+    before = state_of(x).buffer
     for _ in range(3):
         x.add_(1)
         ltc.sync()
     assert state_of(x).buffer is before
     torch.testing.assert_close(x.cpu(), value + 1 + 1 + 1)
+
+
+READ_AFTER_A_THREAD = """
+import threading, torch, ltc
+from ltc.device.tensor import state_of
+thread = threading.Thread(target=lambda: torch.ones(3, device="ltc").cpu())
+thread.start()
+thread.join()
+x = torch.randn(3).to("ltc")
+before = state_of(x).buffer
+x.cpu()
+x.add_(1)
+ltc.sync()
+assert state_of(x).buffer is before
+"""
+
+
+def test_a_tensor_read_between_steps_stays_in_its_buffer_once_other_threads_have_ended():
+    # in a process of its own: here threads of earlier tests may still run
+    subprocess.run([sys.executable, "-c", READ_AFTER_A_THREAD], check=True)
 
 
 def test_what_shares_a_replaced_tensors_buffer_keeps_the_old_value():

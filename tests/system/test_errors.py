@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
+from ltc import config
 
 SHAPE = (3, 4)
 
@@ -122,11 +123,33 @@ def test_an_index_out_of_range_is_reported_with_the_users_line():
     assert "out of" in text and "test_errors.py" in text
 
 
-def test_a_list_of_indices_out_of_range_raises():
-    with pytest.raises((IndexError, RuntimeError), match="out of"):
-        lazy(3, 4)[torch.tensor([7], device="ltc")].cpu()
-    with pytest.raises((IndexError, RuntimeError), match="out of"):
-        lazy(3, 4).index_select(0, torch.tensor([7], device="ltc")).cpu()
+INDEXED = {
+    "embedding": lambda x, index: F.embedding(index, x),
+    "index": lambda x, index: x[index],
+    "index_select": lambda x, index: x.index_select(0, index),
+    "gather": lambda x, index: x.gather(0, index[:, None]),
+    "scatter": lambda x, index: x.scatter(0, index[:, None], 1.0),
+    "index_put": lambda x, index: x.index_put((index,), x.new_ones(4)),
+    "cross entropy": lambda x, index: F.cross_entropy(x[:1], index),
+}
+
+
+@pytest.mark.parametrize("bad", [7, -7])
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_outside_is_an_index_error_with_the_users_line(name, bad):
+    with pytest.raises(IndexError, match=f"out of range|{bad} is out of bounds") as caught:
+        INDEXED[name](lazy(3, 4), torch.tensor([bad], device="ltc")).cpu()
+    assert any("test_errors.py" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_checks_of_indices_may_be_turned_on_in_a_running_program(name):
+    table = torch.ones(5, 4)  # of a shape that no other test has: nothing is compiled yet
+    with config.override(LTC_CHECK_INDEX=0):
+        unchecked = INDEXED[name](table.to("ltc"), torch.tensor([2], device="ltc")).cpu()
+    assert torch.equal(unchecked, INDEXED[name](table, torch.tensor([2])))
+    with pytest.raises(IndexError):
+        INDEXED[name](table.to("ltc"), torch.tensor([7], device="ltc")).cpu()
 
 
 def test_a_tensor_that_failed_says_so_each_time_it_is_read():

@@ -1,5 +1,6 @@
 """The six workloads of scripts/workloads.py: what a steady step does beside its one native call."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.llvm.program import KernelRun
+from ltc.llvm.ring import Ring
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -21,14 +23,20 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def native_calls(monkeypatch) -> list[int]:
-    """One element for every call of native code that runs kernels."""
-    calls, launch = [], KernelRun.launch
+    """One element for every run of kernels that native code is given, called or queued."""
+    calls: list[int] = []
 
-    def counted(run: KernelRun, frame: int) -> int:
-        calls.append(frame)
-        return launch(run, frame)
+    def count(owner: type, name: str, place: int) -> None:
+        given = getattr(owner, name)
 
-    monkeypatch.setattr(KernelRun, "launch", counted)
+        def counted(*arguments):
+            calls.append(arguments[place])
+            return given(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(KernelRun, "launch", 1)
+    count(Ring, "give", 2)
     return calls
 
 
@@ -48,3 +56,21 @@ def test_a_steady_step_is_one_native_call_and_no_step_needs_python(name, native_
     assert steady["RecordedEntries"] == steady["MetaInference"] == 0
     for grown in (ever, steady):
         assert [n for n in grown if n.startswith(("aten::", "torchvision::", "extern."))] == []
+
+
+@pytest.mark.parametrize("name", ["mlp", "black_scholes"])  # through the queue, and from Python
+def test_a_profile_lists_the_kernels_of_a_step(name):
+    ended = subprocess.run(
+        [sys.executable, SCRIPTS / "profile_program.py", name, "--rounds", "1"],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert " ms in " in ended.stdout and "tasks  kernel" in ended.stdout
+
+
+def test_the_bench_of_kernels_sees_programs_that_the_queue_would_take():
+    command = [sys.executable, SCRIPTS / "bench.py", "--kernels", "--only", "sum", "--rounds", "1"]
+    ended = subprocess.run(
+        [*command, "--systems", "ltc program"], capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0 and "failed" not in ended.stdout, ended.stdout + ended.stderr

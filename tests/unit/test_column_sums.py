@@ -1,4 +1,4 @@
-"""Sums over rows in the kernel that makes the rows: nothing is read twice, no bit depends on threads."""
+"""Sums over rows in the kernel that makes them: nothing is read twice, no bit depends on threads."""
 
 import pytest
 import torch
@@ -109,3 +109,19 @@ def test_no_bit_depends_on_the_number_of_threads(monkeypatch, shape):
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+def test_a_sum_over_one_element_beside_rows_that_are_reduced():
+    """Totals that nothing adds up would never be cleared."""
+    x = torch.randn(1, 7, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def step(device):
+        given = x.to(device).requires_grad_()
+        rows, rolled = given.var([3], correction=0), given.roll(2, 2)
+        factor = rolled.mean(0).mean([-1, -2, -3], keepdim=True)
+        y = torch.addcmul(rows, rows, factor.expand_as(rows), value=0.1)
+        return y.detach(), torch.autograd.grad(y.sin().sum(), given)[0]
+
+    for _ in range(2):  # the second time memory is not new
+        for mine, theirs in zip(step("ltc"), step("cpu")):
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-12, atol=1e-12)

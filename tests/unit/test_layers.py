@@ -18,6 +18,7 @@ LAYERS = [
         "errors",
         "config",
         "utils.renewed_lock",
+        "utils.thread_frames",
         "debug.metrics",
         "debug.metrics_saver",
         "debug.profiler",

@@ -19,7 +19,7 @@ from ltc.llvm.channels_last_pooling import (
     turned_max_pool,
     turned_max_pool_gradient,
 )  # fmt: skip
-from ltc.llvm.channels_last_weights import channels_last_weight_gradient
+from ltc.llvm.channels_last_weights import SlotSums, channels_last_weight_gradient
 from ltc.llvm.convolution import convolution, convolution_input_gradient
 from ltc.llvm.depthwise import (
     depthwise_convolution,
@@ -28,6 +28,8 @@ from ltc.llvm.depthwise import (
     is_depthwise,
 )  # fmt: skip
 from ltc.llvm.geometry import Geometry
+from ltc.llvm.gradient_panel import CopiedGradientPanel
+from ltc.llvm.isa import AVX512
 from ltc.llvm.library import kernels_of
 from ltc.llvm.lanes import Lanes
 from ltc.llvm.pooling import (
@@ -173,8 +175,29 @@ LAST_CASES = CASES | {
     "deep_channels": (3, 300, 40, (4, 4), (3, 3), 1, 1, 1, 1),
     "deep_channels_back": (3, 40, 300, (5, 5), (3, 3), 2, 1, 1, 1),
     "aliasing_channels": (2, 1024, 8, (3, 3), (3, 3), 1, 1, 1, 1),
+    "across_images": (17, 20, 40, (8, 8), (3, 3), 1, 1, 1, 1),
+    "deep_across_images": (9, 300, 70, (4, 4), (3, 3), 1, 1, 1, 1),
+    "strided_across_images": (20, 16, 33, (9, 7), (3, 3), 2, 1, 1, 1),
+    "dilated_across_images": (12, 8, 16, (6, 7), (3, 3), 1, 2, 2, 2),
     "several_strips": (1, 3, 40, (50, 40), (3, 3), 1, 1, 1, 1),
+    "channel_totals": (3, 1, 36, (9, 40), (3, 3), 1, 1, 1, 1),
+    "channel_totals_strided": (2, 3, 33, (9, 12), (4, 4), 2, 1, 1, 1),
+    "channel_totals_dilated": (2, 2, 16, (9, 33), (2, 3), 1, 2, 2, 1),
+    "channel_totals_3d": (1, 4, 20, (5, 6, 7), (3, 2, 3), 1, 1, 1, 1),
+    "one_channel_padded": (3, 1, 40, (50, 40), (3, 3), 1, 1, 1, 1),
+    "few_channels_of_groups": (5, 6, 51, (9, 8), (2, 2), 2, 1, 1, 3),
 }
+
+
+def copies_the_gradient(channels):
+    """Whether the gradient of a weight [32, channels, 3, 3] reads a copy."""
+    geometry = setting((2, channels, 32, (9, 9), (3, 3), 1, 0, 1, 1), torch.float32)[3]
+    sums = SlotSums(torch.float32, geometry, AVX512)
+    return isinstance(sums.gradient, CopiedGradientPanel)
+
+
+def test_a_gradient_whose_rows_all_fit_in_registers_is_read_where_it_lies():
+    assert not copies_the_gradient(1) and copies_the_gradient(2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -203,18 +226,25 @@ def cases(draw):
     return draw(few), channels, outputs, spatial, kernel, stride, padding, dilation, groups
 
 
+def texts_of_batch(images, spatial, groups=1):
+    """What a convolution of 32 channels and its gradients compile."""
+    geometry = setting((images, 32, 32, spatial, (3, 3), 1, 1, 1, groups), torch.float32)[3]
+    makers = (channels_last_convolution, channels_last_input_gradient,
+              channels_last_weight_gradient)  # fmt: skip
+    if groups > 1:
+        makers = (depthwise_convolution, depthwise_input_gradient, depthwise_weight_gradient)
+    made = [make("kernel", torch.float32, geometry, HOST) for make in makers]
+    return [kernel.text for sequence in made for kernel in sequence.kernels]
+
+
 @pytest.mark.parametrize("groups", [1, 32])
 def test_another_batch_size_is_another_number_and_the_same_text(groups):
-    def texts(images):
-        geometry = setting((images, 32, 32, (9, 9), (3, 3), 1, 1, 1, groups), torch.float32)[3]
-        makers = (channels_last_convolution, channels_last_input_gradient,
-                  channels_last_weight_gradient)  # fmt: skip
-        if groups > 1:
-            makers = (depthwise_convolution, depthwise_input_gradient, depthwise_weight_gradient)
-        made = [make("kernel", torch.float32, geometry, HOST) for make in makers]
-        return [kernel.text for sequence in made for kernel in sequence.kernels]
+    assert texts_of_batch(20, (40, 40), groups) == texts_of_batch(33, (40, 40), groups)
 
-    assert texts(20) == texts(33)
+
+def test_of_small_images_batch_sizes_share_few_texts():
+    texts = [texts_of_batch(images, (6, 6)) for images in range(16, 60)]
+    assert max(len(set(kind)) for kind in zip(*texts)) <= 2
 
 
 # Images, channels, spatial, kernel, stride, padding, dilation.

@@ -402,15 +402,15 @@ def test_an_error_leaves_donated_buffers_as_they_were():
     assert raised.value.overwritten == () and parameter.tolist() == [0, 0, 0]
 
 
-def test_outputs_share_no_memory():
+def test_outputs_share_no_memory_but_with_the_twins_that_are_named():
     x = given(20, 3)
     y = -x
     outputs = [x, y, build.transpose(y, 0, 1), build.reshape(y, (60,)), y, constant(1.0, x.dtype)]
     buffer = sample(20, 3)
-    made = (
-        LlvmBackend().compile(graph_of(*outputs, inputs=[x]), 0, frozenset()).launch([buffer], [])
-    )
-    assert len({m.data_ptr() for m in [*made, buffer]}) == len(made) + 1
+    computation = LlvmBackend().compile(graph_of(*outputs, inputs=[x]), 0, frozenset())
+    made = computation.launch([buffer], [])
+    assert computation.twins == ((1, 4),) and made[1].data_ptr() == made[4].data_ptr()
+    assert len({m.data_ptr() for m in [*made, buffer]}) == len(made)
     assert all(m.is_contiguous() for m in made)
 
 
@@ -436,6 +436,34 @@ def test_random_bits_are_those_of_the_reference():
         made = make(ops.RANDOM_BITS, seed, shape=(5, 37), bits=bits, stream=2)
         turned = build.transpose(made, 0, 1) + 0
         assert_same_bits(graph_of(made, turned, scalars=[seed]), [], [0x1234_5678_9ABC_DEF0])
+
+
+@pytest.mark.parametrize("shape", [(64,), (5, 64), (3, 8, 12), (4, 20, 6), (6, 36)])
+def test_random_bits_of_whole_blocks_are_those_of_the_reference(shape):
+    seed = scalar(dtype=torch.int64)
+    for bits in (1, 24, 32):
+        made = make(ops.RANDOM_BITS, seed, shape=shape, bits=bits, stream=1)
+        longer = make(ops.RANDOM_BITS, seed, shape=(shape[0] + 4, *shape[1:]), bits=bits, stream=1)
+        later = build.slice_dim(longer, 0, 4, shape[0] + 4)
+        graph = graph_of(made, later + 0, scalars=[seed])
+        assert_same_bits(graph, [], [0x1234_5678_9ABC_DEF0])
+
+
+def test_what_random_numbers_decide_is_stored_and_not_the_numbers():
+    x, w, seed = given(64, 128), given(128, 32, index=1), scalar(dtype=torch.int64)
+    bits = make(ops.RANDOM_BITS, seed, shape=(64, 128), bits=24, stream=0)
+    numbers = build.cast(bits, torch.float32) * 2.0**-24
+    kept = build.cast(make(ops.GE, numbers, constant(0.25, torch.float32)), torch.float32)
+    result = build.matmul(x * kept, w)
+    back = build.matmul(result, build.transpose(w, 0, 1)) * kept
+    graph = graph_of(result, back, inputs=[x, w], scalars=[seed])
+    units = fuse(graph, is_native, lambda n: n.op is ops.MATMUL, lambda n: True)
+    kernels = [u.epilogue if isinstance(u, Product) else u for u in units]
+    stored = [store.node.dtype for kernel in kernels if kernel for store in kernel.stores]
+    assert torch.bool in stored and torch.int64 not in stored
+    (mine, again), (theirs, expected) = both(graph, [sample(64, 128), sample(128, 32)], [7])
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-3)  # 128 products of size 10
+    torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-2)
 
 
 def test_equal_kernels_are_compiled_once():

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from ltc.ir import ops
 from ltc.ir.node import make
-from ltc.llvm.isa import AVX2, AVX512_BF16, NEON, SSE2, host_isa
+from ltc.llvm.isa import AVX2, AVX512, AVX512_BF16, NEON, SSE2, host_isa
 from ltc.llvm.library import kernels_of, seen_through
 from ltc.llvm.matmul import matmul
-from ltc.llvm.matrix import Matrix, stored_plain, stored_transposed
+from ltc.llvm.matrix import Matrix, Shape, plan_of, stored_plain, stored_transposed
 from tests.drawn import drawn
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run, tolerance
 
@@ -52,6 +52,18 @@ extents = st.sampled_from([0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 64, 65, 70])
 )  # fmt: skip
 def test_products_of_any_shape(dtype, batch, m, n, k, transposes):
     check(HOST, dtype, batch, m, n, k, transposes)
+
+
+@pytest.mark.parametrize("dtype, k", [(torch.float32, 1024), (torch.float64, 512)])
+def test_rows_that_share_a_set_of_the_cache_are_read_by_few_at_a_time(dtype, k):
+    """More than eight lines of one set would put each other out at every step."""
+
+    def height(k):
+        matrices = stored_plain(70, k), stored_transposed(k, 70), stored_plain(70, 70)
+        return plan_of(dtype, AVX512, Shape((), 70, 70, k, *matrices), False).height
+
+    assert height(k) < height(k + 8)
+    check(HOST, dtype, (), 70, 70, k, (False, True))
 
 
 @pytest.mark.parametrize("m, n, k", [(0, 70, 70), (70, 0, 70), (70, 70, 0), (0, 0, 0)])

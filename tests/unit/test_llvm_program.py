@@ -158,7 +158,7 @@ def test_numbers_reach_the_kernel_after_its_pointers():
     code = KernelCode(function_text("kernel", 1, b, 2), (None,), 1, numbers=(40, 2))
     frame, result = torch.zeros(6, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     frame[0] = result.data_ptr()
-    arguments = ((0, 0), (1, 40), (1, 2))  # the word at 1 is 0
+    arguments = (0, 0, 1, 40, 1, 2)  # the word at 1 is 0
     run = KernelRun([KernelCall(entry_address(code.text, code.name), arguments, 1)], 2)
     assert run.launch(frame.data_ptr()) == -1 and result.item() == 42
 
@@ -288,6 +288,38 @@ def test_activations_lie_in_the_buffers_of_gradients_that_are_made_later(monkeyp
     expected = EagerBackend().compile(graph, 0, frozenset()).launch(operands, [])
     for a, b in zip(ours, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_large_outputs_that_nothing_waits_for_are_made_last_and_lend_their_room():
+    """Gradients of wide weights come first in a backward, those of the activations' last."""
+    x, narrow, wide = given(8, 4096), given(4096, 4096, index=1), given(600, 1024, index=2)
+    kept = make(ops.TANH, x * 2.0)
+    small = make(ops.TANH, build.sum_of(make(ops.MATMUL, kept, narrow), (1,), keepdim=True))
+    rows = make(ops.TANH, build.expand(small, (8, 1024)) + build.slice_dim(x, 1, 0, 1024))
+    gradient = make(ops.MATMUL, build.transpose(rows, 0, 1), rows)
+    last = make(ops.MATMUL, make(ops.TANH, make(ops.MATMUL, rows, build.transpose(wide, 0, 1))), wide)
+    end = build.sum_of(kept, (1,)) * build.sum_of(last, (1,))
+    graph = graph_of(gradient, end, inputs=[x, narrow, wide])
+    steps = llvm_steps.planned_steps(graph, frozenset())
+    assert gradient in steps[-1].writes
+    plan, _ = plan_of(graph, frozenset())
+    assert plan.block < kept.type.size * 4 + 8 * (plan.values + plan.arguments) + 64
+    operands = [torch.randn(n.shape) / 64 for n in graph.inputs]
+    ours = compiled(graph).launch([o.clone() for o in operands], [])
+    expected = EagerBackend().compile(graph, 0, frozenset()).launch(operands, [])
+    for a, b in zip(ours, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_others_read_is_not_put_off():
+    x = given(8, 1024)
+    rows = make(ops.TANH, x)
+    gradient = make(ops.MATMUL, build.transpose(rows, 0, 1), rows)
+    follows = make(ops.MATMUL, rows, gradient)
+    later = make(ops.TANH, make(ops.MATMUL, follows, build.transpose(rows, 0, 1)))
+    graph = graph_of(gradient, later, inputs=[x])
+    steps = llvm_steps.planned_steps(graph, frozenset())
+    assert later in steps[-1].writes
 
 
 def test_no_store_takes_the_place_of_what_another_store_of_its_point_reads_later():

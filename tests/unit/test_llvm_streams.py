@@ -16,6 +16,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch):
     monkeypatch.setattr(llvm_steps, "STREAMED_BYTES", 1)
+    monkeypatch.setattr(llvm_steps, "LEFT_BYTES", 1)
 
 
 def given(*shape, index=0, dtype=torch.float32):
@@ -85,3 +86,50 @@ def test_small_outputs_stay_in_the_caches(monkeypatch):
     monkeypatch.setattr(llvm_steps, "STREAMED_BYTES", 64 * 64 * 4 + 1)
     x = given(64, 64)
     assert not streams(Graph((x,), (), (x + 1.0,)))
+
+
+def updated(rows, columns, depth=40, dtype=torch.float32):
+    """A weight, its gradient and what an update makes of them."""
+    weight = given(rows, columns, dtype=dtype)
+    left, right = (
+        given(depth, n, index=k, dtype=dtype) for k, n in ((1, rows), (2, columns))
+    )  # fmt: skip
+    gradient = make(ops.MATMUL, make(ops.PERMUTE, left, dims=(1, 0)), right)
+    return (weight, left, right), weight - gradient * 0.5, gradient
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rows, columns", [(64, 96), (37, 80), (30, 53), (5, 16)])
+def test_a_gradient_beside_its_update_is_streamed_where_rows_are_aligned(rows, columns, dtype):
+    given, new, gradient = updated(rows, columns, dtype=dtype)
+    graph = Graph(given, (), (new, gradient))
+    lanes = 8 if dtype is torch.float64 else 16
+    assert streams(graph, frozenset([0])) == (columns % lanes == 0)
+    agree(graph, *[torch.randn(x.shape).to(dtype) for x in given])
+
+
+def test_a_gradient_without_an_update_stays_in_the_caches():
+    """Whoever asked for it may well read it next."""
+    given, _, gradient = updated(64, 64)
+    assert not streams(Graph(given[1:], (), (gradient,)))
+
+
+def test_a_gradient_that_the_program_reads_again_stays_in_the_caches():
+    given, new, gradient = updated(64, 64)
+    total = build.reduce(ops.SUM, gradient * gradient, (0, 1), keepdim=False)
+    assert not streams(Graph(given, (), (new, gradient, total)), frozenset([0]))
+
+
+def test_a_small_gradient_stays_in_the_caches(monkeypatch):
+    monkeypatch.setattr(llvm_steps, "LEFT_BYTES", 64 * 64 * 4 + 1)
+    given, new, gradient = updated(64, 64)
+    assert not streams(Graph(given, (), (new, gradient)), frozenset([0]))
+
+
+def test_what_differs_from_row_to_row_is_asked_for_before_it_is_used():
+    """A weight and its gradient meet when the sums are there; a bias is in the cache by then."""
+    operands, new, gradient = updated(64, 64)
+    bias = given(64, index=3)
+    (update,) = texts_of(Graph(operands, (), (new,)), frozenset([0]))
+    (sum,) = texts_of(Graph((*operands[1:], bias), (), (gradient + bias,)))
+    assert "call void @llvm.prefetch" in update and "call void @llvm.prefetch" not in sum

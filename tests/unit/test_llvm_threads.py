@@ -1,11 +1,13 @@
 """One team runs a list of kernels: every task once, in order, whoever takes it."""
 
 import concurrent.futures
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from ltc.llvm import loading, threads
+from ltc.llvm import loading, pool, threads
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.program import KernelCall, KernelRun, entry_address
 
@@ -24,7 +26,7 @@ def run_of(tasks: list[int], faults: range = range(0), failing: int = -1) -> Ker
         if number == failing:
             b.emit("store i64 3, ptr %p1")
         text = function_text("kernel", 2, b)
-        words = ((0, 8 * number), (0, 8 * (faults.start - 1)))  # from the frame's second word
+        words = (0, 8 * number, 0, 8 * (faults.start - 1))  # from the frame's second word
         fault = faults.start if number == failing else 0
         calls.append(KernelCall(entry_address(text, "kernel"), words, count, fault))
     return KernelRun(calls, 1 + len(tasks) + len(faults), faults)
@@ -72,3 +74,67 @@ def test_a_kernel_called_by_its_own_name_is_not_taken_for_a_programs(tmp_path, m
     assert entry_address(text, "kernel")
     name = loading.kernel_name(text)
     assert loading.load({name: text})[name].entry
+
+
+def threads_of(run: KernelRun, tasks: int) -> set[int]:
+    """The threads that took the tasks of a kernel that writes down each one's own."""
+    notes, frame = np.zeros(tasks, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    frame[0] = notes.ctypes.data
+    assert run.launch(frame.ctypes.data) == -1
+    assert notes.all()
+    return set(notes.tolist())
+
+
+def run_that_notes_threads(tasks: int) -> KernelRun:
+    b = Builder(width=1)
+    b.emit("%self = call i64 @pthread_self()")
+    b.emit("%place = getelementptr i64, ptr %p0, i64 %task")
+    b.emit("store i64 %self, ptr %place, align 8")
+    # long enough that a thread that is there gets a share
+    b.emit("%slept = call i32 @usleep(i32 200)")
+    text = function_text("kernel", 1, b)
+    text += "declare i64 @pthread_self()\ndeclare i32 @usleep(i32)\n"
+    return KernelRun([KernelCall(entry_address(text, "kernel"), ((0, 0),), tasks)], 1, range(0))
+
+
+@pytest.fixture
+def two_threads_on_two_processors(monkeypatch):
+    if not pool.is_possible():
+        pytest.skip("the system's own team takes no notice")
+    monkeypatch.setattr(threads, "thread_count", lambda: 2)
+    monkeypatch.setattr(threads, "_processors", lambda: 2)
+    yield
+    threads.leave_processor(0)
+
+
+def test_a_processor_that_is_left_is_not_used_until_it_is_given_back(two_threads_on_two_processors):
+    run = run_that_notes_threads(400)
+    assert len(threads_of(run, 400)) == 2
+    threads.leave_processor(time.monotonic_ns() + 3_600_000_000_000)
+    assert len(threads_of(run, 400)) == 1
+    threads.leave_processor(0)
+    assert len(threads_of(run, 400)) == 2
+
+
+def test_a_processor_is_left_for_the_time_named_and_no_longer(two_threads_on_two_processors):
+    run = run_that_notes_threads(4000)
+    threads.leave_processor(time.monotonic_ns() + 50_000_000)
+    assert len(threads_of(run, 4000)) == 2  # the launch, longer than that, gets it back
+
+
+def test_a_processor_given_back_helps_the_launch_that_is_under_way(two_threads_on_two_processors):
+    run = run_that_notes_threads(4000)
+    threads.leave_processor(time.monotonic_ns() + 3_600_000_000_000)
+    timer = threading.Timer(0.05, threads.leave_processor, (0,))
+    timer.start()
+    assert len(threads_of(run, 4000)) == 2
+    timer.join()
+
+
+def test_more_processors_than_threads_leave_one_without_being_asked(
+    two_threads_on_two_processors, monkeypatch
+):
+    monkeypatch.setattr(threads, "_processors", lambda: 3)
+    threads.leave_processor(time.monotonic_ns() + 3_600_000_000_000)
+    run = run_that_notes_threads(400)
+    assert len(threads_of(run, 400)) == 2

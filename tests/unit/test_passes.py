@@ -42,6 +42,7 @@ rows = build.exp(given(2, 6, index=4))
         (build.cast(build.cast(x, torch.float64), torch.float32), x),
         (build.permute(build.permute(x, (1, 0)), (1, 0)), x),
         (build.reshape(build.reshape(x, (24,)), (4, 6)), x),
+        (build.sum_of(build.reshape(x, (4, 1, 6)), [1]), x),
         (build.expand(build.expand(given(6), (1, 6)), (4, 6)), build.expand(given(6), (4, 6))),
         (build.flip(build.flip(x, [1]), [1]), x),
         (build.insert(x, -x, 0, 0), -x),

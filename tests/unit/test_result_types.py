@@ -48,3 +48,36 @@ def test_a_kernel_still_refuses_what_is_wrong():
         torch._foreach_add(xs, [torch.ones(3, device="ltc")] * 2)
     with pytest.raises(RuntimeError, match="must match the size"):
         torch.ones(3, device="ltc") + torch.ones(4, device="ltc")
+
+
+def norms(x, parameter, running):
+    """Every forward norm of x [N, 4, 5] with parameters and running statistics of 4 channels."""
+    aten, vectors = torch.ops.aten, (parameter, parameter)
+    rates = (0.1, 1e-5)
+    yield aten.native_layer_norm(x, [5], None, None, 1e-5)
+    yield aten.native_layer_norm(x.mT.contiguous(), [4], *vectors, 1e-5)
+    yield aten.native_group_norm(x, *vectors, x.shape[0], 4, 5, 2, 1e-5)
+    yield aten._native_batch_norm_legit.no_stats(x, None, None, True, *rates)
+    for training in (True, False):
+        call = (x, *vectors, running.clone(), running.clone(), training, *rates)
+        yield aten.native_batch_norm(*call)
+        yield aten._native_batch_norm_legit(*call)
+        yield aten._native_batch_norm_legit_functional(*call)
+    yield aten._native_batch_norm_legit_no_training(x, *vectors, running, running, *rates)
+    yield aten._batch_norm_no_update(x, *vectors, running, running, *rates)
+    yield aten._batch_norm_with_update(x, *vectors, running.clone(), running.clone(), *rates)
+
+
+@pytest.mark.parametrize("size", [3, 4000])  # the CPU's kernel is asked about the first alone
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("parameters", ["as x", "float32"])
+def test_a_norm_keeps_its_statistics_as_the_cpu_does(dtype, parameters, size):
+    if parameters == "float32" and dtype is torch.float64:
+        return  # the CPU takes no such mixture
+    vector = torch.ones(4, dtype=dtype if parameters == "as x" else torch.float32)
+    x = torch.randn(size, 4, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ours = norms(x.to("ltc"), vector.to("ltc"), vector.to("ltc"))
+    for mine, theirs in zip(ours, norms(x, vector, vector), strict=True):
+        assert types_of(mine) == types_of(theirs)
+        for m, t in zip(mine, theirs):
+            torch.testing.assert_close(m.cpu(), t, rtol=0.02, atol=0.02)

@@ -17,6 +17,7 @@ from ltc.errors import BackendMissing
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make
+from ltc.runtime.segments import compile_in_segments
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -70,6 +71,24 @@ def test_a_dtype_that_the_vendor_lacks_is_cut_out_too():
         result = (x.to("ltc") * 2).float().cpu()
     assert grown["CutOut::cast"] >= 1
     assert torch.equal(result, (x * 2).float())
+
+
+def test_outputs_of_a_program_in_parts_that_lie_in_one_place_are_known():
+    """Whoever writes over one of them has to know; an input that is an output lies apart."""
+    with config.override(LTC_BACKEND="toy"):
+        x = make(ops.INPUT, index=0, dtype=DTYPE, shape=(2, 2))
+        index = make(ops.INPUT, index=1, dtype=torch.int64, shape=(2, 1))
+        picked = make(ops.GATHER, x, index, dim=1)
+        doubled = x + x
+        graph = Graph((x, index), (), (doubled, picked, x, doubled, picked), {})
+        computation = compile_in_segments(ToyBackend(), graph, 0)
+        given = torch.ones(2, 2, dtype=DTYPE), torch.tensor([[1], [0]])
+        buffers = [computation.upload(one, 0) for one in given]
+        outputs = computation.launch(buffers, [])
+    assert computation.twins == ((0, 3), (1, 4))
+    assert outputs[2] is not buffers[0]
+    for position, value in enumerate([2, 1, 1, 2, 1]):
+        assert (computation.download(outputs[position]) == value).all()
 
 
 def test_an_error_of_the_vendors_launch_reaches_the_reader():

@@ -1,0 +1,58 @@
+"""Where the functions of libraries are that kernels call."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+# Rare functions of the C library, called lane by lane, by their double names.
+MATH_NAMES = (
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "pow",
+    "atan2", "hypot", "fmod", "nextafter", "nextafterf",
+)  # fmt: skip
+THREAD_NAMES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+SHIM_NAMES = (
+    "torch_call_dispatcher", "aoti_torch_create_tensor_from_blob", "aoti_torch_copy_",
+    "aoti_torch_delete_tensor_object", "torch_new_string_handle",
+)  # fmt: skip
+_CHOSEN = frozenset((*MATH_NAMES, *THREAD_NAMES, *SHIM_NAMES))
+
+
+def has_symbol(name: str) -> bool:
+    return name in chosen()
+
+
+def address_of(name: str) -> int | None:
+    """The address of a function in this process; None where it has none of that name."""
+    if name in _CHOSEN:
+        return chosen().get(name)
+    return _addresses(ctypes.CDLL(None), (name,)).get(name)
+
+
+@functools.cache
+def chosen() -> Mapping[str, int]:
+    """Addresses by name, of the functions that are taken from one library and no other."""
+    found: dict[str, int] = {}
+    mathematics = ctypes.util.find_library("m")
+    if mathematics:
+        found.update(_addresses(ctypes.CDLL(mathematics), MATH_NAMES))
+    # The pool that torch itself uses: a second one would fight with it for the cores.
+    for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
+        found.update(_addresses(ctypes.CDLL(str(path)), THREAD_NAMES))
+    for path in sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")):
+        found.update(_addresses(ctypes.CDLL(str(path)), SHIM_NAMES))
+    return found
+
+
+def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:
+    return {
+        name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        for name in names
+        if hasattr(library, name)
+    }

@@ -1,0 +1,200 @@
+"""Programs that a device's thread runs from its queue, without Python, as they would run here."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ltc
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.runtime import program
+from ltc.runtime.executor import executor_of
+
+pytestmark = pytest.mark.skipif(
+    config.value("LTC_BACKEND") != "llvm" or not sys.platform.startswith("linux"),
+    reason="only this backend has a queue, and it needs futexes",
+)
+
+
+@pytest.fixture(autouse=True)
+def every_program_is_long(monkeypatch):
+    monkeypatch.setattr(program, "SHORT_SECONDS", -1)
+
+
+def queued() -> int:
+    """Launches that the first device's queue has run."""
+    ltm.wait_device_ops()
+    queue = executor_of(0)._queued.queue
+    return 0 if queue is None else queue.done
+
+
+class Training:
+    """A small network, its optimizer and batches that differ from step to step."""
+
+    def __init__(self, device: str):
+        torch.manual_seed(1)
+        self.device = device
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+        ).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.batches = [(torch.randn(5, 6), torch.randint(3, (5,))) for _ in range(4)]
+        self.gradients: list[list[torch.Tensor]] = []
+        self.losses: list[torch.Tensor] = []
+
+    def step(self, number: int, keeps_gradients: bool = False) -> None:
+        x, y = (part.to(self.device) for part in self.batches[number % 4])
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        if keeps_gradients:
+            self.gradients.append([p.grad for p in self.model.parameters()])
+        self.losses.append(loss.detach())
+        if self.device != "cpu":
+            ltc.sync()
+
+
+def test_steps_that_follow_one_another_are_queued_and_equal_eager():
+    lazy, plain = Training("ltc"), Training("cpu")
+    for number in range(3):
+        lazy.step(number)
+    before = queued()
+    for number in range(3, 40):
+        lazy.step(number)
+    assert queued() == before + 37
+    for number in range(40):
+        plain.step(number)
+    torch.testing.assert_close([x.cpu() for x in lazy.losses], plain.losses)
+    torch.testing.assert_close(
+        [p.cpu() for p in lazy.model.parameters()], list(plain.model.parameters())
+    )
+
+
+def test_gradients_that_somebody_keeps_lend_their_memory_to_no_later_step():
+    lazy, plain = Training("ltc"), Training("cpu")
+    for training in (lazy, plain):
+        for number in range(24):
+            training.step(number, keeps_gradients=number % 3 == 0)
+    for kept, expected in zip(lazy.gradients, plain.gradients, strict=True):
+        torch.testing.assert_close([g.cpu() for g in kept], expected)
+
+
+def test_what_needs_python_keeps_its_place_between_queued_programs():
+    x = torch.zeros(4, device="ltc")
+    ltc.sync()
+    before = queued()
+    for _ in range(20):
+        x += 1
+        ltc.sync()
+        shared = x.clone()  # both hold one buffer: the next program copies it first
+        ltc.sync()
+        x *= 2
+        ltc.sync()
+        assert shared.shape == (4,)
+    assert x.tolist() == [2.0 ** 21 - 2] * 4
+    assert queued() > before
+
+
+def embedded(table: torch.Tensor, row: int) -> torch.Tensor:
+    return F.embedding(torch.tensor([row], device="ltc"), table)
+
+
+def start_a_long_program() -> torch.Tensor:
+    """What is recorded in the next milliseconds is queued behind it."""
+    ones = torch.ones(1800, 1800, device="ltc")
+    product = ones @ ones @ ones
+    ltc.sync()
+    return product
+
+
+def test_a_program_that_fails_in_the_queue_names_its_line_and_fails_what_needs_it():
+    table = torch.ones(7, 5, device="ltc")
+
+    def two_programs(row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = embedded(table, row)
+        ltc.sync()
+        more = rows + 1
+        ltc.sync()
+        return rows, more
+
+    two_programs(1)  # compiled now: later nothing takes long but the long program
+    slow = start_a_long_program()
+    bad, needs_it = two_programs(9)
+    with pytest.raises(IndexError) as caught:
+        ltm.wait_device_ops()
+    assert "test_queued_programs.py" in "".join(caught.value.__notes__)
+    for lost in (bad, needs_it):
+        with pytest.raises(IndexError):
+            lost.cpu()
+    assert slow[0, 0].item() == 1800**2
+    before = queued()
+    assert (embedded(table, 2) + 1).tolist() == [[2.0] * 5]
+    assert queued() > before
+
+
+def test_a_parameter_that_a_queued_program_did_not_reach_keeps_its_value():
+    table, x = torch.ones(4, 2).to("ltc"), torch.zeros(2).to("ltc")
+    for row in (0, 0, 9):
+        index = torch.tensor([row]).to("ltc")
+        x.add_(table[index].sum() * 0 + 1)
+        ltc.sync()
+    with pytest.raises(IndexError):
+        ltm.wait_device_ops()
+    assert x.tolist() == [2.0, 2.0]
+
+
+def test_works_behind_a_failure_that_do_not_need_it_are_done():
+    table, counter = torch.ones(7, 5, device="ltc"), torch.zeros(2, device="ltc")
+    near, far = (torch.tensor([row], device="ltc") for row in (1, 9))
+    ltc.sync()
+
+    def two_programs(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = F.embedding(row, table)
+        ltc.sync()
+        second = F.embedding(near, table)
+        counter.add_(5)
+        ltc.sync()
+        return first, second
+
+    two_programs(near)
+    start_a_long_program()
+    bad, good = two_programs(far)
+    with pytest.raises(IndexError):
+        ltm.wait_device_ops()
+    with pytest.raises(IndexError):
+        bad.cpu()
+    assert good.tolist() == [[1.0] * 5]
+    assert counter.tolist() == [10.0, 10.0]
+
+
+def test_a_child_is_told_what_was_queued_at_the_fork():
+    lines = """
+import os, torch, ltc
+from ltc.runtime import program
+program.SHORT_SECONDS = -1
+x = torch.randn(700, 700, device="ltc")
+for _ in range(6):
+    x = (x @ x) * 1e-3
+    ltc.sync()
+child = os.fork()
+if not child:
+    try:
+        x.cpu()
+        said = 0
+    except RuntimeError as error:
+        said = 0 if "forked" in str(error) else 1
+    y = (torch.ones(3, device="ltc") + 1)
+    ltc.sync()
+    os._exit(said if y.tolist() == [2.0] * 3 else 2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert x.isfinite().all().item()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert (done.returncode, done.stderr) == (0, "")

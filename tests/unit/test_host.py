@@ -1,0 +1,65 @@
+"""What LLVM says of the machine is asked once for all processes."""
+
+import platform
+
+import pytest
+
+from ltc import config
+from ltc.llvm import host, jit
+from ltc.llvm.host import Host, known_host
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="other machines are asked in every process"
+)
+SAID = Host("x86_64-somewhere", "fast", "+avx2", "20.1.0")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path):
+    with config.override(LTC_CACHE_DIR=str(tmp_path / "cache")):
+        yield
+
+
+class Asked:
+    """Answers, and counts how often it had to."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __call__(self) -> Host:
+        self.times += 1
+        return SAID
+
+
+def test_the_second_process_finds_the_answer():
+    ask = Asked()
+    assert known_host(ask) == known_host(ask) == SAID
+    assert ask.times == 1
+
+
+def test_without_a_cache_it_is_asked_each_time():
+    ask = Asked()
+    with config.override(LTC_CACHE=0):
+        known_host(ask), known_host(ask)
+    assert ask.times == 2
+
+
+@pytest.mark.parametrize("part", ["_processor", "_llvm_library"])
+def test_another_processor_or_llvm_is_asked_anew(monkeypatch, part):
+    ask = Asked()
+    known_host(ask)
+    monkeypatch.setattr(host, part, lambda: ["another"])
+    known_host(ask)
+    assert ask.times == 2
+
+
+def test_where_llvm_can_not_be_found_the_question_says_so(monkeypatch):
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
+    ask = Asked()
+    known_host(ask), known_host(ask)
+    assert ask.times == 2
+
+
+def test_this_machine_is_known_by_what_stays_the_same():
+    assert host._name() == host._name() is not None
+    assert known_host(jit._asked) == jit._asked()

@@ -1,0 +1,134 @@
+"""A thread that records beside a program gets a processor, for as long as it usually computes."""
+
+import threading
+
+import pytest
+
+from ltc.runtime import processors
+from ltc.runtime.buffer import Execution
+from ltc.runtime.executor import Executor
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.monotonic = self.computed = 1_000
+
+    def monotonic_ns(self) -> int:
+        return self.monotonic
+
+    def thread_time_ns(self) -> int:
+        return self.computed
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(processors, "time", clock)
+    monkeypatch.setattr(processors, "_usual", 0)
+    monkeypatch.setattr(processors, "_is_left", False)
+    return clock
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """What programs were told, in order."""
+    told = []
+    monkeypatch.setattr(processors, "_leave", told.append)
+    return told
+
+
+def test_as_long_as_the_thread_computed_the_last_time(clock, left):
+    processors.recording_goes_on()
+    clock.computed += 300_000
+    clock.monotonic += 9_000_000  # it slept meanwhile
+    processors.recording_is_over()
+    processors.leave_one()
+    assert left[1:] == [clock.monotonic + 300_000]
+
+
+def test_no_longer_than_a_wrong_guess_may_cost(clock, left):
+    processors.recording_goes_on()
+    clock.computed += 10**12
+    processors.recording_is_over()
+    processors.leave_one()
+    assert left[1:] == [clock.monotonic + processors.LONGEST]
+
+
+def test_each_threads_own_time_counts(clock, left):
+    processors.recording_goes_on()
+    clock.computed += 5
+    other = threading.Thread(target=processors.recording_is_over)  # never went on recording
+    other.start()
+    other.join()
+    clock.computed += 7
+    processors.recording_is_over()
+    processors.leave_one()
+    assert left[1:] == [clock.monotonic + 12]
+
+
+class Work:
+    """One that ends when told."""
+
+    def __init__(self) -> None:
+        self.execution, self.may_end = Execution(), threading.Event()
+
+    def launch_for(self, queue, queued) -> None:
+        """It needs Python."""
+
+    def __call__(self) -> None:
+        self.may_end.wait()
+        self.execution.finish()
+
+    def lose_outputs(self) -> None:
+        pass
+
+
+def test_a_long_program_leaves_one_until_somebody_waits_for_it(clock, left):
+    executor, work = Executor(0), Work()
+    executor.wait_for_room()
+    executor.run(work, long=True)
+    assert left == [clock.monotonic]
+    timer = threading.Timer(0.05, work.may_end.set)
+    timer.start()
+    work.execution.wait()
+    assert left[1:] == [0]
+    timer.join()
+    executor.wait()
+
+
+def test_a_program_that_its_caller_runs_has_all(clock, left):
+    executor, work = Executor(0), Work()
+    work.may_end.set()
+    processors.leave_one()
+    executor.run(work, long=False)
+    assert left[1:] == [0]
+
+
+def test_where_no_program_runs_beside_nothing_is_left(clock, left):
+    executor = Executor(0)
+    for _ in range(3):
+        work = Work()
+        work.may_end.set()
+        executor.wait_for_room()
+        executor.run(work, long=False)
+    assert left == []
+
+
+def test_who_waits_for_room_gives_back_and_is_given_before_it_goes_on(clock, left, monkeypatch):
+    monkeypatch.setenv("LTC_MAX_IN_FLIGHT", "1")
+    executor, work = Executor(0), Work()
+    executor.wait_for_room()
+    executor.run(work, long=True)
+    timer = threading.Timer(0.05, work.may_end.set)
+    timer.start()
+    executor.wait_for_room()
+    assert left == [clock.monotonic, 0, clock.monotonic]
+    timer.join()
+
+
+def test_a_backend_that_has_no_use_for_it_is_not_asked(monkeypatch):
+    monkeypatch.setenv("LTC_BACKEND", "eager")
+    processors.leave_one()
+    processors.use_all()
