@@ -11,6 +11,10 @@ class Unsupported(LtcError, NotImplementedError):
     """Valid PyTorch that ltc, or this backend, can not run; the message says what to do instead."""
 
 
+class OutOfRangeIndexError(IndexError, RuntimeError):
+    """An index outside its dimension, for which eager PyTorch raises the one or the other."""
+
+
 class InvalidGraph(LtcError):
     """A graph that breaks a rule of the IR: a fault of ltc or of a plug-in, never of the user."""
 

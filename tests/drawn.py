@@ -20,6 +20,11 @@ def drawn(count: int = 100) -> settings:
     return settings(max_examples=count * TIMES, deadline=None, derandomize=not FRESH)
 
 
+def seed(name: str) -> int:
+    """The seed that the environment variable of that name holds, for tests that take a sample."""
+    return int(os.environ.get(name, random.SystemRandom().randrange(2**31) if FRESH else 0))
+
+
 def seeds(count: int) -> list[int]:
     """That many seeds, for tests that draw by themselves."""
     source = random.SystemRandom() if FRESH else random.Random(0)

@@ -31,6 +31,7 @@ from ltc.backends.windows import (
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
+from ltc.errors import OutOfRangeIndexError
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node, constant_value
@@ -77,7 +78,7 @@ def _wrap_index(node: Node) -> Compute:
     def compute(index: torch.Tensor) -> torch.Tensor:
         wrong = (index < lowest) | (index >= size)
         if wrong.any():
-            raise IndexError(message.format(index[wrong][0].item()))
+            raise OutOfRangeIndexError(message.format(index[wrong][0].item()))
         return torch.where(index < 0, index + size, index)
 
     return compute

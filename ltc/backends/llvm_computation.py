@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ltc import errors
 from ltc.backends import collective, llvm_queue
 from ltc.backends.eager import LOWERING, EagerComputation
 from ltc.backends.llvm_blocks import Block, Blocks
@@ -274,7 +275,8 @@ class _Kernels:
 def _error_of(check: FailedCheck, code: int, block: Block, values: list[Any]) -> Exception:
     """The error that a fault stands for; where the reference finds one, it raises it."""
     if check.error:
-        return getattr(builtins, check.error)(check.message.format(value=code >> 8))
+        kind = getattr(errors, check.error, None) or getattr(builtins, check.error)
+        return kind(check.message.format(value=code >> 8))
     operands = [
         _in_block(block, where) if isinstance(where, InBlock) else values[where]
         for where in check.operands

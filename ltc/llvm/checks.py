@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ltc.errors import OutOfRangeIndexError
 from ltc.ir import ops
 from ltc.ir.kernel import Kernel
 from ltc.ir.node import Node
@@ -36,7 +37,8 @@ def faults_of(kernel: Kernel) -> tuple[Fault, ...]:
 
 def _fault(node: Node) -> Fault:
     if node.op is ops.WRAP_INDEX:
-        return Fault(node, "IndexError", node.attr("message").replace("{}", "{value}"))
+        message = node.attr("message").replace("{}", "{value}")
+        return Fault(node, OutOfRangeIndexError.__name__, message)
     return Fault(node, "RuntimeError", "ZeroDivisionError")
 
 

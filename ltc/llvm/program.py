@@ -28,8 +28,8 @@ class Fault:
     it writes to the first, and the low 8 bits of the word, from 1, say which one is meant.
 
     node     what the kernel computes: its line is named
-    error    the name of a built-in exception; "" for whatever the reference raises for `node`,
-             whose operands are buffers of the kernel
+    error    the name of an exception, of ltc.errors or Python's own; "" for whatever the reference
+             raises for `node`, whose operands are buffers of the kernel
     message  its text, where {value} stands for the word >> 8
     """
 

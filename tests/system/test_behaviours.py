@@ -363,7 +363,7 @@ def test_044_an_asynchronous_closure_does_not_hold_the_mark():
     ltm.mark_step()
     assert not done.is_set()
     go.set()
-    assert done.wait(60)
+    assert done.wait(600)
 
 
 def test_045_an_error_of_a_closure_is_raised_by_the_mark():
@@ -384,7 +384,7 @@ def test_046_an_error_of_an_asynchronous_closure_is_raised_later():
 
     ltm.add_step_closure(closure, run_async=True)
     ltm.mark_step()
-    raised.wait(60)
+    raised.wait(600)
     text = "Cannot run asynchronous closure due to previously raised exception"
     with pytest.raises(RuntimeError, match=text):
         for _ in range(200):  # the worker may not have stored its error yet

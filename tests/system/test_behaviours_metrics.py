@@ -108,7 +108,8 @@ def test_177_the_execution_time_is_the_time_on_the_device():
     ltm.wait_device_ops()
     wall = time.perf_counter() - begin
     _, nanoseconds, _ = met.metric_data("ExecuteTime")
-    assert 0.5 * wall < nanoseconds / 1e9 <= wall
+    least = 2 * 2 * 2000**3 / 1e13  # no processor multiplies and adds faster
+    assert least < nanoseconds / 1e9 <= wall
 
 
 def test_178_a_read_is_the_one_fallback_of_item():

@@ -17,7 +17,7 @@ MODES = ["LTC_USE_BF16", "LTC_DOWNCAST_BF16"]
 def run(*command: str, **settings: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *command], env={**os.environ, **settings}, capture_output=True, text=True,
-        timeout=300,
+        timeout=1200,
     )
 
 

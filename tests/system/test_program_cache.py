@@ -234,7 +234,7 @@ def processes(count: int) -> list[list[str]]:
         )
         for _ in range(count)
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=300) for process in started]
+    outputs = [process.communicate(timeout=1200) for process in started]
     assert all(process.returncode == 0 for process in started), outputs
     return [out.split() for out, _ in outputs]
 

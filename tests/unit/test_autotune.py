@@ -160,7 +160,7 @@ print(loss.item().hex(), *[metrics.counter_value(n) or 0 for n in ("llvm.tuned",
 def run_process(**settings: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **settings}
     result = subprocess.run(
-        [sys.executable, "-c", STEP], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", STEP], env=environment, capture_output=True, text=True, timeout=1200
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.split()

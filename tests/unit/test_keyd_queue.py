@@ -20,7 +20,7 @@ def is_blocked(thread):
 
 
 def result(thread):
-    thread.join(5)
+    thread.join(600)
     assert not thread.is_alive()
     return thread.results[0]
 

@@ -394,7 +394,7 @@ def test_close_wakes_a_blocked_producer():
     while len(channel) < 1:
         time.sleep(0.001)
     channel.close()
-    producer.join(5)
+    producer.join(600)
     assert taken == [True, False] and list(channel) == [1]
 
 
