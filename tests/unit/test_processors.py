@@ -1,6 +1,7 @@
 """A thread that records beside a program gets a processor, for as long as it usually computes."""
 
 import threading
+import time
 
 import pytest
 
@@ -85,16 +86,26 @@ class Work:
         pass
 
 
+def end_once(work: Work, somebody_waits) -> threading.Thread:
+    def look() -> None:
+        while not somebody_waits():
+            time.sleep(0.001)
+        work.may_end.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    return thread
+
+
 def test_a_long_program_leaves_one_until_somebody_waits_for_it(clock, left):
     executor, work = Executor(0), Work()
     executor.wait_for_room()
     executor.run(work, long=True)
     assert left == [clock.monotonic]
-    timer = threading.Timer(0.05, work.may_end.set)
-    timer.start()
+    ending = end_once(work, lambda: len(left) > 1)
     work.execution.wait()
     assert left[1:] == [0]
-    timer.join()
+    ending.join()
     executor.wait()
 
 
@@ -121,11 +132,10 @@ def test_who_waits_for_room_gives_back_and_is_given_before_it_goes_on(clock, lef
     executor, work = Executor(0), Work()
     executor.wait_for_room()
     executor.run(work, long=True)
-    timer = threading.Timer(0.05, work.may_end.set)
-    timer.start()
+    ending = end_once(work, lambda: executor._without_room)
     executor.wait_for_room()
     assert left == [clock.monotonic, 0, clock.monotonic]
-    timer.join()
+    ending.join()
 
 
 def test_a_backend_that_has_no_use_for_it_is_not_asked(monkeypatch):
