@@ -107,34 +107,57 @@ def two_threads_on_two_processors(monkeypatch):
     threads.leave_processor(0)
 
 
+def leave_for(nanoseconds: int) -> None:
+    threads.leave_processor(time.monotonic_ns() + nanoseconds)
+
+
+HOUR = 3_600_000_000_000
+
+
+def two_take_part(run: KernelRun, tasks: int, before=lambda: None) -> bool:
+    """Whether they do in one launch of some: a busy machine may run the second thread too late.
+
+    before  called before each launch
+    """
+    for _ in range(40):
+        before()
+        if len(threads_of(run, tasks)) == 2:
+            return True
+    return False
+
+
 def test_a_processor_that_is_left_is_not_used_until_it_is_given_back(two_threads_on_two_processors):
     run = run_that_notes_threads(400)
-    assert len(threads_of(run, 400)) == 2
-    threads.leave_processor(time.monotonic_ns() + 3_600_000_000_000)
+    assert two_take_part(run, 400)
+    leave_for(HOUR)
     assert len(threads_of(run, 400)) == 1
     threads.leave_processor(0)
-    assert len(threads_of(run, 400)) == 2
+    assert two_take_part(run, 400)
 
 
 def test_a_processor_is_left_for_the_time_named_and_no_longer(two_threads_on_two_processors):
     run = run_that_notes_threads(4000)
-    threads.leave_processor(time.monotonic_ns() + 50_000_000)
-    assert len(threads_of(run, 4000)) == 2  # the launch, longer than that, gets it back
+    # the launch, longer than that, gets it back
+    assert two_take_part(run, 4000, before=lambda: leave_for(50_000_000))
 
 
 def test_a_processor_given_back_helps_the_launch_that_is_under_way(two_threads_on_two_processors):
-    run = run_that_notes_threads(4000)
-    threads.leave_processor(time.monotonic_ns() + 3_600_000_000_000)
-    timer = threading.Timer(0.05, threads.leave_processor, (0,))
-    timer.start()
-    assert len(threads_of(run, 4000)) == 2
-    timer.join()
+    run, givers = run_that_notes_threads(4000), []
+
+    def leave_and_give_back_meanwhile() -> None:
+        leave_for(HOUR)
+        givers.append(threading.Timer(0.05, threads.leave_processor, (0,)))
+        givers[-1].start()
+
+    assert two_take_part(run, 4000, before=leave_and_give_back_meanwhile)
+    for giver in givers:
+        giver.join()
 
 
 def test_more_processors_than_threads_leave_one_without_being_asked(
     two_threads_on_two_processors, monkeypatch
 ):
     monkeypatch.setattr(threads, "_processors", lambda: 3)
-    threads.leave_processor(time.monotonic_ns() + 3_600_000_000_000)
+    leave_for(HOUR)
     run = run_that_notes_threads(400)
-    assert len(threads_of(run, 400)) == 2
+    assert two_take_part(run, 400)
