@@ -1,6 +1,7 @@
 """Memory stays bounded, and nothing recurses, however long a program goes without a mark."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -99,19 +100,20 @@ def test_steps_do_not_grow_memory():
         optimizer.step()
         ltm.mark_step()
 
-    for _ in range(100):
-        step()
-    ltm.wait_device_ops()
-    gc.collect()
-    before = resident_bytes()
-    for _ in range(200):
-        step()
-    ltm.wait_device_ops()
-    gc.collect()
-    assert resident_bytes() - before < 2 * MIB
+    def resident_after(steps: int) -> int:
+        for _ in range(steps):
+            step()
+        ltm.wait_device_ops()
+        gc.collect()
+        return resident_bytes()
+
+    sizes = [resident_after(steps) for steps in (100, 200, 200, 200, 200)]
+    # what steps kept would grow each time; an allocator takes another arena now and then
+    assert min(after - before for before, after in itertools.pairwise(sizes)) < 2 * MIB
 
 
 def test_buffers_are_freed_with_their_tensors():
+    gc.collect()  # what earlier tests left in cycles
     before = torch.ltc.memory_allocated()
     tensors = [torch.randn(MIB, device="ltc") for _ in range(8)]  # 4 MiB each
     ltm.mark_step(wait=True)

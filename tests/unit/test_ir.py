@@ -55,6 +55,7 @@ def test_a_node_is_freed_with_its_last_reference():
 
 
 def test_a_chain_of_200_000_nodes_is_made_scheduled_shown_and_freed():
+    gc.collect()
     before = len(node._interned)
     x = given(4, index=78)
     for _ in range(200_000):
