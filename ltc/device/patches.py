@@ -11,7 +11,7 @@ import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device import assignment
+from ltc.device import assignment, default_dtype
 from ltc.device.lines import user_line
 from ltc.device.step import exclusively, synchronize, value_of
 from ltc.device.tensor import device_of, is_lazy, state_of, wrap
@@ -28,6 +28,7 @@ def install() -> None:
     _copy_deeply()
     _keep_recomputation()
     assignment.install()
+    default_dtype.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------

@@ -112,14 +112,15 @@ class Recorder:
     token    of the collective recorded last in this walk, or None: alive at the walk's end, so that
              all of them run, read or not
     replica  who the thread is to the collectives it records
+    roots    where paths begin, by torch's default dtype: it decides types that no call names
     walks    how many have ended
     interrupted  whether another thread ended the walk: a kernel under way must read anew
     """
 
     __slots__ = (
-        "device", "thread", "new_tensor", "root", "cursor", "last", "live", "bound", "inputs",
-        "scalars", "foreign", "token", "replica", "walks", "interrupted", "ended", "entries", "lock",
-        "draw", "__weakref__",
+        "device", "thread", "new_tensor", "roots", "root", "cursor", "last", "live", "bound",
+        "inputs", "scalars", "foreign", "token", "replica", "walks", "interrupted", "ended",
+        "entries", "lock", "draw", "__weakref__",
     )
 
     def __init__(self, device: "Device") -> None:
@@ -138,9 +139,21 @@ class Recorder:
         self._plant()
 
     def _plant(self) -> None:
-        self.root = self.last = self.ended = Entry(None, None, None)
-        self.cursor = END
+        self.roots: dict[torch.dtype, Entry] = {}
+        self.root = None
         self.entries = 0
+        self.choose_paths()
+
+    def choose_paths(self) -> None:
+        """Begin a walk among the paths recorded under torch's present default dtype."""
+        dtype = torch.get_default_dtype()
+        root = self.roots.get(dtype)
+        if root is None:
+            root = self.roots[dtype] = Entry(None, None, None)
+        if root is not self.root:
+            self.root = self.ended = root
+        self.last = root
+        self.cursor = self.ended.follow if self.ended.follow is not END else root.next
 
     # --- walking
 
@@ -274,9 +287,8 @@ class Recorder:
         if self.entries > config.value("LTC_MAX_RECORDED"):
             metrics.count("RecordedPathsForgotten")
             self._plant()
-            return
-        self.last = self.root
-        self.cursor = self.ended.follow if self.ended.follow is not END else self.root.next
+        else:
+            self.choose_paths()
 
 
 class Device:

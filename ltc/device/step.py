@@ -1,7 +1,7 @@
 """When a walk ends, and who waits for what.
 
-A walk ends at a step mark, when a value is read, when it has become too long, or when another
-thread needs something that is pending in it.
+A walk ends at a step mark, when a value is read, when it has become too long, when another thread
+needs something that is pending in it, or when torch's default dtype changes (default_dtype.py).
 """
 
 from __future__ import annotations
