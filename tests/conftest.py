@@ -83,6 +83,8 @@ def fresh_start():
     for device in ltc.devices():
         with contextlib.suppress(Exception):  # an error that test expected, and did not wait for
             ltm.mark_step(device, wait=True)
+    with contextlib.suppress(Exception):  # a mark that raised that error has not waited
+        ltm.wait_device_ops()
     ltm.lazy_device(0)
     seed_everything()
 

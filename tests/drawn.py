@@ -9,7 +9,7 @@ A failure names what repeats it: hypothesis prints the case, the programs of vie
 import os
 import random
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 FRESH = os.environ.get("LTC_TEST_SEED") == "random"
 TIMES = int(os.environ.get("LTC_TEST_EXAMPLES", "1"))
@@ -17,7 +17,10 @@ TIMES = int(os.environ.get("LTC_TEST_EXAMPLES", "1"))
 
 def drawn(count: int = 100) -> settings:
     """The settings of a hypothesis test of that many cases."""
-    return settings(max_examples=count * TIMES, deadline=None, derandomize=not FRESH)
+    return settings(
+        max_examples=count * TIMES, deadline=None, derandomize=not FRESH,
+        suppress_health_check=[HealthCheck.too_slow],  # of drawing: it would judge the machine
+    )
 
 
 def seed(name: str) -> int:

@@ -387,7 +387,7 @@ def test_046_an_error_of_an_asynchronous_closure_is_raised_later():
     raised.wait(600)
     text = "Cannot run asynchronous closure due to previously raised exception"
     with pytest.raises(RuntimeError, match=text):
-        for _ in range(200):  # the worker may not have stored its error yet
+        for _ in range(60_000):  # the worker may not have stored its error yet
             ltm.add_step_closure(lambda: None, run_async=True)
             ltm.mark_step()
             time.sleep(0.01)

@@ -17,6 +17,11 @@ def cache(tmp_path):
     return DiskCache(tmp_path / "cache")
 
 
+def times_told(told) -> int:
+    """How many of the warnings are the cache's: what earlier tests left may warn as it goes."""
+    return sum("ltc's cache" in str(one.message) for one in told)
+
+
 def test_what_one_process_writes_another_reads(cache):
     cache.write("name", b"data")
     assert DiskCache(cache.folder).read("name") == b"data"
@@ -37,7 +42,7 @@ def test_a_damaged_file_is_removed_and_told_of_once(cache, damage):
         path.write_bytes(damage(path.read_bytes()))
     with pytest.warns(UserWarning, match="first was damaged: it is removed") as told:
         assert cache.read("first") is None and cache.read("second") is None
-    assert len(told) == 1 and not list(cache.folder.iterdir())
+    assert times_told(told) == 1 and not list(cache.folder.iterdir())
     cache.write("first", b"some data")
     assert cache.read("first") == b"some data"
 
@@ -63,7 +68,7 @@ def test_where_no_folder_can_be_made_nothing_is_kept(tmp_path):
     with pytest.warns(UserWarning, match="can not be made") as told:
         cache.write("name", b"data")
         cache.write("name", b"data")
-    assert len(told) == 1 and cache.read("name") is None
+    assert times_told(told) == 1 and cache.read("name") is None
 
 
 def test_a_full_disk_is_told_of_once_and_leaves_no_rubbish(cache, monkeypatch):
@@ -75,7 +80,7 @@ def test_a_full_disk_is_told_of_once_and_leaves_no_rubbish(cache, monkeypatch):
     with pytest.warns(UserWarning, match="No space left") as told:
         cache.write("name", b"data")
         cache.write("name", b"data")
-    assert len(told) == 1
+    assert times_told(told) == 1
     assert [path.name for path in cache.folder.iterdir()] == ["before"]
     assert cache.read("before") == b"data"
 
