@@ -17,6 +17,7 @@ from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 
 GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree on
+CIRCLE_SECONDS = 1.0  # of waiting in a circle: a thread that would end it may have had no processor
 PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
 WORD_MASK = (1 << 62) - 1
 _DIFFERENT = (
@@ -70,8 +71,9 @@ class Communicator:
         exchange.word = self._begin(members, self.described_as(collective, operands))
         try:
             send()
-        except BaseException:
+        except BaseException as error:
             self.board.end()
+            self._prefer_verdict(error)
             raise
         return lambda: self._ended(receive)
 
@@ -108,6 +110,9 @@ class Communicator:
             return result
         except Mismatch as mismatch:
             self.disagree(mismatch)
+            raise
+        except RuntimeError as error:
+            self._prefer_verdict(error)
             raise
         finally:
             self.board.end()
@@ -154,6 +159,16 @@ class Communicator:
         )
         self.board.region.raise_verdict()
 
+    def _prefer_verdict(self, error: BaseException) -> None:
+        """Raise the verdict, where there is one, in place of an error of the transport.
+
+        Replicas of another host end with the verdict, maybe before this one has asked for it: then
+        what it hears first is that they have closed their connections.
+        """
+        if isinstance(error, RuntimeError):
+            self.board.ask()
+            self.board.region.raise_verdict()
+
     def late(self, peer: int, waited_seconds: float) -> None:
         """Whom this replica waits for, and how long it has: makes the verdict where that is due."""
         self._look_for_circle()
@@ -189,7 +204,7 @@ class Communicator:
         now = time.monotonic()
         if seen is None or seen != self._circle[0]:
             self._circle = (seen, now)
-        elif now - self._circle[1] > GRACE_SECONDS:
+        elif now - self._circle[1] > CIRCLE_SECONDS:
             steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in circle)
             board.fail(f"{_DIFFERENT} {steps}:")
 

@@ -28,6 +28,7 @@ POLL_SECONDS = 0.1  # how soon a death is seen that no pipe tells of
 BLAME_SECONDS = 0.3  # how long others may take to report, so that the first cause is found
 STACKS_SECONDS = 1.0  # how long a rank may take to say where it is
 MERCY_SECONDS = 1.0  # between asking a process to end and ending it
+END_SECONDS = 60.0  # what the end of a killed one may take where processors or disks are busy
 
 
 class RankFailed(LtcError):
@@ -122,10 +123,10 @@ class Ranks:
 
     def kill(self) -> None:
         """End every process that still runs, and what it started."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, seconds in ((signal.SIGTERM, MERCY_SECONDS), (signal.SIGKILL, END_SECONDS)):
             for member in self._members:
                 member.signal(number)
-            deadline = time.monotonic() + MERCY_SECONDS
+            deadline = time.monotonic() + seconds
             for member in self._members:
                 member.wait(deadline)
         self._resources.close()
@@ -221,14 +222,19 @@ class _Member:
         return self.process.exitcode is None
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and everything that it said has been taken."""
+        return self.report.closed
+
+    @property
     def finished(self) -> bool:
         """Whether it returned a value and has ended."""
-        return isinstance(self.word, Value) and not self.runs
+        return isinstance(self.word, Value) and self.is_over
 
     @property
     def failed(self) -> bool:
         """Whether it has reported an error, or ended without a word."""
-        return isinstance(self.word, Error) or (self.word is None and not self.runs)
+        return isinstance(self.word, Error) or (self.word is None and self.is_over)
 
     # --- what it says
 

@@ -145,13 +145,26 @@ class Region:
         return count, bool(inside), process, text
 
     def waiting_word(self, replica: int) -> int:
-        """Index of the word saying for whom `replica` has been waiting long: 0, or 1 + ordinal."""
+        """Index of the word saying for whom `replica` has been waiting long: 0, or 1 + ordinal.
+
+        Two words follow: the offset of the counter it looks at, and the value that it waits for.
+        """
         return (_VERDICT_BYTES + replica * _ENTRY_BYTES) // 8 + 4
 
+    def say_waiting(self, replica: int, peer: int, offset: int, value: int) -> None:
+        """Say that `replica` has waited long for `peer` to bring a counter to a value."""
+        at = self.waiting_word(replica)
+        self.words[at + 1], self.words[at + 2] = offset, value
+        self.words[at] = peer + 1
+
     def waits_for(self, replica: int) -> int | None:
-        """Whom a replica has been waiting for so long that it said so."""
-        word = self.words[self.waiting_word(replica)]
-        return word - 1 if word else None
+        """Whom a replica has been waiting for so long that it said so.
+
+        None where what it waits for is there: it has only had no processor since.
+        """
+        at = self.waiting_word(replica)
+        word, offset, value = self.words[at : at + 3]
+        return word - 1 if word and self.words[offset // 8] < value else None
 
     # --- the verdict
 

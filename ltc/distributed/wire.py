@@ -59,20 +59,21 @@ class Waiter:
     """How one replica waits for a counter of its region, and tells whom it has long waited for."""
 
     def __init__(self, region: Region, replica: int) -> None:
-        self.region = region
+        self.region, self.replica = region, replica
         self.late: Callable[[int, float], None] = lambda peer, waited: None
         self._word = region.waiting_word(replica)
 
     def wait_at_least(self, offset: int, value: int, peer: int) -> None:
         """Return when the counter at `offset`, which `peer` moves on, has reached `value`."""
         region = self.region
-        region.wait_at_least(offset, value, lambda waited: self._wait(peer, waited))
-        region.words[self._word] = 0
 
-    def _wait(self, peer: int, waited_seconds: float) -> None:
-        if waited_seconds >= LONG_SECONDS:
-            self.region.words[self._word] = peer + 1
-            self.late(peer, waited_seconds)
+        def who_is_late(waited_seconds: float) -> None:
+            if waited_seconds >= LONG_SECONDS:
+                region.say_waiting(self.replica, peer, offset, value)
+                self.late(peer, waited_seconds)
+
+        region.wait_at_least(offset, value, who_is_late)
+        region.words[self._word] = 0
 
 
 class SharedMemoryWire:

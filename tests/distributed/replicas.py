@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
@@ -11,11 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 60  # a hang ends here; a shared machine takes a fraction of it
+LIMIT_SECONDS = 600  # a hang ends here; a shared machine takes a fraction of it
 
 
 def in_threads(function: Callable, replicas: int = 4) -> list:
@@ -50,6 +51,39 @@ def values(found: list) -> list:
         if isinstance(one, BaseException):
             raise one
     return found
+
+
+def wait_until_others_are_in(collective: str, communicator) -> None:
+    """Return when every replica but the caller's is inside a collective whose line begins so."""
+    board = communicator.board
+    others = [replica for replica in board.ordinals() if replica != communicator.replica]
+    while not all(_line_of(board, replica).startswith(collective) for replica in others):
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def whole_tables() -> Iterator[None]:
+    """A verdict that is made inside tells what each replica is in, however late it comes to that."""
+    from ltc.distributed.board import Board
+
+    rows = Board.rows
+
+    def complete(board) -> str:
+        while not all(_line_of(board, r) for r in board.ordinals()) and not board.region.failed:
+            time.sleep(0.01)
+        return rows(board)
+
+    Board.rows = complete
+    try:
+        yield
+    finally:
+        Board.rows = rows
+
+
+def _line_of(board, replica: int) -> str:
+    """The collective that a replica is inside; empty where it is in none."""
+    _, inside, _, line = board.entry(replica)
+    return line if inside and line != "nothing yet" else ""
 
 
 def in_processes(path: str, name: str, processes: int = 2, **environment: str) -> list:

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import ltc  # noqa: F401
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.distributed import collectives, world
-from ltc.distributed.region import SLOTS, Region, region_bytes
+from ltc.distributed import board, collectives, hosts, meeting_place, world
+from ltc.distributed.communicator import Communicator
+from ltc.distributed.region import SLOTS, PeerFailure, Region, region_bytes
 from ltc.distributed.threads_wire import ThreadsWire
 from ltc.distributed.wire import Mismatch, SharedMemoryWire
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import in_processes, in_threads, values  # noqa: E402
+from replicas import (  # noqa: E402
+    LIMIT_SECONDS, in_processes, in_threads, values, whole_tables,
+)
 
 SIZES = (1, 1_000, 300_001, 3_000_000)
 
@@ -108,8 +112,10 @@ def test_every_kind_is_the_same_over_hosts_as_in_memory():
 
 
 def disagree(ordinal: int) -> None:
+    board._ANSWER_SECONDS = LIMIT_SECONDS
     ltm.rendezvous("all are here")
-    ltm.all_reduce("sum", torch.ones(2 + (ordinal == 3), device="ltc")).cpu()
+    with whole_tables():
+        ltm.all_reduce("sum", torch.ones(2 + (ordinal == 3), device="ltc")).cpu()
 
 
 @pytest.mark.parametrize("environment", [{}, {"LOCAL_WORLD_SIZE": "2"}])
@@ -146,24 +152,37 @@ def die_in_a_collective(ordinal: int) -> str:
     ltm.rendezvous("all are here")
     if ordinal == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    started = time.monotonic()
     try:
         ltm.all_reduce("sum", torch.ones(100_000, device="ltc")).cpu()
     except RuntimeError as error:
-        return f"{time.monotonic() - started < 30} {error}"
+        return str(error)
     return "no error"
 
 
-def test_a_killed_process_is_noticed_long_before_the_time_limit():
-    found = in_processes(__file__, "die_in_a_collective", 3)
+def test_a_killed_process_is_noticed_without_the_time_limit():
+    found = in_processes(__file__, "die_in_a_collective", 3, LTC_PEER_TIMEOUT="86400")
     assert found[1] == -signal.SIGKILL
     assert found[0] == found[2]
-    assert found[0].startswith("True Replica 1 is gone")
+    assert found[0].startswith("Replica 1 is gone")
+
+
+class Clock:
+    """Stands still until the first two of three have come to where the hosts connect."""
+
+    now, sleep = 0, staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.store = dist.PrefixStore("programs-3", meeting_place.store(3))
+
+    def monotonic(self) -> float:
+        self.now += self.store.check(["here/0", "here/1"])
+        return self.now
 
 
 def come_unless_last(ordinal: int) -> str:
     if ordinal == 2:
         return "did not come"
+    hosts.time = Clock()
     try:
         ltm.rendezvous("all")
     except RuntimeError as error:
@@ -234,7 +253,7 @@ def test_threads_read_each_others_memory_and_wait_until_it_was_read():
     sender.start()
     there.receive(0, small, 7, lambda x: taken.append(x.data_ptr()))
     there.receive(0, large, 7, lambda x: taken.append(x.data_ptr()))
-    sender.join(10)
+    sender.join()
     assert taken[0] != small.data_ptr() and taken[1] == large.data_ptr()
     assert found == [2]
 
@@ -242,6 +261,28 @@ def test_threads_read_each_others_memory_and_wait_until_it_was_read():
 def test_a_region_takes_memory_only_for_what_is_used():
     assert region_bytes(2) < 16 << 20
     assert region_bytes(64) < 512 << 20
+
+
+def test_a_wait_that_is_over_is_part_of_no_circle():
+    region = Region.of_threads(2)
+    counter = region.mailbox(1, 0)
+    region.say_waiting(0, 1, counter, 1)
+    assert region.waits_for(0) == 1
+    region.store(counter, 1)  # replica 0 has had no processor since
+    assert region.waits_for(0) is None
+
+
+def test_a_verdict_comes_before_the_transports_own_error():
+    region = Region.of_threads(2)
+    here = board.Board(region, 0)
+    here.ask = lambda: region.fail("the verdict of another host")
+
+    def exchange(*arguments):
+        raise RuntimeError("Connection closed by peer")
+
+    communicator = Communicator(ThreadsWire(region, 0), here)
+    with pytest.raises(PeerFailure, match="the verdict of another host"):
+        communicator.guarded((0, 1), (b"an exchange", 7), exchange)
 
 
 def test_the_first_verdict_counts():
