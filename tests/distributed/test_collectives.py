@@ -19,7 +19,7 @@ from ltc.backends.llvm import prepared
 from ltc.backends.llvm_steps import planned_steps
 from ltc.debug import metrics
 from ltc.device.tensor import state_of
-from ltc.distributed import collectives
+from ltc.distributed import collectives, session
 from ltc.distributed.progress import Runner
 from ltc.distributed.region import PeerFailure
 from ltc.ir import ops
@@ -31,7 +31,9 @@ from ltc.runtime.compile import live_calls
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import in_threads, values  # noqa: E402
+from replicas import (  # noqa: E402
+    LIMIT_SECONDS, in_threads, values, wait_until_others_are_in, whole_tables,
+)
 
 REPLICAS = 4
 REDUCTIONS = {
@@ -405,7 +407,7 @@ def test_a_small_exchange_does_not_wait_where_it_begins():
         progress = Runner().current()
         operands = [torch.full((3,), float(ordinal + 1)), torch.tensor([[10.0 * ordinal]])]
         if ordinal:
-            assert begun.wait(20), "replica 0 waits for replica 1 where it begins"
+            assert begun.wait(LIMIT_SECONDS), "replica 0 waits for replica 1 where it begins"
         small = progress.start(Collective("all_reduce", "sum"), operands)
         begun.set()
         large = progress.start(Collective("all_reduce", "sum"), [torch.ones(100_000)])
@@ -499,7 +501,8 @@ def test_a_mismatch_raises_the_same_table_everywhere(differ):
             result = call()
         return result.cpu()
 
-    found = in_threads(disagree)
+    with whole_tables():
+        found = in_threads(disagree)
     assert all(isinstance(one, PeerFailure) for one in found), found
     assert len({str(one) for one in found}) == 1
     text = str(found[0])
@@ -507,13 +510,15 @@ def test_a_mismatch_raises_the_same_table_everywhere(differ):
     assert "all_reduce sum of f32[3]" in text
 
 
-def test_an_absent_replica_is_named_with_its_last_collective():
+def test_an_absent_replica_is_named_with_its_last_collective(monkeypatch):
     def stay_away(i, d):
         ltm.all_reduce("sum", torch.ones(2, device=d)).cpu()
-        return None if i == 1 else ltm.all_gather(torch.ones(2, device=d)).cpu()
+        if i != 1:
+            return ltm.all_gather(torch.ones(2, device=d)).cpu()
+        wait_until_others_are_in("all_gather", session.current().programs)
+        monkeypatch.setenv("LTC_PEER_TIMEOUT", "1.5")
 
-    with config.override(LTC_PEER_TIMEOUT=1.5):
-        found = in_threads(stay_away)
+    found = in_threads(stay_away)
     errors = [one for i, one in enumerate(found) if i != 1]
     assert all(isinstance(one, PeerFailure) for one in errors), found
     assert len({str(one) for one in errors}) == 1
@@ -544,7 +549,7 @@ def test_the_interpreter_is_free_while_a_collective_waits():
 
     def wait(i, d):
         if i == 0:
-            ready.wait(20)  # replica 0 comes only after this thread could run Python meanwhile
+            ready.wait()  # replica 0 comes only after this thread could run Python meanwhile
         return ltm.all_reduce("sum", torch.ones(100_000, device=d)).cpu()[0].item()
 
     timer = threading.Timer(0.3, ready.set)

@@ -89,7 +89,7 @@ def test_a_folder_does_not_wait_for_a_process_forked_meanwhile():
     with private_folder() as path:
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
     still_there = os.waitpid(child, os.WNOHANG) == (0, 0)
     os.kill(child, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Sums over few replicas of a host: each lays its operands where the others add them up."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.distributed import session, shelf
+from ltc.distributed import region, session, shelf
 from ltc.distributed.region import PeerFailure
 from ltc.ir import ops
 from ltc.ir.collective import Collective
@@ -175,18 +176,21 @@ def test_processes_with_little_shared_memory_sum_all_the_same():
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_who_is_early_sleeps_until_the_others_have_come(late):
+def test_who_is_early_sleeps_until_the_others_have_come(late, monkeypatch):
+    asleep, sleep = set(), region._sleep
+
+    def counted(address, seen):
+        asleep.add(threading.get_ident())
+        sleep(address, seen)
+
     def add(i, d):
         x = torch.full((3,), float(i), device=d)
-        if i == late:
-            time.sleep(0.8)
-        before = time.thread_time()
-        total = ltm.all_reduce("sum", x).tolist()
-        return total, time.thread_time() - before
+        while i == late and len(asleep) < 2:
+            time.sleep(0.01)
+        return ltm.all_reduce("sum", x).tolist()
 
-    for total, seconds in values(in_threads(add, 3)):
-        assert total == [3.0] * 3
-        assert seconds < 0.5
+    monkeypatch.setattr(region, "_sleep", counted)
+    assert values(in_threads(add, 3)) == [[3.0] * 3] * 3
 
 
 def test_sums_of_other_types_that_nobody_reads_raise_all_the_same():

@@ -4,7 +4,6 @@ import copy
 import os
 import subprocess
 import sys
-import time
 from datetime import timedelta
 
 import pytest
@@ -397,10 +396,7 @@ def check_a_monitored_barrier_names_who_is_missing(rank, world):
     group = dist.new_group()
     if rank == 0:
         with pytest.raises(RuntimeError, match="[Rr]ank 1"):
-            dist.monitored_barrier(group, timeout=timedelta(
-                seconds=1))
-    else:
-        time.sleep(1.5)
+            dist.monitored_barrier(group, timeout=timedelta(seconds=1))
 
 
 def test_processes_that_ltc_started_find_each_other():
@@ -415,6 +411,7 @@ def test_torch_picks_a_backend_for_the_device():
 
 def test_ranks_of_a_mesh_may_read_in_any_order():
     command = [sys.executable, "-W", "ignore", "scripts/mesh_order.py", "--runs", "20"]
+    command += ["--limit", "900"]  # four processes import torch within it, on however busy a machine
     found = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, text=True, capture_output=True
     )

@@ -10,13 +10,13 @@ import torch
 
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
-from ltc import config
+from ltc.distributed import session
 from ltc.distributed.region import PeerFailure
 from ltc.distributed.schedule import tree_children, tree_parent
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import in_threads, values  # noqa: E402
+from replicas import in_threads, values, wait_until_others_are_in  # noqa: E402
 
 
 def test_everyone_gets_every_payload_in_ordinal_order():
@@ -63,9 +63,14 @@ def test_different_tags_raise_naming_both():
     assert "'left'" in str(found[0]) and "'right'" in str(found[0])
 
 
-def test_an_absent_replica_is_named():
-    with config.override(LTC_PEER_TIMEOUT=1.5):
-        found = in_threads(lambda i, d: None if i == 2 else ltm.rendezvous("tag"))
+def test_an_absent_replica_is_named(monkeypatch):
+    def stay_away(i, d):
+        if i != 2:
+            return ltm.rendezvous("tag")
+        wait_until_others_are_in("rendezvous", session.current().host)
+        monkeypatch.setenv("LTC_PEER_TIMEOUT", "1.5")
+
+    found = in_threads(stay_away)
     assert "Replica(s) 2 did not come within 1.5 s" in str(found[0])
 
 
