@@ -25,6 +25,7 @@ from ltc.llvm.lanes import (
     tasks_for,
 )  # fmt: skip
 from ltc.llvm.matrix import (
+    SQUARE,
     Blocking,
     Matrix,
     Plan,
@@ -34,6 +35,7 @@ from ltc.llvm.matrix import (
     usual_blocking,
 )  # fmt: skip
 from ltc.llvm.packing import PackedPanel, PackedRows
+from ltc.llvm.squares import STRIP_SQUARES, Squares
 from ltc.llvm.trial import Trial
 
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
@@ -97,6 +99,8 @@ def _kernel(name: str, text: str, plan: Plan, shape: Shape, operands: int) -> Ge
     strip = plan.strip_blocks(shape.k)
     if plan.by_dots:
         blocks = 1
+    elif plan.by_squares:
+        blocks = max(1, -(-shape.m // SQUARE))
     elif plan.packs_left:
         groups = shape.batches * -(-blocks // strip)
         blocks = max(1, plan.panels // PANELS_OF_A_STRIP)
@@ -162,6 +166,8 @@ class _Product:
             return
         if self.plan.by_dots:
             self._emit_dots()
+        elif self.plan.by_squares:
+            self._emit_squares()
         else:
             self._emit_panels()
 
@@ -416,3 +422,24 @@ class _Product:
             self._finish_rows(0, plan.rows, 0)
 
         self._each_group(plan.panels, 1, group)
+
+    def _emit_squares(self) -> None:
+        l, plan = self.l, self.plan
+        squares = Squares(l, plan, self.m, self.k)
+        self.totals = squares.memory
+        count = l.divided(l.plus(self.m, SQUARE - 1), SQUARE)[0]
+
+        def strip(first: str, last: Index) -> None:
+            squares.sums(self.left_at, self.right_at, self.column, first, last)
+            row = l.times(first, SQUARE)
+            self._finish_rows(row, l.minus(l.least(l.times(last, SQUARE), self.m), row), 0)
+
+        def panel(number: Index, first: Index, last: Index) -> None:
+            self.column = l.times(number, l.width)
+            is_cut = plan.n % l.width != 0
+            self.masks = [l.first(l.minus(plan.n, self.column)) if is_cut else None]
+            self.b.loop(first, last, STRIP_SQUARES, [], lambda i, _: strip(
+                i, l.least(l.plus(i, STRIP_SQUARES), last)
+            ))  # fmt: skip
+
+        self._each_group(plan.panels, count, panel)

@@ -21,6 +21,10 @@ PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the
 STRIP_STEPS = 8192  # of all blocks of a packed strip of rows together: another half
 MOST_STRIP_BLOCKS = 8
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
+SQUARE = 4  # rows and columns whose products are summed side by side along K
+# Up to so many rows, and from so many steps for each, packing a right operand costs more than
+# adding up the lanes of each sum.
+MOST_SQUARED_ROWS, STEPS_FOR_A_SQUARED_ROW = 64, 16
 FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
 MANY_STEPS = 64  # of K, from which on pairs of rows that lie side by side are packed
 # From so many on, packing pays even where columns are adjacent: with rows that are far apart in
@@ -125,6 +129,7 @@ class Plan:
     vectors     how many of them a panel is wide
     height      rows of a whole block; the rest are done in blocks of 8, 4, 2 and 1
     by_dots     few rows by a transposed right operand: its rows are read once, as dot products
+    by_squares  some rows by a transposed right operand: read in place, summed along K
     pairs       pairs of bfloat16 along K share a lane
     packs       a panel is copied to memory of this thread before it is used
     packs_left  so are strips of rows, each made of a few blocks, where their pairs have to be made
@@ -147,6 +152,7 @@ class Plan:
     vectors: int
     height: int
     by_dots: bool
+    by_squares: bool
     pairs: bool
     packs: bool
     packs_left: bool
@@ -171,7 +177,8 @@ class Plan:
 
     @property
     def panels(self) -> int:
-        return max(1, -(-self.n // (self.width if self.by_dots else self.panel_width)))
+        narrow = self.by_dots or self.by_squares
+        return max(1, -(-self.n // (self.width if narrow else self.panel_width)))
 
 
 def plan_of(
@@ -194,6 +201,7 @@ def plan_of(
         vectors=vectors,
         height=height,
         by_dots=by_dots,
+        by_squares=_is_by_squares(dtype, isa, shape),
         pairs=pairs,
         packs=packs,
         packs_left=(
@@ -218,7 +226,7 @@ def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
 
 def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking]:
     """The choices worth trying beside the usual one."""
-    if _is_by_dots(dtype, isa, shape):
+    if _is_by_dots(dtype, isa, shape) or _is_by_squares(dtype, isa, shape):
         return []
     usual = usual_blocking(dtype, isa, shape)
     wanted = (4, 8, 16) if shape.m == 1 else (1, 2, 3, 4)
@@ -229,8 +237,20 @@ def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking
 
 
 def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    return 1 <= shape.m <= DOT_ROWS and _is_rows_by_rows(dtype, isa, shape)
+
+
+def _is_by_squares(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    fits = isa.registers >= 2 * SQUARE**2 and _width(dtype, isa) >= SQUARE
+    few = DOT_ROWS < shape.m <= min(MOST_SQUARED_ROWS, shape.k // STEPS_FOR_A_SQUARED_ROW)
+    are_rows = _is_rows_by_rows(dtype, isa, shape)
+    return fits and few and are_rows and not _pairs(dtype, isa, shape)
+
+
+def _is_rows_by_rows(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    """Whether K, of some vectors, is adjacent in both operands, and in one of many columns."""
     return (
-        1 <= shape.m <= DOT_ROWS and shape.k >= 2 * _width(dtype, isa) and shape.n > 1
+        shape.k >= 2 * _width(dtype, isa) and shape.n > 1
         and shape.right.row == 1 and shape.right.column != 1 and shape.left.column == 1
     )  # fmt: skip
 

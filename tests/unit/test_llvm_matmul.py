@@ -66,6 +66,23 @@ def test_rows_that_share_a_set_of_the_cache_are_read_by_few_at_a_time(dtype, k):
     check(HOST, dtype, (), 70, 70, k, (False, True))
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("m, n, k", [(5, 7, 80), (13, 35, 999), (32, 130, 513), (64, 17, 2049)])
+def test_few_rows_times_rows_are_read_in_place(dtype, m, n, k):
+    """Their sums end anywhere in a vector, a square of rows and columns, and a strip of squares."""
+    check(HOST, dtype, (2,), m, n, k, (False, True))
+
+
+def test_no_right_operand_is_packed_for_few_rows_of_many_steps():
+    def is_packed(m, k):
+        matrices = stored_plain(m, k), stored_transposed(k, 70), stored_plain(m, 70)
+        plan = plan_of(torch.float32, AVX512, Shape((), m, 70, k, *matrices), False)
+        return not plan.by_squares
+
+    assert not is_packed(16, 256) and not is_packed(64, 1024)
+    assert is_packed(16, 128) and is_packed(65, 9216)
+
+
 @pytest.mark.parametrize("m, n, k", [(0, 70, 70), (70, 0, 70), (70, 70, 0), (0, 0, 0)])
 @pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)])
 def test_products_without_rows_columns_or_steps(m, n, k, transposes):
@@ -102,10 +119,12 @@ def test_any_strides():
     assert torch.allclose(result, x[:, 0, :, 0] @ every_other[:, :, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("m, n, transposes", [(30, 37, False), (3, 37, True), (30, 37, True)])
-def test_an_epilogue_sees_every_element_once(m, n, transposes):
+@pytest.mark.parametrize(
+    "m, n, k, transposes",
+    [(30, 37, 64, False), (3, 37, 64, True), (30, 37, 64, True), (30, 37, 500, True)],
+)
+def test_an_epilogue_sees_every_element_once(m, n, k, transposes):
     """Adds a column's bias and an element's residual, both read with the mask it is given."""
-    k = 64
     x, left, left_matrix = operand((2,), m, k, False, torch.float32)
     y, right, right_matrix = operand((2,), k, n, transposes, torch.float32)
     bias, residual = torch.randn(n), torch.randn(2, m, n)
