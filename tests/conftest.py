@@ -29,6 +29,8 @@ import torch
 import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.llvm import pool
+from ltc.llvm.ring import Ring
 
 # Both devices compute in float64 what the tests compare closely; what differs is the order of
 # sums, some units in the last place. float32 results pass through fewer than 1e4 roundings.
@@ -75,6 +77,13 @@ def run_on(device: str, test, arguments: dict):
 def device():
     """The lazy device; a compared test is given "cpu" first."""
     return "ltc:0"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def queue_is_compiled():
+    """A program that takes long uses it for the first time where it will, in the midst of a count."""
+    if config.value("LTC_BACKEND") == "llvm" and pool.is_possible():
+        Ring()
 
 
 @pytest.fixture(autouse=True)

@@ -312,8 +312,6 @@ def _functions() -> tuple:
     })  # fmt: skip
     names = ("ring.push", "ring.call", "ring.serve", "ring.await")
     code = jit.compile_kernels(text + ATTRIBUTES, *names)
-    # A thread may wait for work in it until the process is gone: the code stays.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(jit.compiler()))
     word, number = ctypes.c_void_p, ctypes.c_int64
     # The first two are so short that letting other Python threads run meanwhile would cost more.
     return (

@@ -210,6 +210,8 @@ warnings.simplefilter("error")
 import torch, ltc
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
+from ltc.runtime import program
+program.SHORT_SECONDS = float(sys.argv[1])
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
 model = model.to("ltc")
@@ -224,12 +226,15 @@ print(loss.item().hex(), metrics.counter_value("llvm.compiled") or 0, "llvmlite"
 """
 
 
-def processes(count: int) -> list[list[str]]:
+QUEUED, AT_ONCE = "-1", "inf"  # which programs are short: none, or all
+
+
+def processes(count: int, short: str = QUEUED) -> list[list[str]]:
     """What that many processes print that start together."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", STEP], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-c", STEP, short], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, text=True,
         )
         for _ in range(count)
@@ -247,8 +252,9 @@ def test_processes_that_start_cold_together_agree_and_the_next_compiles_nothing(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere LLVM loads the kernels")
-def test_a_process_that_compiles_nothing_does_without_llvm():
-    (first,), (second,) = processes(1), processes(1)
+@pytest.mark.parametrize("short", [QUEUED, AT_ONCE])
+def test_a_process_that_compiles_nothing_does_without_llvm(short):
+    (first,), (second,) = processes(1, short), processes(1, short)
     assert [first[2], second[2]] == ["True", "False"]
 
 
