@@ -102,7 +102,9 @@ class Program:
             outputs.append(Buffer(key, device, None, execution, old))
         for positions in self._twins:
             Twins([outputs[position] for position in positions])
-        work = _Work(self, executor, execution, dependencies, inputs, scalars, outputs, replica)
+        # A list of its own: what this one holds is not gone, though no tensor has it yet.
+        given = list(outputs)
+        work = _Work(self, executor, execution, dependencies, inputs, scalars, given, replica)
         executor.run(work, long=self.exchanges or self.seconds > SHORT_SECONDS)
         return outputs
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,7 +19,7 @@ from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.program import KernelCall, KernelRun, entry_address
 from ltc.runtime import program
 from ltc.runtime.buffer import Execution
-from ltc.runtime.executor import executor_of
+from ltc.runtime.executor import Executor, executor_of
 
 pytestmark = pytest.mark.skipif(
     config.value("LTC_BACKEND") != "llvm" or not sys.platform.startswith("linux"),
@@ -232,6 +233,32 @@ def test_works_behind_a_failure_that_do_not_need_it_are_done(behind):
         bad.cpu()
     assert good.tolist() == [[1.0] * 5]
     assert counter.tolist() == [10.0, 10.0]
+
+
+def test_results_that_no_tensor_has_yet_lend_no_memory_to_another_threads_launch(monkeypatch):
+    a, b = (torch.full((4,), number, device="ltc") for number in (1.0, 2.0))
+    ltc.sync()
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        ltc.sync()
+        return y
+
+    doubled(a)
+    ltm.wait_device_ops()
+    run, elsewhere = Executor.run, []
+
+    def run_before_another_threads(executor, work, long):
+        run(executor, work, long)
+        if not elsewhere:
+            elsewhere.append(None)
+            with ThreadPoolExecutor(1) as pool:
+                elsewhere[0] = pool.submit(doubled, b).result()
+
+    with behind_a_launch():
+        monkeypatch.setattr(Executor, "run", run_before_another_threads)
+        here = doubled(a)
+    assert (here.tolist(), elsewhere[0].tolist()) == ([2.0] * 4, [4.0] * 4)
 
 
 def test_a_child_is_told_what_was_queued_at_the_fork():
