@@ -81,7 +81,7 @@ def device():
 
 @pytest.fixture(autouse=True, scope="session")
 def queue_is_compiled():
-    """A program that takes long uses it for the first time where it will, in the midst of a count."""
+    """Its code is needed when the first program takes long: not in the midst of a count."""
     if config.value("LTC_BACKEND") == "llvm" and pool.is_possible():
         Ring()
 
