@@ -242,6 +242,7 @@ class SlotSums:
         def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
             left = l.at(source, self.strip.place(n, i, j), l.element)
             ys, result = self.gradient.read(n, i, j), []
+            self.strip.fetch(left, rows)
             for r in range(rows):
                 h, k = divmod(r, self.line_run)
                 x = l.splat(l.computed_scalar(left, l.plus(self.strip.tap(0, h, 0), k)))

@@ -13,6 +13,7 @@ from ltc.llvm.lanes import BYTES, Index, Lanes, reserved
 from ltc.llvm.windows import Axes, Axis
 
 FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
+FETCHED_COLUMNS = 8  # ahead of the one that is read where it lies
 
 
 def ascending(axes: Axes) -> Axes:
@@ -151,6 +152,9 @@ class Strip:
         at = l.plus(l.times(d, self.plane), l.times(h, high.step * self.line))
         return l.plus(at, l.times(w, wide.step * self.pixel))
 
+    def fetch(self, place: str, channels: int) -> None:
+        """A copy is near."""
+
     @property
     def taps_touch(self) -> bool:
         """Whether the channels of all taps of a line are one run."""
@@ -178,6 +182,14 @@ class UncopiedStrip(Strip):
         at = l.plus(l.times(first, self.image), l.times(deep, axis.stride * self._depth))
         at = l.plus(l.plus(at, l.times(line, high.stride * self.line)), channel)
         self.memory = l.at(operand, at)
+
+    def fetch(self, place: str, channels: int) -> None:
+        """Asks for so many channels of a column some way from one's place."""
+        l = self.l
+        ahead = l.at(place, FETCHED_COLUMNS * self.axes[2].stride * self.pixel)
+        l.builder.prefetch(ahead)
+        if channels > 1:  # they may lie in two lines
+            l.builder.prefetch(l.at(ahead, channels - 1))
 
 
 def strip_of(
