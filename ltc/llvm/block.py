@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ltc.llvm.isa import ALIASING_BYTES
 from ltc.llvm.lanes import LONGEST_SUM, Index, Lanes
 from ltc.llvm.matrix import Plan
 from ltc.llvm.packing import PackedPanel, PackedRows
 
 PREFETCHED_ROWS = 16
+FAR_BYTES = 2048  # between elements that no processor foresees
 LINE_BYTES = 64
 MOST_STREAMS = 16  # of memory that are read side by side
 
@@ -24,10 +24,8 @@ class Block:
     ):
         self.l, self.b, self.plan = lanes, lanes.builder, plan
         self.panel, self.strip = panel, strip
-        # A column of the left operand is in another page at each step. Where columns share one set
-        # of the cache, what is fetched early is gone too soon.
-        apart = plan.left.column * plan.dtype.itemsize
-        self.prefetches_left = apart >= ALIASING_BYTES // 2 and apart % ALIASING_BYTES != 0
+        # A column of the left operand is in another page at each step.
+        self.prefetches_left = plan.left.column * plan.dtype.itemsize >= FAR_BYTES
 
     def sums(self, left: str, right: str, rows: int, masks, first: Index, end: Index) -> list[str]:
         """rows x vectors sums of the steps from `first` up to `end` of what is packed.
