@@ -16,7 +16,7 @@ from ltc.backends.llvm_plan import plan_of
 from ltc.backends.llvm_scratch import narrow_scratch
 from ltc.backends.llvm_stages import AFTER_PASSES, explained
 from ltc.ir.graph import Graph, Origin
-from ltc.llvm.loading import load
+from ltc.llvm.loading import Loading
 from ltc.llvm.products import can_multiply, prefers_channels_last
 from ltc.passes import pipeline
 from ltc.passes.attention import order_attention
@@ -72,8 +72,11 @@ class LlvmBackend:
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
         self._dump(graph, donated)
-        plan, texts = plan_of(prepared(graph), donated)
-        return LlvmComputation(plan, load(texts))
+        graph = prepared(graph)
+        with Loading() as loading:
+            plan, texts = plan_of(graph, donated, loading.begin)
+            kernels = loading.load(texts)
+        return LlvmComputation(plan, kernels)
 
     def remember(self, key: str, computation: LlvmComputation) -> None:
         llvm_record.keep(key, computation.plan)

@@ -8,7 +8,7 @@ faults, the kernels' arguments.  In the *block* lies what a program makes and no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -142,12 +142,15 @@ class Plan:
         return self.first_meeting + self.meetings.words
 
 
-def plan_of(graph: Graph, donated: frozenset[int]) -> tuple[Plan, dict[str, str]]:
+def plan_of(
+    graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None
+) -> tuple[Plan, dict[str, str]]:
     """The program of a graph, and the text of each of its kernels by name.
 
     donated  positions of the inputs that may be written over
+    written  is told each text of the program as soon as it is there
     """
-    planner = _Planner(graph, planned_steps(graph, donated), donated)
+    planner = _Planner(graph, planned_steps(graph, donated, written), donated)
     return planner.plan(), planner.texts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,12 +79,19 @@ class Step:
         return any(isinstance(n, Fault) for code in self.codes for n in code.nodes)
 
 
-def planned_steps(graph: Graph, donated: frozenset[int]) -> list[Step]:
+def planned_steps(
+    graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None
+) -> list[Step]:
     """What a program runs, in order.
 
     donated  positions of the inputs that may be written over
+    written  is told the text of each kernel as soon as it is sure to be one of the program's
     """
-    steps = [_step(unit) for unit in units_of(graph)]
+    steps, outputs = [], set(graph.outputs)
+    for unit in units_of(graph):
+        steps.append(step := _step(unit))
+        for code in () if _may_stream(step, outputs) else step.codes:
+            written(code.text)
     shares = memory_of(steps)
     _choose_overwrites(steps, graph, donated, shares)
     _stream_past_caches(steps, graph)
@@ -147,6 +154,16 @@ def _stream_past_caches(steps: list[Step], graph: Graph) -> None:
         elif isinstance(step.unit, Product) and step.unit.node.op is ops.MATMUL:
             if streamed := {n for n in made & _used_up(step.unit) if _nbytes(n) >= LEFT_BYTES}:
                 step.codes = tuple(product_codes(step.unit, frozenset(streamed)))
+
+
+def _may_stream(step: Step, outputs: set[Node]) -> bool:
+    """Whether `_stream_past_caches` may write the step's kernels anew."""
+    least = STREAMED_BYTES
+    if isinstance(step.unit, Product):
+        least = LEFT_BYTES
+        if step.unit.node.op is not ops.MATMUL:
+            return False
+    return any(_nbytes(n) >= least for n in outputs.intersection(step.writes))
 
 
 def _can_stream(node: Node) -> bool:

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import time
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from ltc.debug import metrics
 from ltc.errors import BackendMissing, InvalidGraph, Unsupported
 from ltc.llvm import elf, symbols
+from ltc.llvm.emitter import Emitter
 from ltc.llvm.host import Host, known_host
 from ltc.utils.disk_cache import disk_cache
 from ltc.utils.version import VERSION
@@ -52,8 +52,13 @@ class _Compiler:
                 f"LLVM can not make code for {self.triple}, processor {self.cpu or 'unknown'}: "
                 f"{error}. Set LTC_BACKEND=eager."
             ) from error
+        self._emitter = self.emitter()
         self.linker = llvm.create_lljit_compiler(self._machine())
         self.numbers = itertools.count()
+
+    def emitter(self) -> Emitter:
+        """What compiles in one thread, beside others."""
+        return Emitter(_binding(), self.triple, self._machine())
 
     def _machine(self):
         llvm = _binding()
@@ -64,11 +69,7 @@ class _Compiler:
         )  # fmt: skip
 
     def object_code(self, text: str) -> bytes:
-        started = time.perf_counter_ns()
-        code = self.machine.emit_object(self.module(text))
-        metrics.count("llvm.compiled")
-        metrics.record("llvm.CompileTime", time.perf_counter_ns() - started, "time")
-        return code
+        return self._emitter.object_code(text)
 
     def module(self, text: str):
         """The module that a text defines; raises InvalidGraph where it is wrong."""
@@ -119,6 +120,11 @@ def compiler() -> _Compiler:
         if not _compilers:
             _compilers.append(_Compiler())
         return _compilers[0]
+
+
+def emitter() -> Emitter:
+    """What compiles kernels in the calling thread."""
+    return compiler().emitter()
 
 
 @functools.cache

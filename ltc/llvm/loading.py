@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 
 from ltc.llvm import jit
+from ltc.llvm.compiling import Compiling
 from ltc.utils.disk_cache import disk_cache
 from ltc.utils.renewed_lock import renewed_lock
 
@@ -33,19 +34,62 @@ def kernel_name(text: str) -> str:
     return jit.name_of(text)
 
 
-def load(texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
-    """The kernels, compiled where no program of this process and no earlier process had them.
+class Loading:
+    """`with Loading() as loading:` the kernels of a program are loaded.
 
-    texts  of each, by `kernel_name`
+    They are compiled where no program of this process and no earlier process had them.  One thread
+    loads at a time, so that another one finds what both need.
     """
-    with _lock:
-        found = _in_memory(texts)
-        objects = {
-            name: jit.object_code(name, text.replace(_FUNCTION, f"@{_symbol(name)}"))
-            for name, text in texts.items()
-            if name not in found
-        }
-        return found | _link(objects)
+
+    def __init__(self) -> None:
+        self._compiling = Compiling()
+        self._disk = disk_cache()
+        self._found: dict[str, LoadedKernel] = {}
+        self._objects: dict[str, bytes] = {}
+        self._begun: set[str] = set()
+
+    def __enter__(self) -> Loading:
+        self._held = _lock
+        self._held.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._compiling.__exit__(*error)
+        finally:
+            self._held.release()
+
+    def begin(self, text: str) -> None:
+        """This kernel will be loaded: it may be compiled while the others are still unknown."""
+        self._begin(kernel_name(text), text)
+
+    def load(self, texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
+        """The kernels by `kernel_name`, as their texts are given."""
+        for name, text in texts.items():
+            self._begin(name, text)
+        for name, code in self._compiling.finished():
+            self._objects[name] = code
+            if self._disk:
+                self._disk.write(name, code)
+        found = {name: kernel for name, kernel in self._found.items() if name in texts}
+        return found | _link({name: self._objects[name] for name in texts if name not in found})
+
+    def _begin(self, name: str, text: str) -> None:
+        if name in self._begun:
+            return
+        self._begun.add(name)
+        if (kernel := _loaded.get(name)) is not None:
+            self._found[name] = kernel
+        elif self._disk and (code := self._disk.read(name)) is not None:
+            self._objects[name] = code
+        else:
+            self._compiling.begin(name, text.replace(_FUNCTION, f"@{_symbol(name)}"))
+
+
+def load(texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
+    """The kernels by `kernel_name`, as their texts are given."""
+    with Loading() as loading:
+        return loading.load(texts)
 
 
 def load_from_disk(names: Iterable[str]) -> dict[str, LoadedKernel] | None:

@@ -1,0 +1,90 @@
+import threading
+
+import pytest
+
+from ltc.debug import metrics
+from ltc.errors import InvalidGraph
+from ltc.llvm import compiling, jit, loading
+from ltc.llvm.builder import Builder, function_text
+from ltc.llvm.compiling import Compiling
+
+
+def text_of(number: int) -> str:
+    """A kernel that stores its number, the longer the larger that is."""
+    b = Builder(width=1)
+    for k in range(number + 1):
+        b.emit(f"store volatile i64 {20261122 + k}, ptr %p0, align 8")
+    return function_text("kernel", 1, b)
+
+
+TEXTS = {str(number): text_of(number) for number in range(20)}
+
+
+@pytest.fixture(params=[1, 2, 4])
+def threads(request, monkeypatch):
+    monkeypatch.setattr(compiling, "thread_count", lambda: request.param)
+
+
+def test_machine_code_is_the_same_whichever_thread_makes_it(threads):
+    alone = {name: jit.compiler().object_code(text) for name, text in TEXTS.items()}
+    with metrics.counted() as grown, Compiling() as side_by_side:
+        for name, text in TEXTS.items():
+            side_by_side.begin(name, text)
+        assert dict(side_by_side.finished()) == alone
+    assert grown["llvm.compiled"] == len(TEXTS)
+
+
+def test_what_llvm_refuses_reaches_who_asked(threads):
+    with Compiling() as side_by_side:
+        for name, text in TEXTS.items():
+            side_by_side.begin(name, text)
+        side_by_side.begin("wrong", "define void @kernel() { ret i64 0 }")
+        with pytest.raises(InvalidGraph, match="LLVM refuses a generated kernel"):
+            list(side_by_side.finished())
+
+
+def test_what_llvm_finds_wrong_after_reading_it_is_refused():
+    unsound = (
+        "define i64 @f() {\na:\n  br label %b\nb:\n  ret i64 %x\n"
+        "c:\n  %x = add i64 1, 1\n  br label %b\n}"
+    )
+    with pytest.raises(InvalidGraph, match="does not dominate"):
+        jit.emitter().object_code(unsound)
+
+
+def test_no_helper_is_left(threads):
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError), Compiling() as side_by_side:
+        for name, text in TEXTS.items():
+            side_by_side.begin(name, text)
+        raise ZeroDivisionError
+    assert set(threading.enumerate()) <= before
+
+
+def test_what_nobody_takes_is_not_compiled(monkeypatch):
+    monkeypatch.setattr(compiling, "thread_count", lambda: 1)
+    with metrics.counted() as grown, Compiling() as side_by_side:
+        side_by_side.begin("one", TEXTS["1"])
+    assert not grown["llvm.compiled"]
+
+
+def test_a_program_without_threads_to_spare_is_compiled_all_the_same(threads, monkeypatch):
+    def refuses(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    with Compiling() as side_by_side:
+        side_by_side.begin("one", TEXTS["1"])
+        assert [name for name, _ in side_by_side.finished()] == ["one"]
+
+
+def test_a_kernel_told_of_early_is_compiled_once(tmp_path, monkeypatch, threads):
+    monkeypatch.setenv("LTC_CACHE_DIR", str(tmp_path))
+    texts = {loading.kernel_name(text): text for text in TEXTS.values()}
+    for expected in (len(texts), 0):
+        with metrics.counted() as grown, loading.Loading() as one:
+            for text in list(texts.values())[::2]:
+                one.begin(text)
+            kernels = one.load(texts)
+        assert grown["llvm.compiled"] == expected
+        assert list(kernels) and set(kernels) == set(texts)
