@@ -19,7 +19,7 @@ from ltc.debug import metrics
 from ltc.device import kept_types
 from ltc.device.lines import user_line
 from ltc.device.recorder import INPUT, Recorder
-from ltc.device.state import DEAD, LAST_VIEW, State
+from ltc.device.state import DEAD_IN_TWO_LISTS, LAST_VIEW, State
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
 from ltc.runtime.compile import Ending, program_for
 from ltc.runtime.dump import save_graph
@@ -121,12 +121,12 @@ def end(recorder: Recorder) -> None:
             failed.raise_it()
         buffers = _launch(recorder, ended) if ended.outputs else []
     except BaseException as error:
-        _settle(ended, alive, _failed(recorder, ended, error))
+        _settle(recorder, ended, alive, _failed(recorder, ended, error))
         if recorder.token is not None:
             abort(recorder.replica, error)  # nobody is to wait for what does not run
         raise
     recorder.last.ended = ended
-    _settle(ended, alive, buffers)
+    _settle(recorder, ended, alive, buffers)
     if buffers:
         execution = buffers[0].execution
         if execution.done:
@@ -155,7 +155,7 @@ def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
 def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
     """The same, found by looking at every state."""
     signs = _signs(recorder)
-    look, made = _Look(recorder, signs.alone), len(recorder.live)
+    look, made = _Look(recorder, signs), len(recorder.live)
     look.at_live(recorder.live)
     died = made - len(look.alive)
     look.at_bound(recorder.bound, made)
@@ -173,14 +173,18 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
 class _Look:
     """Which states are alive, and what they are to hold.
 
+    The references were all counted at once, in `signs`: were one counted later, another thread that
+    lets go of it meanwhile would make a dead state of one that has the count of a living one.
+
     alive, places  the states, and where they were
     own            numbers of the views that became tensors of their own
     outputs        value -> numbers of the states that hold it
     replaced       of these values, which input each takes the place of
     """
 
-    def __init__(self, recorder: Recorder, alone: bool) -> None:
-        self.recorder, self.alone = recorder, alone
+    def __init__(self, recorder: Recorder, signs: Signs) -> None:
+        self.recorder, self.alone = recorder, signs.alone
+        self._references, self._bases = list(signs.references), dict(signs.bases)
         self.alive: list[State] = []
         self.places: list[int] = []
         self.own: list[int] = []
@@ -193,7 +197,9 @@ class _Look:
         """Newest first, so that a dead view no longer keeps its base alive by then."""
         while live:
             state = live.pop()
-            if getrefcount(state) > DEAD and self._is_here(state):
+            if self._is_dead(len(live)):
+                self._leave_base(len(live))
+            elif self._is_here(state):
                 self._keep(state, len(live))
                 if state.base is not None:
                     self._outlive_base(state)
@@ -202,16 +208,23 @@ class _Look:
 
     def at_bound(self, bound: list[State], first_place: int) -> None:
         while bound:
-            state = bound.pop()
-            if getrefcount(state) > DEAD and self._is_here(state):
-                self._keep(state, first_place + len(bound))
+            state, place = bound.pop(), first_place + len(bound)
+            if not self._is_dead(place) and self._is_here(state):
+                self._keep(state, place)
                 if state.buffer is None and state.base is None:
                     self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
                     self._replace(state.value, len(bound))
 
+    def _is_dead(self, place: int) -> bool:
+        return self._references[place] <= DEAD_IN_TWO_LISTS
+
+    def _leave_base(self, place: int) -> None:
+        """The view of that place holds its base no more."""
+        if place in self._bases:
+            self._references[self._bases[place]] -= 1
+
     def _is_here(self, state: State) -> bool:
-        value = state.value
-        return value is not None and value.recorder is self.recorder
+        return _is_of(state, self.recorder)
 
     def _keep(self, state: State, place: int) -> None:
         self.alive.append(state)
@@ -235,6 +248,12 @@ class _Look:
         if all(link[0] in REORDERINGS for link in view.chain):
             self.own.append(len(self.alive) - 1)
             _make_own(view)
+            self._leave_base(self.places[-1])
+
+
+def _is_of(state: State, recorder: Recorder) -> bool:
+    value = state.value
+    return value is not None and value.recorder is recorder
 
 
 def _make_own(view: State) -> None:
@@ -286,13 +305,17 @@ def _failed(recorder: Recorder, ended: Ended, error: BaseException) -> list[Buff
     ]
 
 
-def _settle(ended: Ended, alive: list[State], buffers: list[Buffer]) -> None:
+def _settle(
+    recorder: Recorder, ended: Ended, alive: list[State], buffers: list[Buffer]
+) -> None:
     for buffer, holders in zip(buffers, ended.holders):
         for number in holders:
             alive[number].buffer = buffer
         if len(holders) > 1:
             buffer.shared = True
+    alone = ended.signs.alone
     for state in alive:
-        state.value = None
+        if alone or _is_of(state, recorder):  # another thread may have written to it meanwhile
+            state.value = None
         if state.views is not None and state.base is None:
             state.forget_ended_views()

@@ -70,7 +70,15 @@ def _references_of_a_dead_state() -> int:
     return sys.getrefcount(state)
 
 
+def _references_of_a_dead_state_in_two_lists() -> int:
+    """The same of one that is in the recorder's list and in one made from it."""
+    first = [State()]
+    second = first + []
+    return next(map(sys.getrefcount, second))
+
+
 DEAD = _references_of_a_dead_state()
+DEAD_IN_TWO_LISTS = _references_of_a_dead_state_in_two_lists()
 LAST_VIEW = DEAD + 2  # of a base that one view and the recorder's list hold, beside a variable
 
 

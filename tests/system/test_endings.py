@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ltc
+import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 from ltc.device import ending
 from ltc.device.tensor import state_of
@@ -216,3 +217,30 @@ def test_outputs_without_elements_and_of_every_kind_come_out():
             x = torch.ones(shape, dtype=dtype)
             y = x.to("ltc").clone().cpu()
             assert y.shape == x.shape and y.dtype == x.dtype and torch.equal(y, x)
+
+
+def test_who_lets_go_of_a_tensor_while_a_walk_ends_spoils_no_later_walk(monkeypatch):
+    """Another thread may: the references count as they were when the walk's signs were taken."""
+    held, signs = [], ending._signs
+
+    def let_go_after(recorder):
+        taken = signs(recorder)
+        held.clear()
+        return taken
+
+    monkeypatch.setattr(ending, "_signs", let_go_after)
+    x = torch.ones(3, device="ltc")
+    ltm.mark_step(wait=True)
+
+    def step():
+        return x + 1, x * 2, x * 3
+
+    tensors = step()
+    held.extend(state_of(t) for t in tensors)
+    del tensors
+    ltm.mark_step(wait=True)
+    assert not held
+    kept = step()  # has as many references as what was held
+    ltm.mark_step(wait=True)
+    assert [state_of(t).value for t in kept] == [None] * 3
+    assert [t.cpu().tolist() for t in kept] == [[2.0] * 3, [2.0] * 3, [3.0] * 3]
