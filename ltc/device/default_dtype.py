@@ -1,4 +1,4 @@
-"""torch.set_default_dtype decides types that no recorded call names, so a change of it ends the step.
+"""torch.set_default_dtype decides types that no recorded call names: a change of it ends the step.
 
 `torch.zeros(3)` and `integers / 2` are the same calls before and after it.  What is pending was
 recorded under the old type and must be lowered and run under it; each type has recorded paths of
