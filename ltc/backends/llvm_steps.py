@@ -17,7 +17,7 @@ from ltc.ir.tensor_type import TensorType
 from ltc.llvm.code import KernelCode
 from ltc.llvm.dtype import FORMS
 from ltc.llvm.elementwise import can_compute
-from ltc.llvm.loops import kernel_code
+from ltc.llvm.equal_kernels import EqualKernels
 from ltc.llvm.products import can_multiply, holds_epilogue, product_codes, takes_strides
 from ltc.llvm.program import Fault
 from ltc.llvm.reduction import can_reduce
@@ -87,14 +87,14 @@ def planned_steps(
     donated  positions of the inputs that may be written over
     written  is told the text of each kernel as soon as it is sure to be one of the program's
     """
-    steps, outputs = [], set(graph.outputs)
+    steps, outputs, kernels = [], set(graph.outputs), EqualKernels()
     for unit in units_of(graph):
-        steps.append(step := _step(unit))
+        steps.append(step := _step(unit, kernels))
         for code in () if _may_stream(step, outputs) else step.codes:
             written(code.text)
     shares = memory_of(steps)
     _choose_overwrites(steps, graph, donated, shares)
-    _stream_past_caches(steps, graph)
+    _stream_past_caches(steps, graph, kernels)
     return _Order(steps, shares, _recorded_positions(steps, graph)).steps
 
 
@@ -114,15 +114,11 @@ def _beside(product: Node, epilogue: Kernel) -> Kernel:
     return replace(epilogue, stores=stores)
 
 
-def _step(unit: Unit) -> Step:
+def _step(unit: Unit, kernels: EqualKernels) -> Step:
     if isinstance(unit, Node):
         return Step(unit, unit.inputs, (unit,))
-    return Step(unit, unit.reads(), unit.writes(), tuple(codes_of(unit)))
-
-
-def codes_of(unit: Kernel | Product) -> list[KernelCode]:
-    """The kernels that compute a unit, in order."""
-    return product_codes(unit) if isinstance(unit, Product) else [kernel_code(unit)]
+    codes = product_codes(unit) if isinstance(unit, Product) else [kernels.code(unit)]
+    return Step(unit, unit.reads(), unit.writes(), tuple(codes))
 
 
 def memory_of(steps: Iterable[Step]) -> dict[Node, Node]:
@@ -139,7 +135,7 @@ def memory_of(steps: Iterable[Step]) -> dict[Node, Node]:
 # --- writing past the caches ---------------------------------------------------------------------
 
 
-def _stream_past_caches(steps: list[Step], graph: Graph) -> None:
+def _stream_past_caches(steps: list[Step], graph: Graph, kernels: EqualKernels) -> None:
     """Large outputs that the program does not read again are stored to memory itself.
 
     A line of them is not fetched before it is written, and what the caches hold stays there.
@@ -150,7 +146,7 @@ def _stream_past_caches(steps: list[Step], graph: Graph) -> None:
         made = last.intersection(step.writes).difference(step.overwrites)
         if isinstance(step.unit, Kernel):
             if streamed := {n for n in made if _nbytes(n) >= STREAMED_BYTES}:
-                step.codes = (kernel_code(step.unit, frozenset(streamed)),)
+                step.codes = (kernels.code(step.unit, frozenset(streamed)),)
         elif isinstance(step.unit, Product) and step.unit.node.op is ops.MATMUL:
             if streamed := {n for n in made & _used_up(step.unit) if _nbytes(n) >= LEFT_BYTES}:
                 step.codes = tuple(product_codes(step.unit, frozenset(streamed)))

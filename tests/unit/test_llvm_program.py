@@ -11,10 +11,14 @@ from ltc.backends.llvm_lifetimes import Lifetimes
 from ltc.backends.llvm_plan import plan_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
+from ltc.ir.kernel_form import form_of
 from ltc.ir.node import Node, make
+from ltc.llvm import equal_kernels
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.code import KernelCode
+from ltc.llvm.loops import kernel_code
 from ltc.llvm.program import Fault, KernelCall, KernelRun, entry_address
+from ltc.passes.fuse import fuse
 
 
 def given(*shape, index=0, dtype=torch.float32) -> Node:
@@ -55,12 +59,12 @@ def native_take(monkeypatch):
     def use(error: str = "", message: str = "") -> None:
         reference = llvm_steps._step
 
-        def step(unit):
+        def step(unit, kernels):
             if isinstance(unit, Node) and unit.op is ops.TAKE:
                 code = take_with_check(unit, error, message)
                 # a unit that is no Node makes the step native
                 return llvm_steps.Step(code, unit.inputs, (unit,), (code,))
-            return reference(unit)
+            return reference(unit, kernels)
 
         in_loops = llvm_steps.is_native
         monkeypatch.setattr(llvm_steps, "_step", step)
@@ -149,6 +153,36 @@ def test_equal_kernels_are_one_and_all_run_in_one_call():
     x, y = given(50, 30), given(50, 30, index=1)
     plan, texts = plan_of(graph_of(make(ops.EXP, x), make(ops.EXP, y), inputs=[x, y]), frozenset())
     assert len(plan.runs) == 1 and len(texts) <= len(plan.runs[0])
+
+
+def test_kernels_that_differ_in_their_buffers_alone_are_written_once(monkeypatch):
+    """An optimizer has one for each parameter: writing a text takes as long as compiling some."""
+    written = []
+
+    def write(kernel, streamed):
+        written.append(kernel)
+        return kernel_code(kernel, streamed)
+
+    monkeypatch.setattr(equal_kernels, "kernel_code", write)
+    inputs = [given(shape, index=k) for k, shape in enumerate((50, 70, 50, 50, 70))]
+    outputs = [make(ops.EXP, x) for x in inputs]
+    plan, _ = plan_of(graph_of(*outputs, inputs=inputs), frozenset())
+    assert (sum(map(len, plan.runs)), len(written)) == (5, 2)
+
+
+def test_a_kernel_has_the_form_of_those_that_do_the_same_with_other_buffers():
+    def form(output, *inputs):
+        (unit,) = fuse(graph_of(output, inputs=inputs), llvm_steps.is_native)
+        return form_of(unit)
+
+    x, y, z = given(5, 3), given(5, 3, index=1), given(3, 4)
+    assert form(x * y, x, y) == form(y * x, x, y)
+    assert form(x * y, x, y) != form(x * x, x)
+    assert form(x * y, x, y) != form(x + y, x, y)
+    assert form(x * 2, x) != form(x * 3, x)
+    assert form(x * x, x) != form(z * z, z)
+    small = given(5, 3, index=2, dtype=torch.bfloat16)
+    assert form(make(ops.EXP, small), small) != form(make(ops.EXP, x), x)
 
 
 def test_numbers_reach_the_kernel_after_its_pointers():
