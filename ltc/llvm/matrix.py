@@ -26,6 +26,9 @@ SQUARE = 4  # rows and columns whose products are summed side by side along K
 # adding up the lanes of each sum.
 MOST_SQUARED_ROWS, STEPS_FOR_A_SQUARED_ROW = 64, 16
 FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
+# Up to so many rows of a product that reads its panels in place, blocks are what few rows are
+# usually made of: 9, 4, 2 and 1 of 16 rows would read a panel four times.
+MOST_EVEN_ROWS, EVEN_HEIGHT = 32, 8
 MANY_STEPS = 64  # of K, from which on pairs of rows that lie side by side are packed
 # From so many on, packing pays even where columns are adjacent: with rows that are far apart in
 # memory, or with near ones.
@@ -192,7 +195,7 @@ def plan_of(
     pairs = _pairs(dtype, isa, shape)
     blocking = blocking or usual_blocking(dtype, isa, shape)
     vectors, packs = blocking.vectors, blocking.packs
-    height = _height(isa, m, vectors)
+    height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
     depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
     return Plan(
@@ -279,6 +282,14 @@ def _height(isa: Isa, m: int, vectors: int) -> int:
     return 1 if m == 1 else (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
 
 
+def _is_even(isa: Isa, shape: Shape, blocking: Blocking) -> bool:
+    """Whether blocks are as high as the powers of two that few rows are made of."""
+    some = FEW_ROWS < shape.m <= MOST_EVEN_ROWS
+    return (
+        some and not blocking.packs and _height(isa, shape.m, blocking.vectors) == EVEN_HEIGHT + 1
+    )
+
+
 def _wanted_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
     """How many vectors wide a panel is: more where few rows leave registers free, or are better."""
     m = shape.m
@@ -288,7 +299,8 @@ def _wanted_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
         return 4 if m <= FEW_ROWS else 2
     if m <= FEW_ROWS:
         return 4
-    return 3 if m <= SOME_ROWS or _rows_collide(dtype, shape) else 2
+    some = MOST_EVEN_ROWS if shape.right.column == 1 else SOME_ROWS
+    return 3 if m <= some or _rows_collide(dtype, shape) else 2
 
 
 def _rows_collide(dtype: torch.dtype, shape: Shape) -> bool:
