@@ -74,6 +74,7 @@ class LlvmBackend:
         self._dump(graph, donated)
         graph = prepared(graph)
         with Loading() as loading:
+            loading.begin_runner()
             plan, texts = plan_of(graph, donated, loading.begin)
             kernels = loading.load(texts)
         return LlvmComputation(plan, kernels)

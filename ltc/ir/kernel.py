@@ -173,8 +173,14 @@ class Kernel:
     depth: int
     stores: tuple[Store, ...]
 
-    def values(self) -> list[Value]:
+    def values(self) -> tuple[Value, ...]:
         """Every value the stores need, operands first."""
+        known = self.__dict__.get("ordered")
+        if known is None:  # cached_property would hold a lock, and processes fork at any time
+            known = self.__dict__["ordered"] = self._in_order()
+        return known
+
+    def _in_order(self) -> tuple[Value, ...]:
         order: list[Value] = []
         placed: set[Value] = set()
         waiting = [(store.value, False) for store in reversed(self.stores)]
@@ -188,7 +194,7 @@ class Kernel:
             else:
                 waiting.append((value, True))
                 waiting.extend((v, False) for v in reversed(value.operands) if v not in placed)
-        return order
+        return tuple(order)
 
     def reads(self) -> tuple[Node, ...]:
         """The nodes in memory it loads from, each once."""

@@ -175,13 +175,20 @@ _kept: list[Library] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
+def marked(text: str, names: Sequence[str]) -> str:
+    """The text that `compile_kernels` keeps.
+
+    A program keeps the same text on disk with its function renamed: another text, another name.
+    """
+    return f"; {' '.join(names)}\n{text}"
+
+
 def compile_kernels(text: str, *names: str) -> dict[str, int]:
     """The addresses of functions that a module defines: valid as long as the process lives.
 
     Raises InvalidGraph with LLVM's message where the text is wrong.
     """
-    # A program keeps the same text on disk with its function renamed: another text, another name.
-    text = f"; {' '.join(names)}\n{text}"
+    text = marked(text, names)
     library = link([object_code(name_of(text), text)], names)
     _kept.append(library)
     return library.addresses

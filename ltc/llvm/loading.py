@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 
-from ltc.llvm import jit
+from ltc.llvm import jit, threads
 from ltc.llvm.compiling import Compiling
 from ltc.utils.disk_cache import disk_cache
 from ltc.utils.renewed_lock import renewed_lock
@@ -62,6 +62,15 @@ class Loading:
     def begin(self, text: str) -> None:
         """This kernel will be loaded: it may be compiled while the others are still unknown."""
         self._begin(kernel_name(text), text)
+
+    def begin_runner(self) -> None:
+        """What runs kernels is compiled beside them; whoever makes it finds it on disk."""
+        if self._disk is None or threads.has_runner():
+            return
+        text = jit.marked(*threads.runner_source())
+        name = jit.name_of(text)
+        if self._disk.read(name) is None:
+            self._compiling.begin(name, text)
 
     def load(self, texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
         """The kernels by `kernel_name`, as their texts are given."""

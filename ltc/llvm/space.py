@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 from ltc.ir.kernel import READS, Affine, Kernel, Store, Value
@@ -44,7 +45,7 @@ class Space:
         return Affine(form.constant, tuple(sorted(terms)))
 
 
-def forms_of(values: list[Value], stores: tuple[Store, ...]) -> list[Affine]:
+def forms_of(values: Iterable[Value], stores: tuple[Store, ...]) -> list[Affine]:
     forms = [store.offset for store in stores]
     for value in values:
         forms.extend(guard.form for guard in value.guards)

@@ -172,12 +172,8 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-@functools.cache
-def runner():
-    """run(run, frame, threads): all kernels in order, each over before the next begins.
-
-    The number of the kernel that failed comes back, and none after it has run; -1 where none did.
-    """
+def runner_source() -> tuple[str, tuple[str, ...]]:
+    """The text that `runner` is compiled from, and its functions."""
     names, text = ("run",), _SERIAL
     if pool.is_possible():
         names += ("pool.forget", "pool.stay.away")
@@ -186,7 +182,22 @@ def runner():
         text += _TEAM + _RUN.replace("LAUNCH", _LAUNCH)
     else:
         text += _RUN.replace("LAUNCH", _ALONE)
-    addresses = jit.compile_kernels(text + ATTRIBUTES, *names)
+    return text + ATTRIBUTES, names
+
+
+def has_runner() -> bool:
+    """Whether this process has compiled `runner`, or loaded it."""
+    return runner.cache_info().currsize > 0
+
+
+@functools.cache
+def runner():
+    """run(run, frame, threads): all kernels in order, each over before the next begins.
+
+    The number of the kernel that failed comes back, and none after it has run; -1 where none did.
+    """
+    text, names = runner_source()
+    addresses = jit.compile_kernels(text, *names)
     if "pool.forget" in addresses:
         # So short that letting other Python threads run meanwhile would cost more.
         away = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)

@@ -2,9 +2,11 @@ import threading
 
 import pytest
 
+from ltc import config
 from ltc.debug import metrics
 from ltc.errors import InvalidGraph
 from ltc.llvm import compiling, jit, loading
+from ltc.llvm import threads as runner_threads
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.compiling import Compiling
 
@@ -88,3 +90,30 @@ def test_a_kernel_told_of_early_is_compiled_once(tmp_path, monkeypatch, threads)
             kernels = one.load(texts)
         assert grown["llvm.compiled"] == expected
         assert list(kernels) and set(kernels) == set(texts)
+
+
+def compiled_by_a_program() -> int:
+    """How many texts a program without kernels has compiled."""
+    with metrics.counted() as grown, loading.Loading() as program:
+        program.begin_runner()
+        program.load({})
+    return grown["llvm.compiled"]
+
+
+def test_what_runs_kernels_is_compiled_beside_the_first_ones(threads, tmp_path, monkeypatch):
+    text = jit.marked(*runner_threads.runner_source())
+    monkeypatch.setattr(runner_threads, "has_runner", lambda: False)
+    with config.override(LTC_CACHE=1, LTC_CACHE_DIR=str(tmp_path)):
+        assert compiled_by_a_program() == 1
+        with metrics.counted() as grown:
+            jit.object_code(jit.name_of(text), text)
+        assert not grown["llvm.compiled"], "whoever makes the runner finds it on disk"
+        assert compiled_by_a_program() == 0
+    with config.override(LTC_CACHE=0):
+        assert compiled_by_a_program() == 0, "nobody would find it"
+
+
+def test_what_runs_kernels_is_made_once(tmp_path):
+    runner_threads.runner()
+    with config.override(LTC_CACHE=1, LTC_CACHE_DIR=str(tmp_path)):
+        assert compiled_by_a_program() == 0
