@@ -12,7 +12,7 @@ from threading import get_ident
 import torch
 
 from ltc.debug import metrics
-from ltc.device.recorder import END, Recorder, devices
+from ltc.device.recorder import STOPPED, Recorder, devices
 from ltc.device.step import flush, flush_other_thread, wait_device_ops
 
 
@@ -52,4 +52,4 @@ def _choose_paths(recorder: Recorder) -> None:
         if recorder.nothing_pending:
             recorder.choose_paths()
         if recorder.thread != get_ident():
-            recorder.cursor = END  # its next call goes the slow way, which takes the lock
+            recorder.cursor = STOPPED  # its next call goes the slow way, which takes the lock

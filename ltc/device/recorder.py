@@ -78,6 +78,7 @@ class Entry:
 END: Any = None  # compared with every key, equal to none
 END = Entry(None, None, None)
 END.next = END.follow = END
+STOPPED = Entry(None, None, None)  # at the cursor while another thread ends the walk: see step.py
 
 
 def _bytes_of(call: Call) -> int:
@@ -134,7 +135,6 @@ class Recorder:
         self.token: Value | None = None
         self.replica: Any = None
         self.walks = 0
-        self.interrupted = False
         self.lock = threading.RLock()
         self._plant()
 
@@ -145,7 +145,11 @@ class Recorder:
         self.choose_paths()
 
     def choose_paths(self) -> None:
-        """Begin a walk among the paths recorded under torch's present default dtype."""
+        """Begin a walk among the paths recorded under torch's present default dtype.
+
+        Where another thread begins it, no kernel may go on in it at once: one that is under way may
+        have read values of the walk that has ended.
+        """
         dtype = torch.get_default_dtype()
         root = self.roots.get(dtype)
         if root is None:
@@ -153,7 +157,12 @@ class Recorder:
         if root is not self.root:
             self.root = self.ended = root
         self.last = root
-        self.cursor = self.ended.follow if self.ended.follow is not END else root.next
+        self.interrupted = self.thread != get_ident()
+        self.cursor = STOPPED if self.interrupted else self._expected()
+
+    def _expected(self) -> Entry:
+        """The entry that a walk begins with, as far as the one before tells."""
+        return self.ended.follow if self.ended.follow is not END else self.root.next
 
     # --- walking
 

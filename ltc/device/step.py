@@ -18,7 +18,7 @@ from ltc.device.ending import end
 from ltc.device.lines import user_line
 from ltc.device.meta import result_types
 from ltc.device.recorder import (
-    END, KERNEL_FILE, Device, Interrupted, Recorder, devices,
+    KERNEL_FILE, STOPPED, Device, Interrupted, Recorder, devices,
 )
 from ltc.device.state import State
 from ltc.runtime.buffer import Buffer, account_of
@@ -195,22 +195,26 @@ def start_collectives() -> None:
 def flush_other_thread(recorder: Recorder) -> None:
     """Start what is pending in a walk that another thread may be extending at this moment.
 
-    Its kernels take no lock, so it is stopped first: with END at the cursor its next call goes
+    Its kernels take no lock, so it is stopped first: with STOPPED at the cursor its next call goes
     the slow way, which waits for the lock; and a call under way shows as a frame of that thread.
     """
     metrics.count("CrossThreadFlush")
     with recorder.lock:
-        while True:
-            recorder.cursor = END
-            if not _is_recording(recorder.thread):
-                break
+        while not _stop(recorder):
             recorder.lock.release()
             time.sleep(0)  # lets the other thread finish its call
             recorder.lock.acquire()
-        try:
-            flush(recorder)
-        finally:
-            recorder.cursor, recorder.interrupted = END, True
+        flush(recorder)
+
+
+def _stop(recorder: Recorder) -> bool:
+    """Whether no kernel extends the walk until its lock, which the caller holds, is released.
+
+    A kernel that had read the cursor before may move it on and be over when the stack is looked
+    at; the next one would go on from there.  None puts STOPPED back: where it still is, none did.
+    """
+    recorder.cursor = STOPPED
+    return not _is_recording(recorder.thread) and recorder.cursor is STOPPED
 
 
 def _is_recording(thread: int) -> bool:

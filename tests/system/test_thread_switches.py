@@ -1,0 +1,181 @@
+"""Threads that are switched at chosen places, where chance does it once in many million calls.
+
+One thread records; the main thread needs what is pending there, and so ends its walk meanwhile.
+"""
+
+import sys
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import ltc.core.lazy_model as ltm
+from ltc.device import ending, step
+from ltc.device.recorder import KERNEL_FILE, Recorder, device_at
+from ltc.device.tensor import state_of
+
+X, Y = torch.arange(4.0), torch.arange(4.0) * 10 + 3
+
+
+class Events(defaultdict):
+    """An event for each name; all are set where one of the two threads fails."""
+
+    def __init__(self):
+        super().__init__(threading.Event)
+        for name in ("pending", "ending", "reached", "go", "asked", "over"):
+            self[name]
+
+    def meet(self, told: str, awaited: str) -> None:
+        self[told].set()
+        self[awaited].wait()
+
+
+class ToldLock:
+    """The lock of a walk, which tells when the walk's own thread asks for it."""
+
+    def __init__(self, recorder: Recorder, asked: threading.Event):
+        self._lock, self._thread, self._asked = recorder.lock, recorder.thread, asked
+
+    def acquire(self):
+        if threading.get_ident() == self._thread:
+            self._asked.set()
+        self._lock.acquire()
+
+    def release(self):
+        self._lock.release()
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *error):
+        self.release()
+
+
+@pytest.fixture
+def events():
+    return Events()
+
+
+def run(record, read, events: Events):
+    """What `record` returns, called in a thread while `read` is called here."""
+
+    def recorded():
+        try:
+            return record()
+        finally:
+            sys.settrace(None)
+            for event in events.values():
+                event.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        recording = pool.submit(recorded)
+        try:
+            read()
+        finally:
+            for event in events.values():
+                event.set()
+        return recording.result()
+
+
+def stop_in_kernel(name: str, wait) -> None:
+    """Let the calling thread call `wait` once its next kernel has a variable `name`."""
+    waits = [wait]
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != KERNEL_FILE:
+            return None
+        if waits and name in frame.f_locals:
+            waits.pop()()
+        return trace
+
+    sys.settrace(trace)
+
+
+def is_of_another_thread(recorder: Recorder) -> bool:
+    return recorder.thread != threading.get_ident()
+
+
+def test_a_kernel_that_moves_the_cursor_late_does_not_open_a_walk_that_ends(
+    equal, events, monkeypatch
+):
+    x, shown = X.to("ltc"), []
+
+    def record():
+        for switched in (False, True):
+            first = x + 1
+            shown.append(first)
+            if switched:
+                recorder = device_at(0).recorder()
+                recorder.lock = ToldLock(recorder, events["asked"])
+                stop_in_kernel("entry", lambda: events.meet("reached", "go"))
+            second = first * 2
+            if switched:
+                sys.settrace(None)
+                events.meet("over", "ending")
+            third = second - 3
+            if switched:
+                events["asked"].set()
+            fourth = third * 5
+            ltm.mark_step()
+        return first, second, third, fourth
+
+    frames, launch = step.thread_frames, ending._launch
+
+    def frames_once_the_kernel_is_over():
+        events.meet("go", "over")
+        return frames()
+
+    def launch_once_more_is_recorded(recorder, ended):
+        if is_of_another_thread(recorder):
+            events.meet("ending", "asked")
+        return launch(recorder, ended)
+
+    def read():
+        events["reached"].wait()
+        monkeypatch.setattr(step, "thread_frames", frames_once_the_kernel_is_over)
+        monkeypatch.setattr(ending, "_launch", launch_once_more_is_recorded)
+        assert shown[-1].tolist() == (X + 1).tolist()
+
+    made = run(record, read, events)
+    assert all(state_of(tensor).value is None for tensor in made)  # nothing is pending any more
+    equal(made, (X + 1, (X + 1) * 2, (X + 1) * 2 - 3, ((X + 1) * 2 - 3) * 5))
+
+
+def test_a_kernel_under_way_mixes_no_values_of_two_walks(equal, events, monkeypatch):
+    """It has read x, then the walk ends; y becomes the first input, as x was, of the next."""
+    x, y, shown = X.to("ltc"), Y.to("ltc"), []
+
+    def record():
+        for _ in range(2):
+            ltm.mark_step()
+            shown.append(x + x)
+        recorder = device_at(0).recorder()
+        recorder.lock = ToldLock(recorder, events["asked"])
+        events.meet("pending", "ending")
+        stop_in_kernel("value0", lambda: events.meet("reached", "go"))
+        total = x + y
+        sys.settrace(None)
+        events["asked"].set()
+        return total
+
+    end, restart = step.end, Recorder.restart
+
+    def end_once_x_is_read(recorder):
+        if is_of_another_thread(recorder):
+            events.meet("ending", "reached")
+        end(recorder)
+
+    def restart_and_switch(recorder):
+        restart(recorder)
+        if is_of_another_thread(recorder):
+            events.meet("go", "asked")
+
+    def read():
+        events["pending"].wait()
+        monkeypatch.setattr(step, "end", end_once_x_is_read)
+        monkeypatch.setattr(Recorder, "restart", restart_and_switch)
+        assert shown[-1].tolist() == (X + X).tolist()
+
+    equal(run(record, read, events), X + Y)
