@@ -50,10 +50,19 @@ def exclusively(recorder: Recorder, action: Callable[[], Any]) -> Any:
     their own walks and waited for each other's would wait for ever, so a thread that needs
     another's lets go of its own first and begins anew: `action` reads before it writes.
     """
+
+    def begin() -> Any:
+        recorder.interrupted = False  # what is read from here on is of one walk
+        return action()
+
+    return _closed(recorder, begin)
+
+
+def _closed(recorder: Recorder, action: Callable[[], Any]) -> Any:
+    """The same for a part of a call; what it has read before may be of a walk that has ended."""
     while True:
         try:
             with recorder.lock:
-                recorder.interrupted = False  # what is read from here on is of one walk
                 _this_thread.holding += 1
                 try:
                     return action()
@@ -93,9 +102,7 @@ def value_of(state: State) -> Value:
                 value = state.value = recorder.bind(state)
                 return value
             if state.base is not None:
-                if recorder.interrupted:
-                    raise Interrupted
-                return exclusively(recorder, lambda: derive_view(state))
+                return _closed(recorder, lambda: _derive_uninterrupted(recorder, state))
         elif value.recorder is recorder:
             return value
         elif state.buffer is not None:
@@ -113,6 +120,12 @@ def values_of(states: list[State]) -> list[Value]:
         return [value_of(s) if v is None or v.recorder is not recorder else v
                 for s, v in zip(states, values)]
     return recorder.bind_as_before(states) or recorder.note_run([value_of(s) for s in states])
+
+
+def _derive_uninterrupted(recorder: Recorder, state: State) -> Value:
+    if recorder.interrupted:
+        raise Interrupted
+    return derive_view(state)
 
 
 def derive_view(state: State) -> Value:

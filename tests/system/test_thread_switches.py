@@ -179,3 +179,39 @@ def test_a_kernel_under_way_mixes_no_values_of_two_walks(equal, events, monkeypa
         assert shown[-1].tolist() == (X + X).tolist()
 
     equal(run(record, read, events), X + Y)
+
+
+def test_a_kernel_that_waits_to_derive_a_view_reads_its_other_operands_anew(
+    equal, events, monkeypatch
+):
+    """It has read x, then waits for the end of the walk to derive a view of y in the next."""
+    x, y, shown = X.to("ltc"), Y.to("ltc"), []
+    view_of_x, view_of_y = x.view(4), y.view(4)
+
+    def record():
+        for _ in range(2):
+            ltm.mark_step()
+            shown.append(x + view_of_x)
+        recorder = device_at(0).recorder()
+        recorder.lock = ToldLock(recorder, events["asked"])
+        events.meet("pending", "ending")
+        stop_in_kernel("value0", lambda: events.meet("reached", "go"))
+        total = x + view_of_y
+        sys.settrace(None)
+        return total
+
+    end = step.end
+
+    def end_once_the_view_is_asked_for(recorder):
+        if is_of_another_thread(recorder):
+            events.meet("ending", "reached")
+            events.meet("go", "asked")
+        end(recorder)
+
+    def read():
+        events["pending"].wait()
+        monkeypatch.setattr(step, "end", end_once_the_view_is_asked_for)
+        assert shown[-1].tolist() == (X + X).tolist()
+
+    ltm.mark_step()
+    equal(run(record, read, events), X + Y)
