@@ -71,12 +71,20 @@ def _closed(recorder: Recorder, action: Callable[[], Any]) -> Any:
         except PendingElsewhere as pending:
             if _this_thread.holding:
                 raise
-            flush_other_thread(pending.recorder)
+            _flush_having_let_go(pending.recorder)
 
 
 def _flush_foreign(recorder: Recorder) -> None:
     if _this_thread.holding:
         raise PendingElsewhere(recorder)
+    flush_other_thread(recorder)
+
+
+def _flush_having_let_go(recorder: Recorder) -> None:
+    """`flush_other_thread` where the calling thread's own walk may be ended meanwhile.
+
+    A frame of this function says so to the other thread, which may need what is pending here.
+    """
     flush_other_thread(recorder)
 
 
@@ -231,9 +239,9 @@ def _stop(recorder: Recorder) -> bool:
 
 
 def _is_recording(thread: int) -> bool:
-    """Whether a generated kernel is on that thread's stack."""
+    """Whether a generated kernel is on that thread's stack that goes on with what it has read."""
     frame = thread_frames().get(thread)
-    while frame is not None:
+    while frame is not None and frame.f_code is not _flush_having_let_go.__code__:
         if frame.f_code.co_filename == KERNEL_FILE:
             return True
         frame = frame.f_back

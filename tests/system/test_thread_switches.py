@@ -215,3 +215,37 @@ def test_a_kernel_that_waits_to_derive_a_view_reads_its_other_operands_anew(
 
     ltm.mark_step()
     equal(run(record, read, events), X + Y)
+
+
+def test_two_threads_that_need_each_others_values_do_not_wait_for_each_other(equal, monkeypatch):
+    both, made, waiting = threading.Barrier(2), {}, set()
+
+    def add(own: str, other: str):
+        try:
+            for switched in (False, True):
+                made[own] = x = X.to("ltc") * len(own)
+                both.wait()
+                if switched:
+                    stop_in_kernel("value1", both.wait)
+                total = made[other] + x
+                sys.settrace(None)
+                both.wait()
+            return total
+        except BaseException:
+            both.abort()
+            raise
+
+    def sleep(seconds: float) -> None:
+        """One may wait for a call of the other's; by then that one no longer waits for it."""
+        waiting.add(threading.get_ident())
+        try:
+            assert len(waiting) < 2
+            pause(seconds)
+        finally:
+            waiting.discard(threading.get_ident())
+
+    pause = step.time.sleep
+    monkeypatch.setattr(step.time, "sleep", sleep)
+    with ThreadPoolExecutor(2) as pool:
+        totals = [pool.submit(add, *names) for names in (("a", "bb"), ("bb", "a"))]
+        equal([total.result() for total in totals], [X * 3, X * 3])
