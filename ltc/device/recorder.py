@@ -329,9 +329,10 @@ class Device:
         return recorder
 
     def _drop_recorders_of_ended_threads(self) -> None:
+        known = list(self.recorders.items())  # first: no thread that begins meanwhile is among them
         # the numbers alone: a frame that is kept keeps alive what its function had in hand
         running = set(thread_frames())
-        for thread, recorder in list(self.recorders.items()):
+        for thread, recorder in known:
             if thread not in running and recorder.nothing_pending:
                 del self.recorders[thread]
 

@@ -15,6 +15,7 @@ import ltc.core.lazy_model as ltm
 from ltc.device import ending, step
 from ltc.device.recorder import KERNEL_FILE, Recorder, device_at
 from ltc.device.tensor import state_of
+from ltc.utils.thread_frames import thread_frames
 
 X, Y = torch.arange(4.0), torch.arange(4.0) * 10 + 3
 
@@ -249,3 +250,38 @@ def test_two_threads_that_need_each_others_values_do_not_wait_for_each_other(equ
     with ThreadPoolExecutor(2) as pool:
         totals = [pool.submit(add, *names) for names in (("a", "bb"), ("bb", "a"))]
         equal([total.result() for total in totals], [X * 3, X * 3])
+
+
+def test_a_thread_that_begins_while_ended_ones_are_looked_for_keeps_its_recorder(
+    events, monkeypatch
+):
+    device, made, threads = device_at(0), [], []
+
+    def begin():
+        made.append(device.recorder())
+        events.meet("pending", "over")
+
+    def begin_another():
+        events["pending"].clear()
+        threads.append(threading.Thread(target=begin))
+        threads[-1].start()
+        events["pending"].wait()
+
+    def frames_and_a_new_thread():
+        found = thread_frames()
+        if len(threads) == 1:
+            begin_another()
+        return found
+
+    try:
+        device.recorder()
+        begin_another()  # a device with one recorder looks for none that ended
+        device.has_one_recorder()  # a new thread may have the number of one that ended
+        monkeypatch.setattr("ltc.device.recorder.thread_frames", frames_and_a_new_thread)
+        device.has_one_recorder()
+        assert [device.recorders.get(thread.ident) for thread in threads] == made
+    finally:
+        events["over"].set()
+        for thread in threads:
+            thread.join()
+    assert len(made) == 2
