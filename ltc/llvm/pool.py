@@ -13,10 +13,11 @@ is asleep or kept off its processor. A second launch at the same time runs in it
 For a time that the caller names, the members from some number on stay away: whoever needs their
 processor would otherwise take it in the midst of a task, and the launch would wait for that task.
 
-Where the system wakes a member, it likes to put it back where it was, and on a busy machine of few
-processors it looks no further.  If that is the caller's processor, the two share it for some
-milliseconds and the other is idle.  So a member who was there is kept off it while it is woken, and
-one who finds itself there moves; then it may run wherever it might before.
+Where the system wakes a member, it likes to put it back where it was, or where the caller is, and
+on a busy machine of few processors it looks no further.  On the caller's processor the two share it
+for some milliseconds and the other is idle.  So a member who was there, and each of a few members,
+is kept off it while it is woken, and one who finds itself there moves; then it may run wherever it
+might before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from collections.abc import Mapping
 
 MOST_MEMBERS = 128
 SPINS = 4000  # of a member without work before it sleeps: about 60 us
+FEW_MEMBERS = 4  # so many may each cost the caller two more calls of the system when they are woken
 SPINS_BEFORE_YIELD = 2000  # of the caller, whose last tasks are under way elsewhere
 
 # What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
@@ -177,7 +179,9 @@ call:
   %was.at = getelementptr i64, ptr %line, i64 3
   %was = load atomic i32, ptr %was.at monotonic, align 8
   %together = icmp eq i32 %was, %callers
-  br i1 %together, label %part, label %now
+  %few = icmp sle i64 %limit, FEW_MEMBERS
+  %is.kept.off = or i1 %together, %few
+  br i1 %is.kept.off, label %part, label %now
 part:
   %parts = call i1 @pool.part(i32 %thread, i32 %callers, ptr %set)
   br label %now
@@ -468,8 +472,8 @@ def text() -> str:
     needs @tasks."""
     declared, pause = pause_text()
     return filled(CLOCK + _PART + _TEXT, {
-        "LINES_BYTES": 64 * MOST_MEMBERS, "MOST": MOST_MEMBERS, "SPINS": SPINS,
-        "MASK_WORDS": MASK_WORDS, "MASK_BYTES": 8 * MASK_WORDS,
+        "LINES_BYTES": 64 * MOST_MEMBERS, "MOST": MOST_MEMBERS, "FEW_MEMBERS": FEW_MEMBERS,
+        "SPINS": SPINS, "MASK_WORDS": MASK_WORDS, "MASK_BYTES": 8 * MASK_WORDS,
         "YIELD": SPINS_BEFORE_YIELD, "FUTEX": FUTEX[platform.machine()],
         "PAUSE_DECLARED": declared, "PAUSE": pause, **FUTEX_CALLS, **_SLEEP,
     })  # fmt: skip
