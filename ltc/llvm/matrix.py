@@ -299,7 +299,7 @@ def _wanted_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
         return 4 if m <= FEW_ROWS else 2
     if m <= FEW_ROWS:
         return 4
-    some = MOST_EVEN_ROWS if shape.right.column == 1 else SOME_ROWS
+    some = SOME_ROWS if _must_pack(dtype, isa, shape) else MOST_EVEN_ROWS
     return 3 if m <= some or _rows_collide(dtype, shape) else 2
 
 
