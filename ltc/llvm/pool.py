@@ -31,8 +31,8 @@ from collections.abc import Mapping
 
 MOST_MEMBERS = 128
 SPINS = 4000  # of a member without work before it sleeps: about 60 us
-FEW_MEMBERS = 4  # so many may each cost the caller two more calls of the system when they are woken
 SPINS_BEFORE_YIELD = 2000  # of the caller, whose last tasks are under way elsewhere
+FEW_MEMBERS = 4  # so many may cost the caller three more calls of the system each, to be woken
 
 # What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
 FUTEX_CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129}
