@@ -96,6 +96,20 @@ def stop_in_kernel(name: str, wait) -> None:
     sys.settrace(trace)
 
 
+def add_switched(x, known, other, shown: list, events: Events):
+    """x + other, stopped once x is read; x + known before it, pending, has the same path."""
+    for _ in range(2):
+        ltm.mark_step()
+        shown.append(x + known)
+    recorder = device_at(0).recorder()
+    recorder.lock = ToldLock(recorder, events["asked"])
+    events.meet("pending", "ending")
+    stop_in_kernel("value0", lambda: events.meet("reached", "go"))
+    total = x + other
+    sys.settrace(None)
+    return total
+
+
 def is_of_another_thread(recorder: Recorder) -> bool:
     return recorder.thread != threading.get_ident()
 
@@ -151,15 +165,7 @@ def test_a_kernel_under_way_mixes_no_values_of_two_walks(equal, events, monkeypa
     x, y, shown = X.to("ltc"), Y.to("ltc"), []
 
     def record():
-        for _ in range(2):
-            ltm.mark_step()
-            shown.append(x + x)
-        recorder = device_at(0).recorder()
-        recorder.lock = ToldLock(recorder, events["asked"])
-        events.meet("pending", "ending")
-        stop_in_kernel("value0", lambda: events.meet("reached", "go"))
-        total = x + y
-        sys.settrace(None)
+        total = add_switched(x, x, y, shown, events)
         events["asked"].set()
         return total
 
@@ -192,16 +198,7 @@ def test_a_kernel_that_waits_to_derive_a_view_reads_its_other_operands_anew(
     view_of_x, view_of_y = x.view(4), y.view(4)
 
     def record():
-        for _ in range(2):
-            ltm.mark_step()
-            shown.append(x + view_of_x)
-        recorder = device_at(0).recorder()
-        recorder.lock = ToldLock(recorder, events["asked"])
-        events.meet("pending", "ending")
-        stop_in_kernel("value0", lambda: events.meet("reached", "go"))
-        total = x + view_of_y
-        sys.settrace(None)
-        return total
+        return add_switched(x, view_of_x, view_of_y, shown, events)
 
     end = step.end
 
