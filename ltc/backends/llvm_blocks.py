@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 
-from ltc.backends.memory import empty
+from ltc.backends import memory
 from ltc.backends.undisturbed import Undisturbed
+
+# From here on, in huge pages. Below, the faults of small pages cost a process some 20 ms once; a
+# huge page that a virtual machine has to get from its host takes 5 ms, and small ones lie ready.
+HUGE_BYTES = 64 << 20
 
 
 class Block:
@@ -15,10 +19,16 @@ class Block:
 
     def __init__(self, nbytes: int):
         with Undisturbed():
-            self.tensor = empty((nbytes,), torch.uint8)
+            self.tensor = _new_bytes(nbytes)
         self.nbytes = nbytes
         self.address = self.tensor.data_ptr()
         self.memory = memoryview(self.tensor.numpy())
+
+
+def _new_bytes(nbytes: int) -> torch.Tensor:
+    if nbytes >= HUGE_BYTES:
+        return memory.empty((nbytes,), torch.uint8)
+    return torch.empty((nbytes,), dtype=torch.uint8, device="cpu")
 
 
 class Blocks:

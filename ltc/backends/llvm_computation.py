@@ -29,7 +29,8 @@ from ltc.backends.llvm_plan import (
     ReferenceCall,
 )  # fmt: skip
 from ltc.backends.llvm_queue import LlvmLaunch, LlvmQueue
-from ltc.backends.output_pool import copied, maker_of
+from ltc.backends.output_pool import copied, maker_of, pool
+from ltc.backends.touched_ahead import TouchedAhead
 from ltc.backends.undisturbed import Undisturbed, is_alone
 from ltc.debug import metrics
 from ltc.ir import ops
@@ -40,6 +41,7 @@ from ltc.passes.memory import ALIGNMENT
 
 _NOTHING: Mapping = MappingProxyType({})
 _blocks = Blocks()
+_touched_ahead = TouchedAhead(pool)
 _address_of = torch.Tensor.data_ptr
 
 
@@ -55,10 +57,15 @@ _WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIE
 class LlvmComputation:
     """A program on this machine's CPU; its buffers are contiguous CPU tensors."""
 
-    upload = staticmethod(EagerComputation.upload)
     download = staticmethod(EagerComputation.download)
     wait = staticmethod(EagerComputation.wait)
     leave_processor = staticmethod(leave_processor)
+
+    @staticmethod
+    def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
+        if tensor.is_floating_point():
+            _touched_ahead.expect(tensor.nbytes)
+        return EagerComputation.upload(tensor, device)
 
     @staticmethod
     def queue() -> LlvmQueue | None:

@@ -25,12 +25,13 @@ _HUGE_PAGE = 2 << 20
 _HAS_HUGE_PAGES = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 
 
-class _Stretch:
+class Stretch:
     """Private memory that begins at a huge page and is as long as so many of them."""
 
     def __init__(self, nbytes: int):
+        """`nbytes`: at least; the rest of the last huge page belongs to it too."""
+        self.nbytes = nbytes = _whole_pages(nbytes)
         # One page more than needed: the system aligns to small pages only.
-        self.nbytes = nbytes
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # after a fork, each has its own
         self._map = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=private)
         try:
@@ -39,9 +40,14 @@ class _Stretch:
             pass  # advice only: where the system refuses it, the memory is the same
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._first = -address % _HUGE_PAGE
+        self.address = address + self._first
 
     def view(self) -> memoryview:
         return memoryview(self._map)[self._first : self._first + self.nbytes]
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
 
 
 class OutputPool:
@@ -49,54 +55,62 @@ class OutputPool:
 
     Tensors are freed in any thread at any time, and processes fork: there is no lock, and what
     changes the list does so in one atomic step.
+
+    is_used  whether it has ever been asked for memory
     """
 
     def __init__(self, most_free_bytes: int = MOST_FREE_BYTES):
         self._most = most_free_bytes
-        self._free: list[_Stretch] = []
+        self._free: list[Stretch] = []
         self._views: dict[int, weakref.ref] = {}
+        self.is_used = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor whose elements are anything."""
+        self.is_used = True
         count = prod(shape)
-        nbytes = -(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE
-        stretch = self._taken(nbytes) or _Stretch(nbytes)
+        nbytes = _whole_pages(count * dtype.itemsize)
+        stretch = self._taken(nbytes) or Stretch(nbytes)
         view = stretch.view()
         self._views[id(stretch)] = weakref.ref(view, lambda _: self._give_back(stretch))
         # The tensor's storage holds the view until the last tensor of it is gone.
         return torch.frombuffer(view, dtype=dtype, count=count).view(shape)
 
+    def add(self, stretch: Stretch) -> None:
+        """One that no tensor lies in."""
+        self._free.append(stretch)
+        if self.free_bytes > self._most:
+            self._removed(self._free[0])
+
     @property
     def free_bytes(self) -> int:
         return sum(stretch.nbytes for stretch in list(self._free))
 
-    def _taken(self, nbytes: int) -> _Stretch | None:
+    def _taken(self, nbytes: int) -> Stretch | None:
         for stretch in reversed(list(self._free)):
             if stretch.nbytes == nbytes and self._removed(stretch):
                 return stretch
         return None
 
-    def _removed(self, stretch: _Stretch) -> bool:
+    def _removed(self, stretch: Stretch) -> bool:
         try:
             self._free.remove(stretch)
         except ValueError:  # another thread has it
             return False
         return True
 
-    def _give_back(self, stretch: _Stretch) -> None:
+    def _give_back(self, stretch: Stretch) -> None:
         del self._views[id(stretch)]
-        self._free.append(stretch)
-        if self.free_bytes > self._most:
-            self._removed(self._free[0])
+        self.add(stretch)
 
 
-_pool = OutputPool()
+pool = OutputPool()
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor whose elements are anything: an output of a program."""
     if _HAS_HUGE_PAGES and prod(shape) * dtype.itemsize >= LARGE_BYTES:
-        return _pool.empty(shape, dtype)
+        return pool.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 

@@ -1,0 +1,61 @@
+"""Memory for gradients, touched while a model is still being moved to a device.
+
+The system clears a page when it is first touched, and on a virtual machine its host may have to find
+the page as well: up to five milliseconds for each huge page, at a time when the first step waits
+for it. Whoever moves a large tensor to a device will most likely want a gradient of its size. So a
+thread touches as much again, while Python goes on moving, and then records that step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections import deque
+
+from ltc.backends.output_pool import LARGE_BYTES, OutputPool, Stretch
+
+MOST_BYTES = 64 << 20  # in one process: a guess must not cost much where it is wrong
+_AT_ONCE = 2 << 20  # between two looks at whether it is still early
+_MADV_POPULATE_WRITE = 23  # Linux 5.14: asm-generic/mman-common.h
+_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+if _madvise is not None:  # called by way of ctypes, it lets other threads run Python meanwhile
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class TouchedAhead:
+    """Stretches of a pool that are touched before it is first asked for any.
+
+    Processes fork: there is no lock. A size that is asked for just when the thread ends is left to
+    the next one; the memory is then touched by whoever writes to it.
+    """
+
+    def __init__(self, pool: OutputPool, most_bytes: int = MOST_BYTES):
+        self._pool, self._left = pool, most_bytes
+        self._sizes: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+
+    def expect(self, nbytes: int) -> None:
+        """A tensor of `nbytes` was moved to a device: an output of its size is to be expected."""
+        if nbytes < LARGE_BYTES or nbytes > self._left or self._pool.is_used or _madvise is None:
+            return
+        self._left -= nbytes
+        self._sizes.append(nbytes)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._touch, name="ltc pages", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Block until all is touched that was expected."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _touch(self) -> None:
+        while self._sizes and not self._pool.is_used:
+            stretch = Stretch(self._sizes.popleft())
+            for offset in range(0, stretch.nbytes, _AT_ONCE):
+                if self._pool.is_used:  # others compute now, and touch what they need themselves
+                    break
+                # advice only: where the system is older, nothing happens
+                _madvise(stretch.address + offset, _AT_ONCE, _MADV_POPULATE_WRITE)
+            self._pool.add(stretch)

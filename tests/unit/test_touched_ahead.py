@@ -1,0 +1,112 @@
+"""A model that is moved to a device finds memory for its gradients touched, and no more than that."""
+
+import ctypes
+import os
+import sys
+import threading
+
+import pytest
+import torch
+
+from ltc.backends import output_pool, touched_ahead
+from ltc.backends.llvm_computation import LlvmComputation
+from ltc.backends.output_pool import LARGE_BYTES, OutputPool, Stretch
+from ltc.backends.touched_ahead import MOST_BYTES, TouchedAhead
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not output_pool._HAS_HUGE_PAGES, reason="needs Linux's advice"
+)
+MiB = 1 << 20
+
+
+def resident(stretch: Stretch) -> float:
+    """Which part of it the system has found pages for."""
+    pages = stretch.nbytes // os.sysconf("SC_PAGE_SIZE")
+    found = (ctypes.c_ubyte * pages)()
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    assert mincore(stretch.address, stretch.nbytes, found) == 0
+    return sum(byte & 1 for byte in found) / pages
+
+
+def can_be_asked() -> bool:
+    """Whether this system knows the advice."""
+    stretch = Stretch(LARGE_BYTES)
+    return touched_ahead._madvise(stretch.address, stretch.nbytes, 23) == 0
+
+
+def test_as_much_as_was_moved_is_touched_and_serves_the_next_output_of_its_size():
+    pool = OutputPool()
+    ahead = TouchedAhead(pool)
+    ahead.expect(5 * MiB)
+    ahead.wait()
+    (stretch,) = pool._free
+    assert stretch.nbytes == 6 * MiB
+    if can_be_asked():
+        assert resident(stretch) == 1
+    output = pool.empty((5 * MiB,), torch.uint8)
+    assert output.data_ptr() == stretch.address and not pool._free
+
+
+def test_a_new_stretch_is_not_touched():
+    assert resident(Stretch(4 * MiB)) == 0
+
+
+def test_small_tensors_and_more_than_the_limit_are_not_expected():
+    pool = OutputPool()
+    ahead = TouchedAhead(pool, most_bytes=10 * MiB)
+    for nbytes in (LARGE_BYTES - 1, 11 * MiB, 6 * MiB, 6 * MiB, 4 * MiB, 2 * MiB):
+        ahead.expect(nbytes)
+        ahead.wait()
+    assert sorted(stretch.nbytes for stretch in pool._free) == [4 * MiB, 6 * MiB]
+
+
+def test_nothing_is_touched_once_a_program_has_asked_for_an_output():
+    pool = OutputPool()
+    ahead = TouchedAhead(pool)
+    output = pool.empty((2 * MiB,), torch.uint8)
+    ahead.expect(4 * MiB)
+    ahead.wait()
+    assert not pool._free
+    del output
+
+
+def test_many_threads_move_at_one_time():
+    pool = OutputPool()
+    ahead = TouchedAhead(pool)
+    movers = [threading.Thread(target=ahead.expect, args=(2 * MiB,)) for _ in range(8)]
+    for mover in movers:
+        mover.start()
+    for mover in movers:
+        mover.join()
+    ahead.wait()
+    ahead.expect(2 * MiB)  # what two threads left to one that had just ended
+    ahead.wait()
+    assert 1 <= len(pool._free) <= 9
+    assert len({stretch.address for stretch in pool._free}) == len(pool._free)
+
+
+def test_a_forked_process_goes_on_with_a_thread_of_its_own():
+    pool = OutputPool()
+    ahead = TouchedAhead(pool)
+    ahead.expect(2 * MiB)
+    ahead.wait()
+    child = os.fork()
+    if child == 0:
+        ahead.expect(4 * MiB)
+        ahead.wait()
+        os._exit(0 if [s.nbytes for s in pool._free] == [2 * MiB, 4 * MiB] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [s.nbytes for s in pool._free] == [2 * MiB]
+
+
+def test_what_is_moved_to_a_device_is_expected(monkeypatch):
+    expected = []
+    monkeypatch.setattr(
+        "ltc.backends.llvm_computation._touched_ahead.expect", expected.append, raising=True
+    )
+    weight, labels = torch.ones(1024, 1024), torch.ones(1024, 1024, dtype=torch.int64)
+    assert torch.equal(LlvmComputation.upload(weight, 0), weight)
+    LlvmComputation.upload(labels, 0)  # which nobody takes a gradient of
+    assert expected == [weight.nbytes]
+    assert MOST_BYTES == 64 * MiB  # as the documents say
