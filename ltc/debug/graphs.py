@@ -21,7 +21,7 @@ from ltc.aten.call import Call, Numbering, Value
 from ltc.aten.registry import expand
 from ltc.device.recorder import Recorder
 from ltc.device.state import DEAD
-from ltc.device.step import value_of
+from ltc.device.step import exclusively, value_of
 from ltc.device.tensor import current_device, state_of
 from ltc.passes import pipeline
 from ltc.runtime.compile import live_calls
@@ -49,10 +49,15 @@ def text(*tensors: torch.Tensor, stage: str = "") -> str:
     stage = stage or pipeline.PIPELINE[-1].name
     if stage not in known:
         raise ValueError(f"There is no stage called {stage!r}; there are {', '.join(known)}.")
-    values = [value_of(state_of(tensor)) for tensor in tensors]
-    recorder = values[0].recorder if values else current_device().recorder()
-    outputs = tuple(dict.fromkeys(values or _pending(recorder)))
-    return _shown(stage, recorder, outputs)
+    states = [state_of(tensor) for tensor in tensors]
+    recorder = (states[0].device if states else current_device()).recorder()
+
+    def calls_and_outputs() -> tuple[list[Call], tuple[Value, ...]]:
+        values = [value_of(state) for state in states] or _pending(recorder)
+        outputs = tuple(dict.fromkeys(values))
+        return live_calls(recorder.path(), outputs), outputs
+
+    return _shown(stage, *exclusively(recorder, calls_and_outputs))
 
 
 def recorded(calls: list[Call]) -> str:
@@ -93,8 +98,7 @@ def _pending(recorder: Recorder) -> list[Value]:
     return found
 
 
-def _shown(stage: str, recorder: Recorder, outputs: tuple[Value, ...]) -> str:
-    calls = live_calls(recorder.path(), outputs)
+def _shown(stage: str, calls: list[Call], outputs: tuple[Value, ...]) -> str:
     if stage == "recorded":
         return recorded(calls)
     graph = expand(calls, outputs, Numbering(calls))

@@ -12,7 +12,7 @@ from threading import get_ident
 import torch
 
 from ltc.debug import metrics
-from ltc.device.recorder import STOPPED, Recorder, devices
+from ltc.device.recorder import Recorder, devices
 from ltc.device.step import flush, flush_other_thread, wait_device_ops
 
 
@@ -51,5 +51,3 @@ def _choose_paths(recorder: Recorder) -> None:
     with recorder.lock:
         if recorder.nothing_pending:
             recorder.choose_paths()
-        if recorder.thread != get_ident():
-            recorder.cursor = STOPPED  # its next call goes the slow way, which takes the lock

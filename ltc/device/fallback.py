@@ -10,7 +10,7 @@ from ltc.device.lines import user_line, warn_user
 from ltc.device.recorder import Device
 from ltc.device.signature import DEVICE, Signature
 from ltc.device.state import State, new_state
-from ltc.device.step import value_of
+from ltc.device.step import exclusively, value_of
 from ltc.device.tensor import host_tensor, is_lazy, state_of, to_device, uploaded
 from ltc.device.torch_api import plain_functions
 from ltc.device.views import write
@@ -110,4 +110,4 @@ def assign_host(target: torch.Tensor, result: torch.Tensor) -> None:
 def _write_through(state: State, result: torch.Tensor) -> None:
     from_host = new_state(None, state.device)
     from_host.buffer = uploaded(result, state.device)
-    write(state, value_of(from_host))
+    exclusively(state.device.recorder(), lambda: write(state, value_of(from_host)))

@@ -72,9 +72,8 @@ def _whole_bytes(root: State) -> int:
 
 def _free(root: State) -> None:
     shape, dtype = _type(root)
-    for view in root.views or ():
-        if view() is not None:
-            view().value = None
+    for view in root.living_views():
+        view.value = None
     root.value, root.buffer = None, Freed(shape, dtype, root.device.index)
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import itertools
 import sys
+from weakref import ref
 
 import torch
 
 from ltc.device.torch_api import empty_tensor, storage_of
+from ltc.utils.renewed_lock import renewed_lock
 
 _ids = itertools.count(1)
+_views_change = renewed_lock(globals(), "_views_change")  # threads may share a base
 
 
 class State:
@@ -42,13 +45,27 @@ class State:
             self.number = next(_ids)
             return self.number
 
+    def add_view(self, view: State) -> None:
+        """`view` and all views of the same base learn of each other's writes from now on."""
+        with _views_change:
+            if self.views is None:
+                self.views = []
+            self.views.append(ref(view))
+            view.views = self.views
+
+    def living_views(self) -> list[State]:
+        """All views of the same base that somebody holds, where there may be any."""
+        views = [view() for view in list(self.views or ())]  # a copy: another thread may add one
+        return [view for view in views if view is not None]
+
     def forget_ended_views(self) -> None:
         """Of a base: drop the references to views that are gone."""
-        views = [view for view in self.views if view() is not None]
-        if views:
-            self.views[:] = views
-        else:
-            self.views = None
+        with _views_change:
+            views = [view for view in self.views if view() is not None]
+            if views:
+                self.views[:] = views
+            else:
+                self.views = None
 
 
 def new_state(value, device) -> State:

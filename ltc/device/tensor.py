@@ -208,5 +208,4 @@ def alias_id(tensor: torch.Tensor) -> int:
     state = state_of(tensor)
     if state.base is not None:
         return state.base.tensor_id
-    has_views = state.views is not None and any(view() is not None for view in state.views)
-    return state.tensor_id if has_views else 0
+    return state.tensor_id if state.living_views() else 0

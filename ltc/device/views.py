@@ -6,8 +6,6 @@ stale and is derived again when read.
 
 from __future__ import annotations
 
-from weakref import ref
-
 import torch
 
 from ltc.aten.call import Call, Value
@@ -35,15 +33,11 @@ def link_view(recorder: Recorder, viewed: State, value: Value, link: tuple) -> t
         tensor = recorder.new_tensor(value.shape, value.dtype)
     storage_of(tensor).lazy = state = State()
     state.value, state.device, state.buffer = value, recorder.device, None
-    views = viewed.views
-    if views is None:
-        views = viewed.views = []
-    state.views = views
     if viewed.base is None:
         state.base, state.chain = viewed, (link,)
     else:
         state.base, state.chain = viewed.base, (*viewed.chain, link)
-    views.append(ref(state))
+    viewed.add_view(state)
     recorder.live.append(state)
     return tensor
 
@@ -59,10 +53,8 @@ def write(state: State, value: Value) -> None:
         _write_base(state, value)
         state.value = value
         return
-    for view in state.views:
-        other = view()
-        if other is not None:
-            other.value = None
+    for view in state.living_views():
+        view.value = None
     state.value, state.buffer = value, None
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import ltc.core.lazy_model as ltm
-from ltc.device import ending, step
+from ltc.debug import graphs
+from ltc.device import ending, fallback, state, step
 from ltc.device.recorder import KERNEL_FILE, Recorder, device_at
 from ltc.device.tensor import state_of
 from ltc.utils.thread_frames import thread_frames
@@ -283,3 +284,91 @@ def test_a_thread_that_begins_while_ended_ones_are_looked_for_keeps_its_recorder
         for thread in threads:
             thread.join()
     assert len(made) == 2
+
+
+class SharedLock:
+    """A lock whose first holder goes on once another thread asks for it."""
+
+    def __init__(self, events: Events):
+        self._lock, self.first, self._events = threading.RLock(), None, events
+
+    def __enter__(self):
+        if self.first is None:
+            self.first = threading.get_ident()
+            self._lock.acquire()
+            self._events.meet("reached", "asked")
+        else:
+            self._events["asked"].set()
+            self._lock.acquire()
+
+    def __exit__(self, *error):
+        self._lock.release()
+
+
+def view_written_to(x, change, events: Events, monkeypatch):
+    """What `change` returns, and a view of `x` that is made here while `change` has its views.
+
+    x is written to once both are over.
+    """
+    shown = []
+
+    def change_and_tell():
+        changed = change()
+        events.meet("over", "go")
+        return [] if changed is None else (changed * 1).tolist()  # in the walk that it was made in
+
+    def view_and_write():
+        events["reached"].wait()
+        view = x.view(2, 2)
+        events["over"].wait()
+        x.add_(1)
+        shown.append((view * 1).tolist())
+        events["go"].set()
+
+    lock = SharedLock(events)
+    monkeypatch.setattr(state, "_views_change", lock)
+    changed = run(change_and_tell, view_and_write, events)
+    assert lock.first not in (None, threading.get_ident())
+    return changed, *shown
+
+
+def test_first_views_of_two_threads_both_learn_of_writes(events, monkeypatch):
+    x = X.to("ltc")
+    first, second = view_written_to(x, lambda: x.view(2, 2), events, monkeypatch)
+    assert first == second == (X + 1).view(2, 2).tolist()
+
+
+def test_a_view_that_is_made_while_a_step_forgets_ended_ones_learns_of_writes(events, monkeypatch):
+    x = X.to("ltc")
+    ended = x.view(4)
+    ltm.mark_step()
+    del ended  # its reference is still in the list
+
+    def end_a_step():
+        x.add_(1)
+        ltm.mark_step()
+
+    _, view = view_written_to(x, end_a_step, events, monkeypatch)
+    assert view == (X + 2).view(2, 2).tolist()
+
+
+def test_what_eager_calls_bring_back_and_what_is_shown_is_read_with_the_walk_closed(
+    equal, monkeypatch
+):
+    closed = []
+
+    def noting(function):
+        def noted(*args):
+            closed.append(device_at(0).recorder().lock._is_owned())
+            return function(*args)
+
+        return noted
+
+    x = X.to("ltc")
+    view = x.view(2, 2)
+    monkeypatch.setattr(fallback, "write", noting(fallback.write))
+    fallback.assign_host(view, Y.view(2, 2))
+    equal(x, Y)
+    monkeypatch.setattr(graphs, "value_of", noting(graphs.value_of))
+    assert "ltc::input" in graphs.text(x + 1, stage="recorded")
+    assert closed == [True, True]
