@@ -26,19 +26,17 @@ def lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
     if grad_hy is None and grad_cy is None:
         return None, None, None
     i, f, g, o = workspace.chunk(4, 1)
-    tanh_cy = cy.tanh()
-    grad_c = torch.zeros_like(cy) if grad_cy is None else grad_cy
-    grad_o = torch.zeros_like(cy)
-    if grad_hy is not None:
-        grad_c = grad_c + grad_hy * o * (1 - tanh_cy * tanh_cy)
-        grad_o = grad_hy * tanh_cy
-    grad_gates = torch.cat(
-        [
-            grad_c * g * i * (1 - i), grad_c * cx * f * (1 - f), grad_c * i * (1 - g * g),
-            grad_o * o * (1 - o),
-        ],
-        1,
-    )
+    if grad_hy is None:
+        grad_c, through_o = grad_cy, torch.zeros_like(cy)
+    else:
+        tanh_cy = cy.tanh()
+        grad_c = aten.tanh_backward(grad_hy * o, tanh_cy)
+        grad_c = grad_c if grad_cy is None else grad_cy + grad_c
+        through_o = aten.sigmoid_backward(grad_hy * tanh_cy, o)
+    through_i = aten.sigmoid_backward(grad_c * g, i)
+    through_f = aten.sigmoid_backward(grad_c * cx, f)
+    through_g = aten.tanh_backward(grad_c * i, g)
+    grad_gates = torch.cat([through_i, through_f, through_g, through_o], 1)
     return grad_gates, grad_c * f, grad_gates.sum(0) if has_bias else None
 
 
@@ -56,9 +54,9 @@ def gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):
 def gru_cell_backward(grad_hy, workspace, has_bias):
     """aten::_thnn_fused_gru_cell_backward: gradients of both gates, of hx, of both biases."""
     r, z, n, hx, hidden_n = workspace.chunk(5, 1)
-    grad_z = grad_hy * (hx - n) * z * (1 - z)
-    grad_n = grad_hy * (1 - z) * (1 - n * n)
-    grad_r = grad_n * hidden_n * r * (1 - r)
+    grad_z = aten.sigmoid_backward(grad_hy * (hx - n), z)
+    grad_n = aten.tanh_backward(grad_hy * (1 - z), n)
+    grad_r = aten.sigmoid_backward(grad_n * hidden_n, r)
     grad_input = torch.cat([grad_r, grad_z, grad_n], 1)
     grad_hidden = torch.cat([grad_r, grad_z, grad_n * r], 1)
     biases = (grad_input.sum(0), grad_hidden.sum(0)) if has_bias else (None, None)

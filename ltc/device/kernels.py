@@ -24,11 +24,12 @@ from ltc.device.signature import (
 from ltc.device.state import State
 from ltc.device.step import value_of, values_of
 from ltc.device.torch_api import storage_of
-from ltc.device.views import link_view, write
+from ltc.device.views import link_view, link_views, write
 
 _NAMESPACE = {
     "record": record, "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "State": State,
-    "get_ident": get_ident, "write": write, "link_view": link_view,
+    "get_ident": get_ident, "write": write,
+    "link_view": link_view, "link_views": link_views,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
     "other_operand": (AttributeError, TypeError, NotImplementedError),
@@ -102,7 +103,7 @@ def _source(signature: Signature) -> str | None:
         return None
     if any(a.written and a.kind not in (TENSOR, TENSORS) for a in arguments):
         return None
-    if signature.is_view and (signature.returns != ("Tensor",) or first != 0):
+    if signature.is_view and first != 0:
         return None
     reads, key, scalars = _reads(signature)
     recorder_of = f"value{first}[0]" if arguments[first].kind == TENSORS else f"value{first}"
@@ -251,7 +252,9 @@ def _result_lines(signature: Signature) -> list[str]:
     """Lines that give the results to tensors, and the return."""
     arguments, written = signature.arguments, signature.written
     if signature.is_view:
-        return ["return link_view(recorder, state0, entry.value, entry.link)"]
+        if signature.returns == ("Tensor",):
+            return ["return link_view(recorder, state0, entry.value, entry.link)"]
+        return ["return link_views(recorder, state0, entry.call.results, entry.link)"]
     if len(written) == 1 and arguments[written[0]].kind == TENSOR and signature.returns_written:
         lines = _write_lines(f"state{written[0]}", "entry.value")
     elif written:

@@ -21,7 +21,7 @@ from ltc.device.signature import (
 from ltc.device.step import exclusively, flush, value_of
 from ltc.device.tensor import adopt, device_of_call, state_of, wrap
 from ltc.device.torch_api import plain_functions
-from ltc.device.views import link_view, write
+from ltc.device.views import link_view, link_views, write
 
 _NUMBER_TYPES = {
     bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
@@ -295,10 +295,9 @@ def _views(recorder: Recorder, signature: Signature, state, entry):
     if signature.returns == ("Tensor",):
         entry.link = (*link, None)
         return link_view(recorder, state, entry.value, entry.link)
-    return [
-        link_view(recorder, state, value, (*link, index))
-        for index, value in enumerate(entry.call.results)
-    ]
+    values = entry.call.results
+    entry.link = [(*link, index) for index in range(len(values))]
+    return link_views(recorder, state, values, entry.link)
 
 
 def _wrapped(recorder: Recorder, signature: Signature, results: list):

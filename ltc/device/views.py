@@ -42,6 +42,13 @@ def link_view(recorder: Recorder, viewed: State, value: Value, link: tuple) -> t
     return tensor
 
 
+def link_views(
+    recorder: Recorder, viewed: State, values: tuple[Value, ...], links: list[tuple]
+) -> list[torch.Tensor]:
+    """All that one call makes of `viewed`, as `unbind` does."""
+    return [link_view(recorder, viewed, value, link) for value, link in zip(values, links)]
+
+
 def write(state: State, value: Value) -> None:
     """`state` holds `value` from now on, and so does the part of its base that it shows."""
     if state.value is None:

@@ -2,8 +2,11 @@
 
 import gc
 
+import pytest
 import torch
 
+import ltc.core.lazy_model as ltm
+from ltc.debug import metrics
 from ltc.device.kernels import lazily_built, source_of
 
 
@@ -28,3 +31,25 @@ def test_the_first_call_makes_the_kernel_and_later_ones_are_that_kernel():
     assert kernel.__code__ is not before and kernel.__code__.co_filename == "<ltc kernel>"
     assert source_of("aten::relu").startswith("def kernel")
     assert kernel(x).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda x: x.split(2), lambda x: x.split([1, 3], 1), lambda x: x.unbind(1),
+        lambda x: x.chunk(3), lambda x: x.tensor_split(2), lambda x: [x.t()],
+    ],
+)  # fmt: skip
+def test_calls_that_make_views_are_recorded_again_by_their_kernels(views, equal):
+    """Also those that make several at once: gates of a cell, heads of an attention."""
+    x = torch.arange(12.0).view(3, 4)
+    lazy = x.to("ltc")
+    for repeated in (False, True):
+        thorough = metrics.metric_data("LazyTracing")[0] if repeated else 0
+        made, expected = views(lazy), views(x)
+        if repeated:
+            assert metrics.metric_data("LazyTracing")[0] == thorough
+        made[-1].add_(1)  # and they are views of it
+        expected[-1].add_(1)
+        equal([*made, lazy], [*expected, x])
+        ltm.mark_step()
