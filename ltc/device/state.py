@@ -47,11 +47,15 @@ class State:
 
     def add_view(self, view: State) -> None:
         """`view` and all views of the same base learn of each other's writes from now on."""
-        with _views_change:
-            if self.views is None:
-                self.views = []
-            self.views.append(ref(view))
-            view.views = self.views
+        views = view.views = self.views
+        if views is not None:
+            views.append(ref(view))  # in one step: no other thread's is lost
+        if views is None or self.views is not views:  # the first, or one of an ended list
+            with _views_change:
+                if self.views is None:
+                    self.views = []
+                self.views.append(ref(view))
+                view.views = self.views
 
     def living_views(self) -> list[State]:
         """All views of the same base that somebody holds, where there may be any."""
@@ -61,11 +65,16 @@ class State:
     def forget_ended_views(self) -> None:
         """Of a base: drop the references to views that are gone."""
         with _views_change:
-            views = [view for view in self.views if view() is not None]
-            if views:
-                self.views[:] = views
-            else:
+            views = self.views
+            if views is None:  # another thread was first
+                return
+            for place in reversed(range(len(views))):
+                if views[place]() is None:
+                    del views[place]  # one by one: another thread may add one meanwhile
+            if not views:
                 self.views = None
+                if views:  # one was added just before
+                    self.views = views
 
 
 def new_state(value, device) -> State:

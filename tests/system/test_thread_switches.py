@@ -305,51 +305,62 @@ class SharedLock:
         self._lock.release()
 
 
-def view_written_to(x, change, events: Events, monkeypatch):
-    """What `change` returns, and a view of `x` that is made here while `change` has its views.
+def test_first_views_of_two_threads_both_learn_of_writes(events, monkeypatch):
+    x, shown, lock = X.to("ltc"), [], SharedLock(events)
 
-    x is written to once both are over.
-    """
-    shown = []
-
-    def change_and_tell():
-        changed = change()
+    def view_and_wait():
+        view = x.view(4)
         events.meet("over", "go")
-        return [] if changed is None else (changed * 1).tolist()  # in the walk that it was made in
+        return (view * 1).tolist()  # in the walk that it was made in
 
     def view_and_write():
         events["reached"].wait()
-        view = x.view(2, 2)
+        view = x.view(4)
         events["over"].wait()
         x.add_(1)
         shown.append((view * 1).tolist())
         events["go"].set()
 
-    lock = SharedLock(events)
     monkeypatch.setattr(state, "_views_change", lock)
-    changed = run(change_and_tell, view_and_write, events)
+    shown.append(run(view_and_wait, view_and_write, events))
+    assert shown == [(X + 1).tolist()] * 2
     assert lock.first not in (None, threading.get_ident())
-    return changed, *shown
 
 
-def test_first_views_of_two_threads_both_learn_of_writes(events, monkeypatch):
+class Switched(list):
+    """References to views, to which another thread adds one at the first call of a method."""
+
+    def __init__(self, views, method: str, add):
+        super().__init__(views)
+        self._method, self._adds = method, [add]
+
+    def _switch(self, method: str) -> None:
+        if method == self._method and self._adds:
+            self._adds.pop()()
+
+    def __delitem__(self, place):
+        super().__delitem__(place)
+        self._switch("__delitem__")
+
+    def __bool__(self):
+        filled = len(self) > 0
+        self._switch("__bool__")
+        return filled
+
+
+@pytest.mark.parametrize("method", ["__delitem__", "__bool__"])
+def test_a_view_that_is_made_while_ended_ones_are_forgotten_learns_of_writes(equal, method):
     x = X.to("ltc")
-    first, second = view_written_to(x, lambda: x.view(2, 2), events, monkeypatch)
-    assert first == second == (X + 1).view(2, 2).tolist()
-
-
-def test_a_view_that_is_made_while_a_step_forgets_ended_ones_learns_of_writes(events, monkeypatch):
-    x = X.to("ltc")
-    ended = x.view(4)
-    ltm.mark_step()
-    del ended  # its reference is still in the list
-
-    def end_a_step():
-        x.add_(1)
-        ltm.mark_step()
-
-    _, view = view_written_to(x, end_a_step, events, monkeypatch)
-    assert view == (X + 2).view(2, 2).tolist()
+    base, views = state_of(x), [x.view(4), x.view(4)]
+    ltm.mark_step()  # a walk holds what it has made
+    base.views = Switched(base.views, method, lambda: views.append(x.view(4)))
+    views.clear()
+    base.forget_ended_views()
+    x.add_(1)
+    equal([view * 1 for view in views], [X + 1])
+    views.clear()
+    base.forget_ended_views()
+    assert base.views is None
 
 
 def test_what_eager_calls_bring_back_and_what_is_shown_is_read_with_the_walk_closed(
