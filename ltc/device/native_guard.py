@@ -6,8 +6,9 @@ Python has one answer, device 0, but finds it by calling a Python method by its 
 microsecond each time: a tenth of that step.  So the guard gets a table of methods of its own, in
 which those that ask Python are three instructions that return the same.
 
-Only where all is as it is known to be: Linux on x86-64, and methods that answer as expected when
-they are tried.  Elsewhere the guard asks Python as before.
+Only where all is as it is known to be: a torch that was looked at (torch_api.GUARDS_KNOWN), Linux on
+x86-64, and methods that answer as expected when they are tried.  Elsewhere the guard asks Python as
+before.
 """
 
 from __future__ import annotations

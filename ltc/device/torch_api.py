@@ -18,6 +18,7 @@ from ltc.device import native_guard
 
 DEVICE_TYPE = "ltc"
 OLDEST, NEWEST = (2, 10), (2, 16)
+GUARDS_KNOWN = {(2, 13)}  # versions of torch whose device guard native_guard.py has looked at
 
 storage_of = torch.Tensor.untyped_storage  # its Python object lives as long as the C++ storage
 is_view_replay_enabled = torch._C._is_view_replay_enabled
@@ -50,9 +51,13 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
     return own is not torch._C._disabled_torch_dispatch_impl
 
 
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+
+
 def require() -> None:
     """Raise ImportError where this torch is too old, too new to be known, or already taken."""
-    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    version = _version()
     if version < OLDEST:
         raise ImportError(
             f"ltc needs torch >= {OLDEST[0]}.{OLDEST[1]}: torch {torch.__version__} cannot host a "
@@ -214,7 +219,8 @@ def register_device(module) -> None:
     register_device.kept = (Hooks(), Guard())  # C++ holds plain pointers to them
     torch._C._acc.register_python_privateuseone_hook(register_device.kept[0])
     torch._C._acc.register_python_privateuseone_device_guard(register_device.kept[1])
-    native_guard.install(_registered_guard(), int(PRIVATE_USE_1), lambda: Guard.times_asked)
+    if _version() in GUARDS_KNOWN:
+        native_guard.install(_registered_guard(), int(PRIVATE_USE_1), lambda: Guard.times_asked)
 
 
 def _registered_guard() -> int:
