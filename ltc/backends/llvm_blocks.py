@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ltc.backends import memory
+from ltc.backends.memory import empty
 from ltc.backends.undisturbed import Undisturbed
 
 # From here on, in huge pages. Below, the faults of small pages cost a process some 20 ms once; a
@@ -19,16 +19,10 @@ class Block:
 
     def __init__(self, nbytes: int):
         with Undisturbed():
-            self.tensor = _new_bytes(nbytes)
+            self.tensor = empty((nbytes,), torch.uint8, HUGE_BYTES)
         self.nbytes = nbytes
         self.address = self.tensor.data_ptr()
         self.memory = memoryview(self.tensor.numpy())
-
-
-def _new_bytes(nbytes: int) -> torch.Tensor:
-    if nbytes >= HUGE_BYTES:
-        return memory.empty((nbytes,), torch.uint8)
-    return torch.empty((nbytes,), dtype=torch.uint8, device="cpu")
 
 
 class Blocks:

@@ -11,22 +11,25 @@ from collections.abc import Sequence
 
 import torch
 
-_HUGE_PAGE = 2 << 20
-_LARGE_BYTES = 2 * _HUGE_PAGE  # below this, little of it would be whole huge pages
+HUGE_PAGE = 2 << 20
+_LARGE_BYTES = 2 * HUGE_PAGE  # below this, little of it would be whole huge pages
 _MADV_HUGEPAGE = 14  # Linux: asm-generic/mman-common.h
-_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
-if _madvise is not None:
-    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+# None where advice has other numbers. Unlike mmap's, it lets other threads run Python meanwhile.
+madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+if madvise is not None:
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor whose elements are anything."""
+def empty(
+    shape: Sequence[int], dtype: torch.dtype, huge_from: int = _LARGE_BYTES
+) -> torch.Tensor:
+    """A contiguous tensor whose elements are anything; from `huge_from` bytes on in huge pages."""
     result = torch.empty(shape, dtype=dtype, device="cpu")
-    if result.nbytes >= _LARGE_BYTES and _madvise is not None:
-        start = -(-result.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-        stop = (result.data_ptr() + result.nbytes) // _HUGE_PAGE * _HUGE_PAGE
+    if result.nbytes >= huge_from and madvise is not None:
+        start = -(-result.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+        stop = (result.data_ptr() + result.nbytes) // HUGE_PAGE * HUGE_PAGE
         # advice only: where the system refuses it, the memory is the same
-        _madvise(start, stop - start, _MADV_HUGEPAGE)
+        madvise(start, stop - start, _MADV_HUGEPAGE)
     return result
 
 

@@ -17,11 +17,12 @@ from math import prod
 
 import torch
 
+from ltc.backends.memory import HUGE_PAGE
+
 # In less than half the time of torch.empty, where this torch has it.
 _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
-LARGE_BYTES = 2 << 20  # of a tensor, a huge page: most smaller ones the allocator keeps itself
+LARGE_BYTES = HUGE_PAGE  # of a tensor: most smaller ones the allocator keeps itself
 MOST_FREE_BYTES = 512 << 20  # kept for outputs to come; what is more goes back to the system
-_HUGE_PAGE = 2 << 20
 _HAS_HUGE_PAGES = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 
 
@@ -33,13 +34,13 @@ class Stretch:
         self.nbytes = nbytes = _whole_pages(nbytes)
         # One page more than needed: the system aligns to small pages only.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # after a fork, each has its own
-        self._map = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=private)
+        self._map = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=private)
         try:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             pass  # advice only: where the system refuses it, the memory is the same
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._first = -address % _HUGE_PAGE
+        self._first = -address % HUGE_PAGE
         self.address = address + self._first
 
     def view(self) -> memoryview:
@@ -47,7 +48,7 @@ class Stretch:
 
 
 def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+    return -(-nbytes // HUGE_PAGE) * HUGE_PAGE
 
 
 class OutputPool:

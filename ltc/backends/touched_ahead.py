@@ -8,19 +8,14 @@ thread touches as much again, while Python goes on moving, and then records that
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import threading
 from collections import deque
 
+from ltc.backends.memory import HUGE_PAGE, madvise
 from ltc.backends.output_pool import LARGE_BYTES, OutputPool, Stretch
 
 MOST_BYTES = 64 << 20  # in one process: a guess must not cost much where it is wrong
-_AT_ONCE = 2 << 20  # between two looks at whether it is still early
 _MADV_POPULATE_WRITE = 23  # Linux 5.14: asm-generic/mman-common.h
-_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
-if _madvise is not None:  # called by way of ctypes, it lets other threads run Python meanwhile
-    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class TouchedAhead:
@@ -37,7 +32,7 @@ class TouchedAhead:
 
     def expect(self, nbytes: int) -> None:
         """A tensor of `nbytes` was moved to a device: an output of its size is to be expected."""
-        if nbytes < LARGE_BYTES or nbytes > self._left or self._pool.is_used or _madvise is None:
+        if nbytes < LARGE_BYTES or nbytes > self._left or self._pool.is_used or madvise is None:
             return
         self._left -= nbytes
         self._sizes.append(nbytes)
@@ -51,11 +46,14 @@ class TouchedAhead:
             self._thread.join()
 
     def _touch(self) -> None:
-        while self._sizes and not self._pool.is_used:
-            stretch = Stretch(self._sizes.popleft())
-            for offset in range(0, stretch.nbytes, _AT_ONCE):
+        while not self._pool.is_used:
+            try:
+                stretch = Stretch(self._sizes.popleft())
+            except IndexError:
+                return
+            for offset in range(0, stretch.nbytes, HUGE_PAGE):
                 if self._pool.is_used:  # others compute now, and touch what they need themselves
                     break
                 # advice only: where the system is older, nothing happens
-                _madvise(stretch.address + offset, _AT_ONCE, _MADV_POPULATE_WRITE)
+                madvise(stretch.address + offset, HUGE_PAGE, _MADV_POPULATE_WRITE)
             self._pool.add(stretch)

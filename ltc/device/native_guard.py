@@ -20,6 +20,9 @@ import struct
 import sys
 from collections.abc import Callable
 
+from ltc.errors import Unsupported
+from ltc.llvm.elf import Memory
+
 # Places of methods: c10/core/impl/DeviceGuardImplInterface.h declares them in this order.
 TYPE, EXCHANGE_DEVICE, GET_DEVICE, GET_STREAM, EXCHANGE_STREAM = 0, 1, 2, 5, 9
 _BEFORE = 2  # words of a table before its first method: for casts and type information
@@ -28,6 +31,7 @@ _WORD = 8
 # endbr64; mov eax, type; xor edx, edx; ret: a device of index 0 is its type, its stream has id 0
 _CODE = b"\xf3\x0f\x1e\xfa\xb8%b\x31\xd2\xc3"
 _METHOD = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
+_tables: list[Memory] = []  # C++ may ask until the process is gone
 
 
 def install(address: int, device_type: int, times_asked: Callable[[], int]) -> bool:
@@ -51,40 +55,26 @@ def install(address: int, device_type: int, times_asked: Callable[[], int]) -> b
     places = (TYPE, EXCHANGE_DEVICE, GET_DEVICE, GET_STREAM, EXCHANGE_STREAM)
     if not all(map(asks_python, places)):
         return False
-    own = _new_table(list(methods), places, device_type)
-    if own is not None:
-        _word(address).value = own
-    return own is not None
+    try:
+        own = _new_table(list(methods), places, device_type)
+    except Unsupported:
+        return False
+    _word(address).value = own
+    return True
 
 
-def _new_table(methods: list[int], places: tuple[int, ...], device_type: int) -> int | None:
-    """Address of the first method of a copy, whose methods at `places` give the constant."""
-    code = _CODE % struct.pack("=I", device_type)
-    page = _page()
-    if page is None:
-        return None
+def _new_table(methods: list[int], places: tuple[int, ...], device_type: int) -> int:
+    """Address of the first method of a copy, whose methods at `places` give the constant.
+
+    Raises Unsupported where the system gives no memory for code.
+    """
+    table = Memory(mmap.PAGESIZE)
     for place in places:
-        methods[_BEFORE + place] = page + _WORDS * _WORD
-    content = struct.pack(f"={_WORDS}Q", *methods) + code
-    ctypes.memmove(page, content, len(content))
-    if _libc().mprotect(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-        return None
-    return page + _BEFORE * _WORD
-
-
-def _page() -> int | None:
-    """Memory that nobody ever frees: C++ may ask until the process is gone."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    found = _libc().mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-    return None if found in (None, ctypes.c_void_p(-1).value) else found
-
-
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
+        methods[_BEFORE + place] = table.address + _WORDS * _WORD
+    code = _CODE % struct.pack("=I", device_type)
+    table.fill(bytearray(struct.pack(f"={_WORDS}Q", *methods) + code), mmap.PAGESIZE)
+    _tables.append(table)
+    return table.address + _BEFORE * _WORD
 
 
 def _word(address: int) -> ctypes.c_uint64:

@@ -53,18 +53,15 @@ def write(state: State, value: Value) -> None:
     """`state` holds `value` from now on, and so does the part of its base that it shows."""
     if state.value is None:
         value.recorder.live.append(state)  # so that the end of the walk finds it
-    views = state.views
-    if views is None:
+    if state.views is None:
         state.value, state.buffer = value, None
         return
     if state.base is not None:
         _write_base(state, value)
         state.value = value
         return
-    for view in list(views):  # a copy: another thread may add one
-        other = view()
-        if other is not None:
-            other.value = None
+    for view in state.living_views():
+        view.value = None
     state.value, state.buffer = value, None
 
 

@@ -8,8 +8,9 @@ import threading
 import pytest
 import torch
 
-from ltc.backends import output_pool, touched_ahead
+from ltc.backends import output_pool
 from ltc.backends.llvm_computation import LlvmComputation
+from ltc.backends.memory import madvise
 from ltc.backends.output_pool import LARGE_BYTES, OutputPool, Stretch
 from ltc.backends.touched_ahead import MOST_BYTES, TouchedAhead
 
@@ -32,7 +33,7 @@ def resident(stretch: Stretch) -> float:
 def can_be_asked() -> bool:
     """Whether this system knows the advice."""
     stretch = Stretch(LARGE_BYTES)
-    return touched_ahead._madvise(stretch.address, stretch.nbytes, 23) == 0
+    return madvise(stretch.address, stretch.nbytes, 23) == 0
 
 
 def test_as_much_as_was_moved_is_touched_and_serves_the_next_output_of_its_size():
