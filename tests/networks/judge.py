@@ -1,0 +1,260 @@
+"""Whether ltc's results of a network are as near to float64's as those of eager PyTorch.
+
+A result may be ten times as far from float64 as eager PyTorch's in the network's own dtypes, and by
+some roundings of its largest number. Where it is farther, the float64 network runs again some times
+with every value of it rounded at random: what that changes, the order of a sum may change too.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+import ltc.core.lazy_model as ltm
+from tests.networks.network import Network, Step, head, precision
+
+TIMES_EAGER = 10
+# Roundings of a result's largest number: sums in another order in the wide dtypes, and in the
+# narrow ones a value that is rounded on its way where eager PyTorch keeps it, or the other way.
+ROUNDINGS = {
+    torch.float64: 2.0**14, torch.float32: 64, torch.float16: 4, torch.bfloat16: 4,
+}  # fmt: skip
+NOISY_RUNS = 8
+TIMES_NOISE = 20
+
+
+class Impossible(Exception):
+    """The CPU refuses the network, too."""
+
+
+@dataclass
+class Verdict:
+    """What became of a network.
+
+    wrong    which result is wrong and how, or empty
+    raised   what only ltc raised, or empty
+    strict   results as near to float64 as eager PyTorch's
+    widened  results that are as near only as random roundings are
+    unjudged results whose NaNs and infinities depend on a rounding
+    """
+
+    wrong: str = ""
+    raised: str = ""
+    strict: int = 0
+    widened: int = 0
+    unjudged: int = 0
+
+    def __str__(self) -> str:
+        return self.raised or self.wrong
+
+
+@dataclass
+class Draws:
+    """The random numbers that ltc drew, for the CPU to repeat: the devices' streams differ."""
+
+    taken: list[torch.Tensor] = field(default_factory=list)
+
+    def take(self, function: Callable, *arguments):
+        result = function(*arguments)
+        self.taken.append(result.detach().clone())
+        return result
+
+    def repeat(self, following: list[torch.Tensor]) -> Callable:
+        remaining = iter(following)
+
+        def repeated(function: Callable, x: torch.Tensor, *arguments):
+            drawn = next(remaining)
+            if function is F.dropout:
+                return x * ((drawn != 0).to(x.dtype) / (1 - arguments[0]))
+            return drawn.to(x.dtype)
+
+        return repeated
+
+
+def judged(network: Network) -> Verdict:
+    """Runs a network on ltc and on the CPU; raises Impossible where the CPU refuses it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _judged(network)
+        finally:
+            torch.set_num_threads(1)
+
+
+def _judged(network: Network) -> Verdict:
+    draws = Draws()
+    try:
+        names, ours = _on_ltc(network, draws)
+        drawn = [x.cpu() for x in draws.taken]
+    except Exception as error:  # whatever it is: the CPU does not raise it
+        _on_cpu(network)
+        lines = str(error).strip().splitlines() or [""]
+        return Verdict(raised=f"raised {type(error).__name__}: {lines[0]}")
+    theirs = _on_cpu(network, draws.repeat(drawn))
+    exact = _on_cpu(network, draws.repeat(drawn), torch.float64)
+    return _compared(network, names, ours, theirs, exact, lambda: _spread(network, draws, drawn))
+
+
+def _compared(network, names, ours, theirs, exact, spread) -> Verdict:
+    verdict = Verdict()
+    if [(tuple(x.shape), x.dtype) for x in ours] != [(tuple(x.shape), x.dtype) for x in theirs]:
+        pairs = zip(names, ours, theirs)
+        apart = [
+            f"{name} is {tuple(x.shape)} {x.dtype}, on the CPU {tuple(y.shape)} {y.dtype}"
+            for name, x, y in pairs if (x.shape, x.dtype) != (y.shape, y.dtype)
+        ]  # fmt: skip
+        return Verdict(wrong=(apart or [f"{len(ours)} results, on the CPU {len(theirs)}"])[0])
+    spread = functools.cache(spread)
+    for k, (name, x, y, z) in enumerate(zip(names, ours, theirs, exact)):
+        allowed = _allowed(network, y, z)
+        if _is_within(x, y, z, allowed):
+            verdict.strict += 1
+            continue
+        more = spread()[k]
+        if not torch.isfinite(more).all() or not _same_pattern(y, z):
+            verdict.unjudged += 1
+        elif _is_within(x, y, z, allowed + TIMES_NOISE * float(more.max())):
+            verdict.widened += 1
+        else:
+            verdict.wrong = verdict.wrong or (
+                f"{name}, {tuple(x.shape)} {x.dtype}, is {_distance(x, z):.3g} from float64, eager "
+                f"PyTorch {_distance(y, z):.3g}; allowed {allowed:.3g}, "
+                f"random roundings make {float(more.max()):.3g}, largest {_largest(z):.3g}"
+            )
+    return verdict
+
+
+def _allowed(network: Network, theirs: torch.Tensor, exact: torch.Tensor) -> float:
+    """How far a result may be from float64's."""
+    if not theirs.is_floating_point():
+        return 0.0
+    lowest = max((theirs.dtype, *_dtypes(network)), key=lambda dtype: torch.finfo(dtype).eps)
+    eps = torch.finfo(lowest).eps
+    return TIMES_EAGER * _distance(theirs, exact) + ROUNDINGS[lowest] * eps * _largest(exact)
+
+
+def _dtypes(network: Network) -> list[torch.dtype]:
+    """The dtypes in which a network's values are."""
+    found = [precision(network.dtype)]
+    uses_low = network.autocast or any("low" in step.template for step in network.steps)
+    return [*found, precision(network.low)] if uses_low else found
+
+
+def _finite(*values: torch.Tensor) -> list[torch.Tensor]:
+    there = functools.reduce(torch.logical_and, [torch.isfinite(x) for x in values])
+    return [x.double()[there] for x in values]
+
+
+def _distance(x: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference of what is finite in both."""
+    x, exact = _finite(x, exact)
+    return float((x - exact).abs().max()) if exact.numel() else 0.0
+
+
+def _largest(x: torch.Tensor) -> float:
+    (x,) = _finite(x)
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def _pattern(x: torch.Tensor) -> torch.Tensor:
+    """0 for numbers, 1 and 2 for the infinities, 3 for NaN."""
+    return torch.isposinf(x) * 1 + torch.isneginf(x) * 2 + torch.isnan(x) * 3
+
+
+def _same_pattern(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return bool((_pattern(x.double()) == _pattern(y.double())).all())
+
+
+def _is_within(x, theirs, exact, allowed: float) -> bool:
+    return _same_pattern(x, theirs) and _distance(x, exact) <= allowed
+
+
+# --- runs ---
+
+
+def _function(network: Network, around: Callable[[Step], str] = Step.text, **names) -> Callable:
+    there = head() | names
+    exec(compile(network.function(around), "<network>", "exec"), there)
+    return there["network"]
+
+
+def _on_ltc(network: Network, draws: Draws) -> tuple[list[str], list[torch.Tensor]]:
+    torch.set_num_threads(network.threads)
+    torch.manual_seed(0)
+    names, results = _function(network)("ltc", mark=ltm.mark_step, random=draws.take)
+    return names, [x.detach().cpu() for x in results]
+
+
+def _on_cpu(network: Network, random=None, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    torch.set_num_threads(1)
+    more = {"random": random} if random else {}
+    if dtype:
+        more |= {"dtype": dtype, "low": dtype}
+    try:
+        _, results = _function(network)("cpu", **more)
+    except Exception as error:
+        raise Impossible(str(error)) from error
+    return [x.detach() for x in results]
+
+
+def _spread(network: Network, draws: Draws, drawn: list) -> list[torch.Tensor]:
+    """How far each result moves where every value is rounded at random; NaN where its kind does."""
+    roundings = _roundings(network, draws, drawn)
+    runs = []
+    for run in range(NOISY_RUNS):
+        source = torch.Generator().manual_seed(run)
+
+        def rounded(name: str, x, _):
+            eps = roundings.get(name)
+            if not eps or not torch.is_tensor(x) or not x.is_floating_point():
+                return x
+            return x * (1 + eps * torch.randn(x.shape, generator=source, dtype=x.dtype))
+
+        function = _function(network, _named, rounded=rounded)
+        _, results = function(
+            "cpu", torch.float64, torch.float64, random=draws.repeat(drawn)
+        )
+        runs.append([x.detach().double() for x in results])
+    exact = _on_cpu(network, draws.repeat(drawn), torch.float64)
+    return [
+        torch.stack([_moved(x, z) for x in others]) for z, *others in zip(exact, *runs)
+    ]
+
+
+def _named(step: Step) -> str:
+    """The step's expression, handed on with its name and its operands."""
+    operands = "".join(f"{name}, " for name in step.operands)
+    return f'rounded("{step.name}", {step.text()}, ({operands}))'
+
+
+def _moved(x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    if not _same_pattern(x, exact):
+        return torch.tensor(float("nan"))
+    return torch.tensor(_distance(x, exact))
+
+
+def _roundings(network: Network, draws: Draws, drawn: list) -> dict[str, float]:
+    """The unit roundoff of each value that no other shares its memory with, in its own dtype."""
+    found: dict[str, float] = {}
+    held: dict[int, object] = {}  # by address: what is held, no other can take
+
+    def look(name: str, x, operands: tuple):
+        for other in operands:
+            held[_memory(other)] = other
+        if torch.is_tensor(x) and x.is_floating_point() and x.numel() and _memory(x) not in held:
+            found[name] = torch.finfo(x.dtype).eps / 2
+            held[_memory(x)] = x
+        return x
+
+    given = _function(network, _named, rounded=look)
+    given("cpu", random=draws.repeat(drawn))
+    return found
+
+
+def _memory(value) -> int:
+    return value.untyped_storage().data_ptr() if torch.is_tensor(value) else id(value)
