@@ -12,6 +12,7 @@ from tests.networks.network import OPTIMIZERS, Network
 
 # What the CPU says of calls that it refuses, or that do not exist for this value.
 REFUSALS = (Refused, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
+LIKINGS = (0, 0, 0, 1, 1, 4)
 TRIES = 12  # of a block, for each that a network is to have
 
 
@@ -59,13 +60,16 @@ def _attempt(seed: str) -> Network:
 
 
 def _put_blocks(d: Drawing, count: int) -> None:
+    # Some kinds often and some never, in each network others: so that what fails only where three
+    # of a kind meet is met.
+    kinds = [(kind, often * d.r.choice(LIKINGS)) for kind, often in KINDS]
     put = 0
     for _ in range(TRIES * count):
         if put == count:
             return
         saved = d.saved()
         try:
-            weighted(d.r, KINDS)(d, d.recent())
+            weighted(d.r, kinds)(d, d.recent())
             put += 1
         except REFUSALS:
             d.restore(saved)

@@ -18,7 +18,7 @@ from tests.networks.network import Leaf, Network, Step, head, precision
 SMALL = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16, 17)
 LARGE = (23, 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 97, 127, 128, 129, 255, 256, 257, 300, 513)
 MOST_ELEMENTS = ((512, 40), (4_000, 45), (40_000, 12), (150_000, 3))  # with their weights
-BLOCKS = ((2, 20), (3, 25), (4, 20), (5, 12), (6, 10), (9, 8), (14, 3), (20, 2))
+BLOCKS = ((1, 8), (2, 34), (3, 25), (4, 15), (5, 8), (6, 5), (9, 3), (14, 1.5), (20, 0.5))
 DTYPES = (("float32", 70), ("bfloat16", 11), ("float64", 9), ("float16", 10))
 LARGEST = 1e4  # values beyond this are brought back: rounding stays what it is
 REACH = 5  # a block is put upon one of so many latest values, so that chains become long
