@@ -16,7 +16,7 @@ from math import prod
 
 from ltc.ir.kernel import READS, Kernel, Store, Value
 from ltc.ir.node import Node
-from ltc.llvm import access, reduction
+from ltc.llvm import access
 from ltc.llvm.arguments import Arguments
 from ltc.llvm.builder import LANES, Builder, function_text
 from ltc.llvm.checks import faults_of
@@ -344,11 +344,8 @@ class Emitter(TurnedRows):
         self._each_row(self.summed)
 
     def _begin_sums(self, sums: list[Store]) -> None:
-        with self.b.lanes(self.lanes):
-            for store in sums:
-                form = FORMS[store.node.dtype]
-                first = self.b.constant(form.computed, reduction.start(store.sums, form))
-                access.store(self.b, first, self._address(store), form, self.mask)
+        for store in sums:
+            self.begin_sum(store)
 
     def _each_row(self, variables: list[int]) -> None:
         if not variables:

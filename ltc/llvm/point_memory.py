@@ -84,18 +84,9 @@ class PointMemory(PointValues):
             stored = FORMS[store.node.dtype].stored
             return self.b.address(self.target[store.node], offset, stored)
 
-    def _add_to(self, store: Store) -> None:
-        """One vector of a row, to that of the totals in memory."""
-        form, address = FORMS[store.node.dtype], self._address(store)
-        one = self.register_of(store)
-        with self.b.lanes(self.lanes):
-            total = access.load(self.b, address, form, self.mask)
-            total = reduction.combine(self.b, store.sums, form, total, one)
-            access.store(self.b, total, address, form, self.mask)
-
     def register_of(self, store: Store) -> str:
         """What is stored, or added: a vector where it goes to more than one place."""
-        width = self.lanes if store.sums else self._width_of(store)
+        width = self._width_of(store)
         with self.b.lanes(width):
             return self.lanes_of(store.value, width)
 
@@ -105,12 +96,33 @@ class PointMemory(PointValues):
         return self.lanes if is_vector else 1
 
     def store(self, store: Store) -> None:
+        register = self.register_of(store)
         if store.sums:
-            self._add_to(store)
-            return
+            form = FORMS[store.node.dtype]
+            total = self._total(store)
+            with self.b.lanes(self._width_of(store)):
+                register = reduction.combine(self.b, store.sums, form, total, register)
+        self._put(store, register)
+
+    def begin_sum(self, store: Store) -> None:
+        """The first totals of a store that sums rows."""
+        form = FORMS[store.node.dtype]
+        with self.b.lanes(self._width_of(store)):
+            first = self.b.constant(form.computed, reduction.start(store.sums, form))
+        self._put(store, first)
+
+    def _total(self, store: Store) -> str:
+        """What a store that sums rows has added up so far."""
+        offset, form = self.space.form(store.offset), FORMS[store.node.dtype]
+        with self.b.lanes(1):
+            base = self._uniform(offset)
+        with self.b.lanes(self._width_of(store)):
+            return self._read(self.target[store.node], base, offset, (), form)
+
+    def _put(self, store: Store, register: str) -> None:
+        """One element or a vector of them, to wherever the store's offset has its places."""
         form = FORMS[store.node.dtype]
         offset, width = self.space.form(store.offset), self._width_of(store)
-        register = self.register_of(store)
         with self.b.lanes(width):
             stored = to_memory(self.b, form, register)
             mask = self.mask if width > 1 else None
@@ -119,10 +131,14 @@ class PointMemory(PointValues):
                 access.scatter(self.b, stored, self.target[store.node], positions, form, mask)
                 return
             address = self._address(store)
-            if mask is None and store.node in self.streamed and self._is_aligned(offset):
+            if mask is None and self._passes_caches(store, offset):
                 access.stream(self.b, stored, address, form)
             else:
                 access.store(self.b, stored, address, form, mask)
+
+    def _passes_caches(self, store: Store, offset: Affine) -> bool:
+        """Whether it is written for a later reader: totals are read again at the next row."""
+        return store.node in self.streamed and not store.sums and self._is_aligned(offset)
 
     def _is_aligned(self, offset: Affine) -> bool:
         """Whether each vector of a buffer, itself aligned, lies at a multiple of its size."""

@@ -125,3 +125,52 @@ def test_a_sum_over_one_element_beside_rows_that_are_reduced():
     for _ in range(2):  # the second time memory is not new
         for mine, theirs in zip(step("ltc"), step("cpu")):
             torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-12, atol=1e-12)
+
+
+ROWS = {
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "layer_norm of two dimensions": lambda x: F.layer_norm(x, x.shape[-2:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+}
+ORDERS = [(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("shape", [(4, 16, 32), (3, 9, 17), (5, 40, 7), (2, 70, 1)], ids=str)
+def test_totals_lie_in_any_order_of_dimensions(monkeypatch, rows, shape):
+    """The columns of the totals need not be neighbours in memory."""
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    x = torch.randn(shape, dtype=torch.float64)
+
+    def sums(device):
+        made = rows(x.to(device) + 1)
+        results = [made]  # stored as well as added up
+        for order in ORDERS:
+            results += [made.permute(order).sum(k) for k in range(3)]
+        return [y.cpu() for y in results]
+
+    right = sums("cpu")
+    rounding = 1e-15 * right[0].abs().sum(dtype=torch.float64)  # no sum has more terms than that
+    for ours, exact in zip(sums("ltc"), right):
+        assert (ours - exact).abs().max() <= rounding
+
+
+@pytest.mark.parametrize("length", [5, 16, 33])
+def test_the_gradient_of_repeated_positions_is_that_of_the_cpu(monkeypatch, length):
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    batch, width = 4, 32
+    shapes = (batch, length, width), (1, width, length), (batch, length, width)
+    x, positions, weights = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+
+    def gradient(device):
+        leaf = positions.clone().to(device).requires_grad_()
+        repeated = leaf.repeat(batch, 1, 1).permute(0, 2, 1)
+        normal = F.layer_norm(x.to(device) + repeated, (width,))
+        (normal * weights.to(device)).sum().backward()
+        return leaf.grad.cpu()
+
+    exact = gradient("cpu")
+    assert (gradient("ltc") - exact).abs().max() <= 1e-12 * exact.abs().max()
