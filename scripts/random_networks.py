@@ -52,12 +52,15 @@ def tries(first: int, count: int) -> None:
 
 
 def shrinks(seed: int) -> None:
-    """In a process of its own: the text of the smallest network that fails like that of a seed."""
+    """In a process of its own: ever smaller networks that fail like that of a seed."""
     from tests.random_networks import smallest, tried
 
+    def say(network) -> None:
+        print(json.dumps({"text": network.text()}), flush=True)
+
     network, verdict = tried(seed)
-    print(json.dumps({"text": network.text()}), flush=True)
-    print(json.dumps({"text": smallest(network, verdict).text()}), flush=True)
+    say(network)
+    smallest(network, verdict, say)
 
 
 def texts(seed: int) -> None:
@@ -150,10 +153,12 @@ class Run:
                 print(self.summary(), flush=True)
 
     def _report(self, seed: int, why: str, worker: Worker) -> None:
-        text = worker.shrunk(seed) if self.options.shrink else ""
         with self.lock:
             self.failures.append(seed)
-            print(f"\nseed {seed}: {why}\n{_function_of(text)}", flush=True)
+            print(f"\nseed {seed}: {why}", flush=True)
+        text = worker.shrunk(seed) if self.options.shrink else ""
+        with self.lock:
+            print(f"\nseed {seed}, shrunk: {why}\n{_function_of(text)}", flush=True)
             if self.options.report:
                 with open(self.options.report, "a") as file:
                     file.write(json.dumps({"seed": seed, "why": why, "text": text}) + "\n")

@@ -27,12 +27,17 @@ def failure_of(seed: int) -> str | None:
     return str(verdict) or None
 
 
-def smallest(network: Network, verdict: Verdict) -> Network:
-    """The smallest network that fails in the same way: wrong, or raising the same kind of error."""
-    return shrunk(network, failing_like(verdict))
+def smallest(
+    network: Network, verdict: Verdict, found: Callable[[Network], object] = lambda network: None
+) -> Network:
+    """The smallest network that fails in the same way: wrong, or raising the same kind of error.
+
+    found  is told of every smaller one on the way
+    """
+    return shrunk(network, _failing_like(verdict), found=found)
 
 
-def failing_like(verdict: Verdict) -> Callable[[Network], bool]:
+def _failing_like(verdict: Verdict) -> Callable[[Network], bool]:
     kind = _kind(verdict)
 
     def fails(network: Network) -> bool:

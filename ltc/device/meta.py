@@ -144,7 +144,20 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     except (*_DEPENDS_ON_DATA, *_WRONG_CALL) as error:
         raise NoTypes(str(error)) from error
     types = _types_of(result, meta_args, meta_kwargs, mutated, returned)
-    return norm_types.as_on_cpu(overload, args, kwargs, types)
+    types = norm_types.as_on_cpu(overload, args, kwargs, types)
+    return _wanted(overload, args, kwargs, types)
+
+
+def _wanted(overload, args, kwargs, types: Types) -> Types:
+    """The types without those of gradients that `output_mask` leaves out.
+
+    The CPU's kernels do not make these; some of Meta's make them all the same.
+    """
+    given = dict(zip((argument.name for argument in overload._schema.arguments), args)) | kwargs
+    mask = given.get("output_mask")
+    if mask is None or len(mask) != len(types):
+        return types
+    return tuple(kept if wanted else None for kept, wanted in zip(types, mask))
 
 
 def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:

@@ -82,7 +82,7 @@ class Drawing:
 
     def either(self, shape: Sequence[int]) -> str:
         """A parameter or an input, as it comes."""
-        kind = self.r.choice(("parameter", "parameter", "input"))
+        kind = self.r.choice(("parameter", "parameter", "parameter", "input"))
         return self._leaf(kind, shape, values=self._kind(), layout=self._layout(shape))
 
     def like(self, name: str) -> str:
@@ -127,7 +127,9 @@ class Drawing:
     def recent(self) -> str:
         """A value to go on from: one of the latest, or a new leaf."""
         there = self.floats()
-        if not there or self.r.random() < 0.07:
+        if not there:
+            return self.parameter(self.usual)
+        if self.r.random() < 0.07:
             usual = self.r.random() < 0.7
             return self.either(self.usual if usual else self.any_shape(self.r.randint(0, 5)))
         return there[-1] if self.r.random() < 0.7 else self.r.choice(there[-REACH:])

@@ -13,19 +13,26 @@ SMALLER = (1, 2, 3, 5, 8, 16, 17, 32)
 MOST_TRIES = 600
 
 
-def shrunk(network: Network, fails: Callable[[Network], bool], tries: int = MOST_TRIES) -> Network:
-    """A network that `fails`, of which nothing can be left out; at most so many are tried."""
-    left = [tries]
+def shrunk(
+    network: Network, fails: Callable[[Network], bool], tries: int = MOST_TRIES,
+    found: Callable[[Network], object] = lambda network: None,
+) -> Network:
+    """A network that `fails`, of which nothing can be left out.
+
+    tries  at most so many are tried
+    found  is told of every smaller one
+    """
+    known = {network}
 
     def still_fails(candidate: Network) -> bool:
-        left[0] -= 1
-        return left[0] >= 0 and fails(candidate)
+        if candidate in known or len(known) > tries:
+            return False
+        known.add(candidate)
+        return fails(candidate)
 
-    while left[0] > 0:
-        smaller = next((n for n in _candidates(network) if n != network and still_fails(n)), None)
-        if smaller is None:
-            return network
+    while smaller := next(filter(still_fails, _candidates(network)), None):
         network = smaller
+        found(network)
     return network
 
 
@@ -33,6 +40,7 @@ def _candidates(network: Network) -> Iterator[Network]:
     """Networks with less in them, those with much less first."""
     yield from _simpler(network)
     yield from _fewer_ends(network)
+    yield from _beginnings(network)
     yield from _fewer_steps(network)
     yield from _plainer_leaves(network)
     yield from _smaller(network)
@@ -86,6 +94,26 @@ def _live(network: Network) -> Network:
     ).pruned()
 
 
+def _beginnings(network: Network) -> Iterator[Network]:
+    """What comes until a step, which is the only result or the only loss."""
+    values = _values(network)
+    for k, step in enumerate(network.steps):
+        x = values.get(step.name)
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            continue
+        begun = replace(network, steps=network.steps[:k + 1], optimizer="")
+        yield _live(replace(begun, outputs=(step.name,), losses=()))
+        if step.name in network.losses or not network.losses:
+            continue
+        wide = "dtype" if x.dtype == precision(network.dtype) else "low"
+        weights = Leaf(f"x{len(network.leaves)}", "input", tuple(x.shape), 3000, wide)
+        loss = Step("loss", "({0} * {1}).sum()", (step.name, weights.name))
+        yield _live(replace(
+            begun, leaves=(*network.leaves, weights), steps=(*begun.steps, loss), outputs=(),
+            losses=(loss.name,),
+        ))
+
+
 def _fewer_steps(network: Network) -> Iterator[Network]:
     """A step's value is an operand of it, an earlier value, or a leaf."""
     values = _values(network)
@@ -101,13 +129,10 @@ def _fewer_steps(network: Network) -> Iterator[Network]:
             wide = x.dtype == precision(network.dtype)
             for kind in ("input", "parameter"):
                 leaf = Leaf(
-                    f"{kind[0]}{len(network.leaves) + len(network.steps) + k}", kind,
-                    tuple(x.shape), 1000 + k, "dtype" if wide else "low",
+                    f"{'xp'[kind == 'parameter']}{1000 + k}", kind, tuple(x.shape), 2000 + k,
+                    "dtype" if wide else "low",
                 )
                 yield _live(_without(network, k, leaf.name, leaf))
-    for step in network.steps:
-        if step.name not in (*network.outputs, *network.losses):
-            yield _live(replace(network, outputs=(step.name,), losses=()))
 
 
 def _alike(x, y) -> bool:

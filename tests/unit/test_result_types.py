@@ -1,5 +1,7 @@
 """Types that are plain to see are those that torch's Meta kernels give."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -81,3 +83,15 @@ def test_a_norm_keeps_its_statistics_as_the_cpu_does(dtype, parameters, size):
         assert types_of(mine) == types_of(theirs)
         for m, t in zip(mine, theirs):
             torch.testing.assert_close(m.cpu(), t, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3))[:-1])
+def test_a_batch_norm_makes_only_the_gradients_that_are_wanted(training, wanted, device):
+    """Its Meta kernel makes the input's in any case; a first layer's input wants none."""
+    x, weight, bias = torch.randn(6, 3).to(device), torch.rand(3).to(device), torch.zeros(3).to(device)
+    leaves = [t.requires_grad_() for t, is_wanted in zip((x, weight, bias), wanted) if is_wanted]
+    mean, variance = torch.zeros(3).to(device), torch.ones(3).to(device)
+    y = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training=training)
+    return torch.autograd.grad(y.sin().sum(), leaves)
