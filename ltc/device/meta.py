@@ -144,7 +144,16 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     except (*_DEPENDS_ON_DATA, *_WRONG_CALL) as error:
         raise NoTypes(str(error)) from error
     types = _types_of(result, meta_args, meta_kwargs, mutated, returned)
-    return norm_types.as_on_cpu(overload, args, kwargs, types)
+    return _asked_for(overload, args, kwargs, norm_types.as_on_cpu(overload, args, kwargs, types))
+
+
+def _asked_for(overload, args, kwargs, types: Types) -> Types:
+    """None for gradients that `output_mask` does not ask for: some Meta kernels give them all."""
+    given = {a.name: value for a, value in zip(overload._schema.arguments, args)} | kwargs
+    mask = given.get("output_mask")
+    if mask is None or len(mask) != len(types):
+        return types
+    return tuple(one if asked else None for one, asked in zip(types, mask))
 
 
 def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:
