@@ -82,6 +82,7 @@ require()
 create_empty_tensor = torch._C._acc.create_empty_tensor
 _reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 _from_dlpack = torch._C._from_dlpack
+exchange_contents = torch._C._swap_tensor_impl  # of two tensors; the Python objects stay
 PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
 
 
