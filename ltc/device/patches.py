@@ -9,7 +9,7 @@ import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device import assignment, default_dtype, moving
+from ltc.device import assignment, default_dtype, dynamo, moving
 from ltc.device.lines import user_line
 from ltc.device.step import exclusively, synchronize, value_of
 from ltc.device.tensor import device_of, is_lazy, state_of, wrap
@@ -27,6 +27,7 @@ def install() -> None:
     assignment.install()
     moving.install()
     default_dtype.install()
+    dynamo.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------
