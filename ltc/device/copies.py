@@ -64,14 +64,14 @@ def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     if not is_lazy(self):
         self.copy_(host_tensor(source))
         return self
-    state = state_of(self)
+    state, shape = state_of(self), tuple(self.size())  # torch's uninitialized ones refuse .shape
     if is_lazy(source) and state_of(source).device is state.device:
         value = value_of(state_of(source))
-        write(state, _broadcast(_cast(value, self.dtype), tuple(self.shape)))
+        write(state, _broadcast(_cast(value, self.dtype), shape))
         return self
     plain = host_tensor(source) if is_lazy(source) else source.detach()
-    _require_broadcast(tuple(self.shape), tuple(plain.shape))
-    assign_host(self, plain.to("cpu", self.dtype).expand(self.shape).clone())
+    _require_broadcast(shape, tuple(plain.shape))
+    assign_host(self, plain.to("cpu", self.dtype).expand(shape).clone())
     return self
 
 

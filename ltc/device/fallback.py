@@ -99,7 +99,7 @@ def _bring_back(target, result) -> None:
 def assign_host(target: torch.Tensor, result: torch.Tensor) -> None:
     """`target` now holds a copy of a CPU tensor of its dtype; another shape resizes it."""
     state = state_of(target)
-    if tuple(result.shape) != tuple(target.shape):
+    if result.size() != target.size():
         target.data = to_device(result, state.device)
     elif state.views is None:
         state.value, state.buffer = None, uploaded(result, state.device)

@@ -23,7 +23,7 @@ from ltc.device.signature import (
 )
 from ltc.device.state import State
 from ltc.device.step import value_of, values_of
-from ltc.device.torch_api import storage_of
+from ltc.device.torch_api import leave_to_python, storage_of
 from ltc.device.views import link_view, link_views, write
 
 _NAMESPACE = {
@@ -48,6 +48,7 @@ def build_kernel(signature: Signature, namespace: dict | None = None):
         namespace[f"default{position}"] = argument.default
         namespace[f"static{position}"] = argument.static
     exec(compile(source, KERNEL_FILE, "exec"), namespace)
+    leave_to_python(namespace["kernel"].__code__)
     return namespace["kernel"]
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import threading
 
 import torch
 import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device import assignment, default_dtype
+from ltc.device import assignment, default_dtype, dynamo, moving
 from ltc.device.lines import user_line
 from ltc.device.step import exclusively, synchronize, value_of
 from ltc.device.tensor import device_of, is_lazy, state_of, wrap
@@ -23,12 +21,13 @@ from ltc.device.torch_api import (
 def install() -> None:
     """Apply every patch below.  Once per process."""
     _run_backwards_in_the_calling_thread()
-    _swap_parameters_on_moves()
     _synchronize_accelerator()
     _copy_deeply()
     _keep_recomputation()
     assignment.install()
+    moving.install()
     default_dtype.install()
+    dynamo.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------
@@ -107,70 +106,6 @@ class _Barrier(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient
-
-
-# --- modules ----------------------------------------------------------------------------------
-
-def _swap_parameters_on_moves() -> None:
-    """Moving a module to or from ltc keeps its Parameter objects.
-
-    torch would make new ones, which breaks tied weights and an optimizer built before the move.
-    Only such moves are affected: CPU modules keep torch's behaviour.
-    """
-    module = torch.nn.Module
-    apply, to, to_empty = module._apply, module.to, module.to_empty
-
-    def _apply(self, function, recurse=True):
-        if torch.__future__.get_swap_module_params_on_conversion() or not _holds_lazy(self):
-            return apply(self, function, recurse)
-        with _swapping():
-            return apply(self, function, recurse)
-
-    def move(self, *args, **kwargs):
-        with _swapping() if _names_ltc(args, kwargs) else contextlib.nullcontext():
-            return to(self, *args, **kwargs)
-
-    def move_empty(self, *, device, recurse=True):
-        with _swapping() if _names_ltc((device,), {}) else contextlib.nullcontext():
-            return to_empty(self, device=device, recurse=recurse)
-
-    def move_to_ltc(self, device=None):
-        return self.to(device_of(DEVICE_TYPE if device is None else device).torch_device)
-
-    module._apply, module.to, module.to_empty = _apply, move, move_empty
-    setattr(module, DEVICE_TYPE, move_to_ltc)
-    for patched, original in ((_apply, apply), (move, to), (move_empty, to_empty)):
-        patched.__doc__, patched.__name__ = original.__doc__, original.__name__
-
-
-def _holds_lazy(module: torch.nn.Module) -> bool:
-    return any(is_lazy(p) for p in module.parameters()) or any(
-        is_lazy(b) for b in module.buffers()
-    )
-
-
-def _names_ltc(args: tuple, kwargs: dict) -> bool:
-    candidates = [*args, *kwargs.values()]
-    return any(
-        is_lazy(c)
-        or (isinstance(c, torch.device) and c.type == DEVICE_TYPE)
-        or (isinstance(c, str) and c.partition(":")[0] == DEVICE_TYPE)
-        for c in candidates
-    )
-
-
-_swap_setting = threading.RLock()  # torch's switch belongs to the process, moves to threads
-
-
-@contextlib.contextmanager
-def _swapping():
-    with _swap_setting:
-        before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        try:
-            yield
-        finally:
-            torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 # --- the rest ---------------------------------------------------------------------------------

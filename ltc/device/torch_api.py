@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import threading
+import types
 
 import torch
 
@@ -38,6 +39,20 @@ OpOverload = torch._ops.OpOverload
 below_autograd = torch._C._AutoDispatchBelowAutograd
 is_transformed = torch._C._are_functorch_transforms_active
 AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
+_dynamo = torch._C._dynamo.eval_frame
+_LEFT_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
+
+
+def leave_to_python(code: types.CodeType) -> None:
+    """Let torch.compile trace no frame of this code, nor any frame below one."""
+    _dynamo.set_code_exec_strategy(code, _LEFT_ALONE)
+
+
+def never_inline(package: str) -> None:
+    """Let torch.compile end its graph where the user's code calls a function of this package."""
+    torch._dynamo.trace_rules.add(package)
 
 
 def is_forward_mode() -> bool:
@@ -82,6 +97,7 @@ require()
 create_empty_tensor = torch._C._acc.create_empty_tensor
 _reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 _from_dlpack = torch._C._from_dlpack
+exchange_contents = torch._C._swap_tensor_impl  # of two tensors; the Python objects stay
 PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
 
 

@@ -40,3 +40,34 @@ def test_assignments_within_a_kind_of_device_are_torchs_own():
         assert y.tolist() == [1, 1, 1]
     with pytest.raises(TypeError, match="has to be a tensor"):
         torch.ones(3).data = 3
+
+
+def test_what_autograd_computed_is_not_cut_off_by_an_assignment():
+    y = torch.ones(3, requires_grad=True) * 2
+    with pytest.raises(RuntimeError, match=r"move it with \.to\('ltc:0'\), which autograd follows"):
+        y.data = torch.zeros(3, device="ltc")
+    assert y.device.type == "cpu" and y.grad_fn is not None
+
+
+def test_attributes_and_hooks_of_a_parameter_stay(equal):
+    for device in ("cpu", "ltc"):
+        layer, seen = nn.Linear(3, 1), []
+        layer.weight.note = "kept"
+        layer.weight.register_hook(lambda gradient: gradient * 2)
+        layer.weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight))
+        moved_by_hand(layer, device)
+        layer(torch.ones(2, 3, device=device)).sum().backward()
+        assert layer.weight.note == "kept" and seen[0] is layer.weight
+        equal(layer.weight.grad, torch.full((1, 3), 4.0))
+
+
+def test_gradients_of_graphs_from_before_a_move_reach_the_parameter(equal):
+    layer, x = nn.Linear(3, 1), torch.ones(2, 3)
+    on_cpu = layer(x).sum()
+    layer.to("ltc")
+    on_ltc = layer(x.to("ltc")).sum()
+    layer.to("ltc:1")
+    on_cpu.backward()
+    on_ltc.backward()
+    assert layer.weight.grad.device == torch.device("ltc:1")
+    equal(layer.weight.grad, torch.full((1, 3), 4.0))

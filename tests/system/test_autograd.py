@@ -522,3 +522,17 @@ def test_packed_sequences_pass_through_an_lstm(device):
     out, lengths = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
     out.square().sum().backward()
     return out, lengths, x.grad, gradients(lstm)
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("training", [True, False])
+def test_a_norm_trains_whose_operand_needs_no_gradient(training, device):
+    x = ramp(4, 3, 2, 2, device=device)
+    norms = nn.ModuleList([nn.BatchNorm2d(3), nn.GroupNorm(3, 3), nn.LayerNorm(2)])
+    norms.train(training).double().to(device)
+    for norm in norms:
+        norm(x).square().sum().backward()
+    norms[0].requires_grad_(False)
+    leaf = x.clone().requires_grad_()
+    norms[0](leaf).square().sum().backward()
+    return gradients(norms[1]), gradients(norms[2]), norms[0].weight.grad, leaf.grad

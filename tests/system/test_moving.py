@@ -1,0 +1,140 @@
+"""`module.to("ltc")` whatever else holds the module's tensors, and all of it or nothing."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import ltc
+
+
+def an_output_is_alive(layer, x):
+    return layer(x)
+
+
+def a_loss_was_differentiated(layer, x):
+    layer(x).sum().backward()
+    return layer(x)
+
+
+def a_view_is_alive(layer, x):
+    return layer.weight[0], layer.weight.detach(), layer.weight.data
+
+
+def a_weak_reference_is_alive(layer, x):
+    return weakref.ref(layer.weight), weakref.WeakKeyDictionary({layer.weight: 1})
+
+
+def a_hook_on_its_gradient_is_alive(layer, x):
+    node = torch.autograd.graph.get_gradient_edge(layer.weight).node
+    return node, node.register_hook(lambda *gradients: None)
+
+
+HOLDERS = [
+    an_output_is_alive, a_loss_was_differentiated, a_view_is_alive, a_weak_reference_is_alive,
+    a_hook_on_its_gradient_is_alive,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("there, back", [("cpu", "ltc"), ("ltc", "cpu"), ("ltc:0", "ltc:1")])
+@pytest.mark.parametrize("hold", HOLDERS, ids=lambda hold: hold.__name__)
+def test_a_module_moves_and_trains_while(hold, there, back, equal):
+    layer = nn.Linear(3, 3)
+    plain = nn.Linear(3, 3)
+    plain.load_state_dict(layer.state_dict())
+    layer.to(there)
+    weight, optimizer = layer.weight, torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    held = hold(layer, torch.ones(2, 3, device=there))
+    layer.to(back)
+    assert held is not None and layer.weight is weight
+    assert weight.device == torch.ones(0, device=back).device
+    theirs = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    for module, its, device in ((layer, optimizer, back), (plain, theirs, "cpu")):
+        for _ in range(2):
+            its.zero_grad()
+            module(torch.ones(2, 3, device=device)).square().sum().backward()
+            its.step()
+    equal(list(layer.parameters()), list(plain.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.parametrize("used_before", [False, True])
+def test_a_module_with_a_computed_weight_moves(norm, used_before, equal):
+    layers = {}
+    for device in ("cpu", "ltc"):
+        torch.manual_seed(0)
+        layer = layers[device] = norm(nn.Linear(3, 2).double())
+        if used_before:
+            layer(torch.ones(2, 3).double())
+        layer.to(device)
+        layer(torch.ones(2, 3).double().to(device)).square().sum().backward()
+    equal([p.grad for p in layers["ltc"].parameters()], [p.grad for p in layers["cpu"].parameters()])
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights")
+def test_gradients_dtypes_and_ties_move_along(equal):
+    model = nn.ModuleList([nn.LSTM(3, 3), nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)])
+    model[2].weight = model[1].weight
+    model[2](model[1](torch.ones(2, 3))).sum().backward()
+    gradient = model[1].weight.grad
+    values = [p.detach().clone() for p in model.parameters()]
+    model.to("ltc", torch.float64)
+    assert model[2].weight is model[1].weight
+    assert model[1].weight.grad is gradient and gradient.dtype is torch.float64
+    assert model[3].running_mean.is_ltc and model[3].num_batches_tracked.dtype is torch.int64
+    equal(list(model.parameters()), [value.double() for value in values])
+
+
+class _Refused(Exception):
+    pass
+
+
+def refusing_the(number: int, convert):
+    left = iter(range(number))
+
+    def conversion(tensor):
+        if next(left, None) is None:
+            raise _Refused
+        return convert(tensor)
+
+    return conversion
+
+
+CONVERSIONS = {
+    "to ltc": ("cpu", lambda t: t.to("ltc")),
+    "to the cpu": ("ltc", lambda t: t.cpu()),
+    "to another one": ("ltc", lambda t: t.to("ltc:1")),
+    "to ltc, shorter": ("cpu", lambda t: t.to("ltc", torch.bfloat16 if t.dtype.is_floating_point else None)),
+    "shorter": ("ltc", lambda t: t.bfloat16() if t.dtype.is_floating_point else t),
+}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_move_that_fails_leaves_the_module_as_it_was(name, number, overwrite, equal):
+    device, convert = CONVERSIONS[name]
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
+    model(torch.randn(4, 3, device=device)).square().sum().backward()
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    values = [tensor.detach().clone().cpu() for tensor in tensors]
+    torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
+    try:
+        with pytest.raises(_Refused):
+            model._apply(refusing_the(number, convert))
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    after = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    assert all(one is other for one, other in zip(after, tensors))
+    assert {tensor.device.type for tensor in after} == {device}
+    equal(after, values)
+
+
+def test_a_move_to_a_device_that_does_not_exist_says_so():
+    model = nn.Linear(3, 3)
+    with pytest.raises(RuntimeError, match=f"ltc:{ltc.device_count()} does not exist"):
+        model.to(f"ltc:{ltc.device_count()}")
+    assert model.weight.device.type == "cpu"

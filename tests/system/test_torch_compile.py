@@ -1,0 +1,223 @@
+"""torch.compile around programs of ltc: it traces the user's code, and never looks into ltc's."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import ltc
+import ltc.core.lazy_model as ltm
+from ltc.debug import metrics
+
+BACKENDS = ("eager", "aot_eager")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Dynamo.*graph break.*")
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo does not know how to trace")
+        warnings.filterwarnings("error", message="Dynamo detected a call")
+        yield
+    torch._dynamo.reset()
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+    def loss(self, x):
+        return self(x).square().mean()
+
+    def loss_with_a_break(self, x):
+        hidden = self.first(x)
+        if hidden.sum().item() > 1e6:
+            return hidden.mean()
+        return self.last(self.norm(hidden).relu()).square().mean()
+
+    def trained(self, x):
+        loss = self.loss(x)
+        loss.backward()
+        return loss
+
+
+def reads_a_number(x):
+    y = x * 2
+    return y + 1 if y.sum().item() > 0 else y - y.sum().item()
+
+
+def reads_a_condition(x):
+    y = x * 2
+    if y.sum() > 0:
+        return y + 1
+    return y - 1
+
+
+def reads_a_list(x):
+    return [x * number for number in (x + 1)[0].tolist()]
+
+
+def goes_over_to_the_cpu(x):
+    return (x * 2).cpu() + 1
+
+
+def differentiates(x):
+    weight = x.detach().clone().requires_grad_()
+    (weight.exp() * x).sum().backward()
+    return weight.grad
+
+
+def asks_for_a_gradient(x):
+    weight = x.detach().clone().requires_grad_()
+    return torch.autograd.grad((weight.exp() * x).sum(), weight)[0]
+
+
+def has_a_shape_that_depends_on_data(x):
+    return x[x > 0].sum() + x.nonzero().shape[0]
+
+
+def writes_through_a_view(x):
+    y = x.clone()
+    y[0].mul_(2)
+    y.view(-1)[1:3] = 7
+    return y
+
+
+def draws(x):
+    return torch.nn.functional.dropout(torch.ones_like(x), 0.5).ne(1).all()
+
+
+PROGRAMS = [
+    reads_a_number, reads_a_condition, reads_a_list, goes_over_to_the_cpu, differentiates,
+    asks_for_a_gradient, has_a_shape_that_depends_on_data, writes_through_a_view, draws,
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_compiled_function_gives_what_it_gives_uncompiled(program, backend, equal):
+    compiled = torch.compile(program, backend=backend)
+    for sign in (1, -1, 1):
+        x = torch.randn(4, 3, dtype=torch.float64).abs() * sign
+        equal(compiled(x.to("ltc")), program(x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["forward", "loss", "loss_with_a_break", "trained", "__call__"])
+def test_a_compiled_method_gives_what_it_gives_uncompiled(name, backend, equal):
+    model, plain = Network().double(), Network().double()
+    plain.load_state_dict(model.state_dict())
+    model.to("ltc")
+    compiled, x = torch.compile(getattr(model, name), backend=backend), torch.randn(4, 3).double()
+    for _ in range(2):
+        equal(compiled(x.to("ltc")), getattr(plain, name)(x))
+    equal(model.norm.running_mean, plain.norm.running_mean)
+    equal([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", ["function", "module", "in place"])
+def test_a_compiled_step_trains_as_an_uncompiled_one(way, backend, equal):
+    def trained(device, compiled):
+        torch.manual_seed(0)
+        model = Network().double().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        called = model
+        if compiled and way == "in place":
+            model.compile(backend=backend)
+        elif compiled and way == "module":
+            called = torch.compile(model, backend=backend)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = called(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        if compiled and way == "function":
+            step = torch.compile(step, backend=backend)
+        losses = []
+        for _ in range(3):
+            losses.append(step(torch.randn(5, 3, dtype=torch.float64).to(device)).detach().cpu())
+            if device == "ltc":
+                ltm.mark_step()
+        return losses, list(model.parameters())
+
+    equal(trained("ltc", compiled=True), trained("cpu", compiled=False))
+
+
+def test_a_compiled_function_may_mark_a_step_and_read_the_metrics(equal):
+    def marked(x):
+        y = x * 2
+        ltm.mark_step()
+        metrics.counter_value("aten::nonzero")
+        device = ltc.device()
+        return y + torch.ones(3, device=device)
+
+    x = torch.randn(4, 3)
+    equal(torch.compile(marked, backend="eager")(x.to("ltc")), x * 2 + 1)
+
+
+def test_a_compiled_function_may_move_a_module(equal):
+    def moved(module, x):
+        return module.to("ltc")(x)
+
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    expected = module(x).detach()
+    equal(torch.compile(moved, backend="eager")(module, x.to("ltc")), expected)
+
+
+def test_dynamo_compiles_no_frame_of_ltc_nor_any_that_ltc_calls():
+    seen = []
+
+    def backend(graph, examples):
+        seen.append(graph)
+        return graph.forward
+
+    x = torch.rand(4, 3).to("ltc")
+    torch.compile(reads_a_number, backend=backend)(x)
+    assert len(seen) == 2  # before the read and after it
+    torch.compile(differentiates, backend=backend)(x)
+    files = {code.co_filename for code in _codes_that_dynamo_met()}
+    assert not [file for file in files if "ltc" in file.replace("\\", "/").split("/")[-3:-1]]
+    assert not [file for file in files if "llvmlite" in file or file.startswith("<ltc")]
+
+
+def _codes_that_dynamo_met():
+    seen = torch._dynamo.convert_frame.input_codes.seen
+    return [code for reference in seen if (code := reference()) is not None]
+
+
+def test_a_compilation_that_fails_leaves_what_was_pending_before(equal):
+    def fails(graph, examples):
+        raise ValueError("this backend compiles nothing")
+
+    x = torch.randn(4, 3)
+    pending = x.to("ltc") + 1
+    with pytest.raises(Exception, match="compiles nothing"):
+        torch.compile(lambda x: x.exp().sum(), backend=fails)(pending)
+    equal(pending * 2, (x + 1) * 2)
+
+
+def test_the_dtype_and_shape_of_compiled_calls_may_change(equal):
+    compiled = torch.compile(lambda x: (x * 2).sum(0), backend="aot_eager")
+    for shape in ((4, 3), (5, 3), (0, 3), (1, 1)):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            x = torch.ones(shape, dtype=dtype)
+            equal(compiled(x.to("ltc")), (x * 2).sum(0))
+
+
+def test_compiled_functions_on_the_cpu_are_as_without_ltc():
+    def program(x):
+        y = x * 2
+        y.data = y.data + 1
+        return y.sum()
+
+    assert torch.compile(program, backend="eager")(torch.ones(3)).item() == 9
