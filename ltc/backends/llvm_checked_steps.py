@@ -4,7 +4,8 @@ Before its kernels run, all that a step may write is filled with a poison (llvm/
 so are guards before and behind each value that it touches.  The kernels run, what they made is kept,
 and they run again over another poison.  Results that differ are made of memory that nobody wrote, or
 were never written: so it is found in every type, and whatever became of it.  A guard that changed was
-written to by a kernel that is beside its value, and a value that is only read must stay as it was.
+written to by a kernel that is beside its value.  And a value must be what it was when it was made
+whenever a step reads it, before and after: else something else has been put in its place.
 
 All of it is kernels of the program: threads, queue and disk know nothing of it, and what they find is
 an error like an index out of range.
@@ -26,13 +27,25 @@ from ltc.ir.kernel import Product
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.code import KernelCode
-from ltc.llvm.memory_checks import POISONS, compare_code, copy_code, fill_code, look_code
+from ltc.llvm.memory_checks import (
+    POISONS,
+    WORD_BYTES,
+    compare_code,
+    copy_code,
+    digest_code,
+    fill_code,
+    look_code,
+    stack_bytes,
+    stack_code,
+    verify_code,
+)  # fmt: skip
 from ltc.llvm.products import ScratchBuffer
 from ltc.llvm.program import Fault
 from ltc.passes.memory import ALIGNMENT, aligned
 
 GUARD_BYTES = ALIGNMENT  # before a value, and behind the last cache line that it has a part in
-MOST_COMPARED_BYTES = 64 << 10  # of a value that is only read
+STACK_FRAMES_BYTES = 4 << 10  # beside what a kernel reserves: where that begins is not known
+MOST_DIGESTED_BYTES = 1 << 20  # of a value: larger ones are not watched between steps
 # Torch's own kernels, and what others take part in: nothing of it is generated.
 _UNCHECKED = frozenset({ops.EXTERN, ops.COLLECTIVE_START, ops.COLLECTIVE_WAIT})
 _ADVICE = (
@@ -43,7 +56,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Room:
-    """Memory in which each step keeps what it compares, there for the whole program."""
+    """Memory of the checks, there for the whole program: digests, then what a step keeps."""
 
     nbytes: int
 
@@ -70,9 +83,19 @@ class CheckedSteps:
             for step in steps
             if step.is_native and not _is_unchecked(step)
         ]
-        self.room = Room(max((check.kept_bytes for check in checks), default=0))
+        digests = _digests(checks)
+        first = aligned(WORD_BYTES * len(digests))
+        self.room = Room(first + max((check.kept_bytes for check in checks), default=0))
+        known: set[Node] = set()
         for check in checks:
-            check.step.codes = tuple(check.codes(self.room))
+            check.step.codes = tuple(check.codes(self.room, first, digests, known))
+            known.update(check.digested)
+
+
+def _digests(checks: Iterable[_StepCheck]) -> dict[Node, int]:
+    """Where in the room the digest of each value lies."""
+    nodes = dict.fromkeys(node for check in checks for node in check.digested)
+    return {node: WORD_BYTES * number for number, node in enumerate(nodes)}
 
 
 def _is_unchecked(step: Step) -> bool:
@@ -83,6 +106,7 @@ class _StepCheck:
     """What is to be checked of one step.
 
     kept_bytes  that it needs of the room
+    digested    the values that it reads or makes which must stay as they are
     """
 
     def __init__(
@@ -90,54 +114,63 @@ class _StepCheck:
         origins: Mapping[Node, Origin],
     ):  # fmt: skip
         self.step, self._kernels = step, step.codes
-        written = tuple(dict.fromkeys(step.writes))
+        self._written = written = tuple(dict.fromkeys(step.writes))
         places = {lies_in.get(node, node) for node in written}
-        reads = [
-            node for node in dict.fromkeys(step.reads)
-            if lies_in.get(node, node) not in places and isinstance(node.type, TensorType)
-        ]
-        self._written = written
+        reads = [node for node in dict.fromkeys(step.reads) if isinstance(node.type, TensorType)]
+        self._only_read = [node for node in reads if lies_in.get(node, node) not in places]
         self._over = [node for node in written if node in lies_in]
-        self._only_read = [
-            node for node in reads
-            if node.op is ops.INPUT or node in guarded
-            if nbytes_of(node.type) <= MOST_COMPARED_BYTES
-        ]
         self._fresh = [node for node in written if node in guarded and node not in lies_in]
-        self._guarded = [
-            node for node in (*written, *reads) if lies_in.get(node, node) in guarded
+        touched = (*written, *self._only_read)
+        self._guarded = [node for node in touched if lies_in.get(node, node) in guarded]
+        self.digested = [
+            node for node in dict.fromkeys((*written, *reads))
+            if (node.op is ops.INPUT or node in guarded or node in lies_in)
+            and nbytes_of(node.type) <= MOST_DIGESTED_BYTES
         ]
         buffers = dict.fromkeys(n for code in step.codes for n in code.nodes)
         self._scratch = [n for n in buffers if isinstance(n, ScratchBuffer)]
         self._line_of = next((node for node in written if node in origins), written[0])
         self._name = " and ".join(f"{node.op} {node.type}" for node in written)
-        self._kept: dict[tuple[str, Node], int] = {}  # where in the room
+        self._kept: dict[tuple[str, Node], int] = {}  # where, behind the digests
         self.kept_bytes = 0
         for node in self._over:
             self._keep("operand", node)
         for node in written:
             self._keep("first", node)
-        for node in self._only_read:
-            self._keep("read", node)
 
     def _keep(self, what: str, node: Node) -> None:
         self._kept[what, node] = self.kept_bytes
         self.kept_bytes += aligned(nbytes_of(node.type))
 
-    def codes(self, room: Room) -> Iterator[KernelCode]:
-        """The kernels, twice, and what is done before, between and after."""
-        self._room = room
+    def codes(
+        self, room: Room, first_kept: int, digests: Mapping[Node, int], known: Collection[Node]
+    ) -> Iterator[KernelCode]:
+        """The kernels, twice, and what is done before, between and after.
+
+        known  values whose digests are there
+        """
+        self._room, self._first_kept, self._digests = room, first_kept, digests
+        read = [node for node in self.digested if node not in self._written]
+        yield from (self._noted(node) for node in read if node not in known)
+        yield from (self._verified(n, self._lost(n)) for n in read if n in known)
         yield from (self._saved("operand", node) for node in self._over)
-        yield from (self._saved("read", node) for node in self._only_read)
-        yield from self._fills(0)
-        yield from self._kernels
+        yield from self._run_over(0)
         yield from (self._saved("first", node) for node in self._written)
         yield from (self._put_back(node) for node in self._over)
-        yield from self._fills(1)
-        yield from self._kernels
-        yield from (self._compared("first", node, self._unwritten(node)) for node in self._written)
+        yield from self._run_over(1)
+        yield from map(self._compared, self._written)
         yield from self._looks(1)
-        yield from (self._compared("read", node, self._changed(node)) for node in self._only_read)
+        yield from (self._verified(n, self._changed(n)) for n in read if n in self._only_read)
+        yield from (self._noted(node) for node in self.digested if node in self._written)
+
+    def _run_over(self, which: int) -> Iterator[KernelCode]:
+        """The kernels, where all that they find is the one poison or the other."""
+        yield from self._fills(which)
+        for code in self._kernels:
+            if nbytes := stack_bytes(code.text):
+                nbytes = nbytes + STACK_FRAMES_BYTES
+                yield stack_code(nbytes, code.tasks, POISONS[torch.float32][which])
+            yield code
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -156,14 +189,23 @@ class _StepCheck:
             yield look_code(buffer, nbytes, _guard_behind(nbytes), word, fault)
 
     def _saved(self, what: str, node: Node) -> KernelCode:
-        return copy_code(node, self._room, _nbytes(node), (0, self._kept[what, node]))
+        return copy_code(node, self._room, _nbytes(node), (0, self._place(what, node)))
 
     def _put_back(self, node: Node) -> KernelCode:
-        return copy_code(self._room, node, _nbytes(node), (self._kept["operand", node], 0))
+        return copy_code(self._room, node, _nbytes(node), (self._place("operand", node), 0))
 
-    def _compared(self, what: str, node: Node, fault: Fault) -> KernelCode:
-        place, nbytes = self._kept[what, node], _nbytes(node)
-        return compare_code(self._room, place, node, nbytes, node.dtype.itemsize, fault)
+    def _compared(self, node: Node) -> KernelCode:
+        place, bytes = self._place("first", node), node.dtype.itemsize
+        return compare_code(self._room, place, node, _nbytes(node), bytes, self._unwritten(node))
+
+    def _place(self, what: str, node: Node) -> int:
+        return self._first_kept + self._kept[what, node]
+
+    def _noted(self, node: Node) -> KernelCode:
+        return digest_code(node, _nbytes(node), self._room, self._digests[node])
+
+    def _verified(self, node: Node, fault: Fault) -> KernelCode:
+        return verify_code(node, _nbytes(node), self._room, self._digests[node], fault)
 
     # --- what is said ----------------------------------------------------------------------------
 
@@ -180,7 +222,13 @@ class _StepCheck:
         )
 
     def _changed(self, node: Node) -> Fault:
-        return self._fault(f"it changed element {{value}} of {_shown(node)}, which it only reads")
+        return self._fault(f"it wrote into {_shown(node)}, which it only reads")
+
+    def _lost(self, node: Node) -> Fault:
+        return self._fault(
+            f"{_shown(node)}, which it reads, is not what it was when it was made: it was written "
+            f"over, or its memory was given away too early"
+        )
 
     def _fault(self, found: str) -> Fault:
         message = f"LTC_CHECK looked at the kernel of {self._name}: {found}. {_ADVICE}"

@@ -13,6 +13,7 @@ where the first is True.  All bytes of the two differ.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from ltc.llvm.checks import NUMBER_BITS
 from ltc.llvm.code import KernelCode
 
 WORD_BYTES = 8
+_FACTOR = 0x5851_F42D_4C95_7F2D  # of a digest: odd, so that no single change is lost
+_RESERVED = re.compile(r"= alloca \[(\d+) x (\w+)\]")
+_BYTES = {"double": 8, "i64": 8, "float": 4, "i32": 4, "half": 2, "i16": 2, "bfloat": 2, "i8": 1}
 
 
 def _repeated(element: int, nbytes: int) -> int:
@@ -50,6 +54,21 @@ def fill_code(buffer: Any, shift: int, nbytes: int, word: int) -> KernelCode:
     return KernelCode(_fill_text(), (buffer,), 1, (shift,), (nbytes, word))
 
 
+def stack_code(nbytes: int, tasks: int, word: int) -> KernelCode:
+    """So much of the stack of each thread that takes a task is filled: the next kernel's memory.
+
+    With one thread that is sure; with more, one that slept may find its stack as it was.
+    """
+    return KernelCode(_stack_text(), (), tasks, numbers=(nbytes, word))
+
+
+@functools.lru_cache(maxsize=1024)
+def stack_bytes(text: str) -> int:
+    """What the kernel of a text reserves on the stack for itself."""
+    found = _RESERVED.findall(text)
+    return sum(int(count) * _BYTES[element] for count, element in found)
+
+
 def copy_code(source: Any, target: Any, nbytes: int, shifts: tuple[int, int]) -> KernelCode:
     """`shifts`: bytes to add to the first of each."""
     return KernelCode(_copy_text(), (source, target), 1, shifts, (nbytes,))
@@ -74,21 +93,44 @@ def compare_code(
     return KernelCode(_compare_text(), nodes, 1, (shift,), (nbytes, element_bytes))
 
 
+def digest_code(buffer: Any, nbytes: int, target: Any, shift: int) -> KernelCode:
+    """A number that stands for the bytes goes into a word, `shift` bytes behind `target`'s first."""
+    return KernelCode(_digest_text(), (buffer, target), 1, (0, shift), (nbytes,))
+
+
+def verify_code(buffer: Any, nbytes: int, source: Any, shift: int, fault: Any) -> KernelCode:
+    """The fault is set where `digest_code` of the same arguments would now give another number."""
+    return KernelCode(_verify_text(), (buffer, source, fault), 1, (0, shift), (nbytes,))
+
+
 @functools.cache
 def _fill_text() -> str:
     b = Builder(width=1)
+    _fill(b, "%p0")
+    return function_text("kernel", 1, b, numbers=2)
+
+
+@functools.cache
+def _stack_text() -> str:
+    b = Builder(width=1)
+    _fill(b, b.effect("alloca i8, i64 %n0, align 64"))
+    return function_text("kernel", 0, b, numbers=2)
+
+
+def _fill(b: Builder, memory: str) -> None:
+    """%n0 bytes become %n1 again and again."""
     words = b.value(f"udiv i64 %n0, {WORD_BYTES}")
     whole = b.multiply(words, WORD_BYTES)
 
     def fill_word(i: str, _) -> None:
-        b.emit(f"store i64 %n1, ptr {b.address('%p0', i, 'i64')}, align 1")
+        b.emit(f"store volatile i64 %n1, ptr {b.address(memory, i, 'i64')}, align 1")
 
     def fill_byte(i: str, _) -> None:
-        b.emit(f"store i8 {_byte_of_word(b, i, whole)}, ptr {b.address('%p0', i, 'i8')}")
+        byte = _byte_of_word(b, i, whole)
+        b.emit(f"store volatile i8 {byte}, ptr {b.address(memory, i, 'i8')}")
 
     b.loop("0", words, 1, (), fill_word)
     b.loop(whole, "%n0", 1, (), fill_byte)
-    return function_text("kernel", 1, b, numbers=2)
 
 
 @functools.cache
@@ -119,6 +161,42 @@ def _compare_text() -> str:
     )
     _report(b, found, "%p2", lambda: b.value(f"udiv i64 {found}, %n1"))
     return function_text("kernel", 3, b, numbers=2)
+
+
+@functools.cache
+def _digest_text() -> str:
+    b = Builder(width=1)
+    b.emit(f"store i64 {_digest(b)}, ptr %p1, align 8")
+    return function_text("kernel", 2, b, numbers=1)
+
+
+@functools.cache
+def _verify_text() -> str:
+    b = Builder(width=1)
+    expected = b.effect("load i64, ptr %p1, align 8")
+    differs = b.value(f"icmp ne i64 {_digest(b)}, {expected}")
+    b.when(differs, (), lambda: b.emit("store i64 1, ptr %p2, align 8"))
+    return function_text("kernel", 3, b, numbers=1)
+
+
+def _digest(b: Builder) -> str:
+    """Of the %n0 bytes at %p0: the value of a polynomial whose coefficients they are."""
+    words = b.value(f"udiv i64 %n0, {WORD_BYTES}")
+    whole = b.multiply(words, WORD_BYTES)
+
+    def next_of(carried: list[str], word: str) -> list[str]:
+        return [b.value(f"add i64 {b.multiply(carried[0], _FACTOR)}, {word}")]
+
+    def take_word(i: str, carried: list[str]) -> list[str]:
+        return next_of(carried, b.effect(f"load i64, ptr {b.address('%p0', i, 'i64')}, align 1"))
+
+    def take_byte(i: str, carried: list[str]) -> list[str]:
+        byte = b.effect(f"load i8, ptr {b.address('%p0', i, 'i8')}")
+        return next_of(carried, b.value(f"zext i8 {byte} to i64"))
+
+    carried = b.loop("0", words, 1, [("i64", "%n0")], take_word)
+    (digest,) = b.loop(whole, "%n0", 1, [("i64", carried[0])], take_byte)
+    return digest
 
 
 def _first_difference(
