@@ -19,6 +19,10 @@ class InvalidGraph(LtcError):
     """A graph that breaks a rule of the IR: a fault of ltc or of a plug-in, never of the user."""
 
 
+class MemoryFault(LtcError):
+    """A kernel that used memory which nobody wrote, or wrote where it may not: LTC_CHECK found it."""
+
+
 class NotLazyTensor(RuntimeError):
     """A tensor of another device where one of a lazy device was needed.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+from ltc import config
 from ltc.backends import llvm_record
 from ltc.backends.eager import LOWERING
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
@@ -75,7 +76,7 @@ class LlvmBackend:
         graph = prepared(graph)
         with Loading() as loading:
             loading.begin_runner()
-            plan, texts = plan_of(graph, donated, loading.begin)
+            plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
             kernels = loading.load(texts)
         return LlvmComputation(plan, kernels)
 

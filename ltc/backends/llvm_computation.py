@@ -92,7 +92,7 @@ class LlvmComputation:
         ]
         self.twins = _twins(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
-        makers = {kind: maker_of(*kind) for kind in set(plan.made)}
+        makers = {kind: maker_of(*kind, plan.guard) for kind in set(plan.made)}
         self._makers = [makers[kind][0] for kind in plan.made]
         native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
         # Whether a launch asks torch for anything that the caller's modes could change.

@@ -24,7 +24,8 @@ def nbytes_of(type: TensorType) -> int:
 class Lifetimes:
     """Of the values of a program that are nobody's input and nobody's output.
 
-    over  value -> the one whose memory it takes; that one is no other's
+    over    value -> the one whose memory it takes; that one is no other's
+    values  all of them
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Lifetimes:
             for node in step.writes
             if node not in placed
         }
+        self.values = frozenset(self._first)
         self.over: dict[Node, Node] = {}
         for position, step in enumerate(steps):
             self._choose_places(position, step)

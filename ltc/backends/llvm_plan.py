@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ltc.backends.llvm_checked_steps import GUARD_BYTES, CheckedSteps
 from ltc.backends.llvm_lifetimes import Lifetimes
 from ltc.backends.llvm_meetings import MeetingPlaces, Meetings
 from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps
@@ -113,6 +114,7 @@ class Plan:
     runs        kernels that run without anything else between them, and calls of the reference
     outputs     (value, how it becomes an output)
     meetings    with other replicas
+    guard       bytes that outputs in new memory have before and behind them
     """
 
     positions: tuple[int, ...]
@@ -130,6 +132,7 @@ class Plan:
     runs: tuple[tuple[PlannedCall, ...] | ReferenceCall, ...]
     outputs: tuple[tuple[int, int], ...]
     meetings: Meetings = Meetings()
+    guard: int = 0
 
     @property
     def first_meeting(self) -> int:
@@ -143,22 +146,27 @@ class Plan:
 
 
 def plan_of(
-    graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None
-) -> tuple[Plan, dict[str, str]]:
+    graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None,
+    checked: bool = False,
+) -> tuple[Plan, dict[str, str]]:  # fmt: skip
     """The program of a graph, and the text of each of its kernels by name.
 
     donated  positions of the inputs that may be written over
     written  is told each text of the program as soon as it is there
+    checked  whether every step looks at what its kernels do to memory
     """
-    planner = _Planner(graph, planned_steps(graph, donated, written), donated)
+    planner = _Planner(graph, planned_steps(graph, donated, written), donated, checked)
     return planner.plan(), planner.texts
 
 
 class _Planner:
     """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
 
-    def __init__(self, graph: Graph, steps: list[Step], donated: frozenset[int]):
+    def __init__(
+        self, graph: Graph, steps: list[Step], donated: frozenset[int], checked: bool
+    ):
         self.texts: dict[str, str] = {}
+        self._checked = checked
         self._graph, self._steps = graph, steps
         self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
         self._shares = memory_of(steps)
@@ -167,11 +175,7 @@ class _Planner:
         self._number: dict[Node, int] = {}  # of a node's value as a tensor
         native = [step for step in steps if step.is_native]
         self._by_kernels = {n for s in native for n in s.reads}
-        self._faults = list(
-            dict.fromkeys(
-                n for s in native for c in s.codes for n in c.nodes if isinstance(n, Fault)
-            )
-        )
+        self._faults = _faults_of(native)
         self._by_reference = {n for s in steps if not s.is_native for n in s.reads}
         self._by_reference.update(graph.outputs)
         self._by_reference.update(n for f in self._faults if not f.error for n in f.node.inputs)
@@ -200,6 +204,7 @@ class _Planner:
             runs,
             tuple(self._outputs()),
             self._meetings.meetings,
+            GUARD_BYTES if self._checked else 0,
         )
 
     # --- where things are ------------------------------------------------------------------------
@@ -258,7 +263,12 @@ class _Planner:
         lives = Lifetimes(
             self._steps, self._graph, self._shares, self._place, self._by_reference
         )
-        places, scratch_bytes = memory.plan(lives.all(), lives.hosts(self._made), long)
+        values = lives.all()
+        if self._checked:
+            values.append(self._check_memory(lives))
+        places, scratch_bytes = memory.plan(
+            values, lives.hosts(self._made), long, GUARD_BYTES if self._checked else 0
+        )
         places.update({node: places[other] for node, other in lives.over.items()})
         in_block = [n for n in places if isinstance(n, Node) and n in self._by_reference]
         numbers = [self._new_value(n) for n in in_block]
@@ -280,6 +290,13 @@ class _Planner:
                 self._place[node] = (self._number[host], offset)
         self._block_bytes = scratch_bytes
         self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
+
+    def _check_memory(self, lives: Lifetimes) -> memory.Lifetime:
+        """The steps check what they do; what they need in the block for it."""
+        checked = CheckedSteps(self._steps, lives, self._made, self._graph.origins)
+        self._faults = _faults_of(self._steps)
+        room = checked.room
+        return memory.Lifetime(room, room.nbytes, 0, len(self._steps), in_block=True)
 
     def _there(self, node: Node) -> InBlock:
         return InBlock(self._place[node][1], node.dtype, node.shape)
@@ -323,7 +340,7 @@ class _Planner:
                 arguments += value, offset + shift
             for number in code.numbers:
                 arguments += self._nothing, number
-            checks = [self._faults.index(n) for n in code.nodes if isinstance(n, Fault)]
+            checks = [self._faults[n] for n in code.nodes if isinstance(n, Fault)]
             yield PlannedCall(
                 self._named(code.text), tuple(arguments), code.tasks,
                 checks[0] if checks else -1, overwrites, self._meetings.awaited_by(step),
@@ -376,6 +393,13 @@ class _Planner:
             elif fresh and self._shares.get(node) is node:
                 way = OWNED
             yield self._number[node], way
+
+
+def _faults_of(steps: Iterable[Step]) -> dict[Fault, int]:
+    """The faults of all kernels, numbered."""
+    nodes = (node for step in steps for code in step.codes for node in code.nodes)
+    found = dict.fromkeys(node for node in nodes if isinstance(node, Fault))
+    return {fault: number for number, fault in enumerate(found)}
 
 
 def _words(run: tuple[PlannedCall, ...] | ReferenceCall) -> int:

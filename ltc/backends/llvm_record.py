@@ -77,7 +77,7 @@ def _plan_record(plan: Plan) -> list:
     made = [types.setdefault(one, len(types)) for one in plan.made]
     runs = [_run_record(run, names) for run in plan.runs]
     return [
-        plan.values, plan.arguments, plan.frame, plan.block, list(names), runs,
+        plan.values, plan.arguments, plan.frame, plan.block, plan.guard, list(names), runs,
         list(map(_check_record, plan.checks)), plan.positions, made,
         [number for output in plan.outputs for number in output],
         *map(
@@ -125,7 +125,8 @@ def _position(origin: Origin | None) -> int:
 
 
 def _plan(record: list, origin_of: OriginOf) -> Plan:
-    values, arguments, frame, block, names, runs, checks, positions, made, outputs, *rest = record
+    values, arguments, frame, block, guard, names, runs, *rest = record
+    checks, positions, made, outputs, *rest = rest
     types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
     return Plan(
         tuple(positions), tuple(types[number] for number in made), values, constants, fixed,
@@ -133,7 +134,7 @@ def _plan(record: list, origin_of: OriginOf) -> Plan:
         tuple(_check(check, origin_of) for check in checks), arguments, frame, block,
         tuple((value, InBlock(*there)) for value, there in in_block),
         tuple(_run(run, names, origin_of) for run in runs),
-        tuple(zip(outputs[::2], outputs[1::2])),
+        tuple(zip(outputs[::2], outputs[1::2])), guard=guard,
     )  # fmt: skip
 
 

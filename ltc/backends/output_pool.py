@@ -18,6 +18,7 @@ from math import prod
 import torch
 
 from ltc.backends.memory import HUGE_PAGE
+from ltc.passes.memory import aligned
 
 # In less than half the time of torch.empty, where this torch has it.
 _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
@@ -120,10 +121,23 @@ def copied(x: torch.Tensor) -> torch.Tensor:
     return empty(x.shape, x.dtype).copy_(x)
 
 
+def guarded(shape: Sequence[int], dtype: torch.dtype, guard: int) -> torch.Tensor:
+    """An output that has so many bytes, whole cache lines, of its memory before and behind it."""
+    count = prod(shape)
+    around = empty((aligned(count * dtype.itemsize) + 2 * guard,), torch.uint8)
+    own = torch.frombuffer(around.numpy(), dtype=dtype, count=count, offset=guard)
+    return own.view(shape)
+
+
 def maker_of(
-    shape: Sequence[int], dtype: torch.dtype
+    shape: Sequence[int], dtype: torch.dtype, guard: int = 0
 ) -> tuple[Callable[[], torch.Tensor], bool]:
-    """What makes outputs of a type at every launch, and whether it passes torch's dispatcher."""
+    """What makes outputs of a type at every launch, and whether it passes torch's dispatcher.
+
+    guard  bytes, whole cache lines, that they have before and behind them
+    """
+    if guard:
+        return functools.partial(guarded, shape, dtype, guard), True
     if _empty_strided is None or prod(shape) * dtype.itemsize >= LARGE_BYTES:
         return functools.partial(empty, shape, dtype), True
     dims = range(len(shape))

@@ -43,12 +43,17 @@ class Host:
 class _Region:
     """A stretch of memory and who lies in it when."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: int) -> None:
+        self._guard = guard
         self._placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, whose)
+
+    def size_of(self, value: Lifetime) -> int:
+        """Bytes that it takes, its guards included."""
+        return aligned(value.nbytes) + 2 * self._guard
 
     def offset_for(self, value: Lifetime) -> int:
         """The lowest offset that is free all its life."""
-        size, offset = _aligned(value.nbytes), 0
+        size, offset = self.size_of(value), 0
         for low, high, other in sorted(self._placed, key=lambda p: p[0]):
             if other.last < value.first or value.last < other.first:
                 continue
@@ -57,8 +62,15 @@ class _Region:
             offset = max(offset, high)
         return offset
 
-    def place(self, value: Lifetime, offset: int) -> None:
-        self._placed.append((offset, offset + _aligned(value.nbytes), value))
+    def place(self, value: Lifetime, offset: int) -> int:
+        """Where the value itself begins that takes the memory from `offset` on."""
+        self._placed.append((offset, offset + self.size_of(value), value))
+        return offset + self._guard
+
+    def fits(self, value: Lifetime, offset: int, nbytes: int) -> bool:
+        """Whether the memory ends behind the value, whose last cache line need not be whole."""
+        needed = self.size_of(value) if self._guard else value.nbytes
+        return offset + needed <= nbytes
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +78,7 @@ class _Region:
 
 
 def plan(
-    lifetimes: Sequence[Lifetime], hosts: Sequence[Host] = (), long: int = 0
+    lifetimes: Sequence[Lifetime], hosts: Sequence[Host] = (), long: int = 0, guard: int = 0
 ) -> tuple[dict[Hashable, Place], int]:
     """(place of each value, bytes of the block): values that live at one time do not overlap.
 
@@ -75,17 +87,17 @@ def plan(
     hosts  buffers of outputs; those that are written first are taken first
     long   steps from which on a life is long: what lives shorter is still in the caches when it is
            read, and when its place in the block is used again
+    guard  bytes, whole cache lines, that are nobody else's before and behind each value
     """
-    block, houses = _Region(), {host: _Region() for host in sorted(hosts, key=lambda h: h.first)}
+    block = _Region(guard)
+    houses = {host: _Region(guard) for host in sorted(hosts, key=lambda h: h.first)}
     places: dict[Hashable, Place] = {}
     for value in sorted(lifetimes, key=lambda v: (-v.nbytes, v.first)):
         place = None
         if not value.in_block and value.last - value.first >= long:
             place = _hosted(value, houses)
         if place is None:
-            offset = block.offset_for(value)
-            block.place(value, offset)
-            place = (BLOCK, offset)
+            place = (BLOCK, block.place(value, block.offset_for(value)))
         places[value.name] = place
     return places, block.nbytes
 
@@ -95,11 +107,11 @@ def _hosted(value: Lifetime, houses: dict[Host, _Region]) -> Place | None:
     for host, region in houses.items():
         if value.last < host.first and value.nbytes <= host.nbytes:
             offset = region.offset_for(value)
-            if offset + value.nbytes <= host.nbytes:
-                region.place(value, offset)
-                return host.name, offset
+            if region.fits(value, offset, host.nbytes):
+                return host.name, region.place(value, offset)
     return None
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """As many bytes as whole cache lines have that hold `nbytes`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -28,7 +28,7 @@ from ltc.runtime.transfers import backend
 
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
-_SETTINGS = ("LTC_BACKEND", "LTC_CHECK_INDEX", "LTC_AUTOTUNE")
+_SETTINGS = ("LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE")
 
 
 def _no_program() -> None:
