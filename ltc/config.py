@@ -131,6 +131,7 @@ FLAGS = (
         "LTC_CHECK", boolean, False,
         "verify the graph after every pass, and what each kernel does to memory",
     ),
+    Flag("LTC_DEBUG", boolean, False, "tracebacks show every frame inside ltc"),
     Flag("LTC_DUMP", str, "", "stages to print when a step is compiled (see ltc.debug.graphs), with commas between"),
     Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
     Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
@@ -174,7 +175,7 @@ _OUTSIDE_PROGRAMS = frozenset({
     "LTC_NUM_DEVICES", "LTC_SYNC_WAIT", "LTC_EMIT_STEPLOG", "LTC_FALLBACK", "LTC_FORCE_FALLBACK",
     "LTC_LINES", "LTC_MAX_PENDING_NODES", "LTC_MAX_PENDING_BYTES", "LTC_MAX_RECORDED",
     "LTC_MAX_IN_FLIGHT", "LTC_CACHE_PROGRAMS", "LTC_CACHE", "LTC_CACHE_DIR", "LTC_CACHE_MB",
-    "LTC_MAX_ASYNC_QUEUE", "LTC_DUMP", "LTC_IR_DEBUG", "LTC_SAVE_TENSORS_FILE",
+    "LTC_MAX_ASYNC_QUEUE", "LTC_DEBUG", "LTC_DUMP", "LTC_IR_DEBUG", "LTC_SAVE_TENSORS_FILE",
     "LTC_SAVE_TENSORS_FMT", "LTC_METRICS_FILE", "LTC_METRICS_SAMPLES", "LTC_METRICS_PERCENTILES",
     "LTC_RENDEZVOUS", "LTC_TRANSPORT", "LTC_PEER_TIMEOUT",
 })

@@ -23,7 +23,6 @@ from ltc.device.state import DEAD_IN_TWO_LISTS, LAST_VIEW, State
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
 from ltc.runtime.compile import Ending, program_for
 from ltc.runtime.dump import save_graph
-from ltc.runtime.executor import executor_of
 
 _aten = torch.ops.aten
 REORDERINGS = frozenset({  # views of all elements of their base, each once
@@ -106,7 +105,10 @@ class Ended:
 
 
 def end(recorder: Recorder) -> None:
-    """Start what is alive of the walk, and say of each state what it now holds."""
+    """Start what is alive of the walk, and say of each state what it now holds.
+
+    Raises what keeps the program from being started; then all that was pending fails with it.
+    """
     ended, alive = _as_before(recorder) or _looked_at(recorder)
     if ended.made:
         metrics.note((("CreateLtcTensor", ended.made), ("DestroyLtcTensor", ended.died)))
@@ -115,10 +117,7 @@ def end(recorder: Recorder) -> None:
         buffer.shared = True
         for number in holders:
             alive[number].buffer = buffer
-    failed = executor_of(recorder.device.index).unreported()
     try:
-        if failed is not None:
-            failed.raise_it()
         buffers = _launch(recorder, ended) if ended.outputs else []
     except BaseException as error:
         _settle(recorder, ended, alive, _failed(recorder, ended, error))
@@ -127,10 +126,6 @@ def end(recorder: Recorder) -> None:
         raise
     recorder.last.ended = ended
     _settle(recorder, ended, alive, buffers)
-    if buffers:
-        execution = buffers[0].execution
-        if execution.done:
-            execution.raise_failure()
 
 
 # --- what is alive ----------------------------------------------------------------------------
@@ -294,7 +289,7 @@ def _signature(ended: Ended) -> tuple:
 def _failed(recorder: Recorder, ended: Ended, error: BaseException) -> list[Buffer]:
     """Everything pending has failed with `error`; a replaced state keeps its old buffer."""
     execution, failure = Execution(), Failure(error)
-    failure.reported = True
+    failure.note_reported()
     execution.finish(failure)
     return [
         Buffer(

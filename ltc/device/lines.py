@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 
-import torch
-
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+from ltc.tracebacks import is_users
 
 
 def user_line() -> str:
@@ -35,8 +31,7 @@ def _user_frame():
     """The innermost frame outside ltc and torch, or None."""
     frame = sys._getframe(2)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_OWN, _TORCH, "<ltc", "<frozen", "<eval_with_key>")):
+        if is_users(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None

@@ -26,7 +26,7 @@ class Freed(Buffer):
             f"A {dtype} tensor of shape {list(shape)} is read whose storage was freed by "
             f"resize_(0). Resize the storage to its full size, and write to the tensor, first."
         ))
-        failure.reported = True  # an error of whoever reads it, not of the device
+        failure.note_reported()  # an error of whoever reads it, not of the device
         self.handle, self.key, self.device = None, input_key(shape, dtype), device
         self.execution, self.previous, self.shared = Execution(), None, True
         self.execution.finish(failure)

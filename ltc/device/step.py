@@ -179,12 +179,11 @@ def ready_buffer(state: State) -> Buffer:
 def flush(recorder: Recorder) -> None:
     """Start everything pending in `recorder`; its own thread, or one that stopped it, calls this.
 
-    Raises the error of an earlier program that nobody has seen yet (what was pending then fails
-    with it), or the error of this one where it ran at once.
+    An error of the program is no business of whoever needs something else: it is raised to who
+    reads what failed, and at the next mark.
     """
     with recorder.lock:
         if recorder.nothing_pending:
-            _raise_unreported(recorder.device)
             return
         try:
             end(recorder)
@@ -251,9 +250,13 @@ def _is_recording(thread: int) -> bool:
 # --- step marks -------------------------------------------------------------------------------
 
 def end_step(device: Device) -> None:
-    """Start everything the calling thread has pending on a device; random draws begin anew."""
+    """Start everything the calling thread has pending on a device; random draws begin anew.
+
+    Raises the error of a program that failed since the last mark, this one or an earlier one.
+    """
     try:
         flush(device.recorder())
+        _raise_unreported(device)
     finally:
         device.random.end_step()
         metrics.count("DestroyLtcTensor", account_of(device.index).take_freed())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ltc.runtime import processors
 from ltc.runtime.storage import physical
+from ltc.tracebacks import another, users_part
 
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
 
@@ -65,17 +66,17 @@ class Account:
 _accounts: dict[int, Account] = {}
 
 
-def under_way(buffers: list[Buffer]) -> list[Execution]:
-    """The launches that decide what is in the buffers: not over, or over and nothing is there."""
-    executions = {buffer.execution for buffer in buffers}
-    return [
-        e for e in executions
-        if e is not None and (not e.done or e.failure and _left_nothing(e, buffers))
-    ]
+def under_way(buffers: list[Buffer]) -> tuple[list[Execution | None], list[Execution]]:
+    """Which launch decides what is in each buffer, where one still does; and these launches.
 
-
-def _left_nothing(execution: Execution, buffers: list[Buffer]) -> bool:
-    return any(b.handle is None for b in buffers if b.execution is execution)
+    They are not over, or over and have lost what they were to fill the buffer with.
+    """
+    sources = [buffer.execution for buffer in buffers]
+    needed = [e for e in set(sources) if e is not None and (not e.done or e.failure is not None)]
+    if any([e.failure is not None for e in needed]):  # seldom: one buffer may be lost, another not
+        sources = [b.execution if b.is_undecided() else None for b in buffers]
+        needed = list(set(sources) - {None})
+    return sources, needed
 
 
 def account_of(device: int) -> Account:
@@ -83,28 +84,46 @@ def account_of(device: int) -> Account:
 
 
 class Failure:
-    """An error on its way to whoever waits: raised as it was first, and known to be seen or not."""
+    """An error on its way to whoever waits, and whether anybody has seen it."""
 
-    __slots__ = ("error", "traceback", "reported")
+    __slots__ = ("error", "_traceback", "_first", "_reported")
 
     def __init__(self, error: BaseException) -> None:
-        self.error, self.traceback, self.reported = error, error.__traceback__, False
+        self._traceback = users_part(error.__traceback__)
+        self.error = another(error, self._traceback)  # the frames of the other may go
+        self._first: Failure | None = None
+        self._reported = False
 
-    def raise_it(self) -> None:
-        self.reported = True
-        raise self.error.with_traceback(self.traceback)
+    def follows(self, first: Failure) -> None:
+        """Of several errors of one launch one is raised for it: they are seen together."""
+        self._first = first
+
+    @property
+    def first(self) -> Failure:
+        """The one that is raised for its launch."""
+        return self if self._first is None else self._first
+
+    @property
+    def reported(self) -> bool:
+        return self.first._reported
+
+    def note_reported(self) -> None:
+        self.first._reported = True
+
+    def raise_it(self) -> NoReturn:
+        self.note_reported()
+        raise another(self.error, self._traceback)
 
 
 class Execution:
     """One launch: over or not, and with what failure.
 
-    Every output of a failed launch raises its error, and so does every launch that reads one.
-
     done         whether it is known to be over
+    failure      what its caller is told, where not all of it went well
     come_to_end  where nobody says so unasked: blocks until it is over, or somebody will say so
     """
 
-    __slots__ = ("_running", "done", "failure", "come_to_end")
+    __slots__ = ("_running", "done", "failure", "come_to_end", "_lost")
 
     def __init__(self) -> None:
         self._running = threading.Lock()
@@ -112,9 +131,19 @@ class Execution:
         self.done = False
         self.come_to_end: Callable[[], None] | None = None
         self.failure: Failure | None = None
+        self._lost: dict[int, Failure] | None = None
 
-    def finish(self, failure: Failure | None = None) -> None:
-        """Called once, by whoever ran it."""
+    def finish(
+        self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
+    ) -> None:
+        """Called once, by whoever ran it.
+
+        lost  of the buffers it was to fill, those that it has not, and why; None: all of them,
+              where there is a failure
+        """
+        # By their ids, since they refer to this: who asks has in hand one that it was to fill,
+        # and all of these were there at once.
+        self._lost = None if lost is None else {id(buffer): why for buffer, why in lost.items()}
         self.failure = failure
         self.done, self.come_to_end = True, None
         self._running.release()
@@ -128,10 +157,11 @@ class Execution:
             with self._running:  # passed on to the next waiter on leaving
                 pass
 
-    def raise_failure(self) -> None:
-        """Raise the error this launch ended with, if any."""
-        if self.failure is not None:
-            self.failure.raise_it()
+    def failure_of(self, buffer: Buffer) -> Failure | None:
+        """Why a buffer that this launch was to fill, or to replace the value of, is not."""
+        if self.failure is None or self._lost is None:
+            return self.failure
+        return self._lost.get(id(buffer))
 
 
 class Twins:
@@ -197,24 +227,38 @@ class Buffer:
         """Of memory that it takes."""
         return self.key[3]
 
+    def failure(self) -> Failure | None:
+        """Why its latest launch has left it without the value it was to have."""
+        execution = self.execution
+        return None if execution is None else execution.failure_of(self)
+
+    def is_undecided(self) -> bool:
+        """Whether its launch is not over, or has failed and nothing else is in its place."""
+        execution = self.execution
+        return execution is not None and (not execution.done or self.is_lost())
+
+    def is_lost(self) -> bool:
+        """Whether its latest launch has failed, and nobody was told that the old value stays."""
+        failure = self.failure()
+        return failure is not None and (self.handle is None or not failure.reported)
+
     def settled(self) -> "Buffer":
-        """This buffer, or the one it was to replace where its launch is known to have failed."""
+        """This buffer, or the one it was to replace where its launch is told to have failed."""
         buffer = self
-        while (
-            buffer.execution is not None
-            and buffer.execution.failure is not None
-            and buffer.previous is not None
-        ):
+        while buffer.previous is not None and (failure := buffer.failure()) and failure.reported:
             buffer = buffer.previous
         return buffer
 
     def ready(self) -> Any:
         """The handle, waited for.
 
-        Raises the error of the launch that was to fill it, or that it was waited for.
+        Raises the error of the launch that was to fill it, where the old value is not in its place
+        or nobody was told yet that it is.
         """
         execution = self.execution
-        if execution is not None and (self.handle is None or not execution.done):
+        if execution is not None and (not execution.done or execution.failure is not None):
             execution.wait()
-            execution.raise_failure()
+            failure = execution.failure_of(self)
+            if failure is not None and (self.handle is None or not failure.reported):
+                failure.raise_it()
         return self.handle

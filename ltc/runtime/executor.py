@@ -166,7 +166,7 @@ class Executor:
 
     def note_failure(self, failure: Failure) -> None:
         """Remember a failure nobody has seen yet; the first one is the cause of the others."""
-        if self.unreported() is None:
+        if self.unreported() is None and not failure.reported:
             self._failed = failure
 
     def unreported(self) -> Failure | None:

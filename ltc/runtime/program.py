@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from sys import getrefcount
@@ -14,6 +14,7 @@ from ltc.backends.interface import Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
+from ltc.runtime.salvage import salvage
 from ltc.runtime.transfers import copy_of
 
 
@@ -81,14 +82,13 @@ class Program:
         previous  output position -> the buffer whose place it takes if the program ends well, where
                   that is no input
         replica   whose collectives it takes part in
-        An error of a short program is raised here, that of a long one when an output is read,
-        at the next step mark, or in wait_device_ops().
+        An error is that of the launch that the outputs name, and the executor knows of it.
         """
         executor = executor_of(device)
         started = time.perf_counter_ns()
         executor.wait_for_room()
         metrics.record("DeviceLockWait", time.perf_counter_ns() - started, "time")
-        execution, dependencies = Execution(), under_way(inputs)
+        execution, (sources, dependencies) = Execution(), under_way(inputs)
         outputs = []
         for key, position in zip(*self._outputs):
             if position is None:
@@ -104,7 +104,9 @@ class Program:
             Twins([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
-        work = _Work(self, executor, execution, dependencies, inputs, scalars, given, replica)
+        work = _Work(
+            self, executor, execution, sources, dependencies, inputs, scalars, given, replica
+        )
         executor.run(work, long=self.exchanges or self.seconds > SHORT_SECONDS)
         return outputs
 
@@ -127,39 +129,46 @@ class _Work:
     """One run of a program, as the executor calls it: never raises, always ends its execution."""
 
     __slots__ = (
-        "program", "executor", "execution", "dependencies", "inputs", "scalars", "outputs",
-        "replica", "_launch", "_handles_before",
+        "program", "executor", "execution", "sources", "dependencies", "inputs", "scalars",
+        "outputs", "replica", "_launch", "_handles_before",
     )
 
     def __init__(
-        self, program, executor, execution, dependencies, inputs, scalars, outputs, replica
+        self, program, executor, execution, sources, dependencies, inputs, scalars, outputs, replica
     ):
-        """`dependencies`: the launches that it needs to have ended well."""
+        """
+        sources       of each input the launch that fills it, where that may not have ended well
+        dependencies  these launches
+        """
         self.program, self.executor, self.execution = program, executor, execution
-        self.dependencies, self.inputs, self.scalars = dependencies, inputs, scalars
+        self.sources, self.dependencies = sources, dependencies
+        self.inputs, self.scalars = inputs, scalars
         self.outputs, self.replica = outputs, replica
         self._launch: Launch | None = None  # while it is queued
         self._handles_before: list[Any] = []  # of its outputs, before it was
 
     def __call__(self) -> None:
-        failure = self._failure_of_an_input()
-        if failure is None:
-            try:
-                if self.program.exchanges:
-                    with running_as(self.replica):
-                        self._run()
-                else:
+        lost = self._lost_inputs()
+        if lost:
+            self._go_without(lost)
+            return
+        try:
+            if self.program.exchanges:
+                with running_as(self.replica):
                     self._run()
-            except BaseException as error:
-                failure = self._failed(error)
-        elif self.program.exchanges:
-            abort(self.replica, failure.error)
-        self._end(failure)
+            else:
+                self._run()
+        except BaseException as error:
+            self._fail(error)
+        else:
+            self._end()
 
-    def _end(self, failure: Failure | None) -> None:
+    def _end(
+        self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
+    ) -> None:
         self.inputs = self.scalars = None  # donated memory goes back with the last reference
         if not self.execution.done:
-            self.execution.finish(failure)
+            self.execution.finish(failure, lost)
 
     def lose_outputs(self) -> None:
         for buffer in self.outputs:
@@ -223,15 +232,9 @@ class _Work:
         """It has failed in the queue, which calls the reason by that number."""
         error = self._launch.error(failed)
         self.leave_queue()
-        self._end(self._failed(error))
+        self._fail(error)
 
     # --- here
-
-    def _failure_of_an_input(self) -> Failure | None:
-        for execution in self.dependencies:
-            if execution.failure is not None:
-                return execution.failure
-        return None
 
     def _run(self) -> None:
         handles = [buffer.handle for buffer in self.inputs]
@@ -252,16 +255,74 @@ class _Work:
         self.program.seconds = nanoseconds * 1e-9
         metrics.record("ExecuteTime", nanoseconds, "time")
 
-    def _failed(self, error: BaseException) -> Failure:
-        overwritten = set(getattr(error, "overwritten", ()))
+    # --- where not all of it goes well
+
+    def _lost_inputs(self) -> dict[int, Failure]:
+        """The positions of inputs that an earlier launch has left without their value, and why."""
+        if all([execution.failure is None for execution in self.dependencies]):
+            return {}
+        found = {
+            position: source.failure_of(buffer)
+            for position, (buffer, source) in enumerate(zip(self.inputs, self.sources))
+            if source is not None
+        }
+        return {position: failure for position, failure in found.items() if failure is not None}
+
+    def _fail(self, error: BaseException) -> None:
+        """It has raised: what does not need what failed is computed nevertheless."""
+        overwritten = getattr(error, "overwritten", ())
+        self._note_overwritten(error, overwritten)
+        failure = Failure(error)
+        lost = dict.fromkeys(overwritten, failure)
+        results = self._salvaged(lost) if isinstance(error, Exception) else None
+        if results is None or not any(result.__class__ is Failure for result in results):
+            results = [failure] * len(self.outputs)  # nobody knows which node it was
+        self._end_with(results)
+
+    def _go_without(self, lost: dict[int, Failure]) -> None:
+        """Some inputs are not there: what does not need them is computed."""
+        first = next(iter(lost.values()))
+        if self.program.exchanges:
+            abort(self.replica, first.error)
+        self._end_with(self._salvaged(lost) or [first] * len(self.outputs))
+
+    def _salvaged(self, lost: Mapping[int, Failure]) -> list[Any] | None:
+        """Each output's handle, or why there is none; None where that cannot be found out.
+
+        A program with collectives is not run again: the others have been told that it failed.
+        """
+        if self.program.exchanges or self.program.graph_of is None:
+            return None
+        handles = [buffer.handle for buffer in self.inputs]
+        computation, device = self.program.computation, self.executor.device
+        try:
+            return salvage(
+                self.program.graph_of(), computation, handles, self.scalars, device, lost
+            )
+        except Exception:  # a graph that cannot be made again
+            metrics.count("SalvageFailed")
+            return None
+        except BaseException as error:  # an interrupt
+            return [Failure(error)] * len(self.outputs)
+
+    def _note_overwritten(self, error: BaseException, positions: Sequence[int]) -> None:
+        """What is there no more: a launch that fails late may have written over its inputs."""
         written = []
         for output, position in self.program.replaced.items():
-            if position in overwritten:
+            if position in positions:
                 buffer = self.outputs[output]
                 buffer.handle = buffer.previous = None
                 written.append(f"{list(buffer.shape)} {buffer.dtype}")
         if written:
             error.add_note(f"written to before it failed, and lost: {', '.join(written)}")
-        failure = Failure(error)
-        self.executor.note_failure(failure)
-        return failure
+
+    def _end_with(self, results: list[Any]) -> None:
+        """The outputs get their handles, or their failures."""
+        lost = {b: r for b, r in zip(self.outputs, results) if r.__class__ is Failure}
+        for buffer, result in zip(self.outputs, results, strict=True):
+            if buffer not in lost:
+                buffer.handle, buffer.previous = result, None
+        told = list(dict.fromkeys(failure.first for failure in lost.values()))
+        for failure in told:
+            self.executor.note_failure(failure)
+        self._end(told[0] if told else None, lost)

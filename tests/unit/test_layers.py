@@ -17,6 +17,7 @@ LAYERS = [
     [
         "errors",
         "config",
+        "tracebacks",
         "utils.renewed_lock",
         "utils.thread_frames",
         "debug.metrics",
