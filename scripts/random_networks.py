@@ -60,6 +60,8 @@ def shrinks(seed: int) -> None:
 
     network, verdict = tried(seed)
     say(network)
+    if not str(verdict):
+        raise SystemExit(f"network {seed} does not fail any more")
     smallest(network, verdict, say)
 
 
