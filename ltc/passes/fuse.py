@@ -371,7 +371,9 @@ class _Fuser:
         for _ in range(LONGEST_REPEATED):
             if latest.op.kind != "elementwise":  # what others read may be several tensors at once
                 return False
-            large = [n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size]
+            large = [
+                n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size
+            ]
             if len(large) != 1:
                 return False
             (latest,) = large

@@ -1,4 +1,4 @@
-"""Networks drawn at random are as near to float64 on ltc as on the CPU, and a planted fault is found.
+"""Networks drawn at random are right on ltc, and a planted fault is found.
 
 Every run draws new ones. A failure names its seed: scripts/random_networks.py shrinks it.
 """
@@ -15,7 +15,7 @@ from tests.networks.blocks import BLOCKS
 from tests.networks.compose import REFUSALS, drawn_network
 from tests.networks.drawing import Drawing
 from tests.networks.judge import judged
-from tests.networks.network import HEAD, Leaf, Network, Step
+from tests.networks.network import Leaf, Network, Step
 from tests.random_networks import smallest, tried
 
 BATCHES, IN_A_BATCH = 6, 10
@@ -133,7 +133,7 @@ def test_a_network_is_a_program_that_anyone_can_run():
     exec(softmax_of_a_sum().text(), names)
     named, on_cpu = names["network"]("cpu")
     _, on_ltc = names["network"]("ltc", mark=ltm.mark_step)
-    assert named == ["v3", "gradient of 0"] and len(HEAD) > 100
+    assert named == ["v3", "gradient of 0"]
     for x, y in zip(on_ltc, on_cpu):
         torch.testing.assert_close(x.detach().cpu(), y.detach())
 
