@@ -60,6 +60,8 @@ def shrinks(seed: int) -> None:
 
     network, verdict = tried(seed)
     say(network)
+    if not str(verdict):
+        raise SystemExit(f"network {seed} does not fail any more")
     smallest(network, verdict, say)
 
 
@@ -105,8 +107,12 @@ class Worker:
     def _process(self, what: str, first: int, count: int) -> subprocess.Popen:
         command = [sys.executable, __file__, what, str(first), "--count", str(count)]
         return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, cwd=ROOT,
+            command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
         )
 
     def _lines(self, process: subprocess.Popen) -> Iterator[dict]:
@@ -169,18 +175,21 @@ class Run:
         return (
             f"{c['networks']} networks from seed {self.first} on in {seconds / 60:.1f} minutes: "
             f"{c['wrong']} wrong, {c['raised']} raised; {judged} results, judged strictly "
-            f"{100 * c['strict'] / judged:.2f} %, with roundings {c['widened']}, not {c['unjudged']}"
+            f"{100 * c['strict'] / judged:.2f} %, with roundings {c['widened']}, "
+            f"not {c['unjudged']}"
         )
 
 
 def _function_of(text: str) -> str:
     """The part of a program that differs from others'."""
     start = text.find("def network")
-    return text[start:text.find('if __name__')].rstrip() if start >= 0 else ""
+    return text[start : text.find("if __name__")].rstrip() if start >= 0 else ""
 
 
 def run(options: argparse.Namespace) -> int:
-    first = random.SystemRandom().randrange(2**40) if options.seed == "random" else int(options.seed)
+    first = (
+        random.SystemRandom().randrange(2**40) if options.seed == "random" else int(options.seed)
+    )
     count = options.count or (10**9 if options.minutes else 1000)
     print(f"seeds {first} to {first + count - 1}", flush=True)
     whole, batches = Run(options, first), queue.SimpleQueue()

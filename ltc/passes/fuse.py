@@ -369,8 +369,12 @@ class _Fuser:
         """
         latest = node
         for _ in range(LONGEST_REPEATED):
-            large = [n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size]
-            if latest.op.kind != "elementwise" or len(large) != 1:
+            if latest.op.kind != "elementwise":  # what others read may be several tensors at once
+                return False
+            large = [
+                n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size
+            ]
+            if len(large) != 1:
                 return False
             (latest,) = large
             if latest.dtype.itemsize <= node.dtype.itemsize:

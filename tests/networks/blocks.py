@@ -9,80 +9,14 @@ from __future__ import annotations
 import math
 
 from tests.networks.drawing import Drawing, Refused
-
-UNARY = (
-    "{0}.tanh()", "{0}.sin()", "{0}.cos()", "-{0}", "{0}.abs()", "F.relu({0})", "F.gelu({0})",
-    "F.gelu({0}, approximate='tanh')", "F.silu({0})", "{0}.sigmoid()", "F.softplus({0})",
-    "F.elu({0})", "F.leaky_relu({0}, 0.1)", "F.hardswish({0})", "F.mish({0})", "F.logsigmoid({0})",
-    "{0}.tanh().exp()", "({0} * {0} + 1).sqrt()", "{0}.abs().log1p()", "{0} * 0.5", "{0} + 1",
-    "1 / ({0}.abs() + 1)", "{0}.square() * 0.1", "{0}.pow(3) * 0.05", "{0}.clamp(-0.7, 1.3)",
-    "{0} * ({0} > 0)", "torch.where({0} > 0.25, {0}, 1.0)", "{0}.masked_fill({0} < -0.25, 2.0)",
-    "{0}.erf()", "{0}.atan()", "({0} * {0} + 1).rsqrt()", "{0}.nan_to_num()", "{0}.clone()",
-    "{0}.detach()", "{0}.contiguous()", "{0} - {0}.detach()", "{0} + {0}", "{0} * {0}",
-    "{0}.floor()", "{0}.round()", "{0}.sign() * 0.5", "{0}.to(low).to(dtype)", "{0}.to(low)",
-    "{0}.to(dtype)", "{0}.double().sin().to(dtype)", "({0} * 3).to(torch.int32).to(dtype)",
-    "F.hardtanh({0})", "F.selu({0})", "F.celu({0})", "F.softsign({0})", "F.tanhshrink({0})",
-    "F.hardshrink({0})", "F.softshrink({0})", "F.relu6({0})", "{0}.expm1().tanh()", "{0}.sinh().tanh()",
-    "{0}.asinh()", "torch.zeros_like({0}) + {0}.sum()", "{0}.neg().exp().clamp(max=5)",
-    "torch.sinc({0})", "{0}.abs().pow(1.5) * 0.2",
-    "F.logsigmoid({0}).exp()", "F.relu({0}).square()", "{0} % 1.5", "{0}.exp2().reciprocal().tanh()",
-)
-BINARY = (
-    "{0} + {1}", "{0} - {1}", "{1} - {0}", "{0} * {1}", "{0} * {1}.tanh()", "{0} / ({1}.abs() + 1)",
-    "torch.maximum({0}, {1})", "torch.minimum({0}, {1})", "torch.where({0} > {1}, {0}, 0.5 * {1})",
-    "torch.lerp({0}, {1}, 0.3)", "torch.addcmul({0}, {0}, {1}, value=0.1)",
-    "torch.addcdiv({0}, {1}, {0}.abs() + 1)", "torch.atan2({0}, {1}.abs() + 0.5)",
-    "torch.hypot({0}, {1} + 3)", "torch.xlogy({0}, {1}.abs() + 1)", "{0} + {1}.expand_as({0})",
-    "torch.logaddexp({0}, {1})", "({0} - {1}).square()", "{0}.sigmoid() * {1}", "{0} + {1} * 2",
-    "F.silu({0}) * {1}", "torch.copysign({0}, {1})", "{0} * (1 + {1}) + {1}", "{0} * {1}.exp().clamp(max=4)",
-    "torch.where({0} > {1}, {1}, {0})", "torch.sub({0}, {1}, alpha=0.25)", "torch.fmod({0}, {1}.abs() + 1)",
-)
-OVER_DIMS = (
-    "{0}.sum({d}, keepdim={keep}) * 0.25", "{0}.sum({d}, keepdim={keep})", "{0}.mean({d}, keepdim={keep})",
-    "{0}.amax({d}, keepdim={keep})", "{0}.amin({d}, keepdim={keep})",
-    "{0}.var({d}, correction=0, keepdim={keep})", "({0}.var({d}, correction=0, keepdim={keep}) + 0.01).sqrt()",
-    "{0} - {0}.mean({d}, keepdim=True)", "{0} / ({0}.abs().sum({d}, keepdim=True) + 1)",
-    "({0}.square().sum({d}, keepdim={keep}) + 1).sqrt()", "torch.logsumexp({0}, {d}, keepdim={keep})",
-    "({0} - {0}.mean({d}, keepdim=True)) / ({0}.var({d}, correction=0, keepdim=True) + 0.1).sqrt()",
-    "{0} * torch.rsqrt({0}.square().mean({d}, keepdim=True) + 0.01)",
-    "({0} - {0}.amax({d}, keepdim=True)).exp()", "torch.linalg.vector_norm({0} + 0.5, 2, {d}, keepdim={keep})",
-    "({0} > 1).any({one}, keepdim={keep}).to(dtype)", "({0} > -1).all({one}, keepdim={keep}).to(dtype)",
-    "torch.count_nonzero({0} > 0, {d}).to(dtype) * 0.1", "{0}.std({d}, keepdim={keep})",
-    "{0}.abs().sum({d}, dtype=torch.float64, keepdim={keep}).to(dtype) * 0.1",
-)
-OVER_ONE = (
-    "{0}.softmax({d})", "{0}.softmax({d})", "{0}.log_softmax({d})", "F.softmin({0}, {d})",
-    "{0}.cumsum({d}) * 0.2", "{0}.tanh().cumprod({d})", "{0}.cummax({d}).values",
-    "{0}.cummin({d}).values", "torch.logcumsumexp({0}, {d})", "F.normalize({0}, dim={d})",
-    "F.normalize({0}, p=1, dim={d})", "{0}.max({d}, keepdim={keep}).values",
-    "{0}.min({d}, keepdim={keep}).values", "{0}.argmax({d}, keepdim={keep}).to(dtype) * 0.1",
-    "{0}.sort({d}).values", "{0}.sort({d}, descending=True).values", "{0}.median({d}).values",
-    "sum(torch.std_mean({0}, {d}, keepdim=True, correction=0))", "{0}.tanh().prod({d}, keepdim={keep})",
-    "{0}.flip({d})", "{0}.diff(dim={d})", "{0}.unsqueeze({d})", "{0}.squeeze({d})",
-    "{0}.select({d}, {at})", "{0}.select({d}, -1)", "{0}.narrow({d}, {at}, 1)",
-    "{0}.roll({shift}, {d})", "{0}.repeat_interleave({times}, {d})", "torch.cat([{0}, {0} * 2], {d})",
-    "torch.stack([{0}, {0} + 1], {d})", "{0}.take_along_dim({0}.argsort({d}), {d})",
-    "torch.cat([{0}, {0}.flip({d}), {0}], {d})", "{0}.movedim({d}, 0)", "{0}.movedim({d}, -1)",
-    "{0}.softmax({d}).cumsum({d})", "{0}.unfold({d}, {window}, {times})", "{0}.logsumexp({d})",
-    "{0}.norm(dim={d}, keepdim={keep})", "{0}.topk({window}, {d}).values", "F.glu(torch.cat([{0}, {0} * 0.5], {d}), {d})",
-    "{0} * torch.arange({n}, device=device, dtype=dtype).div({n} + 1).sum()", "{0}.renorm(2, {d}, 3.0)",
-    "{0}.index_select({d}, torch.arange({n} - 1, -1, -1, device=device))",
-)
-PLAIN_SHAPES = (
-    "{0}.mT", "{0}.mT.contiguous()", "{0}.squeeze()", "{0}.flatten()", "{0}.diagonal()", "{0}.tril()",
-    "{0}.triu(1)", "{0}.tril(-1)", "torch.diag_embed({0})", "{0}.rot90()", "{0}.flatten(1)", "{0}.flatten(0, -2)",
-    "{0}.reshape(-1)", "{0}.reshape(-1, {n})", "{0}.reshape({n}, -1)", "{0}[..., None]", "{0}[None]",
-    "{0}[..., ::2]", "{0}[..., 1:]", "{0}[:, :-1]", "{0}[1::3]", "{0}.T", "{0}.mT.reshape(-1)",
-    "{0}.view(-1)", "{0}.view(1, -1)", "{0}.transpose(0, 1)", "{0}.transpose(1, 2)", "{0}.transpose(0, -1)",
-    "{0}.flip(0, -1)", "{0}.swapaxes(-1, -2).flatten()", "{0}.unflatten(-1, (-1, 2))",
-    "F.pad({0}, (0, 1))[..., :-1]", "{0}.repeat(2, *[1] * ({0}.dim() - 1))", "{0}.tile(2)",
-    "{0}.expand(2, *{0}.shape)", "{0}.unsqueeze(-1).expand(*{0}.shape, 3)",
-)
-LOSSES = (
-    "({0} * {1}).sum()", "({0} * {1}).sum()", "({0} * {1}).sum()", "({0} * {1}).mean()", "F.mse_loss({0}, {1})",
-    "F.smooth_l1_loss({0}, {1})", "{0}.sin().sum()", "{0}.square().mean()", "{0}.sum()", "{0}.mean()",
-    "F.l1_loss({0}, {1})", "F.huber_loss({0}, {1})", "F.binary_cross_entropy_with_logits({0}, {1}.sigmoid())",
-    "F.kl_div({0}.log_softmax(-1), {1}.softmax(-1), reduction='batchmean')", "{0}.logsumexp(-1).sum()",
+from tests.networks.expressions import (
+    BINARY,
+    OVER_DIMS,
+    OVER_ONE,
+    PLAIN_SHAPES,
+    POOLS,
+    UNARY,
+    WRITES,
 )
 
 
@@ -96,9 +30,14 @@ def binary(d: Drawing, x: str) -> str:
 
 def outer_broadcast(d: Drawing, x: str) -> str:
     """A sum or product larger than each of its operands."""
-    y = d.given((d.r.choice(d.sizes), *[1] * len(d.shape(x)))) if d.r.random() < 0.5 else (
-        d.parameter([1 if n != 1 else d.r.choice(d.sizes) for n in d.shape(x)]))
-    return d.step(d.r.choice(("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({1}, {0})")), x, y)
+    y = (
+        d.given((d.r.choice(d.sizes), *[1] * len(d.shape(x))))
+        if d.r.random() < 0.5
+        else (d.parameter([1 if n != 1 else d.r.choice(d.sizes) for n in d.shape(x)]))
+    )
+    return d.step(
+        d.r.choice(("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({1}, {0})")), x, y
+    )
 
 
 def over_dims(d: Drawing, x: str) -> str:
@@ -110,8 +49,15 @@ def over_one(d: Drawing, x: str) -> str:
     k = d.dim(x)
     n = d.shape(x)[k]
     return d.step(
-        d.r.choice(OVER_ONE), x, d=k, n=n, keep=d.r.random() < 0.5, at=d.r.randrange(max(1, n)),
-        shift=d.r.randint(-3, 5), times=d.r.randint(1, 3), window=d.r.randint(1, max(1, min(n, 5))),
+        d.r.choice(OVER_ONE),
+        x,
+        d=k,
+        n=n,
+        keep=d.r.random() < 0.5,
+        at=d.r.randrange(max(1, n)),
+        shift=d.r.randint(-3, 5),
+        times=d.r.randint(1, 3),
+        window=d.r.randint(1, max(1, min(n, 5))),
     )
 
 
@@ -132,11 +78,11 @@ def reshape(d: Drawing, x: str) -> str:
     choice = d.r.random()
     if choice < 0.4 and len(shape) > 1:
         k = d.r.randrange(len(shape) - 1)
-        shape[k:k + 2] = [shape[k] * shape[k + 1]]
+        shape[k : k + 2] = [shape[k] * shape[k + 1]]
     elif choice < 0.75 and shape:
         k = d.r.randrange(len(shape))
         part = d.r.choice(_divisors(shape[k]))
-        shape[k:k + 1] = [part, shape[k] // part if part else 0]
+        shape[k : k + 1] = [part, shape[k] // part if part else 0]
     else:
         count, shape = math.prod(shape), []
         while count > 1 and len(shape) < 3:
@@ -184,10 +130,16 @@ def parts(d: Drawing, x: str) -> str:
     k = d.dim(x)
     n = d.shape(x)[k]
     first = d.r.randint(0, n)
-    split = d.r.choice((
-        "{0}.chunk({count}, {d})", "{0}.chunk({count}, {d})", "{0}.split({count}, {d})", "{0}.unbind({d})",
-        "{0}.split([{first}, {rest}], {d})", "torch.tensor_split({0}, {count}, {d})",
-    ))
+    split = d.r.choice(
+        (
+            "{0}.chunk({count}, {d})",
+            "{0}.chunk({count}, {d})",
+            "{0}.split({count}, {d})",
+            "{0}.unbind({d})",
+            "{0}.split([{first}, {rest}], {d})",
+            "torch.tensor_split({0}, {count}, {d})",
+        )
+    )
     count = max(1, d.r.choice((2, 2, 3, n // 2)))
     made = d.step(split, x, count=count, d=k, first=first, rest=n - first)
     number = len(d.values[made])
@@ -196,12 +148,14 @@ def parts(d: Drawing, x: str) -> str:
     picked = [d.step("{0}[{k}]", made, k=d.r.randrange(number)) for _ in range(d.r.randint(1, 3))]
     if len(picked) == 1:
         return picked[0]
-    whole = d.r.choice(("torch.cat([{all}], {d})", "torch.stack([{all}], {d})", "{0} + {1}.tanh()", "{0} * {1}"))
+    whole = d.r.choice(
+        ("torch.cat([{all}], {d})", "torch.stack([{all}], {d})", "{0} + {1}.tanh()", "{0} * {1}")
+    )
     return _of_all(d, whole, picked, d=k)
 
 
 def _of_all(d: Drawing, template: str, names: list[str], **attributes) -> str:
-    holes = ", ".join("{%d}" % k for k in range(len(names)))
+    holes = ", ".join(f"{{{k}}}" for k in range(len(names)))
     return d.step(template.replace("{all}", holes), *names, **attributes)
 
 
@@ -212,8 +166,12 @@ def together(d: Drawing, x: str) -> str:
         return d.step("torch.stack([{0}, {1}.expand_as({0})], {d})", x, d.partner(x), d=k)
     shape = list(d.shape(x))
     shape[k] = d.r.choice(d.sizes)
-    same = [n for n in d.floats() if len(d.shape(n)) == len(shape) and all(
-        a == b for m, (a, b) in enumerate(zip(d.shape(n), shape)) if m != k % len(shape))]
+    same = [
+        n
+        for n in d.floats()
+        if len(d.shape(n)) == len(shape)
+        and all(a == b for m, (a, b) in enumerate(zip(d.shape(n), shape)) if m != k % len(shape))
+    ]
     y = d.r.choice(same) if same and d.r.random() < 0.5 else d.either(shape)
     names = [x, y, x][: d.r.choice((2, 2, 3))]
     d.r.shuffle(names)
@@ -226,9 +184,16 @@ def pad(d: Drawing, x: str) -> str:
     widths = tuple(d.r.randint(-1, 3) for _ in range(2 * many))
     mode = d.r.choice(("constant", "constant", "reflect", "replicate", "circular"))
     if mode == "constant":
-        return d.step("F.pad({0}, {widths}, value={value})", x, widths=widths, value=d.r.choice((0, 1.5)))
+        return d.step(
+            "F.pad({0}, {widths}, value={value})", x, widths=widths, value=d.r.choice((0, 1.5))
+        )
     widths = tuple(max(0, w) for w in widths)
-    return d.step("F.pad({0}, {widths}, mode='{mode}')", d.at_least(x, many + d.r.randint(1, 2)), widths=widths, mode=mode)
+    return d.step(
+        "F.pad({0}, {widths}, mode='{mode}')",
+        d.at_least(x, many + d.r.randint(1, 2)),
+        widths=widths,
+        mode=mode,
+    )
 
 
 # --- products ---
@@ -239,15 +204,25 @@ def linear(d: Drawing, x: str) -> str:
     scale = 1 / math.sqrt(k + 1)
     choice = d.r.random()
     if choice < 0.35:
-        return d.step("F.linear({0}, {1} * {s}, {2})", x, d.parameter((n, k)), d.parameter((n,)), s=scale)
+        return d.step(
+            "F.linear({0}, {1} * {s}, {2})", x, d.parameter((n, k)), d.parameter((n,)), s=scale
+        )
     if choice < 0.6:
         return d.step("{0} @ ({1} * {s})", x, d.parameter((k, n)), s=scale)
     if choice < 0.7:
         return d.step("F.linear({0}, {1}) * {s}", x, d.parameter((n, k)), s=scale)
     if choice < 0.8:
-        return d.step("torch.einsum('...k,nk->...n', {0}, {1}) * {s}", x, d.parameter((n, k)), s=scale)
+        return d.step(
+            "torch.einsum('...k,nk->...n', {0}, {1}) * {s}", x, d.parameter((n, k)), s=scale
+        )
     if choice < 0.9:
-        return d.step("torch.addmm({2}, {0}, {1}, beta=0.5, alpha={s})", d.at_least(x, 2), d.parameter((k, n)), d.parameter((n,)), s=scale)
+        return d.step(
+            "torch.addmm({2}, {0}, {1}, beta=0.5, alpha={s})",
+            d.at_least(x, 2),
+            d.parameter((k, n)),
+            d.parameter((n,)),
+            s=scale,
+        )
     return d.step("{0} @ ({1} * {s})", x, d.parameter((k,)), s=scale)
 
 
@@ -256,18 +231,29 @@ def product(d: Drawing, x: str) -> str:
     shape = d.shape(x)
     k = max(shape[-1:] + (1,))
     choices = (
-        "{0} @ {0}.mT * {s}", "{0}.mT @ {0} * {s}", "{0} @ {1} * {s}", "{0} @ {2}.mT * {s}", "{3} @ {0} * {s}",
-        "torch.einsum('i...,j...->ij', {0}, {0}) * {s}", "torch.outer({0}.flatten()[:33], {0}.flatten()[:17])",
-        "torch.einsum('...ij,...kj->...ki', {0}, {2}) * {s}", "torch.einsum('abc,abd->acd', {0}, {0}) * {s}",
-        "{0}.mT @ {3}.mT * {s}", "({0}.softmax(-1) @ {1})", "torch.baddbmm({0}, {0} @ {0}.mT, {0}, alpha={s})",
-        "torch.kron({0}, {0}[:2])", "torch.cdist({0}, {2}) * {s}",
+        "{0} @ {0}.mT * {s}",
+        "{0}.mT @ {0} * {s}",
+        "{0} @ {1} * {s}",
+        "{0} @ {2}.mT * {s}",
+        "{3} @ {0} * {s}",
+        "torch.einsum('i...,j...->ij', {0}, {0}) * {s}",
+        "torch.outer({0}.flatten()[:33], {0}.flatten()[:17])",
+        "torch.einsum('...ij,...kj->...ki', {0}, {2}) * {s}",
+        "torch.einsum('abc,abd->acd', {0}, {0}) * {s}",
+        "{0}.mT @ {3}.mT * {s}",
+        "({0}.softmax(-1) @ {1})",
+        "torch.baddbmm({0}, {0} @ {0}.mT, {0}, alpha={s})",
+        "torch.kron({0}, {0}[:2])",
+        "torch.cdist({0}, {2}) * {s}",
     )
     n = d.r.choice(d.sizes)
     batch = shape[:-2] if d.r.random() < 0.6 else ()
     if len(shape) < 2:
         return d.step("torch.outer({0}, {1})", x, d.parameter((n,)))
     others = (
-        d.either((*batch, k, n)), d.either((*batch, n, k)), d.either((*batch, n, shape[-2])),
+        d.either((*batch, k, n)),
+        d.either((*batch, n, k)),
+        d.either((*batch, n, shape[-2])),
     )
     template = d.r.choice(choices)
     return d.step(template, x, *others, s=1 / math.sqrt(k + 1))
@@ -288,7 +274,9 @@ def attention(d: Drawing, x: str) -> str:
         return d.step("F.scaled_dot_product_attention({0}, {0}, {0} * 0.5, is_causal=True)", x)
     if choice < 0.85:
         mask = d.given((length, other))
-        return d.step("F.scaled_dot_product_attention({0}, {1}, {2}, attn_mask={3})", x, key, value, mask)
+        return d.step(
+            "F.scaled_dot_product_attention({0}, {1}, {2}, attn_mask={3})", x, key, value, mask
+        )
     scores = d.step("{0} @ {1}.mT * {s}", x, key, s=1 / math.sqrt(width + 1))
     if d.r.random() < 0.5:
         scores = d.step("{0}.masked_fill({1}, -10.0)", scores, d.mask((length, other)))
@@ -301,15 +289,26 @@ def _split_heads(d: Drawing, x: str) -> str:
     x = d.at_least(x, 3)
     batch, length, width = d.shape(x)
     heads, size = d.r.choice((1, 2, 3, 4)), d.r.choice((1, 2, 4, 8, 16, 5))
-    y = d.step("{0} @ ({1} * {s})", x, d.parameter((width, 3 * heads * size)), s=1 / math.sqrt(width + 1))
-    y = d.step("{0}.reshape({b}, {n}, 3, {h}, {e}).permute(2, 0, 3, 1, 4)", y, b=batch, n=length, h=heads, e=size)
+    y = d.step(
+        "{0} @ ({1} * {s})", x, d.parameter((width, 3 * heads * size)), s=1 / math.sqrt(width + 1)
+    )
+    y = d.step(
+        "{0}.reshape({b}, {n}, 3, {h}, {e}).permute(2, 0, 3, 1, 4)",
+        y,
+        b=batch,
+        n=length,
+        h=heads,
+        e=size,
+    )
     q, k, v = (d.step("{0}[{k}]", y, k=k) for k in range(3))
     if d.r.random() < 0.5:
         y = d.step("F.scaled_dot_product_attention({0}, {1}, {2})", q, k, v)
     else:
         w = d.step("({0} @ {1}.transpose(-2, -1) * 0.3).softmax(-1)", q, k)
         y = d.step("{0} @ {1}", w, v)
-    return d.step("{0}.transpose(1, 2).reshape({b}, {n}, {e})", y, b=batch, n=length, e=heads * size)
+    return d.step(
+        "{0}.transpose(1, 2).reshape({b}, {n}, {e})", y, b=batch, n=length, e=heads * size
+    )
 
 
 # --- layers ---
@@ -319,13 +318,15 @@ def norm(d: Drawing, x: str) -> str:
     shape = d.shape(x)
     if not shape:
         raise Refused
-    last = tuple(shape[d.r.randrange(len(shape)) if d.r.random() < 0.3 else -1:])
+    last = tuple(shape[d.r.randrange(len(shape)) if d.r.random() < 0.3 else -1 :])
     weight = d.parameter(last)
     choice = d.r.random()
     if choice < 0.2:
         return d.step("F.layer_norm({0}, {last})", x, last=last)
     if choice < 0.45:
-        return d.step("F.layer_norm({0}, {last}, {1}, {2})", x, weight, d.parameter(last), last=last)
+        return d.step(
+            "F.layer_norm({0}, {last}, {1}, {2})", x, weight, d.parameter(last), last=last
+        )
     if choice < 0.55:
         return d.step("F.rms_norm({0}, {last}, {1})", x, weight, last=last)
     if choice < 0.62:
@@ -334,7 +335,9 @@ def norm(d: Drawing, x: str) -> str:
     c = d.shape(x)[1]
     w, b = d.parameter((c,)), d.parameter((c,))
     if choice < 0.72:
-        return d.step("F.group_norm({0}, {groups}, {1}, {2})", x, w, b, groups=d.r.choice(_divisors(c)))
+        return d.step(
+            "F.group_norm({0}, {groups}, {1}, {2})", x, w, b, groups=d.r.choice(_divisors(c))
+        )
     if choice < 0.82:
         return d.step("F.batch_norm({0}, None, None, {1}, {2}, training=True)", x, w, b)
     if choice < 0.88:
@@ -354,31 +357,33 @@ def convolution(d: Drawing, x: str) -> str:
     groups = d.r.choice([g for g in (1, 1, 1, 2, channels) if g and channels % g == 0])
     out = groups * d.r.choice((1, 2, 3, 4, 8, 16, 17) if groups < 5 else (1, 2))
     size = tuple(min(d.r.choice((1, 2, 3, 3, 5)), n + 2) for n in pixels)
-    more = dict(stride=d.r.choice((1, 1, 2)), padding=d.r.choice((0, 1, 1, 2)), groups=groups)
+    more = {"stride": d.r.choice((1, 1, 2)), "padding": d.r.choice((0, 1, 1, 2)), "groups": groups}
     scale = 1 / math.sqrt(channels // groups * math.prod(size) + 1)
     if d.r.random() < 0.25:
         weight = d.parameter((channels, out // groups, *size))
         return d.step(
-            "F.conv_transpose{r}d({0}, {1} * {s}, stride={stride}, padding={padding}, groups={groups})",
-            x, weight, r=rank, s=scale, **more,
+            "F.conv_transpose{r}d({0}, {1} * {s}, "
+            "stride={stride}, padding={padding}, groups={groups})",
+            x,
+            weight,
+            r=rank,
+            s=scale,
+            **more,
         )
     weight = d.parameter((out, channels // groups, *size))
     more["dilation"] = d.r.choice((1, 1, 1, 2))
     options = "stride={stride}, padding={padding}, groups={groups}, dilation={dilation}"
     if d.r.random() < 0.6:
         return d.step(
-            "F.conv{r}d({0}, {1} * {s}, {2}, " + options + ")", x, weight, d.parameter((out,)),
-            r=rank, s=scale, **more,
+            "F.conv{r}d({0}, {1} * {s}, {2}, " + options + ")",
+            x,
+            weight,
+            d.parameter((out,)),
+            r=rank,
+            s=scale,
+            **more,
         )
     return d.step("F.conv{r}d({0}, {1}, " + options + ") * {s}", x, weight, r=rank, s=scale, **more)
-
-
-POOLS = (
-    "F.max_pool{r}d({0}, {n}, {stride}, {padding})", "F.avg_pool{r}d({0}, {n}, {stride}, {padding})",
-    "F.adaptive_avg_pool{r}d({0}, {n})", "F.adaptive_max_pool{r}d({0}, {n})",
-    "F.max_pool{r}d({0}, {n}, {stride}, {padding}, ceil_mode=True)", "F.lp_pool{r}d({0}.abs() + 0.1, 2, {n})",
-    "F.avg_pool{r}d({0}, {n}, {stride}, {padding}, count_include_pad=False)",
-)
 
 
 def pool(d: Drawing, x: str) -> str:
@@ -386,23 +391,43 @@ def pool(d: Drawing, x: str) -> str:
     x = d.at_least(x, rank + 2)
     template = d.r.choice(POOLS)
     n = d.r.choice((1, 2, 2, 3))
-    return d.step(template, x, r=rank, n=n, stride=d.r.randint(1, 3), padding=d.r.choice((0, 0, n // 2)))
+    return d.step(
+        template, x, r=rank, n=n, stride=d.r.randint(1, 3), padding=d.r.choice((0, 0, n // 2))
+    )
 
 
 def resample(d: Drawing, x: str) -> str:
     x = d.at_least(x, 4)
-    return d.step(d.r.choice((
-        "F.interpolate({0}, scale_factor=2)", "F.interpolate({0}, scale_factor=2, mode='bilinear')",
-        "F.interpolate({0}, size=({a}, {b}))", "F.interpolate({0}, size=({a}, {b}), mode='bilinear', align_corners=True)",
-        "F.pixel_shuffle({0}, 2)", "F.pixel_unshuffle({0}, 2)", "F.unfold({0}, 2)", "F.interpolate({0}, size=({a}, {b}), mode='bicubic')",
-    )), x, a=d.r.randint(1, 9), b=d.r.randint(1, 9))
+    return d.step(
+        d.r.choice(
+            (
+                "F.interpolate({0}, scale_factor=2)",
+                "F.interpolate({0}, scale_factor=2, mode='bilinear')",
+                "F.interpolate({0}, size=({a}, {b}))",
+                "F.interpolate({0}, size=({a}, {b}), mode='bilinear', align_corners=True)",
+                "F.pixel_shuffle({0}, 2)",
+                "F.pixel_unshuffle({0}, 2)",
+                "F.unfold({0}, 2)",
+                "F.interpolate({0}, size=({a}, {b}), mode='bicubic')",
+            )
+        ),
+        x,
+        a=d.r.randint(1, 9),
+        b=d.r.randint(1, 9),
+    )
 
 
 def mlp(d: Drawing, x: str) -> str:
     """A residual pair of products around an activation, behind a norm."""
     k, n = d.shape(x)[-1], d.r.choice((*d.sizes, 32))
     y = d.step("F.layer_norm({0}, ({k},))", x, k=k)
-    y = d.step("F.{f}({0} @ ({1} * {s}))", y, d.parameter((k, n)), f=d.r.choice(("gelu", "relu", "silu")), s=1 / math.sqrt(k + 1))
+    y = d.step(
+        "F.{f}({0} @ ({1} * {s}))",
+        y,
+        d.parameter((k, n)),
+        f=d.r.choice(("gelu", "relu", "silu")),
+        s=1 / math.sqrt(k + 1),
+    )
     return d.step("{1} + {0} @ ({2} * {s})", y, x, d.parameter((n, k)), s=1 / math.sqrt(n + 1))
 
 
@@ -410,11 +435,30 @@ def mixer(d: Drawing, x: str) -> str:
     """A product along the tokens in place of the channels."""
     x = d.at_least(x, 3)
     n = d.shape(x)[1]
-    y = d.step(d.r.choice(("F.layer_norm({0}, {last})", "{0}.softmax(-1)", "F.rms_norm({0}, {last})", "F.normalize({0}, dim=-1)")), x, last=d.shape(x)[-1:])
+    y = d.step(
+        d.r.choice(
+            (
+                "F.layer_norm({0}, {last})",
+                "{0}.softmax(-1)",
+                "F.rms_norm({0}, {last})",
+                "F.normalize({0}, dim=-1)",
+            )
+        ),
+        x,
+        last=d.shape(x)[-1:],
+    )
     y = d.step("{0}.transpose(1, 2)", y)
     if d.r.random() < 0.5:
-        return d.step("{0} + ({1} @ ({2} * {s})).transpose(1, 2)", x, y, d.parameter((n, n)), s=1 / math.sqrt(n + 1))
-    return d.step(d.r.choice(("{0}.sum({d}) * 0.3", "{0}.mean({d})", "{0}.amax({d})")), y, d=d.r.randrange(3))
+        return d.step(
+            "{0} + ({1} @ ({2} * {s})).transpose(1, 2)",
+            x,
+            y,
+            d.parameter((n, n)),
+            s=1 / math.sqrt(n + 1),
+        )
+    return d.step(
+        d.r.choice(("{0}.sum({d}) * 0.3", "{0}.mean({d})", "{0}.amax({d})")), y, d=d.r.randrange(3)
+    )
 
 
 def dropout(d: Drawing, x: str) -> str:
@@ -459,13 +503,24 @@ def indexed(d: Drawing, x: str) -> str:
     if choice == 8:
         table = d.at_least(x, 2)
         at = d.index((d.r.choice((1, 3, 8, 17)), d.r.choice((1, 2, 5))), d.shape(table)[0])
-        return d.step("F.embedding_bag({1}, {0}, mode='{mode}')", table, at, mode=d.r.choice(("sum", "mean", "max")))
+        return d.step(
+            "F.embedding_bag({1}, {0}, mode='{mode}')",
+            table,
+            at,
+            mode=d.r.choice(("sum", "mean", "max")),
+        )
     if choice == 9 and len(shape) > 1:
         other = d.index((count,), shape[1])
         at = d.index((count,), shape[0])
         return d.step("{0}[{1}, {2}]", x, at, other)
     new = d.either(taken)
-    return d.step("{0}.movedim({d}, 0).index_put(({1},), {2}.movedim({d}, 0), accumulate=True)", x, at, new, d=k)
+    return d.step(
+        "{0}.movedim({d}, 0).index_put(({1},), {2}.movedim({d}, 0), accumulate=True)",
+        x,
+        at,
+        new,
+        d=k,
+    )
 
 
 def gathered(d: Drawing, x: str) -> str:
@@ -474,21 +529,47 @@ def gathered(d: Drawing, x: str) -> str:
     n = shape[k]
     shape[k] = d.r.choice((1, 2, max(1, n), d.r.choice(d.sizes)))
     at = d.index(shape, n)
-    return d.step(d.r.choice((
-        "{0}.gather({d}, {1})", "{0}.gather({d}, {1})", "torch.zeros_like({0}).scatter_add({d}, {1}, {0}.gather({d}, {1}))",
-        "{0}.scatter_add({d}, {1}, {2})", "{0}.scatter({d}, {1}, 0.5)", "{0}.scatter_reduce({d}, {1}, {2}, 'sum')",
-        "{0}.scatter_reduce({d}, {1}, {2}, 'amax')", "{0}.scatter_reduce({d}, {1}, {2}, 'mean')", "{0}.take_along_dim({1}, {d})",
-    )), x, at, d.either(shape), d=k)
+    return d.step(
+        d.r.choice(
+            (
+                "{0}.gather({d}, {1})",
+                "{0}.gather({d}, {1})",
+                "torch.zeros_like({0}).scatter_add({d}, {1}, {0}.gather({d}, {1}))",
+                "{0}.scatter_add({d}, {1}, {2})",
+                "{0}.scatter({d}, {1}, 0.5)",
+                "{0}.scatter_reduce({d}, {1}, {2}, 'sum')",
+                "{0}.scatter_reduce({d}, {1}, {2}, 'amax')",
+                "{0}.scatter_reduce({d}, {1}, {2}, 'mean')",
+                "{0}.take_along_dim({1}, {d})",
+            )
+        ),
+        x,
+        at,
+        d.either(shape),
+        d=k,
+    )
 
 
 def masked(d: Drawing, x: str) -> str:
     shape = [n if d.r.random() < 0.7 else 1 for n in d.shape(x)]
-    m = d.mask(shape[d.r.randint(0, len(shape)) if d.r.random() < 0.3 else 0:])
-    return d.step(d.r.choice((
-        "{0}.masked_fill({1}, 0.5)", "{0} * {1}", "torch.where({1}, {0}, {2})", "torch.where({1}, {2}, {0})",
-        "{0}.masked_fill(~{1}, -2.0).softmax(-1)", "torch.where({1}, {0}, 0.0).sum(-1)", "{0} * {1}.to({0}.dtype)",
-        "({0} * {1}).sum(0) / (({1} * torch.ones_like({0})).sum(0) + 1)",
-    )), x, m, d.partner(x))
+    m = d.mask(shape[d.r.randint(0, len(shape)) if d.r.random() < 0.3 else 0 :])
+    return d.step(
+        d.r.choice(
+            (
+                "{0}.masked_fill({1}, 0.5)",
+                "{0} * {1}",
+                "torch.where({1}, {0}, {2})",
+                "torch.where({1}, {2}, {0})",
+                "{0}.masked_fill(~{1}, -2.0).softmax(-1)",
+                "torch.where({1}, {0}, 0.0).sum(-1)",
+                "{0} * {1}.to({0}.dtype)",
+                "({0} * {1}).sum(0) / (({1} * torch.ones_like({0})).sum(0) + 1)",
+            )
+        ),
+        x,
+        m,
+        d.partner(x),
+    )
 
 
 def scored(d: Drawing, x: str) -> str:
@@ -496,26 +577,27 @@ def scored(d: Drawing, x: str) -> str:
     x = d.at_least(x, 2)
     rows, classes = d.shape(x)
     at = d.index((rows,), classes)
-    return d.step(d.r.choice((
-        "F.cross_entropy({0}, {1})", "F.cross_entropy({0}, {1}, reduction='none')", "F.cross_entropy({0}, {1}, label_smoothing=0.1)",
-        "F.nll_loss({0}.log_softmax(-1), {1})", "{0} * F.one_hot({1}, {n})", "F.cross_entropy({0}, {0}.detach().softmax(-1))",
-        "F.multi_margin_loss({0}, {1})", "{0}[torch.arange({m}, device=device), {1}]",
-    )), x, at, n=classes, m=rows)
+    return d.step(
+        d.r.choice(
+            (
+                "F.cross_entropy({0}, {1})",
+                "F.cross_entropy({0}, {1}, reduction='none')",
+                "F.cross_entropy({0}, {1}, label_smoothing=0.1)",
+                "F.nll_loss({0}.log_softmax(-1), {1})",
+                "{0} * F.one_hot({1}, {n})",
+                "F.cross_entropy({0}, {0}.detach().softmax(-1))",
+                "F.multi_margin_loss({0}, {1})",
+                "{0}[torch.arange({m}, device=device), {1}]",
+            )
+        ),
+        x,
+        at,
+        n=classes,
+        m=rows,
+    )
 
 
 # --- writes ---
-
-WRITES = (
-    "{0}.mul_(0.5)", "{0}.add_({1})", "{0}.mul_({1}.tanh())", "{0}.relu_()", "{0}.clamp_(-1, 1)", "{0}.sub_({1}, alpha=0.5)",
-    "{0}[..., {k}:].add_({1}[..., {k}:])", "{0}[..., {k}:].mul_(0.5)", "{0}[{k}:].copy_({1}[{k}:])", "{0}.mT.mul_(0.7)",
-    "{0}.mT.add_({1}.mT)", "{0}[0].zero_()", "{0}.select(-1, 0).fill_(0.25)", "{0}[..., ::2].add_(1)", "{0}[:, 0].copy_({1}[:, 0])",
-    "{0}.masked_fill_({0} < -0.5, 0.3)", "{0}.transpose(0, -1)[0].mul_(2)", "{0}.diagonal().add_(1)", "{0}.flip(0).mul_(2)",
-    "{0}.copy_({1})", "{0}.zero_()", "{0}.fill_(0.5).mul_({1})", "{0}.view(-1)[{k}:].mul_(0.5)", "{0}.unsqueeze(0).sub_(1)",
-    "{0}.tanh_()", "{0}.addcmul_({0}, {1}, value=0.1)", "{0}.lerp_({1}, 0.3)", "{0}.narrow(0, {k}, 1).mul_(0.1)", "{0}.sin_()",
-    "{0}.detach().mul_(0.9)", "{0}.index_fill_(0, torch.zeros(1, dtype=torch.long, device=device), 0.5)",
-    "{0}[torch.zeros(2, dtype=torch.long, device=device)].add_(1)", "{0}.tril_()", "{0}.swapaxes(0, -1).tril_()", "{0}.div_({1}.abs() + 1)",
-    "{0}.index_put_((torch.zeros(2, dtype=torch.long, device=device),), {0}[:1].detach(), accumulate=True)",
-)
 
 
 def written(d: Drawing, x: str) -> str:
@@ -528,7 +610,20 @@ def written(d: Drawing, x: str) -> str:
     for _ in range(d.r.randint(1, 2)):
         view = y
         if d.r.random() < 0.35:
-            view = d.step(d.r.choice(("{0}.mT", "{0}[1:]", "{0}[..., :-1]", "{0}.select(0, -1)", "{0}.movedim(0, -1)", "{0}.view(-1)", "{0}[0]")), y)
+            view = d.step(
+                d.r.choice(
+                    (
+                        "{0}.mT",
+                        "{0}[1:]",
+                        "{0}[..., :-1]",
+                        "{0}.select(0, -1)",
+                        "{0}.movedim(0, -1)",
+                        "{0}.view(-1)",
+                        "{0}[0]",
+                    )
+                ),
+                y,
+            )
             other = d.step("{0}.detach().clone() + 0.5", view)
         else:
             other = partner
@@ -545,15 +640,50 @@ def copied_into(d: Drawing, x: str) -> str:
     k = d.dim(x)
     at = d.r.randrange(max(1, d.shape(x)[k]))
     part = d.step("{0}.select({d}, {at}) * 2", x, d=k, at=at)
-    return d.step(d.r.choice((
-        "torch.select_scatter({0}, {1}, {d}, {at})", "torch.slice_scatter({0}, {1}.unsqueeze({d}), {d}, {at}, {at} + 1)",
-        "torch.select_scatter({0}, {1}.softmax(-1), {d}, {at})",
-    )), x, part, d=k, at=at)
+    return d.step(
+        d.r.choice(
+            (
+                "torch.select_scatter({0}, {1}, {d}, {at})",
+                "torch.slice_scatter({0}, {1}.unsqueeze({d}), {d}, {at}, {at} + 1)",
+                "torch.select_scatter({0}, {1}.softmax(-1), {d}, {at})",
+            )
+        ),
+        x,
+        part,
+        d=k,
+        at=at,
+    )
 
 
 BLOCKS = (
-    (unary, 16), (binary, 18), (outer_broadcast, 5), (over_dims, 13), (over_one, 18), (plain_shape, 10), (permute, 9), (reshape, 8), (expand, 5),
-    (repeat, 5), (slices, 5), (parts, 5), (together, 6), (pad, 4), (linear, 8), (product, 6), (attention, 5), (norm, 14),
-    (convolution, 5), (pool, 3), (resample, 2), (mlp, 3), (mixer, 4), (dropout, 2), (indexed, 6), (gathered, 4), (masked, 4),
-    (scored, 2), (written, 8), (copied_into, 2),
+    (unary, 16),
+    (binary, 18),
+    (outer_broadcast, 5),
+    (over_dims, 13),
+    (over_one, 18),
+    (plain_shape, 10),
+    (permute, 9),
+    (reshape, 8),
+    (expand, 5),
+    (repeat, 5),
+    (slices, 5),
+    (parts, 5),
+    (together, 6),
+    (pad, 4),
+    (linear, 8),
+    (product, 6),
+    (attention, 5),
+    (norm, 14),
+    (convolution, 5),
+    (pool, 3),
+    (resample, 2),
+    (mlp, 3),
+    (mixer, 4),
+    (dropout, 2),
+    (indexed, 6),
+    (gathered, 4),
+    (masked, 4),
+    (scored, 2),
+    (written, 8),
+    (copied_into, 2),
 )

@@ -6,8 +6,8 @@ import itertools
 import warnings
 
 from tests.networks.blocks import BLOCKS as KINDS
-from tests.networks.blocks import LOSSES
 from tests.networks.drawing import BLOCKS, DTYPES, Drawing, Refused, weighted
+from tests.networks.expressions import LOSSES
 from tests.networks.network import OPTIMIZERS, Network
 
 # What the CPU says of calls that it refuses, or that do not exist for this value.

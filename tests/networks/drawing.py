@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tests.networks.network import Leaf, Network, Step, head, precision
+from tests.networks.network import Leaf, Step, head, precision
 
 # Sizes at which generated code changes: vectors of 8 and 16 with their neighbours, panels, primes.
 SMALL = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 16, 17)
@@ -53,7 +53,10 @@ class Drawing:
         self.unwritable: set[int] = set()
         self.names = head()
         self.names |= {
-            "device": "cpu", "dtype": precision(dtype), "low": precision(self.low), "step": 0,
+            "device": "cpu",
+            "dtype": precision(dtype),
+            "low": precision(self.low),
+            "step": 0,
             "random": self.names["plainly"],
         }
         self.sizes = [self._size() for _ in range(self.r.choice((2, 3, 3, 4)))]
@@ -121,8 +124,11 @@ class Drawing:
     # --- values ---
 
     def floats(self) -> list[str]:
-        return [n for n, x in self.values.items()
-                if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        return [
+            n
+            for n, x in self.values.items()
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+        ]
 
     def recent(self) -> str:
         """A value to go on from: one of the latest, or a new leaf."""
@@ -142,7 +148,7 @@ class Drawing:
             return self.r.choice(fitting)
         wanted = [n if self.r.random() < 0.75 else 1 for n in shape]
         if self.r.random() < 0.3:
-            wanted = wanted[self.r.randint(0, len(wanted)):]
+            wanted = wanted[self.r.randint(0, len(wanted)) :]
         return self.either(wanted)
 
     def shape(self, x: str) -> tuple[int, ...]:
@@ -215,6 +221,4 @@ def _memory(value) -> int:
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    return len(shape) <= len(to) and all(
-        a in (1, b) for a, b in zip(reversed(shape), reversed(to))
-    )
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to)))

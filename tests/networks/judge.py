@@ -203,27 +203,50 @@ def _on_cpu(network: Network, random=None, dtype: torch.dtype | None = None) -> 
 
 
 def _spread(network: Network, draws: Draws, drawn: list) -> list[torch.Tensor]:
-    """How far each result moves where every value is rounded at random; NaN where its kind does."""
+    """How far each result moves where every value is rounded at random; NaN where its kind does.
+
+    A number is rounded relative to itself on the way forward, where an exact zero is mostly meant,
+    and relative to the largest of its tensor on the way back: there sums are made that cancel.
+    """
     roundings = _roundings(network, draws, drawn)
     runs = []
     for run in range(NOISY_RUNS):
-        source = torch.Generator().manual_seed(run)
-
-        def rounded(name: str, x, _):
-            eps = roundings.get(name)
-            if not eps or not torch.is_tensor(x) or not x.is_floating_point():
-                return x
-            return x * (1 + eps * torch.randn(x.shape, generator=source, dtype=x.dtype))
-
-        function = _function(network, _named, rounded=rounded)
-        _, results = function(
-            "cpu", torch.float64, torch.float64, random=draws.repeat(drawn)
-        )
+        function = _function(network, _named, rounded=_Rounding(run, roundings).rounded)
+        _, results = function("cpu", torch.float64, torch.float64, random=draws.repeat(drawn))
         runs.append([x.detach().double() for x in results])
     exact = _on_cpu(network, draws.repeat(drawn), torch.float64)
-    return [
-        torch.stack([_moved(x, z) for x in others]) for z, *others in zip(exact, *runs)
-    ]
+    return [torch.stack([_moved(x, z) for x in others]) for z, *others in zip(exact, *runs)]
+
+
+class _Rounding:
+    """One way of rounding every value of a network.
+
+    roundings  the unit roundoff of each value, and whether it has its memory for itself
+    """
+
+    def __init__(self, seed: int, roundings: dict[str, tuple[float, bool]]) -> None:
+        self.source = torch.Generator().manual_seed(seed)
+        self.roundings, self.hooked = roundings, set()
+
+    def rounded(self, name: str, x, operands: tuple):
+        if name not in self.roundings or not torch.is_tensor(x):
+            return x
+        unit, is_alone = self.roundings[name]
+        for leaf in operands:
+            if torch.is_tensor(leaf) and leaf.is_leaf and id(leaf) not in self.hooked:
+                self.hooked.add(id(leaf))
+                self._round_gradient(leaf, unit)
+        if is_alone:
+            x = x * (1 + unit * self._normal(x))
+        self._round_gradient(x, unit)
+        return x
+
+    def _round_gradient(self, x: torch.Tensor, unit: float) -> None:
+        if x.requires_grad:
+            x.register_hook(lambda g: g + unit * _largest(g) * self._normal(g))
+
+    def _normal(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.randn(x.shape, generator=self.source, dtype=x.dtype)
 
 
 def _named(step: Step) -> str:
@@ -238,21 +261,21 @@ def _moved(x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return torch.tensor(_distance(x, exact))
 
 
-def _roundings(network: Network, draws: Draws, drawn: list) -> dict[str, float]:
-    """The unit roundoff of each value that no other shares its memory with, in its own dtype."""
-    found: dict[str, float] = {}
+def _roundings(network: Network, draws: Draws, drawn: list) -> dict[str, tuple[float, bool]]:
+    """The unit roundoff of each value in its own dtype, and whether it shares no memory."""
+    found: dict[str, tuple[float, bool]] = {}
     held: dict[int, object] = {}  # by address: what is held, no other can take
 
     def look(name: str, x, operands: tuple):
         for other in operands:
             held[_memory(other)] = other
-        if torch.is_tensor(x) and x.is_floating_point() and x.numel() and _memory(x) not in held:
-            found[name] = torch.finfo(x.dtype).eps / 2
+        if torch.is_tensor(x) and x.is_floating_point() and x.numel():
+            found[name] = torch.finfo(x.dtype).eps / 2, _memory(x) not in held
             held[_memory(x)] = x
         return x
 
-    given = _function(network, _named, rounded=look)
-    given("cpu", random=draws.repeat(drawn))
+    function = _function(network, _named, rounded=look)
+    function("cpu", random=draws.repeat(drawn))
     return found
 
 

@@ -43,7 +43,7 @@ def plainly(random_function, *arguments):
 
 '''
 
-FOOT = '''
+FOOT = """
 
 if __name__ == "__main__":
     import ltc
@@ -58,7 +58,7 @@ if __name__ == "__main__":
         if z.numel():
             apart = [float((other - z).abs().max()) for other in (x, y)]
             print(name, "ltc is", apart[0], "and the CPU", apart[1], "from float64")
-'''
+"""
 
 OPTIMIZERS = {
     "SGD": "torch.optim.SGD(leaves, lr=0.05)",
@@ -178,8 +178,10 @@ class Network:
         if self.losses and self.backward != "grad":
             lines += [
                 "    results += [x.grad for x in leaves if x.grad is not None]",
-                '    names += [f"gradient of {n}" for n, x in enumerate(leaves) '
-                "if x.grad is not None]",
+                (
+                    '    names += [f"gradient of {n}" for n, x in enumerate(leaves) '
+                    "if x.grad is not None]"
+                ),
             ]
         if self.optimizer:
             lines += [
@@ -239,8 +241,10 @@ class Network:
         used |= {*self.outputs, *self.losses}
         there = {step.name for step in self.steps}
         return replace(
-            self, leaves=tuple(leaf for leaf in self.leaves if leaf.name in used),
-            marks=self.marks & there, reads=self.reads & there,
+            self,
+            leaves=tuple(leaf for leaf in self.leaves if leaf.name in used),
+            marks=self.marks & there,
+            reads=self.reads & there,
         )
 
 

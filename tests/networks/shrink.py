@@ -14,7 +14,9 @@ MOST_TRIES = 600
 
 
 def shrunk(
-    network: Network, fails: Callable[[Network], bool], tries: int = MOST_TRIES,
+    network: Network,
+    fails: Callable[[Network], bool],
+    tries: int = MOST_TRIES,
     found: Callable[[Network], object] = lambda network: None,
 ) -> Network:
     """A network that `fails`, of which nothing can be left out.
@@ -47,10 +49,15 @@ def _candidates(network: Network) -> Iterator[Network]:
 
 
 def _simpler(network: Network) -> Iterator[Network]:
-    plain = dict(
-        rounds=1, optimizer="", marks=frozenset(), reads=frozenset(), autocast=False, threads=1,
-        backward="sum",
-    )
+    plain = {
+        "rounds": 1,
+        "optimizer": "",
+        "marks": frozenset(),
+        "reads": frozenset(),
+        "autocast": False,
+        "threads": 1,
+        "backward": "sum",
+    }
     yield replace(network, **plain).pruned()
     for name, value in plain.items():
         yield replace(network, **{name: value}).pruned()
@@ -89,7 +96,8 @@ def _live(network: Network) -> Network:
             kept.append(step)
     there = {step.name for step in kept}
     return replace(
-        network, steps=tuple(reversed(kept)),
+        network,
+        steps=tuple(reversed(kept)),
         outputs=tuple(n for n in network.outputs if n in there),
     ).pruned()
 
@@ -101,17 +109,22 @@ def _beginnings(network: Network) -> Iterator[Network]:
         x = values.get(step.name)
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             continue
-        begun = replace(network, steps=network.steps[:k + 1], optimizer="")
+        begun = replace(network, steps=network.steps[: k + 1], optimizer="")
         yield _live(replace(begun, outputs=(step.name,), losses=()))
         if step.name in network.losses or not network.losses:
             continue
         wide = "dtype" if x.dtype == precision(network.dtype) else "low"
         weights = Leaf(f"x{len(network.leaves)}", "input", tuple(x.shape), 3000, wide)
         loss = Step("loss", "({0} * {1}).sum()", (step.name, weights.name))
-        yield _live(replace(
-            begun, leaves=(*network.leaves, weights), steps=(*begun.steps, loss), outputs=(),
-            losses=(loss.name,),
-        ))
+        yield _live(
+            replace(
+                begun,
+                leaves=(*network.leaves, weights),
+                steps=(*begun.steps, loss),
+                outputs=(),
+                losses=(loss.name,),
+            )
+        )
 
 
 def _fewer_steps(network: Network) -> Iterator[Network]:
@@ -129,7 +142,10 @@ def _fewer_steps(network: Network) -> Iterator[Network]:
             wide = x.dtype == precision(network.dtype)
             for kind in ("input", "parameter"):
                 leaf = Leaf(
-                    f"{'xp'[kind == 'parameter']}{1000 + k}", kind, tuple(x.shape), 2000 + k,
+                    f"{'xp'[kind == 'parameter']}{1000 + k}",
+                    kind,
+                    tuple(x.shape),
+                    2000 + k,
                     "dtype" if wide else "low",
                 )
                 yield _live(_without(network, k, leaf.name, leaf))
@@ -144,7 +160,7 @@ def _without(network: Network, k: int, other: str, leaf: Leaf | None) -> Network
     gone = network.steps[k].name
     steps = [
         replace(step, operands=tuple(other if n == gone else n for n in step.operands))
-        for step in (*network.steps[:k], *network.steps[k + 1:])
+        for step in (*network.steps[:k], *network.steps[k + 1 :])
     ]
     outputs = tuple(n for n in network.outputs if n != gone)
     losses = tuple(n for n in network.losses if n != gone)
@@ -172,12 +188,16 @@ def _values(network: Network) -> dict:
 
 def _plainer_leaves(network: Network) -> Iterator[Network]:
     for k, leaf in enumerate(network.leaves):
-        plainer = [replace(leaf, layout="", values="normal"), replace(leaf, layout=""),
-                   replace(leaf, values="normal"), replace(leaf, precision="dtype")]
+        plainer = [
+            replace(leaf, layout="", values="normal"),
+            replace(leaf, layout=""),
+            replace(leaf, values="normal"),
+            replace(leaf, precision="dtype"),
+        ]
         if leaf.kind == "parameter":
             plainer.append(replace(leaf, kind="input"))
         for other in plainer:
-            leaves = (*network.leaves[:k], other, *network.leaves[k + 1:])
+            leaves = (*network.leaves[:k], other, *network.leaves[k + 1 :])
             yield replace(network, leaves=leaves)
 
 
@@ -192,7 +212,11 @@ def _smaller(network: Network) -> Iterator[Network]:
         for name, value in step.attributes:
             if isinstance(value, float) and value != 1.0:
                 attributes = tuple((n, 1.0 if n == name else v) for n, v in step.attributes)
-                steps = (*network.steps[:k], replace(step, attributes=attributes), *network.steps[k + 1:])
+                steps = (
+                    *network.steps[:k],
+                    replace(step, attributes=attributes),
+                    *network.steps[k + 1 :],
+                )
                 yield replace(network, steps=steps)
 
 
@@ -211,4 +235,3 @@ def _resized(network: Network, size: int, other: int) -> Network:
         for step in network.steps
     ]
     return replace(network, leaves=tuple(leaves), steps=tuple(steps))
-

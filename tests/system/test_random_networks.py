@@ -1,0 +1,155 @@
+"""Networks drawn at random are right on ltc, and a planted fault is found.
+
+Every run draws new ones. A failure names its seed: scripts/random_networks.py shrinks it.
+"""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ltc.core.lazy_model as ltm
+from tests.drawn import TIMES
+from tests.networks.blocks import BLOCKS
+from tests.networks.compose import REFUSALS, drawn_network
+from tests.networks.drawing import Drawing
+from tests.networks.judge import judged
+from tests.networks.network import Leaf, Network, Step
+from tests.random_networks import smallest, tried
+
+BATCHES, IN_A_BATCH = 6, 10
+FIRST = random.SystemRandom().randrange(2**40)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES * TIMES))
+def test_random_networks_are_right(batch):
+    """New seeds in every run: their names are in the message alone, so that runs compare."""
+    for seed in range(FIRST + batch * IN_A_BATCH, FIRST + (batch + 1) * IN_A_BATCH):
+        network, verdict = tried(seed)
+        if str(verdict):
+            pytest.fail(
+                f"network {seed}: {verdict}\n"
+                f"python scripts/random_networks.py --seed {seed} --count 1 shrinks it\n"
+                f"{network.function()}"
+            )
+
+
+# --- what was found, in its smallest form ---------------------------------------------------------
+
+
+@pytest.mark.compared
+def test_a_first_layers_batch_norm_has_gradients(device):
+    x, weight = torch.randn(6, 3).to(device), torch.randn(3).to(device).requires_grad_()
+    F.batch_norm(x, None, None, weight, training=True).sin().sum().backward()
+    return weight.grad
+
+
+@pytest.mark.compared
+def test_a_comparison_of_sorted_numbers_is_read_twice(device):
+    """The sort gives two tensors at once, which have no size."""
+    x = torch.randn(2, 6, 3, 65).to(device).requires_grad_()
+    least = torch.randn(1, 1, 1, 1).to(device).requires_grad_()
+    (torch.maximum(least, x.sort(3).values) * 2).topk(4, 1).values.sum().backward()
+    return x.grad, least.grad
+
+
+# --- the generator, the judge and the shrinker themselves -----------------------------------------
+
+
+def softmax_of_a_sum() -> Network:
+    """Five steps, of which the softmax will be made wrong, and a gradient through it."""
+    leaves = (Leaf("p0", "parameter", (3, 5), 1), Leaf("x1", "input", (3, 5), 2))
+    steps = (
+        Step("v0", "{0} + {1}", ("p0", "x1")), Step("v1", "{0}.tanh()", ("v0",)),
+        Step("v2", "{0}.softmax({d})", ("v1",), (("d", 1),)),
+        Step("v3", "{0}.permute({order})", ("v2",), (("order", (1, 0)),)),
+        Step("v4", "{0}.square().sum()", ("v3",)),
+    )  # fmt: skip
+    return Network(leaves, steps, ("v3",), ("v4",), frozenset({"v1"}), threads=2)
+
+
+@pytest.fixture
+def wrong_softmax(monkeypatch):
+    """Of tensors on ltc, a softmax that is off by a thousandth."""
+    softmax = torch.Tensor.softmax
+
+    def wrong(x, dim):
+        return softmax(x, dim) * (1.001 if x.device.type == "ltc" else 1)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", wrong)
+
+
+def test_a_right_network_is_judged_strictly():
+    verdict = judged(softmax_of_a_sum())
+    assert (str(verdict), verdict.strict, verdict.widened, verdict.unjudged) == ("", 2, 0, 0)
+
+
+def test_a_wrong_network_is_found_and_shrunk_to_the_wrong_step(wrong_softmax):
+    network = softmax_of_a_sum()
+    verdict = judged(network)
+    assert "float64" in verdict.wrong
+    least = smallest(network, verdict)
+    assert "softmax" in least.function()
+    assert len(least.steps) <= 2 and not least.marks and least.threads == 1
+    assert judged(least).wrong
+
+
+def test_what_raises_on_ltc_alone_is_a_failure(monkeypatch):
+    softmax = torch.Tensor.softmax
+
+    def refused(x, dim):
+        if x.device.type == "ltc":
+            raise RuntimeError("not today")
+        return softmax(x, dim)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", refused)
+    assert judged(softmax_of_a_sum()).raised == "raised RuntimeError: not today"
+
+
+def test_dropout_is_judged_by_what_ltc_dropped():
+    leaves = (Leaf("p0", "parameter", (33, 5), 1), Leaf("x1", "input", (33, 5), 2))
+    steps = (
+        Step("v0", "random(F.dropout, {0}, {p})", ("p0",), (("p", 0.5),)),
+        Step("v1", "{0} * random(torch.rand_like, {0})", ("v0",)),
+        Step("v2", "({0} * {1}).sum()", ("v1", "x1")),
+    )
+    verdict = judged(Network(leaves, steps, ("v1",), ("v2",)))
+    assert (str(verdict), verdict.strict) == ("", 2)
+
+
+def test_a_number_that_depends_on_a_rounding_is_no_failure():
+    """The mean of equal numbers is that number, give or take a rounding: its sign is anything."""
+    leaves = (Leaf("x0", "input", (1, 33), 1),)
+    steps = (
+        Step("v0", "{0}.softmax(1).expand(7, 33)", ("x0",)),
+        Step("v1", "({0} - {0}.mean(0)).sign()", ("v0",)),
+    )
+    assert not str(judged(Network(leaves, steps, ("v1",))))
+
+
+def test_a_network_is_a_program_that_anyone_can_run():
+    names: dict = {"__name__": "elsewhere"}
+    exec(softmax_of_a_sum().text(), names)
+    named, on_cpu = names["network"]("cpu")
+    _, on_ltc = names["network"]("ltc", mark=ltm.mark_step)
+    assert named == ["v3", "gradient of 0"]
+    for x, y in zip(on_ltc, on_cpu):
+        torch.testing.assert_close(x.detach().cpu(), y.detach())
+
+
+def test_a_seed_gives_one_network():
+    assert drawn_network(3).text() == drawn_network(3).text() != drawn_network(4).text()
+
+
+@pytest.mark.parametrize("block", [block for block, _ in BLOCKS])
+def test_every_block_suits_some_values(block):
+    drawing, put = Drawing(0, "float32", special=False), 0
+    for _ in range(40):
+        saved = drawing.saved()
+        try:
+            block(drawing, drawing.parameter(drawing.any_shape(3)))
+            put += 1
+        except REFUSALS:
+            drawing.restore(saved)
+    assert put >= 5, f"{block.__name__} was put {put} times of 40"
