@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 
 class LtcError(RuntimeError):
     """Anything that only ltc can get wrong."""
@@ -17,6 +19,18 @@ class OutOfRangeIndexError(IndexError, RuntimeError):
 
 class InvalidGraph(LtcError):
     """A graph that breaks a rule of the IR: a fault of ltc or of a plug-in, never of the user."""
+
+
+class OutOfMemory(LtcError, torch.OutOfMemoryError):
+    """A device, or the host for it, has less memory left than was asked for.
+
+    It is what PyTorch raises for other accelerators; for the CPU that is a plain RuntimeError.
+    nbytes  that were asked for at once; 0 where nobody said
+    """
+
+    def __init__(self, text: str, nbytes: int = 0) -> None:
+        super().__init__(text)
+        self.nbytes = nbytes
 
 
 class NotLazyTensor(RuntimeError):

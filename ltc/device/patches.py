@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
 
 import torch
@@ -11,10 +12,10 @@ import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device import assignment, default_dtype
+from ltc.device import assignment, default_dtype, module
 from ltc.device.lines import user_line
-from ltc.device.step import exclusively, synchronize, value_of
-from ltc.device.tensor import device_of, is_lazy, state_of, wrap
+from ltc.device.step import exclusively, value_of
+from ltc.device.tensor import device_of, host_tensor, is_lazy, state_of, wrap
 from ltc.device.torch_api import (
     DEVICE_TYPE, is_multithreading_enabled, set_multithreading_enabled, take_stashed_error,
 )
@@ -24,7 +25,8 @@ def install() -> None:
     """Apply every patch below.  Once per process."""
     _run_backwards_in_the_calling_thread()
     _swap_parameters_on_moves()
-    _synchronize_accelerator()
+    _answer_for_the_accelerator()
+    _print_after_one_read()
     _copy_deeply()
     _keep_recomputation()
     assignment.install()
@@ -117,8 +119,8 @@ def _swap_parameters_on_moves() -> None:
     torch would make new ones, which breaks tied weights and an optimizer built before the move.
     Only such moves are affected: CPU modules keep torch's behaviour.
     """
-    module = torch.nn.Module
-    apply, to, to_empty = module._apply, module.to, module.to_empty
+    owner = torch.nn.Module
+    apply, to, to_empty = owner._apply, owner.to, owner.to_empty
 
     def _apply(self, function, recurse=True):
         if torch.__future__.get_swap_module_params_on_conversion() or not _holds_lazy(self):
@@ -137,8 +139,8 @@ def _swap_parameters_on_moves() -> None:
     def move_to_ltc(self, device=None):
         return self.to(device_of(DEVICE_TYPE if device is None else device).torch_device)
 
-    module._apply, module.to, module.to_empty = _apply, move, move_empty
-    setattr(module, DEVICE_TYPE, move_to_ltc)
+    owner._apply, owner.to, owner.to_empty = _apply, move, move_empty
+    setattr(owner, DEVICE_TYPE, move_to_ltc)
     for patched, original in ((_apply, apply), (move, to), (move_empty, to_empty)):
         patched.__doc__, patched.__name__ = original.__doc__, original.__name__
 
@@ -175,17 +177,53 @@ def _swapping():
 
 # --- the rest ---------------------------------------------------------------------------------
 
-def _synchronize_accelerator() -> None:
-    """torch.accelerator.synchronize asks C++ hooks that Python cannot supply."""
-    original = torch.accelerator.synchronize
+# torch.accelerator's name -> what answers for ltc; its own ask C++ for an allocator, which a device
+# without one can not give: they raise an internal assertion, or end the process.
+_ACCELERATOR = {
+    "synchronize": module.synchronize,
+    "empty_cache": module.empty_cache,
+    "empty_host_cache": module.empty_host_cache,
+    "get_memory_info": module.mem_get_info,
+    "max_memory_allocated": module.max_memory_allocated,
+    "max_memory_reserved": module.max_memory_reserved,
+    "memory_allocated": module.memory_allocated,
+    "memory_reserved": module.memory_reserved,
+    "memory_stats": module.memory_stats,
+    "reset_accumulated_memory_stats": module.reset_accumulated_memory_stats,
+    "reset_peak_memory_stats": module.reset_peak_memory_stats,
+}
 
-    def synchronize_accelerator(device=None, /):
+
+def _answer_for_the_accelerator() -> None:
+    """torch.accelerator asks C++ hooks that Python cannot supply."""
+    accelerator = torch.accelerator
+    for name, answer in _ACCELERATOR.items():
+        for holder in (accelerator, getattr(accelerator, "memory", accelerator)):
+            if hasattr(holder, name):
+                setattr(holder, name, _for_ltc(getattr(holder, name), answer))
+
+
+def _for_ltc(original, answer):
+    """`original`, but `answer` where ltc is the accelerator."""
+
+    @functools.wraps(original)
+    def asked(*device):
         current = torch.accelerator.current_accelerator()
         if current is None or current.type != DEVICE_TYPE:
-            return original(device)
-        return synchronize(None if device is None else device_of(device))
+            return original(*device)
+        return answer(*device)
 
-    torch.accelerator.synchronize = synchronize_accelerator
+    return asked
+
+
+def _print_after_one_read() -> None:
+    """torch reads a tensor that it prints element by element, most of them twice."""
+    original = torch._tensor_str._tensor_str
+
+    def _tensor_str(self, indent):
+        return original(host_tensor(self) if is_lazy(self) else self, indent)
+
+    torch._tensor_str._tensor_str = _tensor_str
 
 
 def _copy_deeply() -> None:

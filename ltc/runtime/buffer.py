@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ltc.runtime import processors
+from ltc.runtime.account import OF_NOTHING, account_of
 from ltc.runtime.storage import physical
 
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
@@ -39,32 +40,6 @@ def input_key(shape, dtype: torch.dtype) -> tuple:
     return key
 
 
-class Account:
-    """Bytes held by the live buffers of one device, and the most there ever were."""
-
-    def __init__(self) -> None:
-        self.bytes = self.peak = self.buffers = self.freed = 0
-
-    def add(self, nbytes: int) -> None:
-        self.bytes += nbytes
-        self.buffers += 1
-        if self.bytes > self.peak:
-            self.peak = self.bytes
-
-    def remove(self, nbytes: int) -> None:
-        self.bytes -= nbytes
-        self.buffers -= 1
-        self.freed += 1
-
-    def take_freed(self) -> int:
-        """How many buffers were freed since this was last asked."""
-        freed, self.freed = self.freed, 0
-        return freed
-
-
-_accounts: dict[int, Account] = {}
-
-
 def under_way(buffers: list[Buffer]) -> list[Execution]:
     """The launches that decide what is in the buffers: not over, or over and nothing is there."""
     executions = {buffer.execution for buffer in buffers}
@@ -76,10 +51,6 @@ def under_way(buffers: list[Buffer]) -> list[Execution]:
 
 def _left_nothing(execution: Execution, buffers: list[Buffer]) -> bool:
     return any(b.handle is None for b in buffers if b.execution is execution)
-
-
-def account_of(device: int) -> Account:
-    return _accounts.get(device) or _accounts.setdefault(device, Account())
 
 
 class Failure:
@@ -207,6 +178,13 @@ class Buffer:
         ):
             buffer = buffer.previous
         return buffer
+
+    def write_off(self) -> None:
+        """The launch that was to fill it has failed: no memory is held for it."""
+        if self.handle is None:
+            self.account.remove(self.key[3])
+            self.account = OF_NOTHING
+            self.account.add(self.key[3])
 
     def ready(self) -> Any:
         """The handle, waited for.

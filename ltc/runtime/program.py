@@ -12,6 +12,7 @@ from typing import Any
 from ltc.backends.collective import abort, running_as
 from ltc.backends.interface import Launch, LaunchQueue
 from ltc.debug import metrics
+from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
 from ltc.runtime.transfers import copy_of
@@ -253,6 +254,10 @@ class _Work:
         metrics.record("ExecuteTime", nanoseconds, "time")
 
     def _failed(self, error: BaseException) -> Failure:
+        for buffer in self.outputs:
+            buffer.write_off()
+        graph_of = self.program.graph_of
+        error = out_of_memory.in_a_program(error, self.executor.device, graph_of)
         overwritten = set(getattr(error, "overwritten", ()))
         written = []
         for output, position in self.program.replaced.items():
