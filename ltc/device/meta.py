@@ -8,7 +8,9 @@ they tell wrong even so is corrected (norm_types.py, bag_types.py).
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import threading
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -158,9 +160,27 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     return bag_types.as_on_cpu(overload, args, kwargs, types)
 
 
-def _fake() -> FakeTensorMode:
-    """Tensors made in it say that they are on their device, and have no memory."""
-    return FakeTensorMode(allow_fallback_kernels=False)
+@contextlib.contextmanager
+def _fake():
+    """Tensors made in here say that they are on their device, and have no memory."""
+    _refusals.are_answers = True
+    try:
+        with FakeTensorMode(allow_fallback_kernels=False):
+            yield
+    finally:
+        _refusals.are_answers = False
+
+
+class _Refusals(threading.local):
+    """Whether what this thread asks may be refused: torch would log that as an error."""
+
+    are_answers = False
+
+
+_refusals = _Refusals()
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(
+    lambda record: not _refusals.are_answers
+)
 
 
 def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:

@@ -119,3 +119,10 @@ def test_a_call_without_a_rule_is_asked_about_as_the_cpu_has_it():
     torch.testing.assert_close(
         found.cpu(), torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.float32)
     )
+
+
+def test_a_call_that_torch_refuses_is_logged_by_nobody(caplog):
+    x = torch.ones(3).to("ltc")
+    with pytest.raises(RuntimeError):
+        torch.cholesky_solve(x, x)
+    assert not caplog.records
