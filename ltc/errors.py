@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 
 class LtcError(RuntimeError):
     """Anything that only ltc can get wrong."""
@@ -21,6 +23,18 @@ class InvalidGraph(LtcError):
 
 class MemoryFault(LtcError):
     """A kernel that used memory which nobody wrote, or wrote where it may not: LTC_CHECK found it."""
+
+
+class OutOfMemory(LtcError, torch.OutOfMemoryError):
+    """A device, or the host for it, has less memory left than was asked for.
+
+    It is what PyTorch raises for other accelerators; for the CPU that is a plain RuntimeError.
+    nbytes  that were asked for at once; 0 where nobody said
+    """
+
+    def __init__(self, text: str, nbytes: int = 0) -> None:
+        super().__init__(text)
+        self.nbytes = nbytes
 
 
 class NotLazyTensor(RuntimeError):

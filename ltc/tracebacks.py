@@ -12,7 +12,7 @@ import inspect
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch

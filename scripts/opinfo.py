@@ -8,6 +8,7 @@ A case is one operator, one variant and one dtype, and is tried on up to six of 
     forward   float32, int64, bool: results, and the arguments after the call
     inplace   the in-place form in the same dtypes
     gradient  float64: results and gradients of all inputs
+`--without-probe` asks the CPU's kernels for no types before they run: nothing may come out worse.
 `--externs FILE` writes which operations Python ran inside compiled programs, and for how many cases.
 A sample that the CPU refuses is left out, and a case of which it refuses every sample is not
 counted; everything else that is not equal is a failure.
@@ -395,6 +396,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", help="write every outcome here")
     parser.add_argument("--table", help="write the cases that are not equal here")
     parser.add_argument("--externs", help="write the operations that Python ran here")
+    parser.add_argument("--without-probe", action="store_true", help="types by Meta kernels alone")
     parser.add_argument(case_runner.WORKER, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -402,9 +404,20 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
 def work(arguments: argparse.Namespace) -> None:
     import ltc  # noqa: F401  (the parent only counts: it needs no device)
 
+    if arguments.without_probe:
+        forbid_probe()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     case_runner.serve(lambda name: run_case(name, arguments.device, arguments.samples))
+
+
+def forbid_probe() -> None:
+    """Every call is as one with large operands; what earlier processes found out is not read."""
+    from ltc import config
+    from ltc.device import probe
+
+    probe.FEW_BYTES = -1
+    config.override(LTC_CACHE="0").__enter__()
 
 
 def main() -> int:
@@ -416,7 +429,8 @@ def main() -> int:
     outcomes = case_runner.run(
         Path(__file__).resolve(),
         names,
-        ["--device", arguments.device, "--samples", str(arguments.samples)],
+        ["--device", arguments.device, "--samples", str(arguments.samples)]
+        + ["--without-probe"] * arguments.without_probe,
         arguments.processes,
         arguments.timeout,
     )

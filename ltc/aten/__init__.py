@@ -6,6 +6,7 @@ from ltc.aten import (  # noqa: F401  importing a file registers its rules
     collective,
     convolution,
     creation,
+    embedding_bag,
     foreach,
     indexing,
     logic,

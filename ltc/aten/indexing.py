@@ -129,6 +129,8 @@ def scatter_add(x, dim, index, src):
 def index_add(x, dim, index, source, alpha=1):
     if not x.shape or x.dtype == torch.bool or not source.shape:
         return NotImplemented
+    if not x.type.size:
+        return x  # the CPU looks at no index then, not even at one that is wrong
     source = build.cast(source, x.dtype) * alpha
     index = _inside(build.reshape(index, (-1,)), x, dim)
     return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="add")
@@ -138,6 +140,8 @@ def index_add(x, dim, index, source, alpha=1):
 def index_copy(x, dim, index, source):
     if not x.shape or not source.shape:
         return NotImplemented
+    if not source.type.size:
+        return x  # as in index_add
     index = _inside(build.reshape(index, (-1,)), x, dim)
     return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="set")
 
@@ -149,6 +153,8 @@ def index_fill(x, dim, index, value):
     dim = build.dim_of(x, dim)
     index = _wrapped(build.reshape(index, (-1,)), x.shape[dim], dim)
     shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    if 0 in shape:
+        return x  # as in index_add
     new = build.full(shape, value, x.dtype)
     return make(ops.PUT, x, index, new, dim=dim, mode="set")
 
@@ -198,7 +204,18 @@ def index(x, indices):
         return NotImplemented
     given, position, _ = plan
     flat, dim, _ = _gathered(x, given)
+    shape = (*flat.shape[:dim], *position.shape, *flat.shape[dim + 1 :])
+    if _reads_nothing(flat, dim, shape):
+        return build.full(shape, 0, x.dtype)
     return build.take(flat, position, dim)
+
+
+def _reads_nothing(flat: Node, dim: int, shape: Sequence[int]) -> bool:
+    """Whether the CPU looks at no index, not even at one that is wrong: there is no element.
+
+    Of a dimension without any, it refuses every index nevertheless.
+    """
+    return 0 in shape and flat.shape[dim] > 0
 
 
 @traces("aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl")
@@ -211,6 +228,8 @@ def index_put(x, indices, values, accumulate=False, unsafe=False):
     given, position, _ = plan
     flat, dim, order = _gathered(x, given)
     shape = (*flat.shape[:dim], *position.shape, *flat.shape[dim + 1 :])
+    if _reads_nothing(flat, dim, shape):
+        return x
     values = build.expand(build.cast(values, x.dtype), shape)
     made = make(ops.PUT, flat, position, values, dim=dim, mode="add" if accumulate else "set")
     moved = build.reshape(made, tuple(x.shape[d] for d in order))

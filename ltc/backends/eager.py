@@ -19,7 +19,7 @@ from ltc.backends.donation import SHARES_MEMORY, memory_roots, overwrites, write
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.memory import new_copy
 from ltc.backends.philox import random_bits
-from ltc.backends.torch_call import extern
+from ltc.backends.torch_call import element, extern
 from ltc.backends.undisturbed import Undisturbed
 from ltc.backends.windows import (
     average_pool,
@@ -245,7 +245,7 @@ def _memory_root(node: Node) -> Node:
 
 def _get(node: Node) -> Compute:
     index = node.attr("index")
-    return lambda results: results[index]
+    return lambda results: element(results, index)
 
 
 def _barrier(node: Node) -> Compute:

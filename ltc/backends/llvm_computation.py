@@ -30,6 +30,7 @@ from ltc.backends.llvm_plan import (
 )  # fmt: skip
 from ltc.backends.llvm_queue import LlvmLaunch, LlvmQueue
 from ltc.backends.output_pool import copied, maker_of, pool
+from ltc.backends.torch_call import element
 from ltc.backends.touched_ahead import TouchedAhead
 from ltc.backends.undisturbed import Undisturbed, is_alone
 from ltc.debug import metrics
@@ -288,7 +289,10 @@ def _error_of(check: FailedCheck, code: int, block: Block, values: list[Any]) ->
         _in_block(block, where) if isinstance(where, InBlock) else values[where]
         for where in check.operands
     ]
-    LOWERING.lower(check.node)(*operands)
+    made = LOWERING.lower(check.node)(*operands)
+    if check.node.op is ops.EXTERN:
+        for index in range(len(made)):
+            element(made, index)
     return RuntimeError(f"a kernel of {check.node} failed with code {code}, the reference did not")
 
 

@@ -6,10 +6,14 @@ A fault costs about a microsecond, which for large tensors is longer than writin
 from __future__ import annotations
 
 import ctypes
+import errno
+import re
 import sys
 from collections.abc import Sequence
 
 import torch
+
+from ltc.errors import OutOfMemory
 
 HUGE_PAGE = 2 << 20
 _LARGE_BYTES = 2 * HUGE_PAGE  # below this, little of it would be whole huge pages
@@ -41,3 +45,19 @@ def new_empty(x: torch.Tensor) -> torch.Tensor:
 def new_copy(x: torch.Tensor) -> torch.Tensor:
     """A contiguous copy of `x`."""
     return new_empty(x).copy_(x)
+
+
+_REFUSED = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes", re.DOTALL)
+
+
+def lacking(error: BaseException) -> OutOfMemory | None:
+    """The error as one of memory, where it is: torch's allocator and the system have their own."""
+    if isinstance(error, OutOfMemory):
+        return error
+    refused = _REFUSED.search(str(error)) if isinstance(error, RuntimeError) else None
+    if refused is not None:
+        return OutOfMemory("out of memory", int(refused[1]))
+    is_refusal = isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    )
+    return OutOfMemory("out of memory") if is_refusal else None

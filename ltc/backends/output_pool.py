@@ -18,6 +18,7 @@ from math import prod
 import torch
 
 from ltc.backends.memory import HUGE_PAGE
+from ltc.errors import OutOfMemory
 from ltc.passes.memory import aligned
 
 # In less than half the time of torch.empty, where this torch has it.
@@ -35,7 +36,10 @@ class Stretch:
         self.nbytes = nbytes = _whole_pages(nbytes)
         # One page more than needed: the system aligns to small pages only.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # after a fork, each has its own
-        self._map = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=private)
+        try:
+            self._map = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=private)
+        except OSError as error:
+            raise OutOfMemory("out of memory", nbytes) from error
         try:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         except OSError:

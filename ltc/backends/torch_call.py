@@ -27,12 +27,15 @@ def overload_named(name: str) -> Any:
 
 
 def extern(node: Node) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What an extern node computes from its operands: contiguous tensors of the recorded types."""
+    """What an extern node computes from its operands: contiguous tensors of the recorded types.
+
+    In place of one that turns out of another shape there is an error, for whoever reads it.
+    """
     template: Template = node.attr("template")
     overload, types = overload_named(template.overload), node.type
     takes_generator = any(a.name == "generator" for a in overload._schema.arguments)
 
-    def compute(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def compute(*operands: torch.Tensor) -> tuple[torch.Tensor | InvalidGraph, ...]:
         operands = tuple(x.contiguous() for x in operands)  # as lazy tensors appear
         args, kwargs = _arguments(template, operands)
         if template.seed is None:
@@ -93,12 +96,23 @@ def _tensors(value: Any) -> list[Any]:
     return [torch.tensor(value)]
 
 
-def _settled(tensor, type, operands, template: Template) -> torch.Tensor:
+def element(results: tuple, index: int) -> torch.Tensor:
+    """One of what an extern node computes; raises its error where it is not as recorded."""
+    result = results[index]
+    if isinstance(result, InvalidGraph):
+        raise result
+    return result
+
+
+def _settled(tensor, type, operands, template: Template) -> torch.Tensor | InvalidGraph:
     """The tensor as a node's result is: of the recorded type, contiguous, sharing no memory."""
     if tensor is None or tuple(tensor.shape) != type.shape:
         got = None if tensor is None else list(tensor.shape)
-        raise InvalidGraph(
-            f"{template.overload} was recorded as giving {type} and gave shape {got} on the CPU"
+        name = template.overload.partition(".")[0]
+        return InvalidGraph(
+            f"{template.overload} was recorded as giving {type}, as its Meta kernel says, and gave "
+            f"shape {got} on the CPU. LTC_FORCE_FALLBACK={name}, set before the program starts, "
+            f"runs it without asking that kernel."
         )
     result = tensor.to(type.dtype).resolve_conj().resolve_neg().contiguous()
     memory = result.untyped_storage().data_ptr()

@@ -22,7 +22,7 @@ from ltc.distributed.collectives import Groups
 from ltc.distributed.collective_context import CollectiveContext
 from ltc.distributed.mesh import do_on_ordinals, mesh_reduce
 from ltc.distributed.rendezvous import rendezvous
-from ltc.runtime.buffer import account_of
+from ltc.runtime.account import account_of
 from ltc.runtime.transfers import backend
 from ltc.tracebacks import make_entrances
 from ltc.utils import steps, transfer

@@ -1,16 +1,26 @@
-"""What a call gives, found without running it: dtype and shape, by torch's Meta kernels."""
+"""What a call gives, found without running it: dtype and shape, by torch's Meta kernels.
+
+Some of these answer for one kind of device, and take a meta tensor for CUDA's.  A call that will
+run PyTorch's CPU kernel asks them with fake CPU tensors, so that the answer is that kernel's.  What
+they tell wrong even so is corrected (norm_types.py, bag_types.py).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
+import threading
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode,
+)
 
 from ltc.aten.call import Scalar, Value
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
-from ltc.device import kept_types, norm_types, probe
+from ltc.device import bag_types, kept_types, norm_types, probe
 
 Types = tuple  # ((shape, dtype) or None, …)
 
@@ -135,16 +145,19 @@ def _infer(overload, args, kwargs, mutated, returned) -> Types:
 
 
 def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
+    has_rule = rule_of(overload.name()) is not None
+    device = torch.device("meta" if has_rule else "cpu")
     twins: dict[Value, torch.Tensor] = {}
-    meta_args = [_twin(argument, twins) for argument in args]
-    meta_kwargs = {name: _twin(argument, twins) for name, argument in kwargs.items()}
     try:
-        with torch.no_grad():
-            result = overload(*meta_args, **meta_kwargs)
+        with torch.no_grad(), contextlib.nullcontext() if has_rule else _fake():
+            twin_args = [_twin(argument, twins, device) for argument in args]
+            twin_kwargs = {name: _twin(value, twins, device) for name, value in kwargs.items()}
+            result = overload(*twin_args, **twin_kwargs)
     except (*_DEPENDS_ON_DATA, *_WRONG_CALL) as error:
         raise NoTypes(str(error)) from error
-    types = _types_of(result, meta_args, meta_kwargs, mutated, returned)
+    types = _types_of(result, twin_args, twin_kwargs, mutated, returned)
     types = norm_types.as_on_cpu(overload, args, kwargs, types)
+    types = bag_types.as_on_cpu(overload, args, kwargs, types)
     return _wanted(overload, args, kwargs, types)
 
 
@@ -158,6 +171,29 @@ def _wanted(overload, args, kwargs, types: Types) -> Types:
     if mask is None or len(mask) != len(types):
         return types
     return tuple(kept if wanted else None for kept, wanted in zip(types, mask))
+
+
+@contextlib.contextmanager
+def _fake():
+    """Tensors made in here say that they are on their device, and have no memory."""
+    _refusals.are_answers = True
+    try:
+        with FakeTensorMode(allow_fallback_kernels=False):
+            yield
+    finally:
+        _refusals.are_answers = False
+
+
+class _Refusals(threading.local):
+    """Whether what this thread asks may be refused: torch would log that as an error."""
+
+    are_answers = False
+
+
+_refusals = _Refusals()
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(
+    lambda record: not _refusals.are_answers
+)
 
 
 def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:
@@ -180,18 +216,18 @@ def _types_of(result, args, kwargs, mutated, returned) -> Types:
     return tuple(types)
 
 
-def _twin(argument, twins: dict):
+def _twin(argument, twins: dict, device: torch.device):
     kind = argument.__class__
     if kind is Value:
         if argument not in twins:
-            twins[argument] = torch.empty(argument.shape, dtype=argument.dtype, device="meta")
+            twins[argument] = torch.empty(argument.shape, dtype=argument.dtype, device=device)
         return twins[argument]
     if kind is Scalar:
         return argument.sample
     if kind is list or kind is tuple:
-        return [_twin(part, twins) for part in argument]
+        return [_twin(part, twins, device) for part in argument]
     if kind is torch.device:
-        return torch.device("meta")
+        return device
     return argument
 
 

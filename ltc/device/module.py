@@ -13,7 +13,7 @@ from ltc.device.streams import Event, Stream  # noqa: F401  torch.ltc.Event
 from ltc.device.tensor import current_device as _current_device
 from ltc.device.tensor import device_of, set_current_device
 from ltc.device.torch_api import DEVICE_TYPE
-from ltc.runtime.buffer import account_of
+from ltc.runtime.account import account_of
 from ltc.runtime.transfers import backend
 from ltc.tracebacks import entrance
 
@@ -168,12 +168,22 @@ def reset_peak_memory_stats(device=None) -> None:
     account.peak = account.bytes
 
 
+def reset_accumulated_memory_stats(device=None) -> None:
+    """Count the buffers that are made and freed from here on."""
+    account_of(_device(device).index).forget_freed()
+
+
 def memory_stats(device=None) -> dict[str, int]:
+    """Bytes and numbers of live buffers, under the names that torch.cuda has for them."""
     account = account_of(_device(device).index)
     return {
         "allocated_bytes.all.current": account.bytes,
         "allocated_bytes.all.peak": account.peak,
+        "allocation.all.allocated": account.buffers + account.freed_in_all,
         "allocation.all.current": account.buffers,
+        "allocation.all.freed": account.freed_in_all,
+        "reserved_bytes.all.current": account.bytes,
+        "reserved_bytes.all.peak": account.peak,
     }
 
 
@@ -185,6 +195,10 @@ def mem_get_info(device=None) -> tuple[int, int]:
 
 def empty_cache() -> None:
     """Nothing to do: a buffer that nothing refers to is freed at once."""
+
+
+def empty_host_cache() -> None:
+    """Nothing to do: no pinned memory is kept."""
 
 
 # --- mixed precision and streams --------------------------------------------------------------

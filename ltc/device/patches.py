@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import torch
 import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device import assignment, default_dtype, dynamo, moving
+from ltc.device import assignment, default_dtype, dynamo, module, moving
 from ltc.device.lines import user_line
-from ltc.device.step import exclusively, synchronize, value_of
-from ltc.device.tensor import device_of, is_lazy, state_of, wrap
+from ltc.device.step import exclusively, value_of
+from ltc.device.tensor import host_tensor, is_lazy, state_of, wrap
 from ltc.device.torch_api import (
     DEVICE_TYPE, is_multithreading_enabled, set_multithreading_enabled, take_stashed_error,
 )
@@ -22,7 +23,8 @@ from ltc.tracebacks import entrance
 def install() -> None:
     """Apply every patch below.  Once per process."""
     _run_backwards_in_the_calling_thread()
-    _synchronize_accelerator()
+    _answer_for_the_accelerator()
+    _print_after_one_read()
     _copy_deeply()
     _keep_recomputation()
     assignment.install()
@@ -112,17 +114,53 @@ class _Barrier(torch.autograd.Function):
 
 # --- the rest ---------------------------------------------------------------------------------
 
-def _synchronize_accelerator() -> None:
-    """torch.accelerator.synchronize asks C++ hooks that Python cannot supply."""
-    original = torch.accelerator.synchronize
+# torch.accelerator's name -> what answers for ltc; its own ask C++ for an allocator, which a device
+# without one can not give: they raise an internal assertion, or end the process.
+_ACCELERATOR = {
+    "synchronize": module.synchronize,
+    "empty_cache": module.empty_cache,
+    "empty_host_cache": module.empty_host_cache,
+    "get_memory_info": module.mem_get_info,
+    "max_memory_allocated": module.max_memory_allocated,
+    "max_memory_reserved": module.max_memory_reserved,
+    "memory_allocated": module.memory_allocated,
+    "memory_reserved": module.memory_reserved,
+    "memory_stats": module.memory_stats,
+    "reset_accumulated_memory_stats": module.reset_accumulated_memory_stats,
+    "reset_peak_memory_stats": module.reset_peak_memory_stats,
+}
 
-    def synchronize_accelerator(device=None, /):
+
+def _answer_for_the_accelerator() -> None:
+    """torch.accelerator asks C++ hooks that Python cannot supply."""
+    accelerator = torch.accelerator
+    for name, answer in _ACCELERATOR.items():
+        for holder in (accelerator, getattr(accelerator, "memory", accelerator)):
+            if hasattr(holder, name):
+                setattr(holder, name, _for_ltc(getattr(holder, name), answer))
+
+
+def _for_ltc(original, answer):
+    """`original`, but `answer` where ltc is the accelerator."""
+
+    @functools.wraps(original)
+    def asked(*device):
         current = torch.accelerator.current_accelerator()
         if current is None or current.type != DEVICE_TYPE:
-            return original(device)
-        return synchronize(None if device is None else device_of(device))
+            return original(*device)
+        return answer(*device)
 
-    torch.accelerator.synchronize = synchronize_accelerator
+    return asked
+
+
+def _print_after_one_read() -> None:
+    """torch reads a tensor that it prints element by element, most of them twice."""
+    original = torch._tensor_str._tensor_str
+
+    def _tensor_str(self, indent):
+        return original(host_tensor(self) if is_lazy(self) else self, indent)
+
+    torch._tensor_str._tensor_str = _tensor_str
 
 
 def _copy_deeply() -> None:

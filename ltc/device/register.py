@@ -14,7 +14,8 @@ import torch
 from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import (
-    attention, attention_ops, autocast, copies, decompositions, generator, module, patches, pickling, torch_api,
+    attention, attention_ops, autocast, copies, decompositions, generator,
+    histogram, module, patches, pickling, torch_api,
 )
 from ltc.device.kernels import build_kernel, lazily_built
 from ltc.device.recorder import devices
@@ -52,6 +53,7 @@ def _register_kernels(library) -> None:
         **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
         **{name: _without_modes(k) for name, k in attention.KERNELS.items()},
+        **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
         "expand": _expand(),
     }
     for name in torch_api.all_overload_names():

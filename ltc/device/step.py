@@ -21,7 +21,8 @@ from ltc.device.recorder import (
     KERNEL_FILE, STOPPED, Device, Interrupted, Recorder, devices,
 )
 from ltc.device.state import State
-from ltc.runtime.buffer import Buffer, account_of
+from ltc.runtime.account import account_of
+from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 from ltc.utils.thread_frames import thread_frames

@@ -15,6 +15,7 @@ from ltc.device.state import State, new_state
 from ltc.device.step import ready_buffer
 from ltc.device.torch_api import DEVICE_TYPE, plain_functions, storage_of
 from ltc.errors import NotLazyTensor
+from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
 
@@ -134,14 +135,19 @@ def _uploaded_together(tensors: list[torch.Tensor], device: Device) -> list[Buff
     """Buffers with copies of CPU tensors, counted as one transfer."""
     started = time.perf_counter_ns()
     buffers = []
-    with plain_functions():
-        for tensor in tensors:
-            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-            handle = upload(plain, device.index)
-            key = input_key(tuple(plain.shape), plain.dtype)
-            buffers.append(Buffer(key, device.index, handle))
+    try:
+        with plain_functions():
+            for tensor in tensors:
+                plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+                handle = upload(plain, device.index)
+                key = input_key(tuple(plain.shape), plain.dtype)
+                buffers.append(Buffer(key, device.index, handle))
+    except Exception as error:
+        raise out_of_memory.in_an_upload(error, device.index)
     metrics.count("DeviceDataCacheMiss", len(buffers))
-    metrics.record("TransferToDeviceTime", time.perf_counter_ns() - started, "time")
+    elapsed = time.perf_counter_ns() - started
+    metrics.record("TransferToDeviceTime", elapsed, "time")
+    metrics.record("TensorToData", elapsed, "time")
     metrics.record("OutboundData", sum(buffer.nbytes for buffer in buffers), "bytes")
     return buffers
 
@@ -191,9 +197,7 @@ def _downloaded(buffer: Buffer) -> torch.Tensor:
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
     started = time.perf_counter_ns()
     value = download(buffer.ready(), buffer.dtype)
-    elapsed = time.perf_counter_ns() - started
-    metrics.record("TransferFromDeviceTime", elapsed, "time")
-    metrics.record("TensorToData", elapsed, "time")
+    metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")
     metrics.record("InboundData", buffer.nbytes, "bytes")
     return value
 

@@ -153,13 +153,13 @@ def _prototype(index: int, dtype: torch.dtype) -> tuple:
     return entry
 
 
-def contiguous_strides(shape) -> list[int]:
+def contiguous_strides(shape) -> tuple[int, ...]:
     """Strides, in elements, of a contiguous tensor of `shape`, as torch computes them."""
     strides, step = [1] * len(shape), 1
     for dim in range(len(shape) - 1, -1, -1):
         strides[dim] = step
         step *= max(shape[dim], 1)
-    return strides
+    return tuple(strides)
 
 
 def empty_tensor(shape, dtype: torch.dtype, index: int) -> torch.Tensor:
@@ -168,7 +168,8 @@ def empty_tensor(shape, dtype: torch.dtype, index: int) -> torch.Tensor:
         return create_empty_tensor(shape, dtype)
     prototype = _prototypes.get((index, dtype)) or _prototype(index, dtype)
     seed = _from_dlpack(_new_capsule(prototype[0], b"dltensor", None))
-    return _reinterpret_tensor(seed, shape, contiguous_strides(shape), 0)
+    # from torch 2.15 on it takes plain tuples alone: no list, no torch.Size
+    return _reinterpret_tensor(seed, tuple(shape), contiguous_strides(shape), 0)
 
 
 # --- what C++ asks of a device ----------------------------------------------------------------

@@ -110,6 +110,7 @@ class _Call:
                 target = self._tensor(f"%p{first + kept.index(k)}", type)
                 wrong = self._value(f"call i32 @aoti_torch_copy_(ptr {target}, ptr {made}, i32 0)")
                 bad = self._value(f"or i32 {bad}, {wrong}")
+                bad = self._value(f"or i32 {bad}, {self._is_of_other_size(made, type)}")
                 self._line(f"call i32 @aoti_torch_delete_tensor_object(ptr {target})")
             self._line(f"call i32 @aoti_torch_delete_tensor_object(ptr {made})")
         self._line(f"%unfit = icmp ne i32 {bad}, 0\n  br i1 %unfit, label %fail, label %end")
@@ -125,6 +126,13 @@ class _Call:
             f"fail:\n  store i64 1, ptr %p{pointers - 1}\n  br label %end\nend:\n  ret void\n}}\n"
             f"{entry_text('kernel', pointers)}{ATTRIBUTES}"
         )  # fmt: skip
+
+    def _is_of_other_size(self, made: str, type: TensorType) -> str:
+        """Whether a copy of what was made would repeat it, or fail to tell its size."""
+        failed = self._value(f"call i32 @aoti_torch_get_numel(ptr {made}, ptr %handle)")
+        size = self._value("load i64, ptr %handle")
+        other = self._value(f"icmp ne i64 {size}, {type.size}")
+        return self._value(f"or i32 {failed}, {self._value(f'zext i1 {other} to i32')}")
 
     # --- arguments, as the 64-bit words that stand for them --------------------------------------
 
@@ -257,6 +265,7 @@ declare i32 @torch_call_dispatcher(ptr, ptr, ptr, i64)
 declare i32 @aoti_torch_create_tensor_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
 declare i32 @aoti_torch_copy_(ptr, ptr, i32)
+declare i32 @aoti_torch_get_numel(ptr, ptr)
 declare i32 @torch_new_string_handle(ptr, i64, ptr)
 declare ptr @malloc(i64)
 """

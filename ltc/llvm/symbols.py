@@ -19,7 +19,7 @@ MATH_NAMES = (
 THREAD_NAMES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 SHIM_NAMES = (
     "torch_call_dispatcher", "aoti_torch_create_tensor_from_blob", "aoti_torch_copy_",
-    "aoti_torch_delete_tensor_object", "torch_new_string_handle",
+    "aoti_torch_delete_tensor_object", "aoti_torch_get_numel", "torch_new_string_handle",
 )  # fmt: skip
 _CHOSEN = frozenset((*MATH_NAMES, *THREAD_NAMES, *SHIM_NAMES))
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from ltc.runtime import processors
+from ltc.runtime.account import OF_NOTHING, account_of
 from ltc.runtime.storage import physical
 from ltc.tracebacks import another, users_part
 
@@ -40,32 +41,6 @@ def input_key(shape, dtype: torch.dtype) -> tuple:
     return key
 
 
-class Account:
-    """Bytes held by the live buffers of one device, and the most there ever were."""
-
-    def __init__(self) -> None:
-        self.bytes = self.peak = self.buffers = self.freed = 0
-
-    def add(self, nbytes: int) -> None:
-        self.bytes += nbytes
-        self.buffers += 1
-        if self.bytes > self.peak:
-            self.peak = self.bytes
-
-    def remove(self, nbytes: int) -> None:
-        self.bytes -= nbytes
-        self.buffers -= 1
-        self.freed += 1
-
-    def take_freed(self) -> int:
-        """How many buffers were freed since this was last asked."""
-        freed, self.freed = self.freed, 0
-        return freed
-
-
-_accounts: dict[int, Account] = {}
-
-
 def under_way(buffers: list[Buffer]) -> tuple[list[Execution | None], list[Execution]]:
     """Which launch decides what is in each buffer, where one still does; and these launches.
 
@@ -77,10 +52,6 @@ def under_way(buffers: list[Buffer]) -> tuple[list[Execution | None], list[Execu
         sources = [b.execution if b.is_undecided() else None for b in buffers]
         needed = list(set(sources) - {None})
     return sources, needed
-
-
-def account_of(device: int) -> Account:
-    return _accounts.get(device) or _accounts.setdefault(device, Account())
 
 
 class Failure:
@@ -248,6 +219,13 @@ class Buffer:
         while buffer.previous is not None and (failure := buffer.failure()) and failure.reported:
             buffer = buffer.previous
         return buffer
+
+    def write_off(self) -> None:
+        """The launch that was to fill it has failed: no memory is held for it."""
+        if self.handle is None:
+            self.account.remove(self.key[3])
+            self.account = OF_NOTHING
+            self.account.add(self.key[3])
 
     def ready(self) -> Any:
         """The handle, waited for.

@@ -12,6 +12,7 @@ from typing import Any
 from ltc.backends.collective import abort, running_as
 from ltc.backends.interface import Launch, LaunchQueue
 from ltc.debug import metrics
+from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
 from ltc.runtime.salvage import salvage
@@ -270,6 +271,7 @@ class _Work:
 
     def _fail(self, error: BaseException) -> None:
         """It has raised: what does not need what failed is computed nevertheless."""
+        error = out_of_memory.in_a_program(error, self.executor.device, self.program.graph_of)
         overwritten = getattr(error, "overwritten", ())
         self._note_overwritten(error, overwritten)
         failure = Failure(error)
@@ -320,7 +322,9 @@ class _Work:
         """The outputs get their handles, or their failures."""
         lost = {b: r for b, r in zip(self.outputs, results) if r.__class__ is Failure}
         for buffer, result in zip(self.outputs, results, strict=True):
-            if buffer not in lost:
+            if buffer in lost:
+                buffer.write_off()
+            else:
                 buffer.handle, buffer.previous = result, None
         told = list(dict.fromkeys(failure.first for failure in lost.values()))
         for failure in told:

@@ -18,6 +18,7 @@ from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
+from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Failure
 
 
@@ -30,10 +31,10 @@ def salvage(
     computation  how buffers become CPU tensors, and these buffers
     lost         positions of the inputs that are not there, and why
     """
-    run = _Run(graph, computation, handles, scalars, lost)
+    run = _Run(graph, computation, handles, scalars, device, lost)
     with Undisturbed():
         run.go_through(schedule(*run.possible_outputs()))
-        results = [run.buffer_of(node, device) for node in graph.outputs]
+        results = [run.buffer_of(node) for node in graph.outputs]
     run.tell_first()
     metrics.count("SalvagedOutputs", sum(result.__class__ is not Failure for result in results))
     return results
@@ -45,8 +46,10 @@ class _Run:
     A reason is a failure and its rank: the first in the order of the user's calls counts.
     """
 
-    def __init__(self, graph, computation, handles, scalars, lost: Mapping[int, Failure]):
-        self._graph, self._computation = graph, computation
+    def __init__(
+        self, graph, computation, handles, scalars, device: int, lost: Mapping[int, Failure]
+    ):
+        self._graph, self._computation, self._device = graph, computation, device
         self._handles, self._scalars = handles, scalars
         self._values: dict[Node, Any] = {}
         self._reasons: dict[Node, tuple[tuple, Failure]] = {
@@ -73,11 +76,11 @@ class _Run:
                 if not readers[operand]:
                     self._values.pop(operand, None)
 
-    def buffer_of(self, node: Node, device: int) -> Any:
+    def buffer_of(self, node: Node) -> Any:
         """An output's buffer or Failure."""
         if node not in self._reasons:
             try:
-                return self._computation.upload(self._values[node].contiguous(), device)
+                return self._computation.upload(self._values[node].contiguous(), self._device)
             except Exception as error:  # no memory for it, say
                 self._note(node, error)
         return self._reasons[node][1]
@@ -109,6 +112,7 @@ class _Run:
         return LOWERING.lower(node)(*[self._values[operand] for operand in node.inputs])
 
     def _note(self, node: Node, error: Exception) -> None:
+        error = out_of_memory.in_a_program(error, self._device, lambda: self._graph)
         origin = self._graph.origins.get(node)
         if origin is not None:
             error.add_note(f"while running {origin}")

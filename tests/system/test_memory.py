@@ -137,3 +137,72 @@ def test_tensors_die_without_the_collector():
 def test_the_memory_of_a_device_can_be_asked_for():
     info = ltm.get_memory_info(ltm.lazy_device())
     assert info["kb_total"] >= info["kb_free"] > 0
+
+
+ANSWERS = {
+    "memory_allocated": 4096, "memory_reserved": 4096,
+    "max_memory_allocated": 3 * 4096, "max_memory_reserved": 3 * 4096,
+}
+
+
+def test_the_accelerators_figures_are_the_devices_own():
+    device = torch.device("ltc:3")  # no other test has tensors there
+    gone = torch.ones(2048).to(device)
+    gc.collect()
+    torch.accelerator.reset_peak_memory_stats(device)
+    kept = torch.ones(1024).to(device)
+    torch.accelerator.reset_accumulated_memory_stats(device)
+    del gone
+    assert {name: getattr(torch.accelerator, name)(3) for name in ANSWERS} == ANSWERS
+    assert {name: getattr(torch.ltc, name)(3) for name in ANSWERS} == ANSWERS
+    stats = torch.accelerator.memory_stats("ltc:3")
+    assert stats["allocated_bytes.all.current"] == kept.nbytes
+    assert (stats["allocation.all.current"], stats["allocation.all.freed"]) == (1, 1)
+    assert stats["allocation.all.allocated"] == 2
+    free, total = torch.accelerator.get_memory_info(device)
+    assert total - free == kept.nbytes
+    torch.accelerator.empty_cache()
+    torch.accelerator.empty_host_cache()
+    torch.accelerator.reset_peak_memory_stats(device)
+    assert torch.accelerator.memory.max_memory_allocated(device) == kept.nbytes
+
+
+TOO_LARGE = (1_000_000, 1_000_000)  # 4 TB
+
+
+def of_ones(shape):
+    return torch.ones(shape, device="ltc")
+
+
+@pytest.mark.parametrize("backend", ["llvm", "eager"])
+@pytest.mark.parametrize(
+    ("call", "made_by"),
+    [
+        (lambda: torch.full(TOO_LARGE, 1.5, device="ltc").cpu(), "aten::full"),
+        (lambda: (of_ones((1_000_000, 1)) @ of_ones((1, 1_000_000))).sort().values.sum().item(),
+         "aten::"),
+    ],
+    ids=["an output", "a value inside"],
+)  # fmt: skip
+def test_too_little_memory_is_one_error_that_says_for_what(backend, call, made_by):
+    weight, held = of_ones(3), torch.ltc.memory_allocated()
+    with config.override(LTC_BACKEND=backend, LTC_MAX_PENDING_BYTES=1 << 60):
+        weight.add_(1)
+        with pytest.raises(torch.OutOfMemoryError, match="ltc:0 out of memory") as caught:
+            call()
+        assert caught.value.nbytes >= 10**12
+        assert f"Tried to allocate {caught.value.nbytes} bytes" in str(caught.value)
+        assert "f32[1000000,1000000]" in str(caught.value)
+        assert f"made by {made_by}" in str(caught.value)
+        assert "test_memory.py" in str(caught.value)
+        assert isinstance(caught.value, RuntimeError)  # as on the CPU
+        del caught
+        assert torch.ltc.memory_allocated() - held < MIB  # nothing is held for what failed
+        assert (of_ones(4) + 1).tolist() == [2, 2, 2, 2]
+
+
+def test_a_copy_to_the_device_that_does_not_fit_is_the_same_error():
+    huge = torch.ones(()).expand(10**12)  # one number in memory
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 4000000000000 bytes"):
+        huge.to("ltc")
+    assert of_ones(2).sum().item() == 2

@@ -5,8 +5,10 @@ import itertools
 import pytest
 import torch
 
+from ltc import config
 from ltc.debug import metrics
 from ltc.device import meta
+from ltc.errors import InvalidGraph
 
 
 def types_of(call) -> list:
@@ -95,3 +97,46 @@ def test_a_batch_norm_makes_only_the_gradients_that_are_wanted(training, wanted,
     mean, variance = torch.zeros(3).to(device), torch.ones(3).to(device)
     y = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training=training)
     return torch.autograd.grad(y.sin().sum(), leaves)
+
+
+_library = torch.library.Library("ltc_tests", "FRAGMENT")  # unregisters its kernels when freed
+_library.define("halves(Tensor x) -> (Tensor, Tensor)")
+_library.impl("halves", lambda x: (x[::2].clone(), x[:1].clone()), "CPU")
+_library.impl("halves", lambda x: (x[::2].clone(), x.clone()), "Meta")  # wrong of the second
+
+
+@pytest.mark.parametrize("backend", ["llvm", "eager"])
+def test_a_result_that_is_not_as_recorded_harms_nobody_who_does_not_read_it(backend, equal):
+    x = torch.arange(100_000.0)
+    with config.override(LTC_BACKEND=backend):
+        first = torch.ops.ltc_tests.halves(x.to("ltc"))[0]
+        equal((first + 1).cpu(), x[::2] + 1)
+        second = torch.ops.ltc_tests.halves(x.to("ltc"))[1]
+        with pytest.raises(InvalidGraph, match="LTC_FORCE_FALLBACK=ltc_tests::halves"):
+            (second + 1).cpu()
+
+
+def test_a_small_call_is_asked_of_the_cpus_kernel_itself(equal):
+    x = torch.arange(8.0)
+    equal(torch.ops.ltc_tests.halves(x.to("ltc")), (x[::2], x[:1]))
+
+
+def test_a_call_without_a_rule_is_asked_about_as_the_cpu_has_it():
+    """torch's kernel for the Meta device refuses this layout, which only CUDA's does."""
+    x = torch.randn(300, 64).to(torch.float8_e4m3fn)
+    y, one = x[:160].clone(), torch.ones(())
+    with metrics.counted() as grown:
+        found = torch._scaled_mm(
+            x.to("ltc"), y.to("ltc").t(), one.to("ltc"), one.to("ltc"), out_dtype=torch.float32
+        )
+        assert not grown["aten::_scaled_mm"]
+    torch.testing.assert_close(
+        found.cpu(), torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.float32)
+    )
+
+
+def test_a_call_that_torch_refuses_is_logged_by_nobody(caplog):
+    x = torch.ones(3).to("ltc")
+    with pytest.raises(RuntimeError):
+        torch.cholesky_solve(x, x)
+    assert not caplog.records

@@ -1,0 +1,43 @@
+"""How much memory the tensors of each device hold."""
+
+from __future__ import annotations
+
+
+class Account:
+    """Bytes held by the live buffers of one device, and the most there ever were."""
+
+    def __init__(self) -> None:
+        self.bytes = self.peak = self.buffers = self.freed = self.freed_before = 0
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.buffers += 1
+        if self.bytes > self.peak:
+            self.peak = self.bytes
+
+    def remove(self, nbytes: int) -> None:
+        self.bytes -= nbytes
+        self.buffers -= 1
+        self.freed += 1
+
+    def take_freed(self) -> int:
+        """How many buffers were freed since this was last asked."""
+        freed, self.freed = self.freed, 0
+        self.freed_before += freed
+        return freed
+
+    @property
+    def freed_in_all(self) -> int:
+        """How many buffers were freed since the start, or since `forget_freed`."""
+        return self.freed + self.freed_before
+
+    def forget_freed(self) -> None:
+        self.freed_before = -self.freed
+
+
+_accounts: dict[int, Account] = {}
+OF_NOTHING = Account()  # of buffers whose memory never came to be
+
+
+def account_of(device: int) -> Account:
+    return _accounts.get(device) or _accounts.setdefault(device, Account())

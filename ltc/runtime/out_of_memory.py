@@ -1,0 +1,57 @@
+"""What a user is told where memory ran out: how much was asked for, for what, and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ltc.backends.memory import lacking
+from ltc.errors import OutOfMemory
+from ltc.ir.graph import Graph, schedule
+from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType, type_text
+from ltc.runtime.account import account_of
+
+
+def in_a_program(
+    error: BaseException, device: int, graph_of: Callable[[], Graph] | None
+) -> BaseException:
+    """An error of a launch; one of memory names the largest value of its graph."""
+    found = lacking(error)
+    if found is None:
+        return error
+    return _told(found, error, device, "" if graph_of is None else _largest(graph_of()))
+
+
+def in_an_upload(error: Exception, device: int) -> Exception:
+    """An error of a copy to the device."""
+    found = lacking(error)
+    return error if found is None else _told(found, error, device, "")
+
+
+def _told(found: OutOfMemory, error: BaseException, device: int, culprit: str) -> OutOfMemory:
+    asked = f"{found.nbytes} bytes more" if found.nbytes else "more memory"
+    told = OutOfMemory(
+        f"ltc:{device} out of memory. Tried to allocate {asked}; its tensors hold "
+        f"{account_of(device).bytes} bytes.{culprit} Smaller batches need less, and so do fewer "
+        f"steps at a time (LTC_MAX_IN_FLIGHT=1); see which tensors are still held.",
+        found.nbytes,
+    )
+    told.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    told.overwritten = getattr(error, "overwritten", ())
+    return told
+
+
+def _largest(graph: Graph) -> str:
+    nodes = [node for node in schedule(*graph.outputs) if node in graph.origins]
+    if not nodes:
+        return ""
+    node = max(nodes, key=_nbytes)
+    made_by = graph.origins[node]
+    return f" The largest value of the program is {type_text(node.type)}, made by {made_by}."
+
+
+def _nbytes(node: Node) -> int:
+    types = (node.type,) if isinstance(node.type, TensorType) else node.type
+    return sum(type.size * type.dtype.itemsize for type in types)
