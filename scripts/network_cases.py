@@ -278,10 +278,17 @@ def by_its_loss(model: nn.Module, batch: dict) -> tuple:
     return outputs.loss, [outputs.logits] if "logits" in outputs else []
 
 
-def transformer(auto: str, kind: str, batch: Callable, loss_of=by_its_loss, **options) -> Network:
+def transformer(
+    auto: str, kind: str, batch: Callable, loss_of=by_its_loss, way: dict | None = None, **options
+) -> Network:
+    """A network by the class that makes it and the name of its settings.
+
+    way  how a part is computed, where transformers offers several ways
+    """
+
     def make():
-        config = settings(kind, **options)
-        return without_dropout(getattr(transformers, auto).from_config(config))
+        maker = getattr(transformers, auto)
+        return without_dropout(maker.from_config(settings(kind, **options), **(way or {})))
 
     return Network(make, batch, loss_of, adamw)
 
@@ -314,6 +321,8 @@ of_images = partial(
     image_size=32, patch_size=8, num_labels=CLASSES,
 )  # fmt: skip
 
+EACH_EXPERT = {"experts_implementation": "eager"}
+BATCHED_EXPERTS = {"experts_implementation": "batched_mm"}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 ENCODER_AND_DECODER = {
     "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "encoder_layers": 2,
@@ -377,14 +386,16 @@ TRANSFORMERS = {
     "mixtral": causal("mixtral", output_router_logits=True, **EXPERTS),
     "qwen2": causal("qwen2"),
     "qwen3": causal("qwen3", head_dim=16),
-    "qwen2_moe": causal("qwen2_moe", moe_intermediate_size=32,
+    "qwen2_moe": causal("qwen2_moe", way=EACH_EXPERT, moe_intermediate_size=32,
                         shared_expert_intermediate_size=32, **EXPERTS),
-    "qwen3_moe": causal("qwen3_moe", head_dim=16, moe_intermediate_size=32, **EXPERTS),
-    "qwen3_next": causal("qwen3_next", head_dim=16, moe_intermediate_size=32,
+    "qwen3_moe": causal("qwen3_moe", way=BATCHED_EXPERTS, head_dim=16,
+                        moe_intermediate_size=32, **EXPERTS),
+    "qwen3_next": causal("qwen3_next", way=BATCHED_EXPERTS, head_dim=16, moe_intermediate_size=32,
                          shared_expert_intermediate_size=32, linear_num_value_heads=4,
                          linear_num_key_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
                          layer_types=["linear_attention", "full_attention"], **EXPERTS),
-    "deepseek_v3": causal("deepseek_v3", q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8,
+    "deepseek_v3": causal("deepseek_v3", way=BATCHED_EXPERTS, q_lora_rank=24,
+                          kv_lora_rank=16, qk_rope_head_dim=8,
                           qk_nope_head_dim=8, v_head_dim=16, n_routed_experts=4, n_group=2,
                           topk_group=1, num_experts_per_tok=2, moe_intermediate_size=32,
                           first_k_dense_replace=1, num_key_value_heads=4),
@@ -407,7 +418,8 @@ TRANSFORMERS = {
     "mamba": causal("mamba", state_size=8),
     "mamba2": causal("mamba2", state_size=8, num_heads=8, head_dim=16, n_groups=2, chunk_size=8),
     "falcon_mamba": causal("falcon_mamba", state_size=8),
-    "jamba": causal("jamba", num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1,
+    "jamba": causal("jamba", way=EACH_EXPERT, num_hidden_layers=4, attn_layer_period=2,
+                    attn_layer_offset=1,
                     expert_layer_period=2, expert_layer_offset=1, mamba_d_state=8,
                     use_mamba_kernels=False, **EXPERTS),
     "bamba": causal("bamba", attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=16,

@@ -86,7 +86,8 @@ def row(outcome: Outcome) -> list[str]:
 
 
 def relative(distance: float, norm: float) -> str:
-    return f"{distance / norm:.1e}" if norm else f"{distance:.1e} of 0"
+    """Of the norm, if that is not itself what rounding leaves of a zero."""
+    return f"{distance / norm:.1e}" if norm > distance else f"{distance:.1e} of 0"
 
 
 def details(outcome: Outcome) -> str:
