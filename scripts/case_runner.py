@@ -90,14 +90,16 @@ def run(
     processes: int = 1,
     timeout_seconds: float = 30,
     progress: bool = True,
+    tell: Callable[[Outcome], object] = lambda outcome: None,
 ) -> list[Outcome]:
     """The outcome of every name, in the order of `names`.
 
     arguments        passed on to each worker
     processes        workers at a time; worker i takes every `processes`-th name from the i-th on
     timeout_seconds  for one case
+    tell             called with each outcome as it comes
     """
-    outcomes: dict[str, Outcome] = {}
+    outcomes = _Told(tell)
     command = [sys.executable, "-W", "ignore", str(script), WORKER, *arguments]
     threads = [
         threading.Thread(
@@ -113,6 +115,17 @@ def run(
             if progress and thread.is_alive():
                 print(f"{len(outcomes)} of {len(names)} cases", file=sys.stderr, flush=True)
     return [outcomes[name] for name in names]
+
+
+class _Told(dict[str, Outcome]):
+    """Outcomes by name; each is told when it is added."""
+
+    def __init__(self, tell: Callable[[Outcome], object]):
+        self.tell = tell
+
+    def __setitem__(self, name: str, outcome: Outcome) -> None:
+        super().__setitem__(name, outcome)
+        self.tell(outcome)
 
 
 def _run_shard(command, names, timeout_seconds, outcomes) -> None:
