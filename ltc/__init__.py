@@ -21,6 +21,8 @@ try:
     from ltc.distributed import process_group as _process_group
     from ltc.distributed.lazy_multiprocessing import launch
     from ltc.runtime.storage import physical as _physical
+    from ltc.tracebacks import entrance as _entrance
+    from ltc.tracebacks import make_entrances as _make_entrances
     from ltc.utils import steps as _steps
     from ltc.utils.version import VERSION as __version__
 finally:
@@ -67,6 +69,7 @@ def sync(wait: bool = False) -> None:
 
 
 @contextlib.contextmanager
+@_entrance
 def step():
     """`with ltc.step():` is one step: what was pending before is run first, the rest at the end.
 
@@ -88,3 +91,6 @@ def manual_seed(seed: int, device=None) -> None:
     """Seed one ltc device (the thread's current one where None); torch.manual_seed seeds all."""
     chosen = _current_device().index if device is None else _device_index(device)
     _all_devices()[chosen].random.reset(seed)
+
+
+_make_entrances(globals(), __all__)

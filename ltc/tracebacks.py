@@ -47,7 +47,7 @@ def _is_library(filename: str) -> bool:
 # --- leaving ltc --------------------------------------------------------------------------------
 
 def shorten(error: BaseException) -> None:
-    """Called where an error leaves ltc, before a bare `raise`: the rest of its traceback goes.
+    """Called where an error leaves ltc, before a bare `raise`: ltc's inner frames go.
 
     So it does of its causes. What ltc dealt with itself on the way is no context of it.
     """
@@ -63,7 +63,7 @@ def shorten(error: BaseException) -> None:
 
 
 def users_part(traceback: TracebackType | None) -> TracebackType | None:
-    """What is kept of a traceback by an error that is raised elsewhere: frames hold their values."""
+    """What an error that is raised elsewhere keeps of its traceback: frames hold their values."""
     if config.value("LTC_DEBUG"):
         return traceback
     return _chain(entry for entry in _shown(traceback) if not _is_own(_file_of(entry)))
@@ -112,10 +112,11 @@ def _generator_entrance(function: Callable) -> Callable:
 
 
 def make_entrances(namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Let each function of a module that has one of these names be an entrance."""
+    """Let each function that a module defines under one of these names be an entrance."""
     for name in names:
-        if inspect.isfunction(namespace[name]):
-            namespace[name] = entrance(namespace[name])
+        found = namespace[name]
+        if inspect.isfunction(found) and found.__module__ == namespace["__name__"]:
+            namespace[name] = entrance(found)
 
 
 # --- what is shown ------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ def _chain(entries: Iterable[TracebackType]) -> TracebackType | None:
 
 
 def _users_context(error: BaseException) -> BaseException | None:
-    """The error that the user's program was handling meanwhile, beyond those ltc dealt with itself."""
+    """The error that the user's program was handling, beyond those that ltc dealt with itself."""
     context, seen = error.__context__, {id(error)}
     while context is not None and id(context) not in seen and _is_inner(context):
         seen.add(id(context))
@@ -170,6 +171,5 @@ def _users_context(error: BaseException) -> BaseException | None:
 
 
 def _is_inner(error: BaseException) -> bool:
-    """Whether it was raised and caught within ltc."""
-    traceback = error.__traceback__
-    return traceback is None or not is_users(_file_of(traceback))
+    """Whether ltc has caught it: where a traceback begins, its error was caught."""
+    return error.__traceback__ is not None and _is_own(_file_of(error.__traceback__))

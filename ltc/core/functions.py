@@ -10,6 +10,7 @@ import torch
 
 from ltc.distributed import collectives
 from ltc.distributed.collectives import Groups
+from ltc.tracebacks import make_entrances
 
 __all__ = [
     "AllGather", "AllReduce", "AllReduceSumLayer", "SyncBatchNorm", "all_gather", "all_reduce",
@@ -150,3 +151,6 @@ class SyncBatchNorm(torch.nn.Module):
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance, self.momentum)
         return mean, variance
+
+
+make_entrances(globals(), __all__)

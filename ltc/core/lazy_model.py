@@ -24,6 +24,7 @@ from ltc.distributed.mesh import do_on_ordinals, mesh_reduce
 from ltc.distributed.rendezvous import rendezvous
 from ltc.runtime.buffer import account_of
 from ltc.runtime.transfers import backend
+from ltc.tracebacks import make_entrances
 from ltc.utils import steps, transfer
 from ltc.utils.rate_tracker import RateTracker
 from ltc.utils.saving import save_for_cpu
@@ -334,3 +335,6 @@ def save(
     save_for_cpu(data, file_or_path, not master_only or world.is_master(local=not global_master))
     if barrier:
         world.meet("ltc.core.lazy_model.save")
+
+
+make_entrances(globals(), __all__)

@@ -18,6 +18,7 @@ from ltc.device.torch_api import (
 )
 from ltc.errors import InvalidGraph
 from ltc.ir.infer import broadcast
+from ltc.tracebacks import entrance
 
 aten = torch.ops.aten
 FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
@@ -157,7 +158,7 @@ def install(library) -> None:
             with plain_functions():
                 return kernel(*args, **kwargs)
 
-        return guarded
+        return entrance(guarded)
 
     attention = without_modes(scaled_dot_product_attention)
     for key in ("PrivateUse1", "AutogradPrivateUse1"):

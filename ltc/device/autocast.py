@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ltc.device.torch_api import AUTOCAST_KEYS, DEVICE_TYPE, exclude_dispatch_keys
+from ltc.tracebacks import shorten
 
 # Source: aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP and the CPU's lists.
 LOWER_PRECISION = """
@@ -56,12 +57,16 @@ def install(library, fallback_library) -> list[str]:
 
 def _kernel(overload, dtype_for):
     def kernel(*args, **kwargs):
-        with exclude_dispatch_keys(AUTOCAST_KEYS):
-            dtype = dtype_for([*args, *kwargs.values()])
-            return overload(
-                *[_cast(a, dtype) for a in args],
-                **{name: _cast(a, dtype) for name, a in kwargs.items()},
-            )
+        try:
+            with exclude_dispatch_keys(AUTOCAST_KEYS):
+                dtype = dtype_for([*args, *kwargs.values()])
+                return overload(
+                    *[_cast(a, dtype) for a in args],
+                    **{name: _cast(a, dtype) for name, a in kwargs.items()},
+                )
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return kernel
 

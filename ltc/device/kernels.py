@@ -25,10 +25,11 @@ from ltc.device.state import State
 from ltc.device.step import value_of, values_of
 from ltc.device.torch_api import storage_of
 from ltc.device.views import link_view, link_views, write
+from ltc.tracebacks import shorten
 
 _NAMESPACE = {
     "record": record, "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "State": State,
-    "get_ident": get_ident, "write": write,
+    "get_ident": get_ident, "write": write, "shorten": shorten,
     "link_view": link_view, "link_views": link_views,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
@@ -57,7 +58,7 @@ def lazily_built(name: str):
     The kernel's code takes the place of its own, so that later calls pass no other function.
     There are thousands: each is two objects that Python's collector counts, and no more.
     """
-    namespace = {"build": _build, "name": name}
+    namespace = {"build": _build, "name": name, "shorten": shorten}
     namespace["kernel_so_far"] = FunctionType(_first_call.__code__, namespace)
     return namespace["kernel_so_far"]
 
@@ -72,11 +73,20 @@ def _build(kernel: FunctionType, name: str):
 # Their code runs with the globals of one overload.
 
 def _first_call(*args, **kwargs):
-    return build(kernel_so_far, name)(*args, **kwargs)  # noqa: F821
+    try:
+        kernel = build(kernel_so_far, name)  # noqa: F821
+        return kernel(*args, **kwargs)
+    except BaseException as error:
+        shorten(error)
+        raise
 
 
 def _thorough(*args, **kwargs):
-    return record(signature, *args, **kwargs)  # noqa: F821
+    try:
+        return record(signature, *args, **kwargs)  # noqa: F821
+    except BaseException as error:
+        shorten(error)
+        raise
 
 
 def source_of(name: str) -> str:
@@ -117,7 +127,9 @@ def _source(signature: Signature) -> str | None:
         *_indent(_scalar_lines(signature, scalars)), *_indent(_result_lines(signature)),
         f"return {_call_slow(arguments)}",
     ]
-    return "\n".join([f"def kernel({_parameters(arguments)}):", *_indent(body)])
+    leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]
+    lines = ["try:", *_indent(body), *leaving]
+    return "\n".join([f"def kernel({_parameters(arguments)}):", *_indent(lines)])
 
 
 def _without_generator(arguments: tuple[Argument, ...]) -> str:

@@ -15,6 +15,7 @@ from ltc.device.tensor import device_of, set_current_device
 from ltc.device.torch_api import DEVICE_TYPE
 from ltc.runtime.buffer import account_of
 from ltc.runtime.transfers import backend
+from ltc.tracebacks import entrance
 
 
 _initialized = True  # torch.utils.checkpoint keeps a device's random state only where it says so
@@ -87,6 +88,7 @@ def _information(device):
     return known[min(_device(device).index, len(known) - 1)]
 
 
+@entrance
 def synchronize(device=None) -> None:
     """Run what is pending on the device (all of them where None) and wait; raises its errors."""
     _synchronize(None if device is None else _device(device))

@@ -18,6 +18,7 @@ from ltc.device.tensor import device_of, is_lazy, state_of, wrap
 from ltc.device.torch_api import (
     DEVICE_TYPE, is_multithreading_enabled, set_multithreading_enabled, take_stashed_error,
 )
+from ltc.tracebacks import entrance
 
 
 def install() -> None:
@@ -50,8 +51,9 @@ def _run_backwards_in_the_calling_thread() -> None:
         finally:
             set_multithreading_enabled(before)
 
-    torch.autograd.graph._engine_run_backward = run_backward
-    torch.autograd._engine_run_backward = run_backward
+    shortened = entrance(run_backward)
+    torch.autograd.graph._engine_run_backward = shortened
+    torch.autograd._engine_run_backward = shortened
 
 
 def _keep_recomputation() -> None:

@@ -24,6 +24,7 @@ from ltc.device.torch_api import (
     DEVICE_TYPE, StorageBase, contiguous_strides, storage_from_pointer,
 )
 from ltc.errors import LtcError
+from ltc.tracebacks import entrance
 
 
 class _Saving(threading.local):
@@ -76,7 +77,7 @@ def _patch_reduce() -> None:
             return original(self, protocol)
         return _pickled(self) if _saving.met is None else _saved(self)
 
-    torch.Tensor._reduce_ex_internal = _reduce_ex_internal
+    torch.Tensor._reduce_ex_internal = entrance(_reduce_ex_internal)
 
 
 def _saved(tensor: torch.Tensor) -> tuple:
@@ -128,6 +129,7 @@ class _Pickled:
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
 
+    @entrance
     def __reduce__(self):
         plain = host_tensor(self.tensor)
         # by value: torch would send a handle of a tensor's memory, which is freed at once
@@ -173,8 +175,9 @@ def _patch_queues() -> None:
         function, arguments = _pickled(tensor)
         return (_tied_parameter if type(tensor) is torch.nn.Parameter else function), arguments
 
+    shortened = entrance(reduce_tensor)
     for kind in (*torch._tensor_classes, torch.Tensor, torch.nn.Parameter):
-        ForkingPickler.register(kind, reduce_tensor)
+        ForkingPickler.register(kind, shortened)
 
 
 # --- deepcopy ---------------------------------------------------------------------------------
@@ -195,7 +198,7 @@ def _patch_deepcopy() -> None:
         again = memo[id(self)] = tied(copied, self.requires_grad)
         return again
 
-    torch.Tensor.__deepcopy__ = __deepcopy__
+    torch.Tensor.__deepcopy__ = entrance(__deepcopy__)
 
 
 # --- storages ---------------------------------------------------------------------------------

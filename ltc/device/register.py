@@ -25,6 +25,7 @@ from ltc.device.tensor import device_among
 from ltc.errors import LtcError
 from ltc.runtime.cache import PROGRAMS
 from ltc.runtime.executor import all_executors
+from ltc.tracebacks import entrance, shorten
 
 # Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized
 # and nested tensors, which ltc devices do not hold.
@@ -81,7 +82,11 @@ def _expand():
     copy = build_kernel(Signature(torch.ops.aten.expand_copy.default))
 
     def kernel(self, size, *, implicit=False):
-        return (view if torch_api.graph_task() == -1 else copy)(self, size, implicit=implicit)
+        try:
+            return (view if torch_api.graph_task() == -1 else copy)(self, size, implicit=implicit)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return kernel
 
@@ -90,8 +95,12 @@ def _without_modes(kernel):
     """A hand-written kernel calls torch itself; a user's function mode is not meant for that."""
 
     def guarded(*args, **kwargs):
-        with torch_api.plain_functions():
-            return kernel(*args, **kwargs)
+        try:
+            with torch_api.plain_functions():
+                return kernel(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return guarded
 
@@ -100,9 +109,13 @@ def _exclusive(kernel):
     """A kernel that changes the walk by hand: no other thread may end it meanwhile."""
 
     def guarded(*args, **kwargs):
-        recorder = device_among([*args, kwargs.get("device")]).recorder()
-        with torch_api.plain_functions():
-            return exclusively(recorder, lambda: kernel(*args, **kwargs))
+        try:
+            recorder = device_among([*args, kwargs.get("device")]).recorder()
+            with torch_api.plain_functions():
+                return exclusively(recorder, lambda: kernel(*args, **kwargs))
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return guarded
 
@@ -116,7 +129,7 @@ def _other_namespaces(library) -> None:
             built[overload] = build_kernel(Signature(overload))
         return built[overload](*args, **kwargs)
 
-    library.fallback(kernel, "PrivateUse1", with_keyset=False)
+    library.fallback(entrance(kernel), "PrivateUse1", with_keyset=False)
 
 
 def _after_fork_in_child() -> None:

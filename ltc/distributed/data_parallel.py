@@ -21,6 +21,7 @@ from ltc.device.names import supported_devices
 from ltc.device.tensor import device_of, set_current_device
 from ltc.distributed import session, world
 from ltc.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
+from ltc.tracebacks import entrance
 from ltc.utils.thread_frames import thread_frames
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]
@@ -95,6 +96,7 @@ class DataParallel:
         """The model of each device, in order."""
         return list(self._models)
 
+    @entrance
     def __call__(
         self,
         loop_fn: Callable,

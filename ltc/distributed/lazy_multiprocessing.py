@@ -22,6 +22,7 @@ from ltc.distributed.peer_watch import peers_watched
 from ltc.distributed.rank_process import finish
 from ltc.distributed.ranks import RankFailed, Ranks
 from ltc.distributed.rendezvous import rendezvous
+from ltc.tracebacks import make_entrances
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "RankFailed", "Ranks", "launch", "spawn"]
 
@@ -164,3 +165,6 @@ class MpModelWrapper:
     def to(self, device) -> nn.Module:
         """The model on the device; ranks go one after another, so that copies do not pile up."""
         return self._executor.run(lambda: self._model.to(device))
+
+
+make_entrances(globals(), __all__)

@@ -11,9 +11,11 @@ import torch
 from ltc.device.torch_api import plain_functions
 from ltc.distributed import world
 from ltc.distributed.rendezvous import rendezvous
+from ltc.tracebacks import entrance
 from ltc.utils import transfer
 
 
+@entrance
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list], Any]) -> Any:
     """`reduce_fn` of the list of everyone's `data`, in ordinal order, its tensors on the CPU.
 

@@ -14,6 +14,7 @@ from typing import Any
 from ltc.debug import profiler
 from ltc.device.tensor import device_of
 from ltc.distributed.loader_epoch import Epoch, join, uneven_error
+from ltc.tracebacks import entrance
 from ltc.utils import steps
 
 __all__ = ["MpDeviceLoader", "ParallelLoader", "PerDeviceLoader"]
@@ -83,6 +84,7 @@ class ParallelLoader:
         batches, devices = len(self._loader), len(self._devices)
         return -(-batches // devices) if self._uneven == "pad" else batches // devices
 
+    @entrance
     def next_item(self, device) -> Any:
         """The next batch of a device, and StopIteration after an epoch; it ends no step."""
         served = self._served(device)
@@ -118,7 +120,7 @@ class ParallelLoader:
         self._check_even()
         with self._lock:
             if self._aborted is not None:
-                raise self._aborted
+                raise self._aborted.with_traceback(None)  # without what earlier raises added
             self._epochs = {n: e for n, e in self._epochs.items() if not e.is_over()}
             joinable = [number for number in self._epochs if number >= self._begun[device]]
             number = min(joinable) if joinable else self._add_epoch()
@@ -170,9 +172,11 @@ class PerDeviceLoader:
             return current
         return self._consumer()
 
+    @entrance
     def __next__(self) -> Any:
         return self.next()
 
+    @entrance
     def next(self) -> Any:
         """The next batch, on the device."""
         if self._current is None:
@@ -200,6 +204,7 @@ class MpDeviceLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
+    @entrance
     def __iter__(self) -> Iterator:
         loader = ParallelLoader(self._loader, [self._device], **self._kwargs)
         return iter(loader.per_device_loader(self._device))
@@ -217,6 +222,7 @@ class _Consumer:
     def __iter__(self) -> _Consumer:
         return self
 
+    @entrance
     def __next__(self) -> Any:
         if self.ended:
             raise StopIteration

@@ -24,6 +24,7 @@ from ltc.device.tensor import is_lazy
 from ltc.device.torch_api import DEVICE_TYPE
 from ltc.distributed import c10d_kernels, group_memory, host_path, recorded, reducer
 from ltc.distributed.c10d_kernels import FUNCTIONAL, IN_PLACE
+from ltc.tracebacks import entrance
 
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
 
@@ -99,12 +100,13 @@ def _register_kernels() -> None:
         for name in host_path.WRITTEN:
             if hasattr(torch.ops.c10d, name):
                 known = c10d_kernels.in_place_kernel if name in IN_PLACE else host_path.kernel_of
-                library.impl(name, known(name), "PrivateUse1")
+                library.impl(name, entrance(known(name)), "PrivateUse1")
     functional = torch.library.Library("_c10d_functional", "IMPL")
     _libraries.append(functional)
     for name in FUNCTIONAL:
         if hasattr(torch.ops._c10d_functional, name):
-            functional.impl(name, c10d_kernels.functional_kernel(name), "PrivateUse1")
+            kernel = entrance(c10d_kernels.functional_kernel(name))
+            functional.impl(name, kernel, "PrivateUse1")
 
 
 # --- calls on CPU tensors ---------------------------------------------------------------------

@@ -27,6 +27,7 @@ from ltc.device import step
 from ltc.device.recorder import device_at
 from ltc.device.tensor import current_device, set_current_device
 from ltc.distributed.travel import Parcel
+from ltc.tracebacks import shorten
 from ltc.utils import steps
 from ltc.utils.thread_frames import thread_frames
 
@@ -150,6 +151,7 @@ def _described(error: BaseException) -> Error:
         cause = f"it called sys.exit({error.code!r})"
     else:
         cause = f"it raised {''.join(traceback.format_exception_only(error)).strip()}"
+    shorten(error)
     text = "".join(traceback.format_exception(error))
     return Error(cause, text, _pickled_exception(error), now)
 

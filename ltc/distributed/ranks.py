@@ -23,6 +23,7 @@ from ltc.distributed.private_folder import private_folder
 from ltc.distributed.rank_process import STACKS, Error, Role, Stacks, Value, run_rank
 from ltc.distributed.travel import Parcel
 from ltc.errors import LtcError
+from ltc.tracebacks import entrance
 
 POLL_SECONDS = 0.1  # how soon a death is seen that no pipe tells of
 BLAME_SECONDS = 0.3  # how long others may take to report, so that the first cause is found
@@ -103,6 +104,7 @@ class Ranks:
         """The process id of each rank."""
         return [member.process.pid for member in self._members]
 
+    @entrance
     def join(self, timeout: float | None = None) -> list | None:
         """The value that each rank returned, once all have; None where `timeout` seconds are over.
 

@@ -14,8 +14,10 @@ from ltc.distributed import world
 from ltc.distributed.communicator import word_of
 from ltc.distributed.schedule import tree_children, tree_parent
 from ltc.distributed.wire import Wire
+from ltc.tracebacks import entrance
 
 
+@entrance
 def rendezvous(
     tag: str, payload: bytes = b"", replicas: Sequence[int] | None = None
 ) -> list[bytes]:

@@ -99,11 +99,16 @@ class Failure:
         self._first = first
 
     @property
+    def first(self) -> Failure:
+        """The one that is raised for its launch."""
+        return self if self._first is None else self._first
+
+    @property
     def reported(self) -> bool:
-        return self._reported if self._first is None else self._first.reported
+        return self.first._reported
 
     def note_reported(self) -> None:
-        (self._first or self)._reported = True
+        self.first._reported = True
 
     def raise_it(self) -> NoReturn:
         self.note_reported()

@@ -270,10 +270,11 @@ class _Work:
 
     def _fail(self, error: BaseException) -> None:
         """It has raised: what does not need what failed is computed nevertheless."""
-        failure = Failure(error)
-        overwritten = dict.fromkeys(getattr(error, "overwritten", ()), failure)
+        overwritten = getattr(error, "overwritten", ())
         self._note_overwritten(error, overwritten)
-        results = self._salvaged(overwritten) if isinstance(error, Exception) else None
+        failure = Failure(error)
+        lost = dict.fromkeys(overwritten, failure)
+        results = self._salvaged(lost) if isinstance(error, Exception) else None
         if results is None or not any(result.__class__ is Failure for result in results):
             results = [failure] * len(self.outputs)  # nobody knows which node it was
         self._end_with(results)
@@ -298,11 +299,13 @@ class _Work:
             return salvage(
                 self.program.graph_of(), computation, handles, self.scalars, device, lost
             )
-        except BaseException as error:  # an interrupt, or a graph that cannot be made again
+        except Exception:  # a graph that cannot be made again
             metrics.count("SalvageFailed")
-            return [Failure(error)] * len(self.outputs) if not isinstance(error, Exception) else None
+            return None
+        except BaseException as error:  # an interrupt
+            return [Failure(error)] * len(self.outputs)
 
-    def _note_overwritten(self, error: BaseException, positions: Mapping[int, Failure]) -> None:
+    def _note_overwritten(self, error: BaseException, positions: Sequence[int]) -> None:
         """What is there no more: a launch that fails late may have written over its inputs."""
         written = []
         for output, position in self.program.replaced.items():
@@ -319,6 +322,7 @@ class _Work:
         for buffer, result in zip(self.outputs, results, strict=True):
             if buffer not in lost:
                 buffer.handle, buffer.previous = result, None
-        for failure in dict.fromkeys(lost.values()):
+        told = list(dict.fromkeys(failure.first for failure in lost.values()))
+        for failure in told:
             self.executor.note_failure(failure)
-        self._end(next(iter(lost.values()), None), lost)
+        self._end(told[0] if told else None, lost)

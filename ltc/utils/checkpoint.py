@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ltc.distributed import world
+from ltc.tracebacks import entrance
 from ltc.utils import manifest, serialization
 from ltc.utils.closures import AsyncClosureHandler
 from ltc.utils.manifest import is_complete
@@ -67,6 +68,7 @@ class CheckpointManager:
         self._metrics: dict[int, float | None] = {}
         self._writer = AsyncClosureHandler(max_queue_size=1)
 
+    @entrance
     def save(
         self, step: int, metric: float | None = None, extra: Any = None, blocking: bool = True,
         barrier: bool = False,
@@ -111,6 +113,7 @@ class CheckpointManager:
         else:
             self._writer.run(functools.partial(write, *map(frozen, plans)))
 
+    @entrance
     def wait(self) -> None:
         """Wait until everything is on disk; raises the error of a save that was not blocking."""
         self._writer.wait()
@@ -121,6 +124,7 @@ class CheckpointManager:
             return []
         return sorted(step for step, path in self._found() if path.is_file() or is_complete(path))
 
+    @entrance
     def restore_latest(self) -> Restored | None:
         """Go back to the latest checkpoint that is whole; None where there is none.
 
@@ -137,6 +141,7 @@ class CheckpointManager:
                 return self._apply(content, self._existing(step))
         return None
 
+    @entrance
     def restore(self, step: int) -> Restored:
         """Go back to the checkpoint of one step; raises where it is missing or damaged."""
         self.wait()

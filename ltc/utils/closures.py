@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ltc import config
+from ltc.tracebacks import shorten
 
 Closure = Callable[[], Any]
 
@@ -138,6 +139,7 @@ def _wait_for_all() -> None:
             try:
                 handler.wait()
             except RuntimeError as error:  # nobody is left to raise it to
+                shorten(error)
                 traceback.print_exception(error)
 
 

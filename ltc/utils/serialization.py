@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ltc.device.step import ready_buffer
 from ltc.device.tensor import is_lazy, state_of
 from ltc.distributed import world
+from ltc.tracebacks import make_entrances
 from ltc.utils import manifest, old_serialization
 from ltc.utils.nested import tensors_of, to_table
 from ltc.utils.old_serialization import TensorReference
@@ -236,3 +237,6 @@ def shown(total: int, wanted: bool) -> Iterator[Done]:
         return
     with tqdm(total=total, unit="B", unit_scale=True) as bar:
         yield bar.update
+
+
+make_entrances(globals(), __all__)

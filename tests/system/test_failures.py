@@ -34,7 +34,7 @@ def numbers(*shape: int) -> torch.Tensor:
 # Each gives 0 where it does not fail.
 FAILURES = {
     "index": lambda: torch.ones(3).to("ltc")[far()].sum() - 1,
-    "division": lambda: (torch.ones(3, dtype=int).to("ltc") // torch.zeros(3, dtype=int).to("ltc")).sum(),
+    "division": lambda: (torch.ones(3).long().to("ltc") // torch.zeros(3).long().to("ltc")).sum(),
     "extern": lambda: torch.full((3,), -1.0).to("ltc").multinomial(1).sum(),
 }  # fmt: skip
 
@@ -177,7 +177,8 @@ def test_in_a_notebook_only_the_cells_that_use_the_failed_value_fail(capsys):
             exec(compile(cell, f"<cell {number}>", "exec"), names)
         except IndexError as error:
             failed.append(number)
-            assert error.__notes__ == ["while running aten::index.Tensor called at <cell 1>:1 in <module>"]
+            (note,) = error.__notes__
+            assert note == "while running aten::index.Tensor called at <cell 1>:1 in <module>"
     assert failed == [4, 7]
     assert names["count_found"] == [2, 2]
     torch.testing.assert_close(names["z_found"], names["y_found"].sum().item())
@@ -282,15 +283,15 @@ def test_an_update_on_top_of_one_that_failed_fails_until_somebody_is_told():
 
 def test_of_several_errors_the_first_line_of_the_program_is_told_and_each_value_has_its_own():
     ones = torch.ones(3, dtype=int).to("ltc")
-    second = numbers(3)[far()]
-    first = numbers(3, 4)[:, far()]
+    rows = numbers(3)[far()]
+    both = numbers(3, 5)[:, far()].sum() + rows
+    columns = numbers(3, 4)[:, far()]
     divided = ones // (ones - 1)
-    both = first.sum() + second
     with pytest.raises(IndexError, match="dimension 0 with size 3"):
         ltm.mark_step(wait=True)
     ltm.mark_step(wait=True)
     for value, text in (
-        (first, "dimension 1 with size 4"), (second, "dimension 0 with size 3"),
+        (columns, "dimension 1 with size 4"), (rows, "dimension 0 with size 3"),
         (divided, "ZeroDivision"), (both, "dimension 0 with size 3"),
     ):
         with pytest.raises(RuntimeError, match=text):
