@@ -565,3 +565,22 @@ def test_host_level_sums_are_in_place():
         return x
 
     assert all((one == 6).all() for one in values(in_threads(reduce)))
+
+
+def test_a_program_with_collectives_gives_nothing_where_it_fails():
+    def step(ordinal: int, device: str) -> list[str]:
+        good = torch.ones(2).to(device) + 1
+        row = torch.tensor([7 if ordinal == 1 else 0]).to(device)
+        taken = torch.ones(3).to(device)[row]
+        total = ltm.all_reduce("sum", torch.ones(2).to(device))
+        errors = []
+        for call in (lambda: ltm.mark_step(wait=True), good.cpu, taken.cpu, total.cpu):
+            try:
+                call()
+            except (IndexError, PeerFailure) as error:
+                errors.append(type(error).__name__)
+        return errors
+
+    other, failing = in_threads(step, 2)
+    assert other == ["PeerFailure"] * 4
+    assert failing == ["OutOfRangeIndexError"] * 4
