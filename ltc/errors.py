@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LtcError(RuntimeError):
     """Anything that only ltc can get wrong."""
@@ -17,6 +19,20 @@ class OutOfRangeIndexError(IndexError, RuntimeError):
 
 class InvalidGraph(LtcError):
     """A graph that breaks a rule of the IR: a fault of ltc or of a plug-in, never of the user."""
+
+
+class VerificationError(LtcError):
+    """Under LTC_VERIFY: a backend has computed something wrong; the message says what and where.
+
+    difference  the value that is wrong: see ltc/backends/judgement.py
+    origin      the recorded call it belongs to, with the user's line; None where no call is known
+
+    What the program was to replace is as it was before.
+    """
+
+    def __init__(self, message: str, difference: Any = None, origin: Any = None):
+        super().__init__(message)
+        self.difference, self.origin = difference, origin
 
 
 class NotLazyTensor(RuntimeError):
