@@ -132,6 +132,10 @@ FLAGS = (
         "verify the graph after every pass, and what each kernel does to memory",
     ),
     Flag("LTC_DEBUG", boolean, False, "tracebacks show every frame inside ltc"),
+    Flag(
+        "LTC_VERIFY", boolean, False,
+        "judge every value that a program computes, and raise VerificationError for a wrong one",
+    ),
     Flag("LTC_DUMP", str, "", "stages to print when a step is compiled (see ltc.debug.graphs), with commas between"),
     Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
     Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
@@ -175,8 +179,9 @@ _OUTSIDE_PROGRAMS = frozenset({
     "LTC_NUM_DEVICES", "LTC_SYNC_WAIT", "LTC_EMIT_STEPLOG", "LTC_FALLBACK", "LTC_FORCE_FALLBACK",
     "LTC_LINES", "LTC_MAX_PENDING_NODES", "LTC_MAX_PENDING_BYTES", "LTC_MAX_RECORDED",
     "LTC_MAX_IN_FLIGHT", "LTC_CACHE_PROGRAMS", "LTC_CACHE", "LTC_CACHE_DIR", "LTC_CACHE_MB",
-    "LTC_MAX_ASYNC_QUEUE", "LTC_DEBUG", "LTC_DUMP", "LTC_IR_DEBUG", "LTC_SAVE_TENSORS_FILE",
-    "LTC_SAVE_TENSORS_FMT", "LTC_METRICS_FILE", "LTC_METRICS_SAMPLES", "LTC_METRICS_PERCENTILES",
+    "LTC_MAX_ASYNC_QUEUE", "LTC_DEBUG", "LTC_VERIFY", "LTC_DUMP", "LTC_IR_DEBUG",
+    "LTC_SAVE_TENSORS_FILE", "LTC_SAVE_TENSORS_FMT", "LTC_METRICS_FILE", "LTC_METRICS_SAMPLES",
+    "LTC_METRICS_PERCENTILES",
     "LTC_RENDEZVOUS", "LTC_TRANSPORT", "LTC_PEER_TIMEOUT",
 })
 
@@ -216,6 +221,25 @@ def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
         return flag.read(text)
     except ValueError as error:
         raise ValueError(f"{name}={text}: {error}. It sets: {flag.meaning}.") from None
+
+
+def reader(*names: str) -> Callable[[], tuple]:
+    """A function that gives what these variables are set to, as `value` does.
+
+    It reads their texts again only where one of them has changed: steps ask all the time.
+    """
+    flags = [_flag(name) for name in names]
+    asked = [_ENCODED[name] for flag in flags for name in (flag.name, flag.older) if name]
+    known: dict[tuple, tuple] = {}
+
+    def read() -> tuple:
+        texts = tuple(map(_environment, asked))
+        found = known.get(texts)
+        if found is None:
+            found = known[texts] = tuple(map(value, names))
+        return found
+
+    return read
 
 
 def compiled_settings() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -35,6 +37,20 @@ class OutOfMemory(LtcError, torch.OutOfMemoryError):
     def __init__(self, text: str, nbytes: int = 0) -> None:
         super().__init__(text)
         self.nbytes = nbytes
+
+
+class VerificationError(LtcError):
+    """Under LTC_VERIFY: a backend has computed something wrong; the message says what and where.
+
+    difference  the value that is wrong: see ltc/backends/judgement.py
+    origin      the recorded call it belongs to, with the user's line; None where no call is known
+
+    What the program was to replace is as it was before.
+    """
+
+    def __init__(self, message: str, difference: Any = None, origin: Any = None):
+        super().__init__(message)
+        self.difference, self.origin = difference, origin
 
 
 class NotLazyTensor(RuntimeError):

@@ -7,7 +7,7 @@ backends/eager.py.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +17,7 @@ import torch
 from ltc.errors import BackendMissing
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.lowering import LoweringContext, NodeLowering
+from ltc.ir.node import Node
 
 __all__ = [
     "BackendImplInterface",
@@ -230,6 +231,42 @@ class RemembersPrograms(Protocol):
 
         origin_of  where the call at a position of the recording comes from, for errors
         """
+
+
+class Observer(Protocol):
+    """Whom an observed launch tells what it does; values are CPU tensors, which it copies."""
+
+    def reads(self, node: Node, value: torch.Tensor) -> None:
+        """What is about to run finds this where the node's value is."""
+
+    def makes(self, values: Mapping[Node, Any], is_reference: bool) -> None:
+        """What ran has left these values, as the memory holds them.
+
+        is_reference  whether the reference backend has computed them
+        """
+
+
+class ObservedComputation(Protocol):
+    """A graph compiled as usual, for launches that are looked at.
+
+    stages  (name, graph) after each of the backend's own passes: it observes nodes of the last
+    """
+
+    stages: Sequence[tuple[str, Graph]]
+
+    def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
+        """As Computation.launch, kernel by kernel."""
+
+
+@runtime_checkable
+class ShowsValues(Protocol):
+    """What a backend may offer besides: the values that its kernels leave for one another.
+
+    LTC_VERIFY judges these.  A backend without is judged by programs that give every value.
+    """
+
+    def observed(self, graph: Graph, device: int, donated: frozenset[int]) -> ObservedComputation:
+        """The same program as `compile` makes of the graph."""
 
 
 MEMBERS = ("name", "lowering", "computation", "devices", "target", "compile", "prepare_to_exit")

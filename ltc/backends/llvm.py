@@ -13,11 +13,12 @@ from ltc.backends import llvm_record
 from ltc.backends.eager import LOWERING
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.llvm_computation import LlvmComputation
-from ltc.backends.llvm_plan import plan_of
+from ltc.backends.llvm_observed import ObservedLlvmComputation
+from ltc.backends.llvm_plan import plan_of, stepped_plan_of
 from ltc.backends.llvm_scratch import narrow_scratch
 from ltc.backends.llvm_stages import AFTER_PASSES, explained
 from ltc.ir.graph import Graph, Origin
-from ltc.llvm.loading import Loading
+from ltc.llvm.loading import Loading, load
 from ltc.llvm.products import can_multiply, prefers_channels_last
 from ltc.passes import pipeline
 from ltc.passes.attention import order_attention
@@ -79,6 +80,16 @@ class LlvmBackend:
             plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
             kernels = loading.load(texts)
         return LlvmComputation(plan, kernels)
+
+    def observed(
+        self, graph: Graph, device: int, donated: frozenset[int]
+    ) -> ObservedLlvmComputation:
+        stages = []
+        for one in PASSES:
+            graph = one.run(graph)
+            stages.append((one.name, graph))
+        stepped = stepped_plan_of(graph, donated)
+        return ObservedLlvmComputation(stepped, load(stepped.texts), stages)
 
     def remember(self, key: str, computation: LlvmComputation) -> None:
         llvm_record.keep(key, computation.plan)

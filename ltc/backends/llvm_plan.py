@@ -8,8 +8,8 @@ faults, the kernels' arguments.  In the *block* lies what a program makes and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -159,6 +159,28 @@ def plan_of(
     return planner.plan(), planner.texts
 
 
+@dataclass(frozen=True)
+class SteppedPlan:
+    """The same program with a run for each step.
+
+    steps  what each run is
+    place  where the value of a node is: the number of the word in the frame that holds an address,
+           and the bytes to add
+    value  the number of what the reference reads or makes, as a tensor
+    """
+
+    plan: Plan
+    texts: dict[str, str]
+    steps: tuple[Step, ...]
+    place: Mapping[Any, tuple[int, int]]
+    value: Mapping[Node, int]
+
+
+def stepped_plan_of(graph: Graph, donated: frozenset[int]) -> SteppedPlan:
+    """As `plan_of`, for launches that are looked at."""
+    return _Planner(graph, planned_steps(graph, donated), donated).stepped()
+
+
 class _Planner:
     """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
 
@@ -206,6 +228,10 @@ class _Planner:
             self._meetings.meetings,
             GUARD_BYTES if self._checked else 0,
         )
+
+    def stepped(self) -> SteppedPlan:
+        plan = replace(self.plan(), runs=tuple(self._run_of_each_step()))
+        return SteppedPlan(plan, self.texts, tuple(self._steps), self._place, self._number)
 
     # --- where things are ------------------------------------------------------------------------
 
@@ -312,23 +338,30 @@ class _Planner:
     # --- what runs -------------------------------------------------------------------------------
 
     def _runs(self) -> Iterable[tuple[PlannedCall, ...] | ReferenceCall]:
-        dead = self._dead_after()
         waiting: list[PlannedCall] = []
-        for step in self._steps:
-            if step.is_native:
-                waiting.extend(self._calls(step))
+        for run in self._run_of_each_step():
+            if not isinstance(run, ReferenceCall):
+                waiting.extend(run)
                 continue
             if waiting:
                 yield tuple(waiting)
                 waiting.clear()
+            yield run
+        if waiting:
+            yield tuple(waiting)
+
+    def _run_of_each_step(self) -> Iterator[tuple[PlannedCall, ...] | ReferenceCall]:
+        dead = self._dead_after()
+        for step in self._steps:
+            if step.is_native:
+                yield tuple(self._calls(step))
+                continue
             node = step.unit
             yield ReferenceCall(
                 node, tuple(self._number[n] for n in node.inputs), self._number[node],
                 node in self._by_kernels, tuple(self._number[n] for n in dead[step]),
                 self._graph.origins.get(node),
             )  # fmt: skip
-        if waiting:
-            yield tuple(waiting)
 
     def _calls(self, step: Step) -> Iterable[PlannedCall]:
         overwrites = tuple(target.attr("index") for target in step.overwrites.values())

@@ -13,22 +13,27 @@ from weakref import ref
 from ltc import config
 from ltc.aten.call import Call, Numbering, Scalar, Value
 from ltc.aten.registry import expand
+from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface, RemembersPrograms
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
-from ltc.ir.graph import Graph, Origin, schedule
+from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
 from ltc.passes.narrow import narrow
 from ltc.runtime import storage
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.cache import PROGRAMS, note_use
 from ltc.runtime.program import InputRole, Program
-from ltc.runtime.segments import compile_in_segments, runs_on
+from ltc.runtime.segments import SegmentedComputation, compiled
 from ltc.runtime.transfers import backend
+from ltc.runtime.verified import VerifiedComputation
 
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
-_SETTINGS = ("LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE")
+# LTC_VERIFY, the last one, does not change how a program is compiled: its record is the same.
+_settings = config.reader(
+    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_VERIFY"
+)
 
 
 def _no_program() -> None:
@@ -158,10 +163,6 @@ def _output_order(
     return sorted(range(len(outputs)), key=rank)
 
 
-def _settings() -> tuple:
-    return tuple(map(config.value, _SETTINGS))
-
-
 def live_calls(path: list[Call], outputs: tuple[Value, ...]) -> list[Call]:
     """The calls of `path` that the outputs need: in recorded order, but inputs where first used.
 
@@ -204,19 +205,28 @@ def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     started = time.perf_counter_ns()
     numbering, replaced = Numbering(calls), dict(key[2])
 
+    donated = frozenset(replaced.values())
+
+    def traced() -> Graph:
+        return narrow(expand(calls, outputs, numbering), storage.kept_as())
+
     def graph_of() -> Graph:
-        return pipeline.run(narrow(expand(calls, outputs, numbering), storage.kept_as()))
+        return pipeline.run(traced())
 
     computation = _recalled(key, calls)
     if computation is None:
-        donated = frozenset(replaced.values())
         computation = _computation(key, backend(), graph_of(), device, donated)
+    if _is_verified(key):
+        computation = VerifiedComputation(computation, backend(), traced(), device, donated)
     metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
     exchanges = any(call.overload == "ltc::collective_start" for call in calls)
     roles_of = functools.partial(_roles, numbering, replaced, calls)  # seldom asked for, and many objects
-    return Program(computation, types, replaced, roles_of, graph_of, len(calls), exchanges)
+    return Program(
+        computation, types, replaced, roles_of, graph_of, len(calls), exchanges,
+        is_verified=_is_verified(key),
+    )
 
 
 def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[InputRole, ...]:
@@ -248,7 +258,7 @@ def _recalled(key: tuple, calls: list[Call]) -> Any:
     chosen = backend()
     if not isinstance(chosen, RemembersPrograms) or _looks_inside():
         return None
-    found = chosen.recall(repr(key), lambda k: Origin(calls[k].name, calls[k].line, k))
+    found = chosen.recall(_record_name(key), lambda k: Origin(calls[k].name, calls[k].line, k))
     metrics.count("RecalledPrograms" if found is not None else "NewPrograms")
     return found
 
@@ -261,9 +271,18 @@ def _looks_inside() -> bool:
 def _computation(
     key: tuple, chosen: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
 ) -> Any:
-    if not all(runs_on(chosen, node) for node in schedule(*graph.outputs)):
-        return compile_in_segments(chosen, graph, device)
-    computation = chosen.compile(graph, device, donated)
-    if isinstance(chosen, RemembersPrograms):
-        chosen.remember(repr(key), computation)
+    computation = compiled(chosen, graph, device, donated)
+    if isinstance(chosen, RemembersPrograms) and not isinstance(computation, SegmentedComputation):
+        chosen.remember(_record_name(key), computation)
     return computation
+
+
+def _record_name(key: tuple) -> str:
+    """Names the program on disk, where it is the same whether its launches are verified."""
+    name, settings, replaced = key
+    return repr((name, settings[:-1], replaced))
+
+
+def _is_verified(key: tuple) -> bool:
+    """Whether its launches are judged; the reference has nothing to be judged by but itself."""
+    return key[1][-1] and backend().name != EagerBackend.name

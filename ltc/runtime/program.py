@@ -46,6 +46,7 @@ class Program:
     calls        how many recorded calls it runs
     exchanges    whether it takes part in collectives: then it runs behind its caller, who may have
                  to start the program of another replica
+    is_verified  whether its launches are judged: then it runs before its caller goes on
     """
 
     computation: Any
@@ -55,6 +56,7 @@ class Program:
     graph_of: Callable[[], Any] | None = None
     calls: int = 0
     exchanges: bool = False
+    is_verified: bool = False
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
     last_use: int = 0  # grows from use to use, over all programs
 
@@ -108,7 +110,8 @@ class Program:
         work = _Work(
             self, executor, execution, sources, dependencies, inputs, scalars, given, replica
         )
-        executor.run(work, long=self.exchanges or self.seconds > SHORT_SECONDS)
+        is_long = self.seconds > SHORT_SECONDS and not self.is_verified
+        executor.run(work, long=self.exchanges or is_long)
         return outputs
 
 

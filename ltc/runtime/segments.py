@@ -28,6 +28,15 @@ def runs_on(backend: BackendImplInterface, node: Node) -> bool:
     return node.op in _GIVEN or backend.lowering.supports(node)
 
 
+def compiled(
+    backend: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
+) -> Any:
+    """A Computation: the backend's own, or in segments where it cannot run every node."""
+    if all(runs_on(backend, node) for node in schedule(*graph.outputs)):
+        return backend.compile(graph, device, donated)
+    return compile_in_segments(backend, graph, device)
+
+
 def compile_in_segments(backend: BackendImplInterface, graph: Graph, device: int):
     """A Computation that alternates between the backend and the CPU; nothing is donated."""
     order = schedule(*graph.outputs)

@@ -101,3 +101,14 @@ def test_an_override_ends_with_its_block_also_when_that_raises():
             assert config.value("LTC_DUMP") == "simplify"
             raise ZeroDivisionError
         assert config.value("LTC_DUMP") == "fuse"
+
+
+def test_a_reader_gives_what_each_variable_is_set_to():
+    read = config.reader("LTC_SYNC_WAIT", "LTC_NUM_DEVICES")
+    with config.override(LTC_SYNC_WAIT=None, LTC_NUM_DEVICES=None, CPU_NUM_DEVICES=3):
+        assert read() == (False, 3)
+        with config.override(LTC_SYNC_WAIT="1"):
+            assert read() == (True, 3)
+        assert read() == (False, 3)
+        with config.override(LTC_SYNC_WAIT="yes"), pytest.raises(ValueError, match="LTC_SYNC_WAIT"):
+            read()
