@@ -9,7 +9,7 @@ import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device import assignment, default_dtype, dynamo, moving
+from ltc.device import assignment, default_dtype, dynamo, moving, scripting, tracing
 from ltc.device.lines import user_line
 from ltc.device.step import exclusively, synchronize, value_of
 from ltc.device.tensor import device_of, is_lazy, state_of, wrap
@@ -28,6 +28,8 @@ def install() -> None:
     moving.install()
     default_dtype.install()
     dynamo.install()
+    scripting.install()
+    tracing.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------

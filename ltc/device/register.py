@@ -14,7 +14,8 @@ import torch
 from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import (
-    attention, attention_ops, autocast, copies, decompositions, generator, module, patches, pickling, torch_api,
+    attention, attention_ops, autocast, copies, decompositions, generator, module, patches,
+    pickling, torch_api,
 )
 from ltc.device.kernels import build_kernel, lazily_built
 from ltc.device.recorder import devices
