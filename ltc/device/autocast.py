@@ -6,6 +6,9 @@ overloads listed here, which cast their operands first.
 
 from __future__ import annotations
 
+import functools
+import threading
+
 import torch
 
 from ltc.device.torch_api import AUTOCAST_KEYS, DEVICE_TYPE, exclude_dispatch_keys
@@ -41,6 +44,7 @@ WIDEST = "stack cat index_copy".split()
 
 def install(library, fallback_library) -> list[str]:
     """Register the autocast kernels; returns the listed names that this torch lacks."""
+    _choose_default_dtype()
     fallback_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     absent = []
     for names, dtype_for in ((LOWER_PRECISION, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
@@ -53,6 +57,34 @@ def install(library, fallback_library) -> list[str]:
             else:
                 library.impl(name, _kernel(target, dtype_for), "AutocastPrivateUse1")
     return absent
+
+
+class _Thread(threading.local):
+    has_default = False
+
+
+_this_thread = _Thread()
+
+
+def _choose_default_dtype() -> None:
+    """Let autocast mean bfloat16, as on the CPU, in every thread that chooses no other dtype.
+
+    torch keeps the dtype by thread, and begins each with float16 for an outside device.
+    """
+    choose = torch.set_autocast_dtype
+
+    def with_default(function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            if not _this_thread.has_default:
+                _this_thread.has_default = True
+                choose(DEVICE_TYPE, torch.bfloat16)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    torch.get_autocast_dtype = with_default(torch.get_autocast_dtype)
+    torch.set_autocast_dtype = with_default(choose)
 
 
 def _kernel(overload, dtype_for):

@@ -18,10 +18,12 @@ def install() -> None:
             return apply(self, function, recurse)
         conversion = _Conversion(self, function)
         try:
-            return apply(self, conversion, recurse)
+            apply(self, conversion, recurse)
         except BaseException:
             conversion.undo()
             raise
+        conversion.tell_scripts()
+        return self
 
     def move_to_ltc(self, device=None):
         return self.to(device_of(DEVICE_TYPE if device is None else device).torch_device)
@@ -43,6 +45,11 @@ class _Conversion:
         self.entries = [
             (own, dict(own)) for one in module.modules() for own in (one._parameters, one._buffers)
         ]
+        self.of_scripts = [
+            (one._parameters, name, parameter, parameter.device)
+            for one in module.modules() if isinstance(one, torch.jit.ScriptModule)
+            for name, parameter in one._parameters.items()
+        ]
         self.changed: list[tuple] = []
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -54,6 +61,12 @@ class _Conversion:
                     self.changed.append((one, one.device, None if same else one.data))
         return result
 
+    def tell_scripts(self) -> None:
+        """Give TorchScript, which holds contents in place of Python objects, those of now."""
+        for own, name, parameter, before in self.of_scripts:
+            if parameter.device != before:
+                own[name] = parameter
+
     def undo(self) -> None:
         if not self.changed:
             return
@@ -63,4 +76,5 @@ class _Conversion:
             elif tensor.device != device:
                 tensor.data = tensor.data.to(device)
         for own, before in self.entries:
-            own.update(before)
+            for name, tensor in before.items():
+                own[name] = tensor

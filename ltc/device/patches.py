@@ -10,7 +10,7 @@ import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device import assignment, default_dtype, dynamo, module, moving
+from ltc.device import assignment, default_dtype, dynamo, module, moving, scripting, tracing
 from ltc.device.lines import user_line
 from ltc.device.step import exclusively, value_of
 from ltc.device.tensor import host_tensor, is_lazy, state_of, wrap
@@ -31,6 +31,8 @@ def install() -> None:
     moving.install()
     default_dtype.install()
     dynamo.install()
+    scripting.install()
+    tracing.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------

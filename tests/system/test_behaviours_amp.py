@@ -1,5 +1,7 @@
 """Section 6.15 of the parity inventory: mixed precision on the device."""
 
+import threading
+
 import pytest
 import torch
 
@@ -26,6 +28,47 @@ def test_204_operands_of_two_precisions_meet_in_the_wider():
     with autocast():
         joined = torch.cat([torch.ones(2, device=device), torch.ones(2, device=device).bfloat16()])
     assert joined.dtype is torch.float32
+
+
+def dtypes_of_autocast() -> list:
+    x = torch.ones(2, 2, device="ltc")
+    with torch.autocast("ltc"):
+        inside, product = torch.get_autocast_dtype("ltc"), x @ x
+    with torch.autocast("ltc", dtype=torch.float16):
+        chosen, shorter = torch.get_autocast_dtype("ltc"), x @ x
+    return [torch.get_autocast_dtype("ltc"), inside, product.dtype, chosen, shorter.dtype]
+
+
+def in_a_new_thread(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def enabled_by_hand():
+    torch.set_autocast_enabled("ltc", True)
+    try:
+        x = torch.ones(2, 2, device="ltc")
+        return (x @ x).dtype
+    finally:
+        torch.set_autocast_enabled("ltc", False)
+
+
+def chosen_first():
+    torch.set_autocast_dtype("ltc", torch.float16)
+    with torch.autocast("ltc"):
+        return torch.get_autocast_dtype("ltc"), torch.get_autocast_dtype("cpu")
+
+
+def test_autocast_means_bfloat16_in_every_thread_unless_chosen():
+    expected = [torch.bfloat16] * 3 + [torch.float16] * 2
+    assert dtypes_of_autocast() == expected
+    assert in_a_new_thread(dtypes_of_autocast) == expected
+    assert in_a_new_thread(enabled_by_hand) is torch.bfloat16
+    assert in_a_new_thread(chosen_first) == (torch.float16, torch.bfloat16)
+    assert torch.get_autocast_dtype("ltc") is torch.bfloat16
 
 
 def test_autocast_for_another_device_is_refused():
