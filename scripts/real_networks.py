@@ -48,7 +48,7 @@ def run_case(name: str) -> Outcome:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Outcome(name, "raised", reason, traceback.format_exc())
-    wrong = [c for c in checked.compared + checked.losses if not c.is_right]
+    wrong = [c for c in checked.compared if not c.is_right]
     status = "wrong" if wrong else "right"
     return Outcome(name, status, reason_for(wrong), json.dumps(asdict(checked)))
 
@@ -95,7 +95,7 @@ def details(outcome: Outcome) -> str:
     if outcome.status not in JUDGED:
         return outcome.detail
     checked = json.loads(outcome.detail)
-    compared = [Compared(**fields) for fields in checked["compared"] + checked["losses"]]
+    compared = [Compared(**fields) for fields in checked["compared"]]
     lines = [
         f"  {c.name:60s} {c.norm:9.2e} eager {c.eager:8.1e} ltc {c.ltc:8.1e} jump {c.jump:8.1e} "
         f"share {c.share:6.2g}{'' if c.is_right else ' wrong'}"
