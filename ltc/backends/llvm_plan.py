@@ -178,7 +178,7 @@ class SteppedPlan:
 
 def stepped_plan_of(graph: Graph, donated: frozenset[int]) -> SteppedPlan:
     """As `plan_of`, for launches that are looked at."""
-    return _Planner(graph, planned_steps(graph, donated), donated).stepped()
+    return _Planner(graph, planned_steps(graph, donated), donated, checked=False).stepped()
 
 
 class _Planner:

@@ -16,7 +16,7 @@ from torch import nn
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import network_check  # noqa: E402
-from network_check import Compared, Network  # noqa: E402
+from network_check import Network  # noqa: E402
 
 SIX = (
     "timm xcit",
