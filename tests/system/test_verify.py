@@ -37,9 +37,12 @@ FILE = Path(__file__).name
 
 @pytest.fixture(autouse=True)
 def verifying():
-    """Programs of these tests are neither found where others were kept nor kept for others."""
+    """Programs of these tests are neither found where others were kept nor kept for others.
+
+    LTC_CHECK would find some of the faults first.
+    """
     PROGRAMS.clear()
-    with config.override(LTC_VERIFY=1, LTC_CACHE=0, LTC_BACKEND="llvm"):
+    with config.override(LTC_VERIFY=1, LTC_CHECK=0, LTC_CACHE=0, LTC_BACKEND="llvm"):
         yield
     PROGRAMS.clear()
 
