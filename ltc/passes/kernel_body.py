@@ -24,6 +24,13 @@ class Body:
 
     def __init__(self, draft: Draft, home: dict[Node, Draft | Node]):
         self.draft, self.home = draft, home
+        # By offset: a draft that was joined to another has other variables than it was made with,
+        # in which an index that was one position may be one of each dimension.
+        self._computed = {
+            (node, offset_of(node, index), guards)
+            for node, places in draft.members.items()
+            for index, guards in places
+        }
         self._made: dict[tuple, Value] = {}
         self._interned: dict[tuple, Value] = {}
 
@@ -52,7 +59,7 @@ class Body:
             return self._load(base.inputs[0], index, guards)
         if base.op is ops.CONSTANT:
             return self.value(base, index, ())
-        if (index, guards) in self.draft.members.get(base, ()):
+        if (base, offset_of(base, index), guards) in self._computed:
             return self.value(base, index, guards)
         return self._load(base, index, guards)
 

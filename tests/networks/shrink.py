@@ -114,7 +114,7 @@ def _beginnings(network: Network) -> Iterator[Network]:
         if step.name in network.losses or not network.losses:
             continue
         wide = "dtype" if x.dtype == precision(network.dtype) else "low"
-        weights = Leaf(f"x{len(network.leaves)}", "input", tuple(x.shape), 3000, wide)
+        weights = Leaf(f"x{3000 + k}", "input", tuple(x.shape), 3000, wide)
         loss = Step("loss", "({0} * {1}).sum()", (step.name, weights.name))
         yield _live(
             replace(

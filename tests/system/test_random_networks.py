@@ -54,6 +54,16 @@ def test_a_comparison_of_sorted_numbers_is_read_twice(device):
     return x.grad, least.grad
 
 
+@pytest.mark.compared
+def test_what_each_reader_computes_is_found_in_a_kernel_that_sums_were_joined_to(device):
+    """Its index in flattened rows is one position, which the sums' variables split again."""
+    x = torch.randn(2, 5, 5, 5).to(torch.bfloat16).to(device).requires_grad_()
+    weights = torch.randn(10, 5, 5).to(torch.bfloat16).to(device)
+    loss = (F.normalize(x.log_softmax(-2).flatten(0, 1), dim=-1) * weights).sum()
+    loss.backward()
+    return loss, x.grad
+
+
 # --- the generator, the judge and the shrinker themselves -----------------------------------------
 
 
