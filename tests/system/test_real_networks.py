@@ -20,8 +20,8 @@ from network_check import Network  # noqa: E402
 
 SIX = (
     "timm xcit",
-    "timm efficientnet",
-    "torchvision lraspp",
+    "torchvision vgg",
+    "transformers segformer",
     "transformers llama",
     "transformers qwen3_moe",
     "transformers mamba",
