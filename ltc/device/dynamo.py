@@ -29,12 +29,12 @@ def install() -> None:
     original = torch.compile
 
     @functools.wraps(original)
-    def compile(*args, **kwargs):
+    def wrapped(*args, **kwargs):
         compiled = original(*args, **kwargs)
         _hide_ltc()
         return compiled
 
-    torch.compile = compile
+    torch.compile = wrapped
     if "torch._dynamo" in sys.modules:  # something may be compiled already
         _hide_ltc()
 

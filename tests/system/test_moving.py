@@ -71,7 +71,8 @@ def test_a_module_with_a_computed_weight_moves(norm, used_before, equal):
             layer(torch.ones(2, 3).double())
         layer.to(device)
         layer(torch.ones(2, 3).double().to(device)).square().sum().backward()
-    equal([p.grad for p in layers["ltc"].parameters()], [p.grad for p in layers["cpu"].parameters()])
+    gradients = {device: [p.grad for p in layer.parameters()] for device, layer in layers.items()}
+    equal(gradients["ltc"], gradients["cpu"])
 
 
 @pytest.mark.filterwarnings("ignore:RNN module weights")
@@ -103,12 +104,16 @@ def refusing_the(number: int, convert):
     return conversion
 
 
+def shorter(tensor):
+    return tensor.bfloat16() if tensor.dtype.is_floating_point else tensor
+
+
 CONVERSIONS = {
     "to ltc": ("cpu", lambda t: t.to("ltc")),
     "to the cpu": ("ltc", lambda t: t.cpu()),
     "to another one": ("ltc", lambda t: t.to("ltc:1")),
-    "to ltc, shorter": ("cpu", lambda t: t.to("ltc", torch.bfloat16 if t.dtype.is_floating_point else None)),
-    "shorter": ("ltc", lambda t: t.bfloat16() if t.dtype.is_floating_point else t),
+    "to ltc, shorter": ("cpu", lambda t: shorter(t.to("ltc"))),
+    "shorter": ("ltc", shorter),
 }
 
 

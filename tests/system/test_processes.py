@@ -143,6 +143,27 @@ def test_a_loader_with_pinned_memory_fills_batches():
     assert sum(batch.to("ltc", non_blocking=True).sum().item() for batch, _ in loader) == 84
 
 
+class RowsOfLazyOnes(Rows):
+    """Eight rows of tensors that travel to the worker."""
+
+    def __init__(self):
+        self.lazy = torch.arange(8.0, device="ltc")[:, None] + torch.zeros(3, device="ltc")
+
+    def __getitem__(self, index):
+        return self.lazy[index], index
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+@pytest.mark.parametrize("rows, pinned", [(Rows, True), (RowsOfLazyOnes, False)])
+def test_spawned_workers_that_stay_fill_the_batches_of_every_epoch(rows, pinned):
+    loader = DataLoader(
+        rows(), batch_size=2, num_workers=2, pin_memory=pinned, persistent_workers=True,
+        multiprocessing_context="spawn",
+    )
+    for _ in range(2):
+        assert sum(batch.to("ltc").sum().item() for batch, _ in loader) == 84
+
+
 def test_the_interpreter_ends_with_work_pending():
     program = "import torch, ltc; x = torch.ones(9, device='ltc'); y = x @ x; print('end')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

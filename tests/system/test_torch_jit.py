@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from ltc.errors import LtcError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated", "ignore:.*TracerWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.*is deprecated", "ignore:.*TracerWarning"
+)
 
 
 class Convolutions(nn.Module):
@@ -44,8 +46,10 @@ MODULES = {
     "tied": (Tied, lambda: torch.arange(7)),
     "norms": (lambda: nn.Sequential(nn.LayerNorm(4), nn.GELU()), lambda: torch.randn(2, 4)),
 }
-WAYS = {"trace": lambda module, x: torch.jit.trace(module, (x,)),
-        "script": lambda module, x: torch.jit.script(module)}
+WAYS = {
+    "trace": lambda module, x: torch.jit.trace(module, (x,)),
+    "script": lambda module, x: torch.jit.script(module),
+}
 
 
 def made(name, training=False):
@@ -120,7 +124,8 @@ def test_a_saved_module_loads_where_ltc_is_not_installed(tmp_path):
     path = tmp_path / "module.pt"
     torch.jit.save(torch.jit.trace(module.to("ltc"), (x.to("ltc"),)), path)
     code = (
-        f"import sys, torch; module = torch.jit.load({str(path)!r}); assert 'ltc' not in sys.modules; "
+        f"import sys, torch; module = torch.jit.load({str(path)!r})\n"
+        f"assert 'ltc' not in sys.modules\n"
         f"print(module(torch.ones(1, 3, 8, 8)).sum().item())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -171,8 +176,9 @@ def test_a_script_moves(way, name, equal):
         parameters = list(script.parameters())
         script.to(device)
         assert all(a is b for a, b in zip(script.parameters(), parameters, strict=True))
-        assert len(parameters) == count and not any(t.device != torch.ones(0, device=device).device
-                                                    for t in script.state_dict().values())
+        assert len(parameters) == count
+        here = torch.ones(0, device=device).device
+        assert all(tensor.device == here for tensor in script.state_dict().values())
         equal(script(x.to(device)), expected)
 
 
