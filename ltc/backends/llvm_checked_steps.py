@@ -1,14 +1,14 @@
 """Steps that look at what their kernels do to memory: what LTC_CHECK makes of a program.
 
-Before its kernels run, all that a step may write is filled with a poison (llvm/memory_checks.py), and
-so are guards before and behind each value that it touches.  The kernels run, what they made is kept,
-and they run again over another poison.  Results that differ are made of memory that nobody wrote, or
-were never written: so it is found in every type, and whatever became of it.  A guard that changed was
-written to by a kernel that is beside its value.  And a value must be what it was when it was made
-whenever a step reads it, before and after: else something else has been put in its place.
+Before its kernels run, all that a step may write is filled with a poison (llvm/memory_checks.py),
+and so are guards before and behind each value that it touches. The kernels run, what they made is
+kept, and they run again over another poison. Results that differ are made of memory that nobody
+wrote, or were never written: so it is found in every type, and whatever became of it. A guard that
+changed was written to by a kernel that is beside its value. And a value must be what it was when it
+was made whenever a step reads it, before and after: else something has been put in its place.
 
-All of it is kernels of the program: threads, queue and disk know nothing of it, and what they find is
-an error like an index out of range.
+All of it is kernels of the program: threads, queue and disk know nothing of it, and what they find
+is an error like an index out of range.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Kernels that fill memory with what nobody would compute, and look whether it changed.
 
-A *poison* is a 64-bit word for each dtype, over and over. Each dtype has two: what a kernel makes of
-memory that nobody wrote differs from the one to the other.
+A *poison* is a 64-bit word for each dtype, over and over. Each dtype has two: what a kernel makes
+of memory that nobody wrote differs from the one to the other.
 
 The first is a signalling NaN in every float type. No word is one in all of them at once: what
-signals in 16 bits is, as the upper half of a wider float, quiet or a number.  In an integer it is far
-from any index, size or count.  The second is an ordinary number in a float, so that a comparison,
-which a NaN answers like any other, has another answer; a large negative one in an integer; and False,
-where the first is True.  All bytes of the two differ.
+signals in 16 bits is, as the upper half of a wider float, quiet or a number. In an integer it is
+far from any index, size or count. The second is an ordinary number in a float, so that a
+comparison, which a NaN answers like any other, has another answer; a large negative one in an
+integer; and False, where the first is True. All bytes of the two differ.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POISONS: dict[torch.dtype, tuple[int, int]] = {
 
 
 def fill_code(buffer: Any, shift: int, nbytes: int, word: int) -> KernelCode:
-    """`nbytes` bytes, from `shift` bytes behind the buffer's first, become the word again and again."""
+    """`nbytes` bytes, from `shift` behind the buffer's first, become the word again and again."""
     return KernelCode(_fill_text(), (buffer,), 1, (shift,), (nbytes, word))
 
 
@@ -94,7 +94,7 @@ def compare_code(
 
 
 def digest_code(buffer: Any, nbytes: int, target: Any, shift: int) -> KernelCode:
-    """A number that stands for the bytes goes into a word, `shift` bytes behind `target`'s first."""
+    """A number that stands for the bytes goes to a word, `shift` bytes behind `target`'s first."""
     return KernelCode(_digest_text(), (buffer, target), 1, (0, shift), (nbytes,))
 
 
