@@ -2,11 +2,11 @@
 
     python scripts/seeded_faults.py [--fault NAME ...] [--networks N]
 
-Each fault makes a kernel read memory that nobody wrote, leave some of its result unwritten, or write
-beside a value; or it makes two values share their memory.  Each runs in a process of its own, with
-programs that were right before.  With --networks the programs are networks at random
+Each fault makes a kernel read memory that nobody wrote, leave some of its result unwritten, or
+write beside a value; or it makes two values share their memory. Each runs in a process of its own,
+with programs that are right without it. With --networks the programs are networks at random
 (tests/random_networks.py), and it is told after how many of them a fault shows: with LTC_CHECK=1,
-and without it, by wrong results alone.  Exits with an error where a fault is missed, or where
+and without it, by wrong results alone. Exits with an error where a fault is missed, or where
 something is found without one.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import os
 import sys
@@ -30,7 +31,17 @@ from ltc import config
 from ltc.backends.llvm_lifetimes import Lifetimes
 from ltc.errors import MemoryFault
 from ltc.ir import ops
-from ltc.llvm import access, builder, loops, matmul, nests, point_values, primitives, products, strips
+from ltc.llvm import (
+    access,
+    builder,
+    loops,
+    matmul,
+    nests,
+    point_values,
+    primitives,
+    products,
+    strips,
+)  # fmt: skip
 from ltc.passes import memory
 from ltc.passes.memory import ALIGNMENT
 
@@ -263,17 +274,34 @@ def found_in_programs() -> str | None:
     return None
 
 
-def found_in_networks(count: int) -> str | None:
-    """After how many networks the first is wrong, and what is wrong with it.
-
-    They are drawn by the same seeds in every run.
-    """
+def found_in_networks(seeds: range) -> str | None:
+    """The first of these networks that is wrong, by its number, and what is wrong with it."""
     networks = importlib.import_module("tests.random_networks")
-    for seed in range(count):
+    for seed in seeds:
         failure = networks.failure_of(seed)
         if failure is not None:
-            return f"after {seed + 1} networks: {failure}"
+            return f"{seed} {failure}"
     return None
+
+
+def found_by_networks(seed: Callable[[], None], count: int) -> str | None:
+    """After how many networks the fault shows: one that is wrong without it, too, shows nothing."""
+    first = 0
+    while first < count:
+        look = functools.partial(found_in_networks, range(first, count))
+        found = in_a_process_of_its_own(look, seed)
+        if found is None:
+            return None
+        number, _, failure = found.partition(" ")
+        first = int(number) + 1
+        again = functools.partial(found_in_networks, range(int(number), first))
+        if in_a_process_of_its_own(again, no_fault) is None:
+            return f"after {first} networks: {failure}"
+    return None
+
+
+def no_fault() -> None:
+    """The code as it is."""
 
 
 def in_a_process_of_its_own(look: Callable[[], str | None], seed: Callable[[], None]) -> str | None:
@@ -301,11 +329,11 @@ def in_a_process_of_its_own(look: Callable[[], str | None], seed: Callable[[], N
     return found or None
 
 
-def report(names: list[str], look: Callable[[], str | None]) -> Iterator[bool]:
+def report(names: list[str], look: Callable[[Callable], str | None]) -> Iterator[bool]:
     """Whether each is as it should be; a line for each."""
     for name in names:
         try:
-            found = in_a_process_of_its_own(look, FAULTS.get(name, lambda: None))
+            found = look(FAULTS.get(name, no_fault))
         except RuntimeError as error:
             print(f"{name}: {error}", flush=True)
             yield False
@@ -323,12 +351,12 @@ def main() -> int:
     good: list[bool] = []
     with config.override(LTC_BACKEND="llvm", LTC_CACHE=0, LTC_CHECK=1):
         if options.networks is None:
-            good += report(names, found_in_programs)
+            good += report(names, lambda seed: in_a_process_of_its_own(found_in_programs, seed))
         else:
             for checked in (True, False):
                 print(f"# LTC_CHECK={int(checked)}")
                 with config.override(LTC_CHECK=checked):
-                    good += report(names, lambda: found_in_networks(options.networks))
+                    good += report(names, lambda seed: found_by_networks(seed, options.networks))
     print(f"{sum(good)} of {len(good)} as they should be")
     return 0 if all(good) else 1
 

@@ -1,21 +1,23 @@
 """Steps that look at what their kernels do to memory: what LTC_CHECK makes of a program.
 
-Before its kernels run, all that a step may write is filled with a poison (llvm/memory_checks.py), and
-so are guards before and behind each value that it touches.  The kernels run, what they made is kept,
-and they run again over another poison.  Results that differ are made of memory that nobody wrote, or
-were never written: so it is found in every type, and whatever became of it.  A guard that changed was
-written to by a kernel that is beside its value.  And a value must be what it was when it was made
-whenever a step reads it, before and after: else something else has been put in its place.
+Before its kernels run, all that a step may write is filled with a poison (llvm/memory_checks.py),
+and so are guards before and behind each value that it touches. The kernels run, what they made is
+kept, and they run again over another poison. Results that differ are made of memory that nobody
+wrote, or were never written: so it is found in every type, and whatever became of it. A guard that
+changed was written to by a kernel that is beside its value. And a value must be what it was when it
+was made whenever a step reads it, before and after: else something has been put in its place.
 
-All of it is kernels of the program: threads, queue and disk know nothing of it, and what they find is
-an error like an index out of range.
+All of it is done by kernels of the program, which follow rows of a table: threads and queue know
+nothing of it, and what is found is an error like an index out of range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from ltc.backends.llvm_lifetimes import Lifetimes, nbytes_of
@@ -28,16 +30,22 @@ from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.code import KernelCode
 from ltc.llvm.memory_checks import (
+    COMPARE,
+    COPY,
+    DIGEST,
+    FILL,
+    FRAME,
+    LOOK,
     POISONS,
+    ROW_WORDS,
+    VERIFY,
     WORD_BYTES,
-    compare_code,
-    copy_code,
-    digest_code,
-    fill_code,
-    look_code,
+    Row,
+    Rows,
+    finding,
+    rows_code,
     stack_bytes,
     stack_code,
-    verify_code,
 )  # fmt: skip
 from ltc.llvm.products import ScratchBuffer
 from ltc.llvm.program import Fault
@@ -61,10 +69,39 @@ class Room:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class MemoryChecks:
+    """What a program's checks do, and how people are told what they find.
+
+    rows   of all steps, eight words each: see llvm/memory_checks.py
+    names  of the buffers, by the last word of a row
+    """
+
+    rows: bytes
+    names: tuple[str, ...]
+
+    def told(self, code: int) -> str:
+        """What is wrong, by a fault word without its number."""
+        number, place = finding(code)
+        words = np.frombuffer(self.rows, np.int64).reshape(-1, ROW_WORDS)[number].tolist()
+        row = Row(*words)
+        return _TOLD[row.action].format(name=self.names[row.name], place=place)
+
+
+_TOLD = {
+    COMPARE: "element {place} of {name} was not written, or was made from memory that nobody "
+    "wrote: run twice over different fillings of that memory, it differs",
+    LOOK: "it wrote beside {name}: byte {place} changed, counted from the first of its own",
+    VERIFY: "{name}, which it reads, is not what it was when it was made: it was "
+    "written over, by this kernel or before, or its memory was given away too early",
+}
+
+
 class CheckedSteps:
     """Puts the checks among the kernels of a program's steps.
 
-    room  what the steps need besides; its place is the same in all of them
+    room   what the steps need besides; its place is the same in all of them
+    parts  of the table of rows, as kernels are told of them
     """
 
     def __init__(
@@ -84,12 +121,25 @@ class CheckedSteps:
             if step.is_native and not _is_unchecked(step)
         ]
         digests = _digests(checks)
-        first = aligned(WORD_BYTES * len(digests))
-        self.room = Room(first + max((check.kept_bytes for check in checks), default=0))
+        first_kept = aligned(WORD_BYTES * len(digests))
+        self.room = Room(first_kept + max((check.kept_bytes for check in checks), default=0))
+        self._rows: list[Row] = []
+        self._names: dict[str, int] = {}
         known: set[Node] = set()
         for check in checks:
-            check.step.codes = tuple(check.codes(self.room, first, digests, known))
+            check.begin(self.room, first_kept, digests, self._names)
+            check.step.codes = tuple(check.codes(self._rows, known))
             known.update(check.digested)
+        nodes = (node for check in checks for code in check.step.codes for node in code.nodes)
+        self.parts = [node for node in nodes if isinstance(node, Rows)]
+
+    def table(self, places: Mapping[Any, tuple[int, int]]) -> MemoryChecks:
+        """`places`: of every buffer (word of the frame that has its address, bytes to add)."""
+        words: list[int] = []
+        for action, buffer, shift, other, behind, nbytes, number, name in self._rows:
+            (place, offset), (there, further) = places[buffer], places[other]
+            words += action, place, offset + shift, there, further + behind, nbytes, number, name
+        return MemoryChecks(np.array(words, dtype=np.int64).tobytes(), tuple(self._names))
 
 
 def _digests(checks: Iterable[_StepCheck]) -> dict[Node, int]:
@@ -119,7 +169,6 @@ class _StepCheck:
         reads = [node for node in dict.fromkeys(step.reads) if isinstance(node.type, TensorType)]
         self._only_read = [node for node in reads if lies_in.get(node, node) not in places]
         self._over = [node for node in written if node in lies_in]
-        self._fresh = [node for node in written if node in guarded and node not in lies_in]
         touched = (*written, *self._only_read)
         self._guarded = [node for node in touched if lies_in.get(node, node) in guarded]
         self.digested = [
@@ -129,8 +178,12 @@ class _StepCheck:
         ]
         buffers = dict.fromkeys(n for code in step.codes for n in code.nodes)
         self._scratch = [n for n in buffers if isinstance(n, ScratchBuffer)]
-        self._line_of = next((node for node in written if node in origins), written[0])
-        self._name = " and ".join(f"{node.op} {node.type}" for node in written)
+        fresh = [node for node in written if node in guarded and node not in lies_in]
+        self._free = {*fresh, *self._scratch}  # nothing of it is anybody's before the step
+        node = next((node for node in written if node in origins), written[0])
+        name = " and ".join(f"{node.op} {node.type}" for node in written)
+        message = f"LTC_CHECK looked at the kernel of {name}: {{value}}. {_ADVICE}"
+        self._fault = Fault(node, MemoryFault.__name__, message)
         self._kept: dict[tuple[str, Node], int] = {}  # where, behind the digests
         self.kept_bytes = 0
         for node in self._over:
@@ -142,97 +195,91 @@ class _StepCheck:
         self._kept[what, node] = self.kept_bytes
         self.kept_bytes += aligned(nbytes_of(node.type))
 
-    def codes(
-        self, room: Room, first_kept: int, digests: Mapping[Node, int], known: Collection[Node]
-    ) -> Iterator[KernelCode]:
-        """The kernels, twice, and what is done before, between and after.
+    def begin(
+        self, room: Room, first_kept: int, digests: Mapping[Node, int], names: dict[str, int]
+    ) -> None:
+        """What all steps share; `names` is added to."""
+        self._room, self._first_kept = room, first_kept
+        self._digests, self._names = digests, names
+
+    def codes(self, rows: list[Row], known: Collection[Node]) -> Iterator[KernelCode]:
+        """The kernels, twice, and what is done before, between and after; adds to the rows.
 
         known  values whose digests are there
         """
-        self._room, self._first_kept, self._digests = room, first_kept, digests
         read = [node for node in self.digested if node not in self._written]
-        yield from (self._noted(node) for node in read if node not in known)
-        yield from (self._verified(n, self._lost(n)) for n in read if n in known)
-        yield from (self._saved("operand", node) for node in self._over)
+        yield self._doing(rows, [
+            *[self._verified(n) if n in known else self._noted(n) for n in read],
+            *[self._saved("operand", node) for node in self._over],
+            *self._fills(0),
+        ])  # fmt: skip
         yield from self._run_over(0)
-        yield from (self._saved("first", node) for node in self._written)
-        yield from (self._put_back(node) for node in self._over)
+        yield self._doing(rows, [
+            *[self._saved("first", node) for node in self._written],
+            *[self._put_back(node) for node in self._over],
+            *self._fills(1),
+        ])  # fmt: skip
         yield from self._run_over(1)
-        yield from map(self._compared, self._written)
-        yield from self._looks(1)
-        yield from (self._verified(n, self._changed(n)) for n in read if n in self._only_read)
-        yield from (self._noted(node) for node in self.digested if node in self._written)
+        yield self._doing(rows, [
+            *map(self._compared, self._written),
+            *self._looks(1),
+            *[self._verified(node) for node in read if node in self._only_read],
+            *[self._noted(node) for node in self.digested if node in self._written],
+        ])  # fmt: skip
+
+    def _doing(self, rows: list[Row], more: list[Row]) -> KernelCode:
+        first = len(rows)
+        rows += more
+        return rows_code(Rows(first, len(more)), self._fault)
 
     def _run_over(self, which: int) -> Iterator[KernelCode]:
-        """The kernels, where all that they find is the one poison or the other."""
-        yield from self._fills(which)
+        """The kernels, where what they find on the stack is the one poison or the other."""
         for code in self._kernels:
             if nbytes := stack_bytes(code.text):
-                nbytes = nbytes + STACK_FRAMES_BYTES
+                nbytes += STACK_FRAMES_BYTES
                 yield stack_code(nbytes, code.tasks, POISONS[torch.float32][which])
             yield code
 
-    # --- memory ----------------------------------------------------------------------------------
+    # --- rows ------------------------------------------------------------------------------------
 
-    def _fills(self, which: int) -> Iterator[KernelCode]:
+    def _fills(self, which: int) -> Iterator[Row]:
         for buffer in (*self._guarded, *self._scratch):
             word, nbytes = _poison(buffer, which), _nbytes(buffer)
-            is_free = buffer in self._fresh or isinstance(buffer, ScratchBuffer)
-            before = GUARD_BYTES + nbytes if is_free else GUARD_BYTES
-            yield fill_code(buffer, -GUARD_BYTES, before, word)
-            yield fill_code(buffer, nbytes, _guard_behind(nbytes), word)
+            before = GUARD_BYTES + nbytes if buffer in self._free else GUARD_BYTES
+            yield Row(FILL, buffer, -GUARD_BYTES, FRAME, 0, before, word)
+            yield Row(FILL, buffer, nbytes, FRAME, 0, _guard_behind(nbytes), word)
 
-    def _looks(self, which: int) -> Iterator[KernelCode]:
+    def _looks(self, which: int) -> Iterator[Row]:
         for buffer in (*self._guarded, *self._scratch):
-            word, nbytes, fault = _poison(buffer, which), _nbytes(buffer), self._beside(buffer)
-            yield look_code(buffer, -GUARD_BYTES, GUARD_BYTES, word, fault)
-            yield look_code(buffer, nbytes, _guard_behind(nbytes), word, fault)
+            word, nbytes, name = _poison(buffer, which), _nbytes(buffer), self._name(buffer)
+            before, behind = -GUARD_BYTES, _guard_behind(nbytes)
+            yield Row(LOOK, buffer, before, FRAME, before, GUARD_BYTES, word, name)
+            yield Row(LOOK, buffer, nbytes, FRAME, nbytes, behind, word, name)
 
-    def _saved(self, what: str, node: Node) -> KernelCode:
-        return copy_code(node, self._room, _nbytes(node), (0, self._place(what, node)))
+    def _saved(self, what: str, node: Node) -> Row:
+        return Row(COPY, node, 0, self._room, self._place(what, node), _nbytes(node))
 
-    def _put_back(self, node: Node) -> KernelCode:
-        return copy_code(self._room, node, _nbytes(node), (self._place("operand", node), 0))
+    def _put_back(self, node: Node) -> Row:
+        return Row(COPY, self._room, self._place("operand", node), node, 0, _nbytes(node))
 
-    def _compared(self, node: Node) -> KernelCode:
+    def _compared(self, node: Node) -> Row:
         place, bytes = self._place("first", node), node.dtype.itemsize
-        return compare_code(self._room, place, node, _nbytes(node), bytes, self._unwritten(node))
+        return Row(COMPARE, self._room, place, node, 0, _nbytes(node), bytes, self._name(node))
 
     def _place(self, what: str, node: Node) -> int:
         return self._first_kept + self._kept[what, node]
 
-    def _noted(self, node: Node) -> KernelCode:
-        return digest_code(node, _nbytes(node), self._room, self._digests[node])
+    def _noted(self, node: Node) -> Row:
+        return Row(DIGEST, node, 0, self._room, self._digests[node], _nbytes(node))
 
-    def _verified(self, node: Node, fault: Fault) -> KernelCode:
-        return verify_code(node, _nbytes(node), self._room, self._digests[node], fault)
+    def _verified(self, node: Node) -> Row:
+        place, name = self._digests[node], self._name(node)
+        return Row(VERIFY, node, 0, self._room, place, _nbytes(node), 0, name)
 
-    # --- what is said ----------------------------------------------------------------------------
-
-    def _unwritten(self, node: Node) -> Fault:
-        return self._fault(
-            f"element {{value}} of {_shown(node)} was not written, or was made from memory that "
-            f"nobody wrote: run twice over different fillings of that memory, it differs"
-        )
-
-    def _beside(self, buffer: Node | ScratchBuffer) -> Fault:
-        return self._fault(
-            f"it wrote beside {_shown(buffer)}: byte {{value}} changed, counted from the first of "
-            f"the {_nbytes(buffer)} that are its own"
-        )
-
-    def _changed(self, node: Node) -> Fault:
-        return self._fault(f"it wrote into {_shown(node)}, which it only reads")
-
-    def _lost(self, node: Node) -> Fault:
-        return self._fault(
-            f"{_shown(node)}, which it reads, is not what it was when it was made: it was written "
-            f"over, or its memory was given away too early"
-        )
-
-    def _fault(self, found: str) -> Fault:
-        message = f"LTC_CHECK looked at the kernel of {self._name}: {found}. {_ADVICE}"
-        return Fault(self._line_of, MemoryFault.__name__, message)
+    def _name(self, buffer: Node | ScratchBuffer) -> int:
+        """The number of what the buffer is called."""
+        name = _shown(buffer)
+        return self._names.setdefault(name, len(self._names))
 
 
 def _nbytes(buffer: Node | ScratchBuffer) -> int:
@@ -251,5 +298,5 @@ def _poison(buffer: Node | ScratchBuffer, which: int) -> int:
 
 def _shown(buffer: Node | ScratchBuffer) -> str:
     if isinstance(buffer, ScratchBuffer):
-        return f"its scratch memory {buffer.name!r}"
+        return f"its scratch memory {buffer.name!r}, {buffer.nbytes} bytes"
     return f"the value of {buffer.op} {buffer.type}"

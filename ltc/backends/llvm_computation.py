@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from ltc import errors
@@ -272,7 +273,7 @@ class _Kernels:
         (code,) = struct.unpack_from("=q", frame.memory, place)
         check = plan.checks[call.check + (code & 0xFF) - 1]
         try:
-            raise _error_of(check, code, block, values)
+            raise _error_of(plan, check, code, block, values)
         except Exception as error:
             error.overwritten = self._overwritten(failed)
             if check.origin is not None:
@@ -280,8 +281,12 @@ class _Kernels:
             raise
 
 
-def _error_of(check: FailedCheck, code: int, block: Block, values: list[Any]) -> Exception:
+def _error_of(
+    plan: Plan, check: FailedCheck, code: int, block: Block, values: list[Any]
+) -> Exception:
     """The error that a fault stands for; where the reference finds one, it raises it."""
+    if check.error == errors.MemoryFault.__name__:
+        return errors.MemoryFault(check.message.format(value=plan.memory.told(code >> 8)))
     if check.error:
         kind = getattr(errors, check.error, None) or getattr(builtins, check.error)
         return kind(check.message.format(value=code >> 8))
@@ -333,8 +338,11 @@ def _in_block(block: Block, where: InBlock) -> torch.Tensor:
 
 
 def _constants_of(plan: Plan) -> torch.Tensor:
-    """The memory of the constants that kernels read."""
-    memory = torch.zeros(ALIGNMENT * max(1, len(plan.constants)), dtype=torch.uint8)
+    """The memory of the constants that kernels read, and of the rows of the checks."""
+    rows = b"" if plan.memory is None else plan.memory.rows
+    end = ALIGNMENT * len(plan.constants)
+    memory = torch.zeros(max(ALIGNMENT, end + len(rows)), dtype=torch.uint8)
+    memory.numpy()[end : end + len(rows)] = np.frombuffer(rows, np.uint8)
     for node, offset in plan.constants:
         value = LOWERING.lower(node)().reshape(1)
         memory[offset : offset + value.nbytes] = value.view(torch.uint8)

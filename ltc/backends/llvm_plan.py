@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ltc.backends.llvm_checked_steps import GUARD_BYTES, CheckedSteps
+from ltc.backends.llvm_checked_steps import GUARD_BYTES, CheckedSteps, MemoryChecks
 from ltc.backends.llvm_lifetimes import Lifetimes
 from ltc.backends.llvm_meetings import MeetingPlaces, Meetings
 from ltc.backends.llvm_steps import MAY_SHARE, Step, memory_of, planned_steps
@@ -22,8 +22,10 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
 from ltc.llvm.loading import kernel_name
+from ltc.llvm.memory_checks import FRAME, ROW_WORDS
 from ltc.llvm.program import WORD, Fault
 from ltc.passes import memory
+from ltc.passes.memory import ALIGNMENT
 
 ITSELF, OWNED, COPIED, TWIN = range(4)  # how a value becomes an output
 OWN_VALUES = 4  # of a launch: its frame, the constants, nothing, its block
@@ -114,7 +116,7 @@ class Plan:
     runs        kernels that run without anything else between them, and calls of the reference
     outputs     (value, how it becomes an output)
     meetings    with other replicas
-    guard       bytes that outputs in new memory have before and behind them
+    memory      what the kernels do to it is checked: by kernels that find this behind the constants
     """
 
     positions: tuple[int, ...]
@@ -132,7 +134,12 @@ class Plan:
     runs: tuple[tuple[PlannedCall, ...] | ReferenceCall, ...]
     outputs: tuple[tuple[int, int], ...]
     meetings: Meetings = Meetings()
-    guard: int = 0
+    memory: MemoryChecks | None = None
+
+    @property
+    def guard(self) -> int:
+        """Bytes that outputs in new memory have before and behind them."""
+        return 0 if self.memory is None else GUARD_BYTES
 
     @property
     def first_meeting(self) -> int:
@@ -188,7 +195,8 @@ class _Planner:
         self, graph: Graph, steps: list[Step], donated: frozenset[int], checked: bool
     ):
         self.texts: dict[str, str] = {}
-        self._checked = checked
+        self._checked, self._checks = checked, None
+        self._names: dict[str, str] = {}  # of texts
         self._graph, self._steps = graph, steps
         self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
         self._shares = memory_of(steps)
@@ -226,7 +234,7 @@ class _Planner:
             runs,
             tuple(self._outputs()),
             self._meetings.meetings,
-            GUARD_BYTES if self._checked else 0,
+            self._checks.table(self._place) if self._checks is not None else None,
         )
 
     def stepped(self) -> SteppedPlan:
@@ -259,7 +267,7 @@ class _Planner:
         constants = [n for n in leaves if n.op is ops.CONSTANT]
         self._constants = [n for n in constants if n in self._by_kernels]
         for k, node in enumerate(self._constants):
-            self._place[node] = (self._constants_value, memory.ALIGNMENT * k)
+            self._place[node] = (self._constants_value, ALIGNMENT * k)
         self._fixed = [(self._new_value(n), n) for n in constants if n in self._by_reference]
 
     def _place_scalars(self) -> None:
@@ -319,9 +327,14 @@ class _Planner:
 
     def _check_memory(self, lives: Lifetimes) -> memory.Lifetime:
         """The steps check what they do; what they need in the block for it."""
-        checked = CheckedSteps(self._steps, lives, self._made, self._graph.origins)
+        self._checks = CheckedSteps(self._steps, lives, self._made, self._graph.origins)
         self._faults = _faults_of(self._steps)
-        room = checked.room
+        self._place[FRAME] = (self._frame_value, 0)
+        first = ALIGNMENT * len(self._constants)
+        for rows in self._checks.parts:
+            place = first + WORD * ROW_WORDS * rows.first
+            self._place[rows] = (self._constants_value, place)
+        room = self._checks.room
         return memory.Lifetime(room, room.nbytes, 0, len(self._steps), in_block=True)
 
     def _there(self, node: Node) -> InBlock:
@@ -380,8 +393,10 @@ class _Planner:
             )  # fmt: skip
 
     def _named(self, text: str) -> str:
-        name = kernel_name(text)
-        self.texts[name] = text
+        name = self._names.get(text)
+        if name is None:
+            name = self._names[text] = kernel_name(text)
+            self.texts[name] = text
         return name
 
     def _check(self, fault: Fault) -> FailedCheck:

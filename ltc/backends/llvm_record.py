@@ -5,6 +5,7 @@ With them a process neither traces, fuses nor compiles a step that an earlier on
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import platform
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ltc import config
+from ltc.backends.llvm_checked_steps import MemoryChecks
 from ltc.backends.llvm_plan import FailedCheck, InBlock, Plan, PlannedCall, ReferenceCall
 from ltc.ir.graph import Origin
 from ltc.ir.record import Unrecordable, record_of, value_of
@@ -77,7 +79,7 @@ def _plan_record(plan: Plan) -> list:
     made = [types.setdefault(one, len(types)) for one in plan.made]
     runs = [_run_record(run, names) for run in plan.runs]
     return [
-        plan.values, plan.arguments, plan.frame, plan.block, plan.guard, list(names), runs,
+        plan.values, plan.arguments, plan.frame, plan.block, _memory_record(plan.memory), list(names), runs,
         list(map(_check_record, plan.checks)), plan.positions, made,
         [number for output in plan.outputs for number in output],
         *map(
@@ -107,6 +109,12 @@ def _run_record(run: tuple[PlannedCall, ...] | ReferenceCall, names: dict[str, i
     }
 
 
+def _memory_record(checks: MemoryChecks | None) -> list | None:
+    if checks is None:
+        return None
+    return [base64.b64encode(checks.rows).decode(), checks.names]
+
+
 def _check_record(check: FailedCheck) -> list:
     operands = [o if isinstance(o, int) else record_of(_plain(o)) for o in check.operands]
     origin = _position(check.origin)
@@ -125,7 +133,7 @@ def _position(origin: Origin | None) -> int:
 
 
 def _plan(record: list, origin_of: OriginOf) -> Plan:
-    values, arguments, frame, block, guard, names, runs, *rest = record
+    values, arguments, frame, block, memory, names, runs, *rest = record
     checks, positions, made, outputs, *rest = rest
     types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
     return Plan(
@@ -134,7 +142,7 @@ def _plan(record: list, origin_of: OriginOf) -> Plan:
         tuple(_check(check, origin_of) for check in checks), arguments, frame, block,
         tuple((value, InBlock(*there)) for value, there in in_block),
         tuple(_run(run, names, origin_of) for run in runs),
-        tuple(zip(outputs[::2], outputs[1::2])), guard=guard,
+        tuple(zip(outputs[::2], outputs[1::2])), memory=_memory(memory),
     )  # fmt: skip
 
 
@@ -151,6 +159,13 @@ def _run(record: dict[str, Any], names: list[str], origin_of: OriginOf):
         own = tuple(islice(arguments, length))
         calls.append(PlannedCall(names[kernel], own, tasks, check, overwrites.get(k, ())))
     return tuple(calls)
+
+
+def _memory(record: list | None) -> MemoryChecks | None:
+    if record is None:
+        return None
+    rows, names = record
+    return MemoryChecks(base64.b64decode(rows), tuple(names))
 
 
 def _check(record: list, origin_of: OriginOf) -> FailedCheck:

@@ -1,13 +1,15 @@
-"""Kernels that fill memory with what nobody would compute, and look whether it changed.
+"""A kernel that fills memory with what nobody would compute, and looks whether it changed.
 
-A *poison* is a 64-bit word for each dtype, over and over. Each dtype has two: what a kernel makes of
-memory that nobody wrote differs from the one to the other.
+What it does stands in rows, so that a program which does much of it stays small.
+
+A *poison* is a 64-bit word for each dtype, over and over. Each dtype has two: what a kernel makes
+of memory that nobody wrote differs from the one to the other.
 
 The first is a signalling NaN in every float type. No word is one in all of them at once: what
-signals in 16 bits is, as the upper half of a wider float, quiet or a number.  In an integer it is far
-from any index, size or count.  The second is an ordinary number in a float, so that a comparison,
-which a NaN answers like any other, has another answer; a large negative one in an integer; and False,
-where the first is True.  All bytes of the two differ.
+signals in 16 bits is, as the upper half of a wider float, quiet or a number. In an integer it is
+far from any index, size or count. The second is an ordinary number in a float, so that a
+comparison, which a NaN answers like any other, has another answer; a large negative one in an
+integer; and False, where the first is True. All bytes of the two differ.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +27,10 @@ from ltc.llvm.checks import NUMBER_BITS
 from ltc.llvm.code import KernelCode
 
 WORD_BYTES = 8
+# What a row does: see `Row`.
+FILL, COPY, COMPARE, LOOK, DIGEST, VERIFY = range(6)
+ROW_WORDS = 8
+ROW_BITS = PLACE_BITS = 28  # of a fault word, above its number: which row found it, and where
 _FACTOR = 0x5851_F42D_4C95_7F2D  # of a digest: odd, so that no single change is lost
 _RESERVED = re.compile(r"= alloca \[(\d+) x (\w+)\]")
 _BYTES = {"double": 8, "i64": 8, "float": 4, "i32": 4, "half": 2, "i16": 2, "bfloat": 2, "i8": 1}
@@ -49,9 +56,70 @@ POISONS: dict[torch.dtype, tuple[int, int]] = {
 }
 
 
-def fill_code(buffer: Any, shift: int, nbytes: int, word: int) -> KernelCode:
-    """`nbytes` bytes, from `shift` bytes behind the buffer's first, become the word again and again."""
-    return KernelCode(_fill_text(), (buffer,), 1, (shift,), (nbytes, word))
+class Row(NamedTuple):
+    """One thing to do with one stretch of memory, or with two.
+
+    action   FILL     all bytes become `number`, a word, again and again
+             LOOK     tells the first byte that such a filling would change; `behind` is added
+             COPY     the stretch goes to the other place
+             COMPARE  tells the first element that is another in the other place
+             DIGEST   a number that stands for the bytes goes to the word in the other place
+             VERIFY   tells where it is no more the number there
+    buffer   where the stretch is, and so many bytes behind its first
+    shift
+    other    likewise the other place
+    behind
+    nbytes   of the stretch
+    number   the word of a filling; bytes of the elements that are compared
+    name     number of the text that tells people of this stretch
+    """
+
+    action: int
+    buffer: Any
+    shift: int
+    other: Any
+    behind: int
+    nbytes: int
+    number: int = 0
+    name: int = 0
+
+
+class Finding(NamedTuple):
+    """What a fault word tells: in which row, and which byte or element."""
+
+    row: int
+    place: int
+
+
+def finding(told: int) -> Finding:
+    """`told`: a fault word without its number."""
+    place = told & (1 << PLACE_BITS) - 1
+    if place >> PLACE_BITS - 1:
+        place -= 1 << PLACE_BITS
+    return Finding(told >> PLACE_BITS & (1 << ROW_BITS) - 1, place)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a program's table, as a kernel is told where they are."""
+
+    first: int
+    count: int
+
+
+class Frame:
+    """The words of a launch, in which a row finds addresses, as a kernel is told where they are."""
+
+
+FRAME = Frame()
+
+
+def rows_code(rows: Rows, fault: Any) -> KernelCode:
+    """Does what the rows say; the fault tells what was found first.
+
+    In memory a row is eight words: for a buffer stands the place of its address in the frame.
+    """
+    return KernelCode(_rows_text(), (rows, FRAME, fault), 1, numbers=(rows.count, rows.first))
 
 
 def stack_code(nbytes: int, tasks: int, word: int) -> KernelCode:
@@ -69,146 +137,139 @@ def stack_bytes(text: str) -> int:
     return sum(int(count) * _BYTES[element] for count, element in found)
 
 
-def copy_code(source: Any, target: Any, nbytes: int, shifts: tuple[int, int]) -> KernelCode:
-    """`shifts`: bytes to add to the first of each."""
-    return KernelCode(_copy_text(), (source, target), 1, shifts, (nbytes,))
-
-
-def look_code(buffer: Any, shift: int, nbytes: int, word: int, fault: Any) -> KernelCode:
-    """The fault is set where `fill_code` of the same arguments would change anything.
-
-    What it tells is where, in bytes from the buffer's first.
-    """
-    return KernelCode(_look_text(), (buffer, fault), 1, (shift,), (nbytes, word, shift))
-
-
-def compare_code(
-    before: Any, shift: int, now: Any, nbytes: int, element_bytes: int, fault: Any
-) -> KernelCode:
-    """The fault is set where two buffers differ; what it tells is in which element.
-
-    shift  bytes to add to the first of `before`
-    """
-    nodes = (before, now, fault)
-    return KernelCode(_compare_text(), nodes, 1, (shift,), (nbytes, element_bytes))
-
-
-def digest_code(buffer: Any, nbytes: int, target: Any, shift: int) -> KernelCode:
-    """A number that stands for the bytes goes into a word, `shift` bytes behind `target`'s first."""
-    return KernelCode(_digest_text(), (buffer, target), 1, (0, shift), (nbytes,))
-
-
-def verify_code(buffer: Any, nbytes: int, source: Any, shift: int, fault: Any) -> KernelCode:
-    """The fault is set where `digest_code` of the same arguments would now give another number."""
-    return KernelCode(_verify_text(), (buffer, source, fault), 1, (0, shift), (nbytes,))
-
-
-@functools.cache
-def _fill_text() -> str:
-    b = Builder(width=1)
-    _fill(b, "%p0")
-    return function_text("kernel", 1, b, numbers=2)
-
-
 @functools.cache
 def _stack_text() -> str:
     b = Builder(width=1)
-    _fill(b, b.effect("alloca i8, i64 %n0, align 64"))
+    _fill(b, b.effect("alloca i8, i64 %n0, align 64"), "%n0", "%n1")
     return function_text("kernel", 0, b, numbers=2)
 
 
-def _fill(b: Builder, memory: str) -> None:
-    """%n0 bytes become %n1 again and again."""
-    words = b.value(f"udiv i64 %n0, {WORD_BYTES}")
-    whole = b.multiply(words, WORD_BYTES)
-
-    def fill_word(i: str, _) -> None:
-        b.emit(f"store volatile i64 %n1, ptr {b.address(memory, i, 'i64')}, align 1")
-
-    def fill_byte(i: str, _) -> None:
-        byte = _byte_of_word(b, i, whole)
-        b.emit(f"store volatile i8 {byte}, ptr {b.address(memory, i, 'i8')}")
-
-    b.loop("0", words, 1, (), fill_word)
-    b.loop(whole, "%n0", 1, (), fill_byte)
-
-
 @functools.cache
-def _copy_text() -> str:
+def _rows_text() -> str:
     b = Builder(width=1)
-    b.declare("llvm.memcpy.p0.p0.i64", "void", "ptr", "ptr", "i64", "i1")
-    b.emit("call void @llvm.memcpy.p0.p0.i64(ptr %p1, ptr %p0, i64 %n0, i1 false)")
-    return function_text("kernel", 2, b, numbers=1)
 
+    def one(i: str, _) -> None:
+        row = b.address("%p0", b.multiply(i, ROW_WORDS), "i64")
+        words = [b.effect(f"load i64, ptr {b.address(row, k, 'i64')}") for k in range(ROW_WORDS)]
+        action, buffer, shift, other, behind, nbytes, number, _name = words
+        memory, there = _address(b, buffer, shift), _address(b, other, behind)
 
-@functools.cache
-def _look_text() -> str:
-    b = Builder(width=1)
-    found = _first_difference(
-        b, lambda i: "%n1", lambda i, whole: _byte_of_word(b, i, whole)
-    )
-    _report(b, found, "%p1", lambda: b.add(found, "%n2"))
-    return function_text("kernel", 2, b, numbers=3)
+        def report(place: str) -> None:
+            _report(b, b.add(i, "%n1"), place)
 
+        def tell(first: str, told: Callable[[], str]) -> None:
+            b.when(b.value(f"icmp sge i64 {first}, 0"), (), lambda: report(told()))
 
-@functools.cache
-def _compare_text() -> str:
-    b = Builder(width=1)
-    found = _first_difference(
-        b,
-        lambda i: b.effect(f"load i64, ptr {b.address('%p1', i, 'i64')}, align 1"),
-        lambda i, whole: b.effect(f"load i8, ptr {b.address('%p1', i, 'i8')}"),
-    )
-    _report(b, found, "%p2", lambda: b.value(f"udiv i64 {found}, %n1"))
+        def look() -> None:
+            first = _first_difference(
+                b, memory, nbytes,
+                lambda i: number, lambda i, whole: _byte_of_word(b, i, whole, number),
+            )  # fmt: skip
+            tell(first, lambda: b.add(first, behind))
+
+        def compare() -> None:
+            first = _first_difference(
+                b, memory, nbytes,
+                lambda i: b.effect(f"load i64, ptr {b.address(there, i, 'i64')}, align 1"),
+                lambda i, whole: b.effect(f"load i8, ptr {b.address(there, i, 'i8')}"),
+            )  # fmt: skip
+            tell(first, lambda: b.value(f"udiv i64 {first}, {number}"))
+
+        def copy() -> None:
+            b.declare("llvm.memcpy.p0.p0.i64", "void", "ptr", "ptr", "i64", "i1")
+            both = f"ptr {there}, ptr {memory}"
+            b.emit(f"call void @llvm.memcpy.p0.p0.i64({both}, i64 {nbytes}, i1 false)")
+
+        def digest() -> None:
+            b.emit(f"store i64 {_digest(b, memory, nbytes)}, ptr {there}, align 8")
+
+        def verify() -> None:
+            expected = b.effect(f"load i64, ptr {there}, align 8")
+            differs = b.value(f"icmp ne i64 {_digest(b, memory, nbytes)}, {expected}")
+            b.when(differs, (), lambda: report("0"))
+
+        actions = {
+            FILL: lambda: _fill(b, memory, nbytes, number), COPY: copy, COMPARE: compare,
+            LOOK: look, DIGEST: digest, VERIFY: verify,
+        }  # fmt: skip
+        for which, act in actions.items():
+            b.when(b.value(f"icmp eq i64 {action}, {which}"), (), act)
+
+    b.loop("0", "%n0", 1, (), one)
     return function_text("kernel", 3, b, numbers=2)
 
 
-@functools.cache
-def _digest_text() -> str:
-    b = Builder(width=1)
-    b.emit(f"store i64 {_digest(b)}, ptr %p1, align 8")
-    return function_text("kernel", 2, b, numbers=1)
+def _address(b: Builder, place: str, shift: str) -> str:
+    """What the frame has at a place, so many bytes on."""
+    first = b.effect(f"load ptr, ptr {b.address('%p1', place, 'i64')}")
+    return b.value(f"getelementptr i8, ptr {first}, i64 {shift}")
 
 
-@functools.cache
-def _verify_text() -> str:
-    b = Builder(width=1)
-    expected = b.effect("load i64, ptr %p1, align 8")
-    differs = b.value(f"icmp ne i64 {_digest(b)}, {expected}")
-    b.when(differs, (), lambda: b.emit("store i64 1, ptr %p2, align 8"))
-    return function_text("kernel", 3, b, numbers=1)
+def _report(b: Builder, row: str, place: str) -> None:
+    """Into the fault word, where nothing is told there yet."""
+    most, least = (1 << PLACE_BITS - 1) - 1, -(1 << PLACE_BITS - 1)
+    low = b.value(f"call i64 @llvm.smin.i64(i64 {place}, i64 {most})")
+    place = b.value(f"call i64 @llvm.smax.i64(i64 {low}, i64 {least})")
+    b.declare("llvm.smin.i64", "i64", "i64", "i64")
+    b.declare("llvm.smax.i64", "i64", "i64", "i64")
+    place = b.value(f"and i64 {place}, {(1 << PLACE_BITS) - 1}")
+    told = b.value(f"or i64 {b.value(f'shl i64 {row}, {PLACE_BITS}')}, {place}")
+    word = b.value(f"or i64 {b.value(f'shl i64 {told}, {NUMBER_BITS}')}, 1")
+    before = b.effect("load i64, ptr %p2, align 8")
+    is_first = b.value(f"icmp eq i64 {before}, 0")
+    b.when(is_first, (), lambda: b.emit(f"store i64 {word}, ptr %p2, align 8"))
 
 
-def _digest(b: Builder) -> str:
-    """Of the %n0 bytes at %p0: the value of a polynomial whose coefficients they are."""
-    words = b.value(f"udiv i64 %n0, {WORD_BYTES}")
-    whole = b.multiply(words, WORD_BYTES)
+def _words_of(b: Builder, nbytes: str) -> tuple[str, str]:
+    """(how many whole words so many bytes are, how many bytes those have)"""
+    words = b.value(f"udiv i64 {nbytes}, {WORD_BYTES}")
+    return words, b.multiply(words, WORD_BYTES)
+
+
+def _fill(b: Builder, memory: str, nbytes: str, number: str) -> None:
+    words, whole = _words_of(b, nbytes)
+
+    def fill_word(i: str, _) -> None:
+        b.emit(f"store volatile i64 {number}, ptr {b.address(memory, i, 'i64')}, align 1")
+
+    def fill_byte(i: str, _) -> None:
+        byte = _byte_of_word(b, i, whole, number)
+        b.emit(f"store volatile i8 {byte}, ptr {b.address(memory, i, 'i8')}")
+
+    b.loop("0", words, 1, (), fill_word)
+    b.loop(whole, nbytes, 1, (), fill_byte)
+
+
+def _digest(b: Builder, memory: str, nbytes: str) -> str:
+    """The value of a polynomial whose coefficients the bytes are."""
+    words, whole = _words_of(b, nbytes)
 
     def next_of(carried: list[str], word: str) -> list[str]:
         return [b.value(f"add i64 {b.multiply(carried[0], _FACTOR)}, {word}")]
 
     def take_word(i: str, carried: list[str]) -> list[str]:
-        return next_of(carried, b.effect(f"load i64, ptr {b.address('%p0', i, 'i64')}, align 1"))
+        address = b.address(memory, i, "i64")
+        return next_of(carried, b.effect(f"load i64, ptr {address}, align 1"))
 
     def take_byte(i: str, carried: list[str]) -> list[str]:
-        byte = b.effect(f"load i8, ptr {b.address('%p0', i, 'i8')}")
+        byte = b.effect(f"load i8, ptr {b.address(memory, i, 'i8')}")
         return next_of(carried, b.value(f"zext i8 {byte} to i64"))
 
-    carried = b.loop("0", words, 1, [("i64", "%n0")], take_word)
-    (digest,) = b.loop(whole, "%n0", 1, [("i64", carried[0])], take_byte)
+    carried = b.loop("0", words, 1, [("i64", nbytes)], take_word)
+    (digest,) = b.loop(whole, nbytes, 1, [("i64", carried[0])], take_byte)
     return digest
 
 
 def _first_difference(
-    b: Builder, expected_word: Callable[[str], str], expected_byte: Callable[[str, str], str]
-) -> str:
-    """Which of the %n0 bytes at %p0 is the first that is not as expected; -1 where all are.
+    b: Builder, memory: str, nbytes: str, expected_word: Callable[[str], str],
+    expected_byte: Callable[[str, str], str],
+) -> str:  # fmt: skip
+    """Which byte is the first that is not as expected; -1 where all are.
 
     expected_word  number of a word -> the word
     expected_byte  (number of a byte, of the first one behind all whole words) -> the byte
     """
-    words = b.value(f"udiv i64 %n0, {WORD_BYTES}")
-    whole = b.multiply(words, WORD_BYTES)
+    words, whole = _words_of(b, nbytes)
     b.declare("llvm.cttz.i64", "i64", "i64", "i1")
 
     def noted(differs: str, place: str, found: str) -> list[str]:
@@ -216,31 +277,23 @@ def _first_difference(
         return [b.value(f"select i1 {is_first}, i64 {place}, i64 {found}")]
 
     def look_at_word(i: str, carried: list[str]) -> list[str]:
-        word = b.effect(f"load i64, ptr {b.address('%p0', i, 'i64')}, align 1")
+        word = b.effect(f"load i64, ptr {b.address(memory, i, 'i64')}, align 1")
         bits = b.value(f"xor i64 {word}, {expected_word(i)}")
         low = b.value(f"call i64 @llvm.cttz.i64(i64 {bits}, i1 false)")
         place = b.add(b.multiply(i, WORD_BYTES), b.value(f"udiv i64 {low}, 8"))
         return noted(b.value(f"icmp ne i64 {bits}, 0"), place, carried[0])
 
     def look_at_byte(i: str, carried: list[str]) -> list[str]:
-        byte = b.effect(f"load i8, ptr {b.address('%p0', i, 'i8')}")
+        byte = b.effect(f"load i8, ptr {b.address(memory, i, 'i8')}")
         differs = b.value(f"icmp ne i8 {byte}, {expected_byte(i, whole)}")
         return noted(differs, i, carried[0])
 
     (found,) = b.loop("0", words, 1, [("i64", "-1")], look_at_word)
-    (found,) = b.loop(whole, "%n0", 1, [("i64", found)], look_at_byte)
+    (found,) = b.loop(whole, nbytes, 1, [("i64", found)], look_at_byte)
     return found
 
 
-def _byte_of_word(b: Builder, i: str, whole: str) -> str:
-    """Byte number `i` of %n1 repeated; `whole`: of a byte with which it begins anew."""
+def _byte_of_word(b: Builder, i: str, whole: str, number: str) -> str:
+    """Byte number `i` of a word repeated; `whole`: of a byte with which it begins anew."""
     bits = b.multiply(b.value(f"sub i64 {i}, {whole}"), 8)
-    return b.value(f"trunc i64 {b.value(f'lshr i64 %n1, {bits}')} to i8")
-
-
-def _report(b: Builder, found: str, fault: str, told: Callable[[], str]) -> None:
-    def report() -> None:
-        word = b.value(f"or i64 {b.value(f'shl i64 {told()}, {NUMBER_BITS}')}, 1")
-        b.emit(f"store i64 {word}, ptr {fault}, align 8")
-
-    b.when(b.value(f"icmp sge i64 {found}, 0"), (), report)
+    return b.value(f"trunc i64 {b.value(f'lshr i64 {number}, {bits}')} to i8")

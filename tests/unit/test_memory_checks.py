@@ -1,4 +1,4 @@
-"""What LTC_CHECK finds: memory that nobody wrote and is read, and what is written beside a value."""
+"""What LTC_CHECK finds: memory that is read and nobody wrote, and what is written out of place."""
 
 import random
 import struct
@@ -22,26 +22,39 @@ from ltc.ir.node import Node, make
 from ltc.llvm import memory_checks
 from ltc.llvm.builder import Builder, function_text
 from ltc.llvm.code import KernelCode
+from ltc.llvm.memory_checks import Finding, Row, Rows
 from ltc.llvm.program import KernelCall, KernelRun, entry_address
 from ltc.passes import memory
 
 
-def run(code, *buffers: torch.Tensor) -> None:
-    """A kernel whose pointers are those buffers, its shifts added."""
-    shifts = (*code.shifts, *[0] * (len(buffers) - len(code.shifts)))
-    pointers = [b.data_ptr() + shift for b, shift in zip(buffers, shifts, strict=True)]
-    frame = torch.zeros(2 + len(pointers) + len(code.numbers), dtype=torch.int64)
-    arguments = [n for number in (*pointers, *code.numbers) for n in (0, number)]
-    KernelRun([KernelCall(entry_address(code.text, code.name), tuple(arguments), 1)], 1).launch(
-        frame.data_ptr()
+def done(*rows: Row) -> Finding | None:
+    """What the kernel finds that follows the rows, whose buffers are tensors."""
+    buffers = list({id(t): t for row in rows for t in (row.buffer, row.other)}.values())
+    frame = torch.tensor([tensor.data_ptr() for tensor in buffers])
+    number = {id(tensor): k for k, tensor in enumerate(buffers)}
+    table = torch.tensor([
+        [row.action, number[id(row.buffer)], row.shift, number[id(row.other)], *row[4:]]
+        for row in rows
+    ])  # fmt: skip
+    fault = torch.zeros(1, dtype=torch.int64)
+    code = memory_checks.rows_code(Rows(0, len(rows)), None)
+    arguments = (table.data_ptr(), frame.data_ptr(), fault.data_ptr(), *code.numbers)
+    words = torch.zeros(1 + len(arguments), dtype=torch.int64)
+    pairs = tuple(n for argument in arguments for n in (0, argument))
+    KernelRun([KernelCall(entry_address(code.text, code.name), pairs, 1)], 1).launch(
+        words.data_ptr()
     )
-
-
-def told(fault: torch.Tensor) -> int | None:
-    """What a check found; None where it found nothing."""
     (word,) = fault.tolist()
     assert word == 0 or word & 0xFF == 1
-    return word >> 8 if word else None
+    return memory_checks.finding(word >> 8) if word else None
+
+
+def filled(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> Row:
+    return Row(memory_checks.FILL, buffer, shift, buffer, 0, nbytes, word)
+
+
+def looked_at(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> Row:
+    return Row(memory_checks.LOOK, buffer, shift, buffer, shift, nbytes, word)
 
 
 @pytest.mark.parametrize("dtype", memory_checks.POISONS, ids=str)
@@ -50,7 +63,10 @@ def test_no_byte_of_one_poison_is_the_same_in_the_other(dtype):
     assert all(a != b for a, b in zip(first, second))
 
 
-@pytest.mark.parametrize("dtype", [d for d in memory_checks.POISONS if d.is_floating_point], ids=str)
+FLOATS = [dtype for dtype in memory_checks.POISONS if dtype.is_floating_point]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_first_poison_is_a_signalling_nan(dtype):
     elements = torch.tensor([memory_checks.POISONS[dtype][0]]).view(dtype)
     quiet = {torch.float64: 51, torch.float32: 22, torch.float16: 9, torch.bfloat16: 6}[dtype]
@@ -62,7 +78,7 @@ def test_the_first_poison_is_a_signalling_nan(dtype):
 def test_a_filling_covers_its_bytes_and_no_others(nbytes):
     word = memory_checks.POISONS[torch.float64][0]
     memory = torch.zeros(120, dtype=torch.uint8)
-    run(memory_checks.fill_code(None, 3, nbytes, word), memory)
+    assert done(filled(memory, 3, nbytes, word)) is None
     pattern = torch.frombuffer(bytearray(struct.pack("<q", word) * 20), dtype=torch.uint8)
     assert torch.equal(memory[3 : 3 + nbytes], pattern[:nbytes])
     assert not memory[:3].any() and not memory[3 + nbytes :].any()
@@ -72,44 +88,52 @@ def test_a_filling_covers_its_bytes_and_no_others(nbytes):
 def test_a_look_tells_the_first_byte_that_changed(nbytes):
     word = memory_checks.POISONS[torch.bfloat16][0]
     for changed in range(-1, nbytes + 1):
-        memory, fault = torch.zeros(120, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-        run(memory_checks.fill_code(None, 5, nbytes, word), memory)
+        memory = torch.zeros(120, dtype=torch.uint8)
+        done(filled(memory, 5, nbytes, word))
         memory[5 + changed :] += 1
         if changed == -1:
             memory[5:] -= 1  # only the byte before is another
-        run(memory_checks.look_code(None, 5, nbytes, word, None), memory, fault)
-        assert told(fault) == (5 + changed if 0 <= changed < nbytes else None)
+        inside = 0 <= changed < nbytes
+        found = done(looked_at(memory, 5, nbytes, word))
+        assert found == (Finding(0, 5 + changed) if inside else None)
 
 
 def test_a_look_may_be_before_the_first_byte():
-    memory, fault = torch.zeros(128, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    memory = torch.zeros(128, dtype=torch.uint8)
     memory[60] = 1
-    run(memory_checks.look_code(None, -64, 64, 0, None), memory[64:], fault)
-    assert told(fault) == -4
+    assert done(looked_at(memory[64:], -64, 64, 0)) == Finding(0, -4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bfloat16, torch.bool], ids=str)
 def test_a_comparison_tells_the_first_element_that_differs(dtype):
     before = torch.ones(23, dtype=dtype)
     for differs in (None, 0, 1, 7, 8, 21, 22):
-        now, fault = before.clone(), torch.zeros(1, dtype=torch.int64)
+        now, kept = before.clone(), torch.zeros(23, dtype=dtype)
         if differs is not None:
             now[differs:] = 0
-        code = memory_checks.compare_code(None, 0, None, now.nbytes, dtype.itemsize, None)
-        run(code, before, now, fault)
-        assert told(fault) == differs
+        copied = Row(memory_checks.COPY, before, 0, kept, 0, before.nbytes)
+        found = done(
+            copied, Row(memory_checks.COMPARE, kept, 0, now, 0, now.nbytes, dtype.itemsize)
+        )
+        assert found == (None if differs is None else Finding(1, differs))
 
 
 def test_a_digest_tells_any_change_of_one_byte():
     for nbytes in (1, 8, 29):
         memory, word = torch.arange(40, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-        run(memory_checks.digest_code(None, nbytes, None, 0), memory, word)
+        assert done(Row(memory_checks.DIGEST, memory, 0, word, 0, nbytes)) is None
         for changed in (None, *range(nbytes + 1)):
-            now, fault = memory.clone(), torch.zeros(1, dtype=torch.int64)
+            now = memory.clone()
             if changed is not None:
                 now[changed] += 1
-            run(memory_checks.verify_code(None, nbytes, None, 0, None), now, word, fault)
-            assert bool(fault) == (changed is not None and changed < nbytes)
+            found = done(Row(memory_checks.VERIFY, now, 0, word, 0, nbytes))
+            assert (found is not None) == (changed is not None and changed < nbytes)
+
+
+def test_what_is_found_first_is_told():
+    memory = torch.ones(64, dtype=torch.uint8)
+    looks = [looked_at(memory, 0, 8, 0x0101010101010101), *[looked_at(memory, 16, 8, 0)] * 2]
+    assert done(*looks) == Finding(1, 16)
 
 
 def test_the_bytes_that_a_kernel_reserves_are_read_from_its_text():
@@ -215,18 +239,16 @@ def test_the_message_names_the_kernel_the_fault_and_the_line_and_what_to_do(as_k
 
 
 @pytest.mark.parametrize(
-    ("body", "found"),
+    "body",
     [
-        (copy("%p2", "%p2"), r"element 0 of the value of take f32\[1\] was not written, or was made"),
-        (copy("%p0", "%p2", element=3), r"element 0 of the value of take f32\[1\] was not written"),
-        (copy("%p0", "%p2", element=-1), r"element 0 of the value of take f32\[1\] was not writ"),
-        (copy("%p0", "%p2", to=1), r"element 0 of the value of take f32\[1\] was not written"),
+        copy("%p2", "%p2"), copy("%p0", "%p2", element=3), copy("%p0", "%p2", element=-1),
+        copy("%p0", "%p2", to=1),
     ],
     ids=["the result's memory", "behind an operand", "before an operand", "beside the result"],
-)
-def test_what_nobody_wrote_is_found_where_a_kernel_reads_it(as_kernel, body, found):
+)  # fmt: skip
+def test_what_nobody_wrote_is_found_where_a_kernel_reads_it(as_kernel, body):
     as_kernel(body)
-    with pytest.raises(errors.MemoryFault, match=found):
+    with pytest.raises(errors.MemoryFault, match="element 0 of the value of take f32"):
         taken()
 
 
@@ -244,7 +266,7 @@ def both(*bodies):
         ("%p2", 1, r"wrote beside the value of take f32\[1\]: byte 4 changed"),
         ("%p2", -1, r"wrote beside the value of take f32\[1\]: byte -4 changed"),
         ("%p0", 3, r"wrote beside the value of add f32\[3\]: byte 12 changed"),
-        ("%p0", 2, r"wrote into the value of add f32\[3\], which it only reads"),
+        ("%p0", 2, r"the value of add f32\[3\], which it reads, is not what it was when it was"),
     ],
 )
 def test_what_is_written_where_it_may_not_is_found(as_kernel, target, to, found):
@@ -283,7 +305,7 @@ def test_a_value_whose_memory_is_given_away_too_early_is_found_by_its_last_reade
         return [replace(l, last=l.first) if l.name is kept else l for l in lives]
 
     monkeypatch.setattr(Lifetimes, "all", shorter)
-    with pytest.raises(errors.MemoryFault, match=r"matmul f32\[16,16\], which it reads, is not what"):
+    with pytest.raises(errors.MemoryFault, match="which it reads, is not what it was when it was"):
         launched(graph, *buffers)
 
 
