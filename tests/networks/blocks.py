@@ -13,6 +13,7 @@ from tests.networks.expressions import (
     BINARY,
     OVER_DIMS,
     OVER_ONE,
+    OVER_ROWS,
     PLAIN_SHAPES,
     POOLS,
     UNARY,
@@ -461,6 +462,36 @@ def mixer(d: Drawing, x: str) -> str:
     )
 
 
+def averaged(d: Drawing, x: str) -> str:
+    """Rows that are normalized, then turned, then added up across: averaged heads, mixed tokens."""
+    if len(d.shape(x)) < 3:
+        x = d.either(d.any_shape(d.r.choice((2, 3, 3, 4))))
+    if d.r.random() < 0.5:
+        x = d.step("{0} + {1}", x, d.partner(x))
+    y = d.step(d.r.choice(OVER_ROWS), x, last=d.shape(x)[-1:])
+    if d.r.random() < 0.8:
+        y = permute(d, y)
+    across = (0,) if d.r.random() < 0.5 else d.dims(y)
+    return d.step(d.r.choice(("{0}.sum({d})", "{0}.mean({d})")), y, d=across)
+
+
+def positioned(d: Drawing, x: str) -> str:
+    """A parameter repeated for every sample, turned, added, normalized: its gradient is a sum."""
+    if len(d.shape(x)) < 2:
+        x = d.either(d.any_shape(d.r.choice((2, 3, 3, 4))))
+    shape = d.shape(x)
+    order = d.r.sample(range(len(shape)), len(shape))
+    is_kept = [d.r.random() < 0.6 for _ in shape]
+    small = [shape[k] if is_kept[k] else 1 for k in order]
+    times = [1 if is_kept[k] else shape[k] for k in order]
+    template = d.r.choice(("{0}.repeat({times})", "{0}.expand({whole})"))
+    whole = tuple(shape[k] for k in order)
+    y = d.step(template, d.parameter(small), times=tuple(times), whole=whole)
+    back = tuple(order.index(k) for k in range(len(shape)))
+    y = d.step("{0} + {1}.permute({order})", x, y, order=back)
+    return d.step(d.r.choice(OVER_ROWS), y, last=shape[-1:])
+
+
 def dropout(d: Drawing, x: str) -> str:
     """Dropout of numbers that are nowhere zero, so that what was dropped can be told."""
     if d.r.random() < 0.3:
@@ -679,6 +710,8 @@ BLOCKS = (
     (resample, 2),
     (mlp, 3),
     (mixer, 4),
+    (averaged, 10),
+    (positioned, 10),
     (dropout, 2),
     (indexed, 6),
     (gathered, 4),

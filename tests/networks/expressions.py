@@ -167,6 +167,14 @@ OVER_ONE = (
     "{0}.index_select({d}, torch.arange({n} - 1, -1, -1, device=device))",
 )
 
+OVER_ROWS = (
+    "{0}.softmax(-1)",
+    "{0}.log_softmax(-1)",
+    "F.layer_norm({0}, {last})",
+    "F.rms_norm({0}, {last})",
+    "F.normalize({0}, dim=-1)",
+)
+
 PLAIN_SHAPES = (
     "{0}.mT",
     "{0}.mT.contiguous()",

@@ -8,6 +8,7 @@ with every value of it rounded at random: what that changes, the order of a sum 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -156,8 +157,9 @@ def _distance(x: torch.Tensor, exact: torch.Tensor) -> float:
     return float((x - exact).abs().max()) if exact.numel() else 0.0
 
 
-def _largest(x: torch.Tensor) -> float:
-    (x,) = _finite(x)
+def _largest(x) -> float:
+    """The largest number of a tensor; 0 of what is none."""
+    (x,) = _finite(x) if torch.is_tensor(x) else (torch.zeros(0),)
     return float(x.abs().max()) if x.numel() else 0.0
 
 
@@ -206,7 +208,7 @@ def _spread(network: Network, draws: Draws, drawn: list) -> list[torch.Tensor]:
     """How far each result moves where every value is rounded at random; NaN where its kind does.
 
     A number is rounded relative to itself on the way forward, where an exact zero is mostly meant,
-    and relative to the largest of its tensor on the way back: there sums are made that cancel.
+    and on the way back relative to the largest gradient that it is made of: there sums cancel.
     """
     roundings = _roundings(network, draws, drawn)
     runs = []
@@ -226,24 +228,36 @@ class _Rounding:
 
     def __init__(self, seed: int, roundings: dict[str, tuple[float, bool]]) -> None:
         self.source = torch.Generator().manual_seed(seed)
-        self.roundings, self.hooked = roundings, set()
+        self.roundings = roundings
+        self.readers: dict[str, list[str]] = {}  # of each value, the values that are made of it
+        self.gradients: dict[str, float] = {}  # of each value, the largest times what it may meet
+        self.factors: dict[str, float] = {}  # of each value, its operands' largest, multiplied
 
-    def rounded(self, name: str, x, operands: tuple):
+    def rounded(self, name: str, x, operands: dict):
         if name not in self.roundings or not torch.is_tensor(x):
             return x
         unit, is_alone = self.roundings[name]
-        for leaf in operands:
-            if torch.is_tensor(leaf) and leaf.is_leaf and id(leaf) not in self.hooked:
-                self.hooked.add(id(leaf))
-                self._round_gradient(leaf, unit)
+        for operand, value in operands.items():
+            if operand not in self.readers and torch.is_tensor(value) and value.is_leaf:
+                self._round_gradient(operand, value, unit)
+            self.readers.setdefault(operand, []).append(name)
+        self.factors[name] = math.prod(max(1.0, _largest(v)) for v in operands.values())
         if is_alone:
             x = x * (1 + unit * self._normal(x))
-        self._round_gradient(x, unit)
+        self._round_gradient(name, x, unit)
         return x
 
-    def _round_gradient(self, x: torch.Tensor, unit: float) -> None:
+    def _round_gradient(self, name: str, x: torch.Tensor, unit: float) -> None:
+        """What cancels to zero, as through a softmax, is as uncertain as what it was made of."""
+
+        def rounded(gradient: torch.Tensor) -> torch.Tensor:
+            made_of = [self.gradients.get(reader, 0.0) for reader in self.readers.get(name, ())]
+            self.gradients[name] = _largest(gradient) * self.factors.get(name, 1.0)
+            largest = max(_largest(gradient), *made_of, 0.0)
+            return gradient + unit * largest * self._normal(gradient)
+
         if x.requires_grad:
-            x.register_hook(lambda g: g + unit * _largest(g) * self._normal(g))
+            x.register_hook(rounded)
 
     def _normal(self, x: torch.Tensor) -> torch.Tensor:
         return torch.randn(x.shape, generator=self.source, dtype=x.dtype)
@@ -251,8 +265,8 @@ class _Rounding:
 
 def _named(step: Step) -> str:
     """The step's expression, handed on with its name and its operands."""
-    operands = "".join(f"{name}, " for name in step.operands)
-    return f'rounded("{step.name}", {step.text()}, ({operands}))'
+    operands = ", ".join(f'"{name}": {name}' for name in step.operands)
+    return f'rounded("{step.name}", {step.text()}, {{{operands}}})'
 
 
 def _moved(x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
@@ -266,8 +280,8 @@ def _roundings(network: Network, draws: Draws, drawn: list) -> dict[str, tuple[f
     found: dict[str, tuple[float, bool]] = {}
     held: dict[int, object] = {}  # by address: what is held, no other can take
 
-    def look(name: str, x, operands: tuple):
-        for other in operands:
+    def look(name: str, x, operands: dict):
+        for other in operands.values():
             held[_memory(other)] = other
         if torch.is_tensor(x) and x.is_floating_point() and x.numel():
             found[name] = torch.finfo(x.dtype).eps / 2, _memory(x) not in held
