@@ -19,10 +19,10 @@ import torch
 
 from ltc.aten.call import Call, Numbering, Value
 from ltc.aten.registry import expand
-from ltc.device.recorder import Recorder
-from ltc.device.state import DEAD
-from ltc.device.step import exclusively, value_of
-from ltc.device.tensor import current_device, state_of
+from ltc.device.recording.recorder import Recorder
+from ltc.device.recording.state import DEAD
+from ltc.device.recording.sync import exclusively, value_of
+from ltc.device.recording.tensors import current_device, state_of
 from ltc.passes import pipeline
 from ltc.runtime.compile import live_calls
 from ltc.runtime.dump import text as graph_text

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 
 from ltc.errors import Unsupported
-from ltc.llvm.elf import Memory
+from ltc.llvm.compiler.object_loader import Memory
 
 # Places of methods: c10/core/impl/DeviceGuardImplInterface.h declares them in this order.
 TYPE, EXCHANGE_DEVICE, GET_DEVICE, GET_STREAM, EXCHANGE_STREAM = 0, 1, 2, 5, 9

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltc import config
-from ltc.device import step
-from ltc.device.names import device_index, kind_of, real_devices, supported_devices
-from ltc.device.tensor import device_of, set_current_device
+from ltc.device.recording import sync
+from ltc.device.hooks.names import device_index, kind_of, real_devices, supported_devices
+from ltc.device.recording.tensors import device_of, set_current_device
 
 
 class _Thread(threading.local):
@@ -30,7 +30,7 @@ def set_replication(device, devices: Sequence) -> None:
 
     Collectives that the thread has recorded as who it was before are started.
     """
-    step.start_collectives()
+    sync.start_collectives()
     indices = tuple(device_index(d) for d in devices)
     index = device_index(device)
     if indices and index not in indices:

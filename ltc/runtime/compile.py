@@ -19,14 +19,14 @@ from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
-from ltc.passes.narrow import narrow
-from ltc.runtime import storage
+from ltc.passes.narrow_dtypes import narrow
+from ltc.runtime import physical_dtype
 from ltc.runtime.buffer import Buffer
-from ltc.runtime.cache import PROGRAMS, note_use
+from ltc.runtime.program_cache import PROGRAMS, note_use
 from ltc.runtime.program import InputRole, Program
-from ltc.runtime.segments import SegmentedComputation, compiled
+from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.transfers import backend
-from ltc.runtime.verified import VerifiedComputation
+from ltc.runtime.verification.verified import VerifiedComputation
 
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
@@ -132,7 +132,7 @@ def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, i
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
     order = _output_order(calls, outputs, given)
     places = {output: place for place, output in enumerate(order)}
-    name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, storage.mode())
+    name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, physical_dtype.mode())
     key = (name, _settings(), tuple(sorted((places[o], i) for o, i in given.items())))
     return Ending(
         key, _positions(numbering.inputs), _positions(numbering.slots),
@@ -208,7 +208,7 @@ def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     donated = frozenset(replaced.values())
 
     def traced() -> Graph:
-        return narrow(expand(calls, outputs, numbering), storage.kept_as())
+        return narrow(expand(calls, outputs, numbering), physical_dtype.kept_as())
 
     def graph_of() -> Graph:
         return pipeline.run(traced())

@@ -9,7 +9,7 @@ from functools import cached_property
 from sys import getrefcount
 from typing import Any
 
-from ltc.backends.collective import abort, running_as
+from ltc.backends.collective_runner import abort, running_as
 from ltc.backends.interface import Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime import out_of_memory

@@ -13,12 +13,13 @@ from typing import Any
 
 from ltc.distributed import world
 from ltc.tracebacks import entrance
-from ltc.utils import manifest, serialization
+from ltc.checkpointing import manifest
+from ltc.utils import serialization
 from ltc.utils.closures import AsyncClosureHandler
-from ltc.utils.manifest import is_complete
-from ltc.utils.resumable import random_state, restore_random_state
-from ltc.utils.safetensors_format import DamagedFile
-from ltc.utils.snapshot import frozen
+from ltc.checkpointing.manifest import is_complete
+from ltc.checkpointing.resumable import random_state, restore_random_state
+from ltc.checkpointing.safetensors_format import DamagedFile
+from ltc.checkpointing.snapshot import frozen
 
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 

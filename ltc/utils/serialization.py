@@ -19,19 +19,24 @@ from typing import Any, BinaryIO
 import torch
 from tqdm import tqdm
 
-from ltc.device.step import ready_buffer
-from ltc.device.tensor import is_lazy, state_of
+from ltc.device.recording.sync import ready_buffer
+from ltc.device.recording.tensors import is_lazy, state_of
 from ltc.distributed import world
 from ltc.tracebacks import make_entrances
-from ltc.utils import manifest, old_serialization
-from ltc.utils.nested import tensors_of, to_table
-from ltc.utils.old_serialization import TensorReference
-from ltc.utils.safetensors_format import (
-    NAME_OF_DTYPE, DamagedFile, fill_sums, header_bytes, placed, read_header,
+from ltc.checkpointing import manifest, xser_legacy
+from ltc.checkpointing.tree_codec import tensors_of, to_table
+from ltc.checkpointing.xser_legacy import TensorReference
+from ltc.checkpointing.safetensors_format import (
+    NAME_OF_DTYPE,
+    DamagedFile,
+    fill_sums,
+    header_bytes,
+    placed,
+    read_header,
 )
-from ltc.utils.saved_file import Done, OpenFile, SavedData, bytes_in
-from ltc.utils.saving import writing
-from ltc.utils.shared_tensors import Entry, Placement, arranged, as_bytes
+from ltc.checkpointing.reader import Done, OpenFile, SavedData, bytes_in
+from ltc.checkpointing.saving import writing
+from ltc.checkpointing.storage_sharing import Entry, Placement, arranged, as_bytes
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
 
@@ -137,7 +142,7 @@ def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
         fill_sums(header, sums)
         file.seek(0)
         file.write(header)
-    old_serialization.remove_tensors_of(path)
+    xser_legacy.remove_tensors_of(path)
 
 
 def _name_apart(entries: list[Entry]) -> None:
@@ -213,8 +218,8 @@ def load(
     path = os.fspath(path)
     device = torch.device("cpu" if map_location is None else map_location)
     keys = [keys] if isinstance(keys, str) else keys
-    if old_serialization.is_old(path):
-        return old_serialization.load(path, device)
+    if xser_legacy.is_old(path):
+        return xser_legacy.load(path, device)
     paths = manifest.parts_of(path) if os.path.isdir(path) else [path]
     with ExitStack() as files:
         opened = [OpenFile(files.enter_context(open(p, "rb")), p) for p in paths]

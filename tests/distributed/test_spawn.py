@@ -17,8 +17,8 @@ import ltc.core.lazy_model as ltm
 import ltc.distributed.lazy_multiprocessing as lmp
 import ltc.distributed.parallel_loader as pl
 from ltc import config
-from ltc.distributed import ranks as launched
-from ltc.distributed.rank_process import Value
+from ltc.distributed.launch import parent as launched
+from ltc.distributed.launch.child import Value
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 600  # of a machine that is busy with other things

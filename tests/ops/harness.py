@@ -10,7 +10,7 @@ from ltc import config
 from ltc.aten import registry
 from ltc.aten.call import Call, Numbering, Scalar, Value
 from ltc.backends.eager import EagerBackend
-from ltc.device.signature import Signature
+from ltc.device.recording.signature import Signature
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.passes import pipeline

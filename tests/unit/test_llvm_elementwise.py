@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface
-from ltc.backends.llvm import LlvmBackend
-from ltc.backends.llvm_steps import is_native
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.schedule import is_native
 from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
-from ltc.ir.kernel import Kernel, Product
+from ltc.ir.loop_nest import Kernel, Product
 from ltc.ir.node import constant, make
-from ltc.llvm.builder import LANES
-from ltc.llvm.dtype import FORMS
-from ltc.llvm.loops import Emitter, kernel_code
-from ltc.passes.fuse import fuse
+from ltc.llvm.emit.builder import LANES
+from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.loops.emitter import Emitter, kernel_code
+from ltc.passes.fusion.fuse import fuse
 from tests.drawn import drawn
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

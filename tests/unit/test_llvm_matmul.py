@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from ltc.ir import ops
 from ltc.ir.node import make
-from ltc.llvm.isa import AVX2, AVX512, AVX512_BF16, NEON, SSE2, host_isa
-from ltc.llvm.library import kernels_of, seen_through
-from ltc.llvm.matmul import matmul
-from ltc.llvm.matrix import Matrix, Shape, plan_of, stored_plain, stored_transposed
+from ltc.llvm.emit.isa import AVX2, AVX512, AVX512_BF16, NEON, SSE2, host_isa
+from ltc.llvm.ops.conv_and_pool import kernels_of, seen_through
+from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.gemm.blocking import Matrix, Shape, plan_of, stored_plain, stored_transposed
 from tests.drawn import drawn
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run, tolerance
 

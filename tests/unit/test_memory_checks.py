@@ -12,19 +12,19 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc import config, errors
-from ltc.backends import llvm_steps
-from ltc.backends.llvm import LlvmBackend
-from ltc.backends.llvm_lifetimes import Lifetimes
+from ltc.backends.llvm import schedule
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.liveness import Lifetimes
 from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node, make
-from ltc.llvm import memory_checks
-from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.code import KernelCode
-from ltc.llvm.memory_checks import Finding, Row, Rows
-from ltc.llvm.program import KernelCall, KernelRun, entry_address
-from ltc.passes import memory
+from ltc.llvm.ops import memory_checks
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.ops.memory_checks import Finding, Row, Rows
+from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
+from ltc.passes import memory_planner
 
 
 def done(*rows: Row) -> Finding | None:
@@ -147,20 +147,20 @@ def test_values_have_their_guards_for_themselves():
     for name in range(60):
         first = drawn.randrange(20)
         bytes_of[name] = drawn.randrange(1, 300)
-        lifetimes.append(memory.Lifetime(name, bytes_of[name], first, first + drawn.randrange(6)))
-    hosts = [memory.Host("output", 1000, 12)]
-    places, size = memory.plan(lifetimes, hosts, 2, guard=64)
-    assert {host for host, _ in places.values()} == {memory.BLOCK, "output"}
-    ends = {memory.BLOCK: size, "output": 1000}
+        lifetimes.append(memory_planner.Lifetime(name, bytes_of[name], first, first + drawn.randrange(6)))
+    hosts = [memory_planner.Host("output", 1000, 12)]
+    places, size = memory_planner.plan(lifetimes, hosts, 2, guard=64)
+    assert {host for host, _ in places.values()} == {memory_planner.BLOCK, "output"}
+    ends = {memory_planner.BLOCK: size, "output": 1000}
     for one in lifetimes:
         host, offset = places[one.name]
-        low, high = offset - 64, offset + memory.aligned(one.nbytes) + 64
+        low, high = offset - 64, offset + memory_planner.aligned(one.nbytes) + 64
         assert offset % 64 == 0 and low >= 0 and high <= ends[host]
         for other in lifetimes:
             if other is one or other.last < one.first or one.last < other.first:
                 continue
             place, start = places[other.name]
-            end = start + memory.aligned(other.nbytes) + 64
+            end = start + memory_planner.aligned(other.nbytes) + 64
             assert place != host or end <= low + 64 and start - 64 < low or start - 64 >= high
 
 
@@ -172,7 +172,7 @@ def as_kernel(monkeypatch):
     """Makes `body(builder)` the kernel of TAKE: x is %p0, the index %p1, the result %p2."""
 
     def use(body) -> None:
-        in_loops, reference = llvm_steps.is_native, llvm_steps._step
+        in_loops, reference = schedule.is_native, schedule._step
 
         def step(unit, kernels):
             if not (isinstance(unit, Node) and unit.op is ops.TAKE):
@@ -181,11 +181,11 @@ def as_kernel(monkeypatch):
             body(b)
             code = KernelCode(function_text("kernel", 3, b), (*unit.inputs, unit), 1)
             # a unit that is no Node makes the step native
-            return llvm_steps.Step(code, unit.inputs, (unit,), (code,))
+            return schedule.Step(code, unit.inputs, (unit,), (code,))
 
-        monkeypatch.setattr(llvm_steps, "_step", step)
+        monkeypatch.setattr(schedule, "_step", step)
         monkeypatch.setattr(
-            llvm_steps, "is_native", lambda node: node.op is not ops.TAKE and in_loops(node)
+            schedule, "is_native", lambda node: node.op is not ops.TAKE and in_loops(node)
         )
 
     return use

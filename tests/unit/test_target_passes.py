@@ -6,14 +6,14 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
-from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
-from ltc.passes.channels_last import channels_last
-from ltc.passes.layout import layout
-from ltc.passes.memory import ALIGNMENT, BLOCK, Host, Lifetime, plan
-from ltc.passes.split import split_reductions
+from ltc.passes.layout.channels_last import channels_last
+from ltc.passes.layout.transposes import layout
+from ltc.passes.memory_planner import ALIGNMENT, BLOCK, Host, Lifetime, plan
+from ltc.passes.split_reductions import split_reductions
 from tests.drawn import drawn
 
 

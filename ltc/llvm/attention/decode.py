@@ -1,0 +1,194 @@
+"""Attention of very few queries, as when text is made word by word: lanes are keys, not queries.
+
+All scores of one query stay in memory of the thread; keys and values are read once, in order.
+"""
+
+from __future__ import annotations
+
+import math as numbers
+
+from ltc.llvm.emit import math_float
+from ltc.llvm.attention.scores import KEEP_BITS, Attention, Scores, operand_names
+from ltc.llvm.emit.builder import function_text
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import (
+    LONGEST_SUM,
+    GeneratedKernel,
+    Index,
+    add_in_pieces,
+    multiples,
+    share,
+    tasks_for,
+)  # fmt: skip
+from ltc.llvm.gemm.blocking import Matrix
+from ltc.llvm.emit.philox import random_bits
+from ltc.llvm.attention.tiles import Rows
+
+MOST_QUERIES = 4  # of more, lanes of queries waste less than sums over lanes cost
+MOST_KEYS = 1 << 16  # their scores take half a megabyte of a thread's stack
+TOGETHER = 4  # keys whose products with the query are under way at once
+MOST_VECTORS = 8  # of a query, which stays in registers
+
+
+def has_few(a: Attention, result: Matrix, isa: Isa) -> bool:
+    """Whether this kernel is the one to take."""
+    vectors = -(-a.extent // isa.lanes(8 if a.dtype.itemsize == 8 else 4))
+    rows = (a.query, a.key, a.value, result)
+    readable = all(m.column == 1 for m in rows) and (a.bias is None or a.bias.column == 1)
+    few = a.queries <= MOST_QUERIES and 0 < a.keys <= MOST_KEYS and vectors <= MOST_VECTORS
+    return readable and few
+
+
+def few_queries(name: str, attention: Attention, result: Matrix, isa: Isa) -> GeneratedKernel:
+    """As attention_kernel, of a few queries; each task computes whole rows of the result."""
+    return _Few(attention, result, isa).kernel(name)
+
+
+class _Few(Scores):
+    def __init__(self, attention: Attention, result: Matrix, isa: Isa):
+        rest = operand_names(attention)
+        names = ("query", "key", "value", *rest, "result", "logarithms")
+        super().__init__(attention, isa, names)
+        a = attention
+        self.matrices = {"query": a.query, "key": a.key, "value": a.value, "result": result}
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        a, b = self.a, self.b
+        units = a.batches * a.queries
+        work = 2 * units * a.keys * (a.extent + a.width)
+        self.prepare_numbers()
+        self.line = self.reserved(self.padded(a.keys))
+        self.totals = self.reserved(self.t.widest * self.l.width)
+        b.loop(*share(self.l, "%n0"), 1, [], self._unit)
+        return GeneratedKernel(
+            name, function_text(name, len(self.names), b, numbers=1), self.names,
+            tasks_for(work, units, 1), work, (units,),
+        )  # fmt: skip
+
+    def _unit(self, unit: str, _) -> None:
+        a, l = self.a, self.l
+        self.unit = unit
+        batch, self.row = l.divided(unit, a.queries)
+        offsets = self.t.locate(batch, a.batch, self.matrices)
+        self.operands = {
+            name: Rows(l.at(self.pointer(name), offsets[name]), m.row, 1)
+            for name, m in self.matrices.items()
+        }
+        if a.bias is not None:
+            (offset,) = self.t.locate(batch, a.batch, {"bias": a.bias}).values()
+            here = l.plus(offset, l.times(self.row, a.bias.row))
+            element = "i8" if a.is_mask else l.stored
+            self.bias_row = Rows(l.at(self.pointer("bias"), here, element), 0, 1)
+        self.seen: Index = a.keys
+        if a.causal:
+            self.seen = l.least(a.keys, l.plus(self.row, 1))
+        self._find_scores()
+        top = self.finite(self._largest())
+        total = self._find_weights(top)
+        self._finish(top, total)
+
+    def _find_scores(self) -> None:
+        a, b, l = self.a, self.b, self.l
+        query = self.t.moved(self.operands["query"], self.row)
+        scale = l.splat(self.scale)
+        starts = range(0, a.extent, l.width)
+        masks = [l.first(a.extent - c) for c in starts]
+        parts = [
+            b.value(f"fmul {l.vector} {l.load(query.pointer, c, mask)}, {scale}")
+            for c, mask in zip(starts, masks)
+        ]
+
+        def keys(k: Index, count: int) -> None:
+            for r in range(count):
+                key, total = self.t.moved(self.operands["key"], l.plus(k, r)), l.zero
+                for c, part, mask in zip(starts, parts, masks):
+                    total = l.multiply_add(part, l.load(key.pointer, c, mask), total)
+                at = l.at(self.line, l.plus(k, r), l.element)
+                b.emit(f"store {l.element} {l.total(total)}, ptr {at}")
+
+        whole = l.times(l.divided(self.seen, TOGETHER)[0], TOGETHER)
+        b.loop(0, whole, TOGETHER, [], lambda k, _: keys(k, TOGETHER))
+        b.loop(whole, self.seen, 1, [], lambda k, _: keys(k, 1))
+
+    def _largest(self) -> str:
+        """The largest score, in every lane; scores get their bias, and -inf beyond the last."""
+        b, l = self.b, self.l
+        minus = l.constant(-numbers.inf)
+
+        def step(k: str, best: list[str]) -> list[str]:
+            mask = l.first(l.minus(self.seen, k))
+            score = l.load_computed(self.line, k)
+            if self.a.bias is not None:
+                score = l.add(score, self.bias_vector(self.bias_row, k, mask))
+            score = b.value(
+                f"select {l.mask_type} {mask}, {l.vector} {score}, {l.vector} {minus}"
+            )
+            l.store_computed(score, self.line, k)
+            larger = b.value(f"fcmp ogt {l.vector} {score}, {best[0]}")
+            return [
+                b.value(f"select {l.mask_type} {larger}, {l.vector} {score}, {l.vector} {best[0]}")
+            ]
+
+        (best,) = b.loop(0, self.seen, l.width, [(l.vector, minus)], step)
+        name = f"llvm.vector.reduce.fmax.v{l.width}{'f64' if l.element == 'double' else 'f32'}"
+        return l.splat(b.pure_call(name, l.element, (l.vector, best)))
+
+    def _find_weights(self, top: str) -> str:
+        """Scores become weights; the sum of them, of which dropout takes nothing."""
+        a, b, l = self.a, self.b, self.l
+        first = l.times(self.unit, a.keys)
+
+        def step(k: str, sums: list[str]) -> list[str]:
+            x = l.load_computed(self.line, k)
+            weight = self.exp(b.value(f"fsub {l.vector} {x}, {top}"))
+            total = l.add(sums[0], weight)
+            if a.dropped:
+                words = f"<{l.width} x i64>"
+                at = l.splat(l.plus(first, k), "i64")
+                at = b.value(f"add {words} {at}, {multiples(l.width, 1, 'i64')}")
+                with b.lanes(l.width):
+                    bits = random_bits(b, self.seed, at, KEEP_BITS, 0)
+                weight = b.value(f"fmul {l.vector} {weight}, {self.factor_of(bits)}")
+            l.store_computed(weight, self.line, k)
+            return [total]
+
+        (total,) = b.loop(0, self.seen, l.width, [(l.vector, l.zero)], step)
+        return l.splat(l.total(total))
+
+    def _finish(self, top: str, total: str) -> None:
+        a, b, l = self.a, self.b, self.l
+        inverse = b.value(f"fdiv {l.vector} {l.constant(1.0)}, {total}")
+        if a.safe:
+            none = b.value(f"fcmp oeq {l.vector} {total}, {l.zero}")
+            (inverse,) = self.zero_where([none], [inverse])
+        target = self.t.moved(self.operands["result"], self.row)
+        for first in range(0, a.width, self.t.widest * l.width):
+            count = min(self.t.widest, -(-(a.width - first) // l.width))
+            masks = [l.first(a.width - first - v * l.width) for v in range(count)]
+            for v, value in enumerate(self._columns(first, masks)):
+                value = b.value(f"fmul {l.vector} {value}, {inverse}")
+                l.store(value, target.pointer, first + v * l.width, masks[v])
+        with b.lanes(l.width):
+            logarithm = l.add(math_float.call(b, "log", l.element, total), top)
+        l.raw_store(
+            logarithm, l.at(self.pointer("logarithms"), self.unit, l.element), l.first(1),
+            l.element, l.width,
+        )  # fmt: skip
+
+    def _columns(self, first: int, masks: list[str | None]) -> list[str]:
+        """weights @ value of a few vectors of columns."""
+        l = self.l
+        values = self.operands["value"]
+
+        def step(k: str, sums: list[str]) -> list[str]:
+            weight = l.splat(l.computed_scalar(self.line, k))
+            row = self.t.moved(values, k, first)
+            return [
+                l.multiply_add(weight, l.load(row.pointer, v * l.width, mask), sums[v])
+                for v, mask in enumerate(masks)
+            ]
+
+        zeros = [l.zero] * len(masks)
+        if isinstance(self.seen, int) and self.seen <= LONGEST_SUM:
+            return self.b.loop(0, self.seen, 1, [(l.vector, l.zero)] * len(masks), step)
+        return add_in_pieces(l, self.seen, zeros, step, self.totals)

@@ -1,0 +1,185 @@
+"""Attention in one pass over the keys: no matrix of scores, results in one fixed order.
+
+A block of queries lies across the lanes of vectors, so that the largest score and the sum of each
+row are plain vector operations.  Keys come in tiles: their scores stay in the nearest cache, where
+they become weights and then add rows of the value to a block of results.  A later tile with a
+larger score scales down what was added before it.  Source of that idea: T. Dao et al.,
+"FlashAttention", arXiv:2205.14135; M. Milakov and N. Gimelshein, arXiv:1805.02867.
+"""
+
+from __future__ import annotations
+
+import math as numbers
+
+from ltc.llvm.emit import math_float
+from ltc.llvm.attention.decode import few_queries, has_few
+from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
+from ltc.llvm.emit.builder import function_text
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import GeneratedKernel, Index, share, tasks_for
+from ltc.llvm.gemm.blocking import Matrix
+from ltc.llvm.attention.tiles import Rows
+
+
+def attention_kernel(
+    name: str, attention: Attention, result: Matrix, isa: Isa
+) -> GeneratedKernel:
+    """The result [L, V] of each batch, and the logarithms of the sums, contiguous.
+
+    tasks  each computes whole blocks of queries; no result depends on their number
+
+    Raises Unsupported where a thread's stack cannot hold what a block needs.
+    """
+    if has_few(attention, result, isa):
+        return few_queries(name, attention, result, isa)
+    return _Forward(attention, result, isa).kernel(name)
+
+
+class _Forward(Scores):
+    def __init__(self, attention: Attention, result: Matrix, isa: Isa):
+        rest = operand_names(attention)
+        names = ("query", "key", "value", *rest, "result", "logarithms")
+        super().__init__(attention, isa, names)
+        self.result = result
+        self.is_single = attention.keys <= self.tile
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        a, b, l = self.a, self.b, self.l
+        require_room(a, l.isa)
+        units = a.batches * self.blocks
+        work = 2 * a.batches * a.queries * a.keys * (a.extent + a.width)
+        self.prepare()
+        self.result_tile = self.reserved(self.padded(a.width) * self.block)
+        b.loop(*share(l, "%n0"), 1, [], self._unit)
+        return GeneratedKernel(
+            name, function_text(name, len(self.names), b, numbers=1), self.names,
+            tasks_for(work, units, 1), work, (units,),
+        )  # fmt: skip
+
+    def _unit(self, unit: str, _) -> None:
+        a, b, l = self.a, self.b, self.l
+        batch, block = l.divided(unit, self.blocks)
+        if a.causal:
+            block = self._balanced(block)
+        matrices = {"query": a.query, "key": a.key, "value": a.value, "result": self.result}
+        self.begin(unit, batch, block, matrices)
+        self.pack_queries("query", self.query_tile, a.extent, self.scale)
+        if not self.is_single:
+            self._clear_results()
+        lowest = l.constant(-numbers.inf)
+        start = [(l.vector, lowest)] * self.vectors + [(l.vector, l.zero)] * self.vectors
+        values = b.loop(0, self.limit, self.tile, start, self._tile)
+        if self.is_single and a.keys == 0:
+            self._clear_results()
+        self._finish(values[: self.vectors], values[self.vectors :])
+
+    def _balanced(self, block: Index) -> Index:
+        """Blocks from both ends in turn: a task's share of long and of short ones is the same."""
+        l = self.l
+        if isinstance(block, int):
+            return block
+        half, odd = l.divided(block, 2)
+        from_end = l.minus(self.blocks - 1, half)
+        is_odd = self.b.value(f"icmp eq i64 {odd}, 1")
+        return self.b.value(f"select i1 {is_odd}, i64 {from_end}, i64 {half}")
+
+    def _clear_results(self) -> None:
+        l = self.l
+        self.b.loop(0, self.padded(self.a.width) * self.block, l.width, [], lambda i, _: (
+            l.store_computed(l.zero, self.result_tile, i)
+        ))  # fmt: skip
+
+    def _tile(self, start: str, carried: list[str]) -> list[str]:
+        a, l, b, n = self.a, self.l, self.b, self.vectors
+        tops, totals = carried[:n], carried[n:]
+        count = l.least(self.tile, l.minus(self.limit, start))
+        keys = self.tile_rows("key", a.extent, start, count)
+        values = self.tile_rows("value", a.width, start, count)
+        self.pack_bias(start, count)
+
+        def scores(k: Index, rows: int, best: list[str]) -> list[str]:
+            best = list(best)
+            for i, value in enumerate(self.scores(keys, start, k, rows)):
+                r, v = divmod(i, n)
+                l.store_computed(value, self.score_tile, self.spot(l.plus(k, r), v))
+                larger = b.value(f"fcmp ogt {l.vector} {value}, {best[v]}")
+                best[v] = b.value(
+                    f"select {l.mask_type} {larger}, {l.vector} {value}, {l.vector} {best[v]}"
+                )
+            return best
+
+        best = self.t.each_rows(
+            count, self.rows, self.rest, [(l.vector, top) for top in tops], scores
+        )
+        safe = [self.finite(x) for x in best]
+        old = [self.exp(b.value(f"fsub {l.vector} {x}, {y}")) for x, y in zip(tops, safe)]
+        sums = self._weights(start, count, safe)
+        totals = [l.multiply_add(x, y, z) for x, y, z in zip(totals, old, sums)]
+        self._add_values(values, count, old)
+        return [*best, *totals]
+
+    def _weights(self, start: Index, count: Index, safe: list[str]) -> list[str]:
+        """Scores become weights; their sums, of which dropout takes nothing."""
+        a, l, b, n = self.a, self.l, self.b, self.vectors
+        together = self.kept_together if a.dropped else 1
+
+        def step(k: str, sums: list[str]) -> list[str]:
+            sums = list(sums)
+            kept = self.kept(l.plus(start, k)) if a.dropped else None
+            for r in range(together):
+                for v in range(n):
+                    spot = self.spot(l.plus(k, r), v)
+                    x = l.load_computed(self.score_tile, spot)
+                    weight = self.exp(b.value(f"fsub {l.vector} {x}, {safe[v]}"))
+                    sums[v] = l.add(sums[v], weight)
+                    if kept:
+                        weight = b.value(f"fmul {l.vector} {weight}, {kept[r][v]}")
+                    l.store_computed(weight, self.score_tile, spot)
+            return sums
+
+        return b.loop(0, count, together, [(l.vector, l.zero)] * n, step)
+
+    def _add_values(self, values: Rows, count: Index, old: list[str]) -> None:
+        """result = old * result + weights @ value; lanes are queries, rows columns of the value."""
+        a, l, b, n = self.a, self.l, self.b, self.vectors
+        weights = Rows(self.score_tile, self.block, 1, stored=False)
+
+        def columns(c: Index, rows: int, _) -> list[str]:
+            spots = [self.spot(l.plus(c, r), v) for r in range(rows) for v in range(n)]
+            sums = [l.zero] * len(spots)
+            if not self.is_single:
+                sums = [
+                    b.value(f"fmul {l.vector} {l.load_computed(self.result_tile, s)}, {old[i % n]}")
+                    for i, s in enumerate(spots)
+                ]
+            here = self.t.moved(values, 0, c)
+            across = Rows(here.pointer, here.column, here.row, here.stored)
+            for s, total in zip(
+                spots, self.t.product(across, rows, weights, self.masks, count, sums)
+            ):
+                l.store_computed(total, self.result_tile, s)
+            return []
+
+        self.t.each_rows(a.width, self.rows, a.width % self.rows, [], columns)
+
+    def _finish(self, tops: list[str], totals: list[str]) -> None:
+        a, l, b = self.a, self.l, self.b
+        none = [b.value(f"fcmp oeq {l.vector} {x}, {l.zero}") for x in totals]
+        ones = l.constant(1.0)
+        inverse = [b.value(f"fdiv {l.vector} {ones}, {x}") for x in totals]
+        if a.safe:
+            inverse = self.zero_where(none, inverse)
+        self.t.unpack_transposed(
+            self.result_tile, self.vectors, a.width, self.row_buffer,
+            lambda value, v: b.value(f"fmul {l.vector} {value}, {inverse[v]}"),
+        )  # fmt: skip
+        target = self.t.moved(self.operands["result"], self.first_query)
+        self.t.store_rows(self.row_buffer, self.count, a.width, target)
+        first = l.plus(l.times(self.batch, a.queries), self.first_query)
+        for v, (top, total) in enumerate(zip(tops, totals)):
+            with b.lanes(l.width):
+                logarithm = math_float.call(b, "log", l.element, total)
+            logarithm = l.add(logarithm, self.finite(top))
+            mask = l.first(l.minus(self.count, v * l.width))
+            at = l.at(self.pointer("logarithms"), l.plus(first, v * l.width), l.element)
+            l.raw_store(logarithm, at, mask, l.element, l.width)

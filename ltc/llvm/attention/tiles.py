@@ -1,0 +1,218 @@
+"""Pieces of attention kernels: small products in registers, and operands packed for them.
+
+A tile is a short matrix of which a few rows at a time, each a few vectors wide, stay in registers
+while a sum runs: sums[r][v] += left[r, d] * right[d][v].  The left operand is read number by
+number, so it may lie anywhere; the right one in whole vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import Index, Lanes, transposed
+from ltc.llvm.gemm.blocking import Matrix
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of numbers in memory.
+
+    pointer  to the first
+    row      elements from one row to the next
+    column   elements from one column to the next
+    stored   whether the elements are as the tensor holds them, not as they are computed
+    """
+
+    pointer: str
+    row: int
+    column: int
+    stored: bool = True
+
+
+class Tiles:
+    """Emits tiles of one kernel."""
+
+    def __init__(self, b: Builder, isa: Isa, dtype: torch.dtype):
+        self.b, self.dtype = b, dtype
+        self.l = Lanes(b, isa, dtype)
+        self.many = isa.registers >= 32
+
+    def rows_for(self, vectors: int) -> int:
+        """How many rows of so many vectors are summed at once."""
+        if self.many:
+            return 8 if vectors <= 3 else 4
+        return 4 if vectors <= 2 else 2
+
+    @property
+    def widest(self) -> int:
+        """Vectors of one row, at most."""
+        return 4 if self.many else 2
+
+    # --- where things are
+
+    def locate(self, flat: Index, extents: tuple[int, ...], matrices: dict[str, Matrix]):
+        """The first element of each matrix, by its pointer, of one batch counted flat."""
+        l, remaining = self.l, flat
+        offsets: dict[str, Index] = dict.fromkeys(matrices, 0)
+        for dim in reversed(range(len(extents))):
+            remaining, index = l.divided(remaining, extents[dim]) if dim else (0, remaining)
+            for pointer, matrix in matrices.items():
+                offsets[pointer] = l.plus(offsets[pointer], l.times(index, matrix.batch[dim]))
+        return offsets
+
+    def moved(self, x: Rows, row: Index, column: Index = 0) -> Rows:
+        """The rows that begin elsewhere in the same matrix."""
+        offset = self.l.plus(self.l.times(row, x.row), self.l.times(column, x.column))
+        element = self.l.stored if x.stored else self.l.element
+        return Rows(self.l.at(x.pointer, offset, element), x.row, x.column, x.stored)
+
+    def number(self, x: Rows, offset: Index) -> str:
+        return self.l.scalar(x.pointer, offset) if x.stored else self.l.computed_scalar(
+            x.pointer, offset
+        )
+
+    def vector(self, x: Rows, offset: Index, mask: str | None = None) -> str:
+        load = self.l.load if x.stored else self.l.load_computed
+        return load(x.pointer, offset, mask)
+
+    # --- products
+
+    def product(
+        self, left: Rows, rows: int, right: Rows, masks: list[str | None], depth: Index,
+        sums: list[str],
+    ) -> list[str]:
+        """`sums`, rows x vectors, plus left[r, d] * right[d] for d up to `depth`.
+
+        masks  of the vectors of the right operand's rows
+        """
+        l, b = self.l, self.b
+
+        def step(d: str, values: list[str]) -> list[str]:
+            line, here = l.times(d, right.row), l.times(d, left.column)
+            ys = [self.vector(right, l.plus(line, v * l.width), m) for v, m in enumerate(masks)]
+            element = l.stored if left.stored else l.element
+            start = Rows(l.at(left.pointer, here, element), left.row, left.column, left.stored)
+            result = []
+            for r in range(rows):
+                x = l.splat(self.number(start, r * left.row))
+                for v, y in enumerate(ys):
+                    result.append(l.multiply_add(x, y, values[r * len(ys) + v]))
+            return result
+
+        return b.loop(0, depth, 1, [(l.vector, value) for value in sums], step)
+
+    def each_rows(
+        self, count: Index, rows: int, rest: int, carried: list[tuple[str, str]],
+        body: Callable[[Index, int, list[str]], list[str]],
+    ) -> list[str]:
+        """body(first row, rows, carried) for `count` rows, `rows` at a time.
+
+        rest  how many are left at the end where `count` is no multiple of `rows`; 0: it always is
+        """
+        l, b = self.l, self.b
+        types = [type for type, _ in carried]
+        whole = count if rest == 0 else l.times(l.divided(count, rows)[0], rows)
+        values = b.loop(0, whole, rows, carried, lambda k, now: body(k, rows, now))
+        if rest == 0:
+            return values
+        if isinstance(count, int):
+            return body(whole, rest, values)
+        more = b.value(f"icmp slt i64 {whole}, {count}")
+        return b.when(more, list(zip(types, values)), lambda: body(whole, rest, values))
+
+    # --- packing
+
+    def pack(self, x: Rows, count: Index, columns: int, target: str, pitch: int) -> None:
+        """`count` rows of `columns` numbers as they are computed, `pitch` apart."""
+        l, b = self.l, self.b
+
+        def row(i: str, _) -> None:
+            line, place = self.moved(x, i), l.times(i, pitch)
+            if x.column == 1:
+                for c in range(0, columns, l.width):
+                    value = self.vector(line, c, l.first(columns - c))
+                    l.store_computed(value, target, l.plus(place, c))
+                return
+            b.loop(0, columns, 1, [], lambda c, _: self._copy(
+                line, l.times(c, x.column), target, l.plus(place, c)
+            ))  # fmt: skip
+
+        b.loop(0, count, 1, [], row)
+
+    def _copy(self, x: Rows, offset: Index, target: str, place: Index, factor: str = "") -> None:
+        value = self.number(x, offset)
+        if factor:
+            value = self.b.value(f"fmul {self.l.element} {value}, {factor}")
+        at = self.l.at(target, place, self.l.element)
+        self.b.emit(f"store {self.l.element} {value}, ptr {at}")
+
+    def pack_transposed(
+        self, x: Rows, count: Index, vectors: int, columns: Index, target: str,
+        finish: Callable[[str], str] = lambda value: value,
+        load: Callable[[Rows, Index, str | None], str] | None = None,
+    ) -> None:
+        """Row c of `target`, `vectors` vectors wide, becomes column c of the first `count` rows.
+
+        What lies beyond them repeats the last one.  `load` reads a vector of the source, and
+        `finish` is what becomes of each; columns beyond `columns` up to a whole vector are written.
+        """
+        l, b, w = self.l, self.b, self.l.width
+        load = load or self.vector
+        pitch = vectors * w
+
+        def square(c: str, v: int) -> None:
+            is_whole = isinstance(columns, int) and columns % w == 0
+            mask = None if is_whole else l.first(l.minus(columns, c))
+            lines = []
+            for i in range(w):
+                row = v * w + i
+                if not (isinstance(count, int) and row < count):
+                    row = l.least(row, l.minus(count, 1))
+                lines.append(load(x, l.plus(l.times(row, x.row), c), mask))
+            for i, line in enumerate(transposed(b, lines, l.element)):
+                place = l.plus(l.times(l.plus(c, i), pitch), v * w)
+                l.store_computed(finish(line), target, place)
+
+        for v in range(vectors):
+            b.loop(0, columns, w, [], lambda c, _, v=v: square(c, v))
+
+    def unpack_transposed(
+        self, source: str, vectors: int, columns: int, target: str,
+        finish: Callable[[str, int], str],
+    ) -> None:
+        """The other way, between buffers: row q of `target` becomes column q of `source`.
+
+        target  [vectors of lanes, columns up to a whole vector]
+        finish  (vector, which of a row's vectors) -> what is stored
+        """
+        l, b, w = self.l, self.b, self.l.width
+        pitch, padded = vectors * w, -(-columns // w) * w
+
+        def square(c: str, v: int) -> None:
+            lines = [
+                finish(l.load_computed(source, l.plus(l.times(l.plus(c, i), pitch), v * w)), v)
+                for i in range(w)
+            ]
+            for i, line in enumerate(transposed(b, lines, l.element)):
+                l.store_computed(line, target, l.plus(c, (v * w + i) * padded))
+
+        for v in range(vectors):
+            b.loop(0, columns, w, [], lambda c, _, v=v: square(c, v))
+
+    def store_rows(self, source: str, count: Index, columns: int, target: Rows) -> None:
+        """`count` rows from a buffer to the tensor's memory, rounded to its dtype."""
+        l, b = self.l, self.b
+        padded = -(-columns // l.width) * l.width
+
+        def row(q: str, _) -> None:
+            line = self.moved(target, q)
+            for c in range(0, columns, l.width):
+                value = l.load_computed(source, l.plus(l.times(q, padded), c))
+                l.store(value, line.pointer, c, l.first(columns - c))
+
+        b.loop(0, count, 1, [], row)

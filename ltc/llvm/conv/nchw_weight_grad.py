@@ -1,0 +1,377 @@
+"""The gradient of a convolution's weight: sums over images and positions, in one fixed order.
+
+Images fall into slots, whose sums are kept apart and added at the end, so that neither tasks nor
+threads change a bit.  For some lines of the result at a time, the gradient is turned so that output
+channels are adjacent, and the operand is copied with its padding; then each tap is a product.
+
+Letters: N images, O output channels of a group, C operand channels of a group, T taps.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import (
+    BYTES,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    require_stack,
+    reserved,
+    share,
+    tasks_for,
+    transposed,
+)  # fmt: skip
+from ltc.llvm.conv.split_images import UNITS, Slots, adding_kernel
+from ltc.llvm.conv.axes import Axes, forward_axes, met
+
+COPIED_BYTES = 128 * 1024  # of the operand, beside the turned gradient in a level-2 cache
+TURNED_POSITIONS = 1024
+FEW_CHANNELS = 4  # a group with fewer output channels leaves most of a vector empty
+MOST_STATIC_ROWS = 160  # (channel, tap) pairs that may each have code of their own
+
+
+def convolution_weight_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [O, C / groups, *kernel] of a convolution's weight.
+
+    arguments  "gradient" [N, O, *windows], "operand" [N, C, *spatial], "result"; between them
+               "partial", the sums of each slot, as they are computed
+    epilogue   maps a vector of sums to the vector stored: its row is the output channel, its column
+               the position in the flat [C / groups, *kernel]
+    operands   pointers that the epilogue reads, %p2 and on of the last kernel
+    tasks      the results do not depend on their number
+
+    Raises Unsupported where one line of the result or the operand fits in no stack.
+    """
+    axes = forward_axes(*geometry.window)
+    if geometry.weight[0] // geometry.groups < FEW_CHANNELS:
+        return KernelSequence((_direct(name, dtype, geometry, axes, isa, epilogue, operands),), {})
+    body = _SlotSums(dtype, geometry, axes, isa)
+    slots = Slots(body.slots, body.groups, body.outputs, body.panel, body.rows)
+    last = adding_kernel(name, dtype, isa, slots, lambda l, column: column, epilogue, operands)
+    kernels = (body.kernel(name), last)
+    return KernelSequence(kernels, {"partial": body.partial_bytes})
+
+
+class _SlotSums:
+    """partial[slot, group, panel, c * T + t, o]: what each slot's images add to the gradient.
+
+    The pointers are the gradient, the operand and the partial sums.
+    """
+
+    def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa):
+        self.b = Builder()
+        self.l = l = Lanes(self.b, isa, dtype)
+        self.isa, self.axes = isa, axes
+        self.images, self.groups = geometry.operand[0], geometry.groups
+        self.outputs, self.channels = geometry.weight[0] // self.groups, geometry.weight[1]
+        self.kernel_taps = tuple(axis.taps for axis in axes)
+        self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
+        self.size = axes[0].extent * axes[1].extent * axes[2].extent
+        self.positions = axes[0].count * axes[1].count * axes[2].count
+        self.vectors = 1 if self.outputs <= l.width else 2
+        self.panel = self.vectors * l.width
+        self.panels = -(-self.outputs // self.panel)
+        self.rows = self.channels * self.taps
+        parts = self.groups * self.panels
+        self.slots = max(1, min(self.images, -(-UNITS // max(1, parts))))
+        self.block = (isa.registers - self.vectors - (1 if isa.fused else 2)) // self.vectors
+        self.static = self.channels < 8 and self.rows <= MOST_STATIC_ROWS
+        self._choose_strip()
+
+    def _choose_strip(self) -> None:
+        l, (deep, high, wide) = self.l, self.axes
+        self.lines = max(1, min(high.count, TURNED_POSITIONS // max(1, wide.count)))
+        self.lines = max(1, -(-high.count // max(1, -(-high.count // self.lines))))
+        self.strips = -(-high.count // self.lines)
+        self.copied_lines = (self.lines - 1) * high.stride + (high.taps - 1) * high.step + 1
+        self.pitch = max(1, (wide.count - 1) * wide.stride + (wide.taps - 1) * wide.step + 1)
+        self.plane = self.copied_lines * self.pitch
+        vectors = -(-deep.taps * self.plane // l.width)
+        self.channel_pitch = (vectors + (1 - vectors % 2)) * l.width  # spreads lines of a cache
+        fitting = COPIED_BYTES // (self.channel_pitch * BYTES[l.element])
+        self.depth = self.channels if self.static else max(1, min(self.channels, fitting))
+
+    @property
+    def partial_size(self) -> int:
+        return self.slots * self.groups * self.panels * self.rows * self.panel
+
+    @property
+    def partial_bytes(self) -> int:
+        return max(1, self.partial_size) * BYTES[self.l.element]
+
+    @property
+    def stack_bytes(self) -> int:
+        turned = self.lines * self.axes[2].count * self.panel
+        return (turned + self.depth * self.channel_pitch) * BYTES[self.l.element]
+
+    # --- the sums of a slot -----------------------------------------------------------------------
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        l, b = self.l, self.b
+        units = self.slots * self.groups * self.panels
+        require_stack(self.stack_bytes, "weight gradient")
+        work = 2 * self.images * self.positions * self.groups * self.outputs * self.rows
+        if units and self.rows:
+            self.turned = reserved(
+                b, (self.lines * max(1, self.axes[2].count) + l.width) * self.panel, l.element
+            )
+            self.copied = reserved(b, self.depth * self.channel_pitch + l.width, l.element)
+            b.loop(*share(l, units), 1, [], self._unit)
+        text = function_text(name, 3, b)
+        tasks = tasks_for(work, units, 1)
+        return GeneratedKernel(name, text, ("gradient", "operand", "partial"), tasks, work)
+
+    def _unit(self, unit: str, _) -> None:
+        """All images of one slot, for one panel of output channels."""
+        l, b = self.l, self.b
+        slot, part = l.divided(unit, self.groups * self.panels)
+        group, panel = l.divided(part, self.panels)
+        size = self.rows * self.panel
+        self.partial = l.at("%p2", l.times(unit, size), l.element)
+        b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
+        first, _ = l.divided(l.times(slot, self.images), self.slots)
+        last, _ = l.divided(l.times(l.plus(slot, 1), self.images), self.slots)
+
+        def image(n: str, _) -> None:
+            part = l.plus(l.times(n, self.groups), group)
+            gradient = l.at("%p0", l.times(part, self.outputs * self.positions))
+            operand = l.at("%p1", l.times(part, self.channels * self.size))
+            b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
+                0, self.strips, 1, [], lambda strip, _: self._strip(
+                    gradient, operand, panel, deep, l.times(strip, self.lines)
+                )
+            ) and None)  # fmt: skip
+
+        b.loop(first, last, 1, [], image)
+
+    def _strip(self, gradient, operand, panel, deep, line) -> None:
+        l, b, (_, high, wide) = self.l, self.b, self.axes
+        lines = l.least(self.lines, l.minus(high.count, line))
+        start = l.times(l.plus(l.times(deep, high.count), line), wide.count)
+        self._turn(l.at(gradient, start), panel, l.times(lines, wide.count))
+
+        def channels(first: str, _) -> None:
+            count = l.least(self.depth, l.minus(self.channels, first))
+            self._copy(l.at(operand, l.times(first, self.size)), count, deep, line)
+            if self.static:
+                self._static_blocks(lines)
+            else:
+                self._channel_blocks(first, count, lines)
+
+        b.loop(0, self.channels, self.depth, [], channels)
+
+    def _turn(self, gradient: str, panel: Index, positions: Index) -> None:
+        """turned[position, output channel] of one panel."""
+        l, n = self.l, self.l.width
+
+        def square(p: str, v: str) -> None:
+            mask = l.first(l.minus(positions, p))
+            lines = []
+            for i in range(n):
+                channel = l.plus(l.times(panel, self.panel), l.plus(v, i))
+                if self.outputs % self.panel:
+                    channel = l.least(channel, self.outputs - 1)
+                lines.append(l.load(gradient, l.plus(l.times(channel, self.positions), p), mask))
+            target = l.at(self.turned, l.plus(l.times(p, self.panel), v), l.element)
+            for i, line in enumerate(transposed(self.b, lines, l.element)):
+                l.store_computed(line, target, i * self.panel)
+
+        self.b.loop(0, positions, n, [], lambda p, _: self.b.loop(
+            0, self.panel, n, [], lambda v, _: square(p, v)
+        ) and None)  # fmt: skip
+
+    def _copy(self, operand: str, channels: Index, deep: Index, line: Index) -> None:
+        """copied[channel, depth tap, line, column]: what the strip meets, zero outside."""
+        l, b, (axis, high, wide) = self.l, self.b, self.axes
+
+        def one_line(c: str, d: str, i: str) -> None:
+            down = met(l, axis, deep, d)
+            across = l.plus(l.plus(l.times(line, high.stride), high.first), i)
+            inside = b.value(
+                f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
+                f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
+            )
+            source = l.plus(l.times(c, axis.extent), down)
+            source = l.plus(l.times(source, high.extent), across)
+            source = l.at(operand, l.plus(l.times(source, wide.extent), wide.first))
+            target = l.plus(l.times(c, self.channel_pitch), l.times(d, self.plane))
+            target = l.at(self.copied, l.plus(target, l.times(i, self.pitch)), l.element)
+            limit = b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+
+            def vector(j: str, _) -> None:
+                mask = l.between(l.plus(j, wide.first), limit)
+                l.store_computed(l.load(source, j, mask), target, j)
+
+            b.loop(0, self.pitch, l.width, [], vector)
+
+        b.loop(0, channels, 1, [], lambda c, _: b.loop(
+            0, axis.taps, 1, [], lambda d, _: b.loop(
+                0, self.copied_lines, 1, [], lambda i, _: one_line(c, d, i)
+            ) and None
+        ) and None)  # fmt: skip
+
+    def _tap_offset(self, d: Index, h: Index, w: Index) -> Index:
+        l, (_, high, wide) = self.l, self.axes
+        across = l.plus(l.times(h, high.step * self.pitch), l.times(w, wide.step))
+        return l.plus(l.times(d, self.plane), across)
+
+    def _static_blocks(self, lines: Index) -> None:
+        """Few channels: channels and taps together make the rows of a block."""
+        _, height, width = self.kernel_taps
+        offsets = []
+        for row in range(self.rows):
+            c, t = divmod(row, self.taps)
+            d, h, w = t // (height * width), t // width % height, t % width
+            offsets.append(c * self.channel_pitch + self._tap_offset(d, h, w))
+        blocks = -(-self.rows // self.block)
+        for i in range(blocks):
+            first, last = self.rows * i // blocks, self.rows * (i + 1) // blocks
+            spots = [row * self.panel for row in range(first, last)]
+            self._block(self.copied, offsets[first:last], self.partial, spots, lines)
+
+    def _channel_blocks(self, first: Index, count: Index, lines: Index) -> None:
+        """Many channels: a block has some of them at one tap."""
+        l, b, (_, height, width) = self.l, self.b, self.kernel_taps
+
+        def tap(d: Index, h: Index, w: Index) -> None:
+            t = l.plus(l.times(l.plus(l.times(d, height), h), width), w)
+            source = l.at(self.copied, self._tap_offset(d, h, w), l.element)
+            row = l.plus(l.times(first, self.taps), t)
+            target = l.at(self.partial, l.times(row, self.panel), l.element)
+            size = self.block
+            whole = l.times(l.divided(count, size)[0], size)
+
+            def block(c: Index, rows: int) -> None:
+                here = l.at(source, l.times(c, self.channel_pitch), l.element)
+                there = l.at(target, l.times(c, self.taps * self.panel), l.element)
+                offsets = [r * self.channel_pitch for r in range(rows)]
+                spots = [r * self.taps * self.panel for r in range(rows)]
+                self._block(here, offsets, there, spots, lines)
+
+            b.loop(0, whole, size, [], lambda c, _: block(c, size))
+            c, rest = whole, size
+            while rest > 1:  # what is left, in halves: any number of channels by few codes
+                rest = (rest + 1) // 2
+                fits = b.value(f"icmp sle i64 {l.plus(c, rest)}, {count}")
+                (c,) = b.when(fits, [("i64", c)], lambda c=c, rest=rest: (
+                    block(c, rest), [l.plus(c, rest)]
+                )[1])  # fmt: skip
+
+        depth = self.kernel_taps[0]
+        b.loop(0, depth, 1, [], lambda d, _: b.loop(
+            0, height, 1, [], lambda h, _: b.loop(
+                0, width, 1, [], lambda w, _: tap(d, h, w)
+            ) and None
+        ) and None)  # fmt: skip
+
+    def _block(self, source: str, offsets, target: str, spots, lines: Index) -> None:
+        """Add all positions of a strip to the sums of a few rows."""
+        l, b, (_, high, wide), count = self.l, self.b, self.axes, self.vectors
+        places = [spot + v * l.width for spot in spots for v in range(count)]
+        sums = [(l.vector, l.zero)] * len(places)
+
+        def line(i: str, values: list[str]) -> list[str]:
+            here = l.at(source, l.times(i, high.stride * self.pitch), l.element)
+            there = l.at(self.turned, l.times(i, wide.count * self.panel), l.element)
+
+            def position(j: str, values: list[str]) -> list[str]:
+                right = l.at(there, l.times(j, self.panel), l.element)
+                ys = [l.load_computed(right, v * l.width) for v in range(count)]
+                left, result = l.at(here, l.times(j, wide.stride), l.element), []
+                for r, offset in enumerate(offsets):
+                    x = l.splat(l.computed_scalar(left, offset))
+                    for v, y in enumerate(ys):
+                        result.append(l.multiply_add(x, y, values[r * count + v]))
+                return result
+
+            return b.loop(0, wide.count, 1, [(l.vector, x) for x in values], position)
+
+        for value, place in zip(b.loop(0, lines, 1, sums, line), places):
+            l.store_computed(l.add(l.load_computed(target, place), value), target, place)
+
+
+def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands):
+    """For depthwise and narrow groups: each weight's gradient is one sum along the lines."""
+    b = Builder()
+    l = Lanes(b, isa, dtype)
+    deep, high, wide = axes
+    images, groups = geometry.operand[0], geometry.groups
+    outputs, channels = geometry.weight[0] // groups, geometry.weight[1]
+    size = deep.extent * high.extent * wide.extent
+    positions = deep.count * high.count * wide.count
+    taps = deep.taps * high.taps * wide.taps
+    units = groups * outputs * channels * deep.taps * high.taps
+
+    def unit(number: str, _) -> None:
+        rest, h = l.divided(number, high.taps)
+        rest, d = l.divided(rest, deep.taps)
+        output, channel = l.divided(rest, channels)
+        operand = l.plus(l.times(l.divided(output, outputs)[0], channels), channel)
+        sums = [(l.vector, l.zero)] * wide.taps
+
+        def image(n: str, values: list[str]) -> list[str]:
+            gradient = l.at("%p0", l.times(l.plus(l.times(n, groups * outputs), output), positions))
+            source = l.at("%p1", l.times(l.plus(l.times(n, groups * channels), operand), size))
+            carried = [(l.vector, x) for x in values]
+            return b.loop(0, deep.count * high.count, 1, carried, lambda i, v: line(
+                gradient, source, i, d, h, v
+            ))  # fmt: skip
+
+        totals = b.loop(0, images, 1, sums, image)
+        row = reserved_row
+        for w, total in enumerate(totals):
+            spot = l.at(row, w, l.element)
+            b.emit(f"store {l.element} {l.total(total)}, ptr {spot}")
+        b.loop(0, wide.taps, l.width, [], lambda w, _: store(
+            output, l.times(l.divided(number, deep.taps * high.taps)[1], wide.taps), channel, w
+        ))  # fmt: skip
+
+    def line(gradient, source, i, d, h, values) -> list[str]:
+        o, p = l.divided(i, high.count)
+        down, across = met(l, deep, o, d), met(l, high, p, h)
+        inside = b.value(
+            f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
+            f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
+        )
+        source = l.at(source, l.times(l.plus(l.times(down, high.extent), across), wide.extent))
+        gradient = l.at(gradient, l.times(i, wide.count))
+        end = b.value(f"select i1 {inside}, i64 {wide.count}, i64 0")
+
+        def vector(j: str, sums: list[str]) -> list[str]:
+            mask = l.first(l.minus(wide.count, j))
+            x = l.load(gradient, j, mask)
+            result = []
+            for w, total in enumerate(sums):
+                first = met(l, wide, j, w)
+                y = l.strided(
+                    source, first, wide.stride, l.masks_of(first, wide.stride, wide.extent)
+                )
+                result.append(l.multiply_add(x, y, total))
+            return result
+
+        return b.loop(0, end, l.width, [(l.vector, x) for x in values], vector)
+
+    def store(output, tap, channel, w) -> None:
+        value = l.load_computed(reserved_row, w)
+        mask = l.first(l.minus(wide.taps, w))
+        column = l.plus(l.times(channel, taps), l.plus(tap, w))
+        if epilogue is not None:
+            with b.lanes(l.width):
+                value = epilogue(b, value, output, column, mask)
+        l.store(value, "%p2", l.plus(l.times(output, channels * taps), column), mask)
+
+    reserved_row = reserved(b, wide.taps + l.width, l.element)
+    if units:
+        b.loop(*share(l, units), 1, [], unit)
+    arguments = ("gradient", "operand", "result", *(f"operand{i}" for i in range(operands)))
+    work = 2 * images * positions * geometry.weight[0] * channels * taps
+    text = function_text(name, len(arguments), b)
+    return GeneratedKernel(name, text, arguments, tasks_for(4 * work, units, 1), work)

@@ -1,0 +1,165 @@
+"""Sums of a convolution over its taps, strip by strip, on [N, *spatial, C].
+
+The operand's lines are copied with their padding; a few positions of a line keep their sums in
+registers over all taps.
+"""
+
+from __future__ import annotations
+
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.geometry import Geometry
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import (
+    BYTES,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    multiples,
+    require_stack,
+    reserved,
+    share,
+    tasks_for,
+)  # fmt: skip
+from ltc.llvm.conv.nhwc_input_tile import Strip, ascending, strip_extents
+from ltc.llvm.conv.axes import Axes, padded
+
+STRIP_BYTES = 256 * 1024
+STRIP_PIXELS = 512
+
+
+class Strips:
+    """What the kernels share: the strips of an operand, and the walk over them."""
+
+    def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa):
+        self.b = Builder()
+        self.l = l = Lanes(self.b, isa, dtype)
+        self.geometry, self.axes = geometry, ascending(axes)
+        self.channels = geometry.weight[0]
+        self.taps = axes[0].taps * axes[1].taps * axes[2].taps
+        self.images, self.lines = strip_extents(
+            self.axes, self.channels, BYTES[l.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
+        )
+        self.strips = -(-axes[1].count // max(1, self.lines))
+        self.strip = Strip(l, self.axes, self.channels, self.channels, self.images, self.lines)
+        self.vectors = -(-self.channels // l.width)
+        self.work = 2 * geometry.operand[0] * self.channels * geometry.weight[1] * self.taps
+        for axis in axes:
+            self.work *= axis.count
+
+    def lines_from(self, line: Index) -> Index:
+        high = self.axes[1]
+        if high.count % max(1, self.lines) == 0:
+            return self.lines
+        return self.l.least(self.lines, self.l.minus(high.count, line))
+
+    def mask(self, channel: Index) -> str | None:
+        l = self.l
+        return l.first(l.minus(self.channels, channel)) if self.channels % l.width else None
+
+
+class StripSums(Strips):
+    """Sums over taps of an operand of [N, *spatial, C], with the weights [C, M, *kernel].
+
+    The pointers are the weight, the operand and the result; the number is the images.
+
+    most  positions of a tile, which are sums in registers
+    """
+
+    def __init__(
+        self, dtype, geometry: Geometry, axes: Axes, isa: Isa, epilogue: Epilogue | None, most: int
+    ):  # fmt: skip
+        super().__init__(dtype, geometry, axes, isa)
+        self.epilogue, self.right = epilogue, geometry.weight[1]
+        count = axes[2].count
+        tiles = max(1, -(-count // most))
+        width, wider = divmod(count, tiles)
+        self.widths = [(w, n) for w, n in ((width + 1, wider), (width, tiles - wider)) if w and n]
+        self.packed_row = self.vectors * self.l.width
+
+    def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
+        l, b, deep = self.l, self.b, self.axes[0]
+        packed_size = max(1, self.taps * self.right) * self.packed_row
+        require_stack(self.strip.bytes + packed_size * BYTES[l.element], "convolution")
+        images = self.geometry.operand[0]
+        each = deep.count * self.strips
+        units = -(-images // self.images) * each
+        if self.work or not self.taps:
+            self.strip.reserve()
+            self.packed = reserved(b, packed_size, l.element)
+            self._pack()
+            blocks = b.value(f"udiv i64 {l.plus('%n0', self.images - 1)}, {self.images}")
+            b.loop(*share(l, l.times(blocks, each)), 1, [], lambda unit, _: self._unit(unit))
+        arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
+        text = function_text(name, len(arguments), b, 1)
+        tasks = tasks_for(4 * self.work, units, 1)
+        return GeneratedKernel(name, text, arguments, tasks, self.work, (images,))
+
+    def _pack(self) -> None:
+        """packed[tap, m, c]"""
+        l, extents = self.l, padded(self.geometry.weight[2:], 1)
+        size = extents[0] * extents[1] * extents[2]
+        elements = [0]
+        for axis, extent in zip(self.axes, extents):
+            first, step = axis.kernel
+            elements = [e * extent + first + t * step for e in elements for t in range(axis.taps)]
+        rows = [m * size + element for element in elements for m in range(self.right)]
+        lanes = multiples(l.width, self.right * size)
+
+        def vector(c: Index, _) -> None:
+            here, mask = l.at("%p0", l.times(c, self.right * size)), self.mask(c)
+            for k, row in enumerate(rows):
+                value = l.gather(l.at(here, row), lanes, mask)
+                l.store_computed(value, self.packed, l.plus(c, k * self.packed_row))
+
+        self.b.loop(0, self.channels, l.width, [], vector)
+
+    def _unit(self, unit: Index) -> None:
+        l, b = self.l, self.b
+        block, rest = l.divided(unit, self.axes[0].count * self.strips)
+        deep, number = l.divided(rest, self.strips)
+        first, line = l.times(block, self.images), l.times(number, self.lines)
+        images, lines = l.least(self.images, l.minus("%n0", first)), self.lines_from(line)
+        self.strip.copy("%p1", 0, first, images, deep, line)
+
+        def one_line(n: Index, i: Index) -> None:
+            position = self._position(l.plus(first, n), deep, l.plus(line, i))
+            self._line(n, i, position)
+
+        b.loop(0, images, 1, [], lambda n, _: b.loop(
+            0, lines, 1, [], lambda i, _: one_line(n, i)
+        ) and None)  # fmt: skip
+
+    def _line(self, image: Index, line: Index, position: Index) -> None:
+        """Computes a line of the strip; `position`: where its first result is, counted flat."""
+        raise NotImplementedError
+
+    def _tiles(self, image: Index, line: Index, channel: Index, body) -> None:
+        """body(where its first tap is, how many positions, the first) for each tile of a line."""
+        l, b, start = self.l, self.b, 0
+        for width, count in self.widths:
+            def tile(j: Index, _=None, width=width) -> None:
+                place = l.plus(self.strip.place(image, line, j), channel)
+                body(l.at(self.strip.memory, place, l.element), width, j)
+
+            if count == 1:
+                tile(start)
+            else:
+                b.loop(start, start + width * count, width, [], tile)
+            start += width * count
+
+    def _position(self, image: Index, deep: Index, line: Index) -> Index:
+        """The flat position in the result of a line's first element."""
+        l, total = self.l, image
+        for index, axis in zip((deep, line, 0), self.axes):
+            at = l.plus(l.times(index, axis.place[1]), axis.place[0])
+            total = l.plus(l.times(total, axis.result), at)
+        return total
+
+    def _row(self, position: Index, column: Index, r: int) -> Index:
+        """The flat position of the r-th result of a tile that begins at a column."""
+        l = self.l
+        return l.plus(position, l.times(l.plus(column, r), self.axes[2].place[1]))
+
+    def typed(self, values: list[str]) -> list[tuple[str, str]]:
+        return [(self.l.vector, value) for value in values]

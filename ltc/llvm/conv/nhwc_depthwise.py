@@ -1,0 +1,195 @@
+"""Depthwise convolutions on [N, *spatial, C]: each channel has weights of its own.
+
+A vector is adjacent channels, each lane with its own weights.  The operand's lines are copied with
+their padding; a few positions of a line keep their sums in registers over all taps.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.llvm.emit.builder import function_text
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Index, require_stack, share, tasks_for
+from ltc.llvm.conv.split_images import Slots, adding_kernel, images_of
+from ltc.llvm.conv.nhwc_accumulate import StripSums, Strips
+from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
+MOST_POSITIONS = 12  # of a tile
+MOST_TAPS_TOGETHER = 25  # whose sums a weight's gradient keeps in registers
+MOST_SLOTS = 16
+
+
+def is_depthwise(geometry: Geometry) -> bool:
+    """Whether each channel of the operand gives one of the result."""
+    channels = geometry.operand[1]
+    return geometry.groups == channels == geometry.weight[0] and channels > 1
+
+
+def depthwise_convolution(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """[N, *windows, C] of operand [N, *spatial, C] and weight [C, 1, *kernel]."""
+    body = _Sums(dtype, geometry, forward_axes(*geometry.window), isa, epilogue)
+    return KernelSequence((body.kernel(name, "operand", operands),), {})
+
+
+def depthwise_input_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [N, *spatial, C] of the operand: "weight", "gradient", "result"."""
+    bodies = [
+        _Sums(dtype, geometry, axes, isa, epilogue) for axes in gradient_phases(*geometry.window)
+    ]
+    kernels = tuple(body.kernel(name, "gradient", operands) for body in bodies)
+    return KernelSequence(kernels, {})
+
+
+def depthwise_weight_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [C, 1, *kernel] of the weight; arguments as channels_last_weight_gradient's."""
+    body = _SlotSums(dtype, geometry, isa)
+    last = adding_kernel(
+        name, dtype, isa, body.slots, lambda l, column: column, epilogue, operands
+    )
+    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.l.element)})
+
+
+class _Sums(StripSums):
+    """result[n, o, c] = sum over t of operand[n, o meets t, c] * weight[c, t]."""
+
+    def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa, epilogue):
+        super().__init__(
+            dtype, geometry, axes, isa, epilogue, min(MOST_POSITIONS, isa.registers - 3)
+        )
+
+    def _line(self, image: Index, line: Index, position: Index) -> None:
+        self.b.loop(0, self.channels, self.l.width, [], lambda c, _: self._tiles(
+            image, line, c, lambda place, width, j: self._tile(place, width, position, j, c)
+        ))  # fmt: skip
+
+    def _tile(self, place: str, width: int, position: Index, column: Index, channel: Index) -> None:
+        l, b = self.l, self.b
+        deep, high, wide = self.axes
+        weights = l.at(self.packed, channel, l.element)
+
+        def tap(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
+            k = l.plus(l.times(l.plus(l.times(d, high.taps), h), wide.taps), w)
+            weight = l.load_computed(weights, l.times(k, self.packed_row))
+            here = l.at(place, self.strip.tap(d, h, w), l.element)
+            return [
+                l.multiply_add(l.load_computed(here, self.strip.place(0, 0, r)), weight, value)
+                for r, value in enumerate(values)
+            ]
+
+        sums = b.loop(0, deep.taps, 1, self.typed([l.zero] * width), lambda d, values: b.loop(
+            0, high.taps, 1, self.typed(values), lambda h, values: b.loop(
+                0, wide.taps, 1, self.typed(values), lambda w, values: tap(d, h, w, values)
+            )
+        ))  # fmt: skip
+        for r, value in enumerate(sums):
+            self._store(value, self._row(position, column, r), channel)
+
+    def _store(self, value: str, row: Index, channel: Index) -> None:
+        l, mask = self.l, self.mask(channel)
+        if self.epilogue is not None:
+            with self.b.lanes(l.width):
+                value = self.epilogue(self.b, value, row, channel, mask)
+        l.store(value, "%p2", l.plus(l.times(row, self.channels), channel), mask)
+
+
+class _SlotSums(Strips):
+    """partial[slot, vector of channels, tap, lane]: what each slot's images add to the gradient.
+
+    The pointers are the gradient, the operand and the partial sums; the number is the images.
+    """
+
+    def __init__(self, dtype, geometry: Geometry, isa: Isa):
+        super().__init__(dtype, geometry, forward_axes(*geometry.window), isa)
+        count = max(1, min(MOST_SLOTS, geometry.operand[0]))
+        self.slots = Slots(count, 1, self.channels, self.l.width, self.taps)
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        l, b, slots = self.l, self.b, self.slots
+        require_stack(self.strip.bytes, "convolution")
+        if slots.of_one:
+            self.strip.reserve()
+            b.loop(*share(l, slots.count), 1, [], self._slot)
+        text = function_text(name, 3, b, 1)
+        tasks = tasks_for(4 * self.work, slots.count, 1)
+        arguments = ("gradient", "operand", "partial")
+        images = self.geometry.operand[0]
+        return GeneratedKernel(name, text, arguments, tasks, self.work, (images,))
+
+    def _slot(self, slot: str, _) -> None:
+        l, b, size = self.l, self.b, self.slots.of_one
+        self.partial = l.at("%p2", l.times(slot, size), l.element)
+        b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
+        first, last = images_of(l, slot, "%n0", self.slots.count)
+
+        def images(n: str, _) -> None:
+            count = l.least(self.images, l.minus(last, n))
+            b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
+                0, self.strips, 1, [], lambda strip, _: self._strip(
+                    n, count, deep, l.times(strip, self.lines)
+                )
+            ) and None)  # fmt: skip
+
+        b.loop(first, last, self.images, [], images)
+
+    def _strip(self, first: Index, images: Index, deep: Index, line: Index) -> None:
+        l, b, (axis, high, wide) = self.l, self.b, self.axes
+        lines = self.lines_from(line)
+        self.strip.copy("%p1", 0, first, images, deep, line)
+        # Taps whose sums are in registers together: all, or those of a line.
+        together = self.taps <= MOST_TAPS_TOGETHER
+        outer = (1, 1) if together else (axis.taps, high.taps)
+        inner = (axis.taps, high.taps) if together else (1, 1)
+        rest = [(x, y, z) for x in range(inner[0]) for y in range(inner[1])
+                for z in range(wide.taps)]  # fmt: skip
+        offsets = [self.strip.tap(*tap) for tap in rest]
+
+        def vector(channel: Index) -> None:
+            b.loop(0, outer[0], 1, [], lambda d, _: b.loop(
+                0, outer[1], 1, [], lambda h, _: taps(channel, d, h)
+            ) and None)  # fmt: skip
+
+        def taps(channel: Index, d: Index, h: Index) -> None:
+            source = l.at(self.strip.memory, l.plus(self.strip.tap(d, h, 0), channel), l.element)
+            mask = self.mask(channel)
+
+            def one_line(n: Index, i: Index, values: list[str]) -> list[str]:
+                here = l.at(source, self.strip.place(n, i, 0), l.element)
+                at = l.plus(l.times(l.plus(first, n), axis.count), deep)
+                at = l.plus(l.times(at, high.count), l.plus(line, i))
+                there = l.plus(l.times(at, wide.count * self.channels), channel)
+                gradient = l.at("%p0", there)
+
+                def position(j: str, values: list[str]) -> list[str]:
+                    g = l.load(gradient, l.times(j, self.channels), mask)
+                    spot = l.at(here, self.strip.place(0, 0, j), l.element)
+                    return [
+                        l.multiply_add(g, l.load_computed(spot, offset), value)
+                        for offset, value in zip(offsets, values)
+                    ]
+
+                return b.loop(0, wide.count, 1, typed(values), position)
+
+            sums = b.loop(0, images, 1, typed([l.zero] * len(rest)), lambda n, values: b.loop(
+                0, lines, 1, typed(values), lambda i, values: one_line(n, i, values)
+            ))  # fmt: skip
+            row = l.times(l.plus(l.times(d, high.taps), h), wide.taps)
+            spot = l.plus(l.times(channel, self.taps), l.times(row, l.width))
+            target = l.at(self.partial, spot, l.element)
+            for k, value in enumerate(sums):
+                total = l.add(l.load_computed(target, k * l.width), value)
+                l.store_computed(total, target, k * l.width)
+
+        def typed(values: list[str]) -> list[tuple[str, str]]:
+            return [(l.vector, value) for value in values]
+
+        b.loop(0, self.channels, l.width, [], lambda c, _: vector(c))

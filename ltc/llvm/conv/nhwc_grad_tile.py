@@ -1,0 +1,93 @@
+"""A panel of output channels of the gradient of a convolution's result, on [N, *windows, O]."""
+
+from __future__ import annotations
+
+from ltc.llvm.emit.vectors import BYTES, Index, Lanes, reserved
+from ltc.llvm.conv.axes import Axes
+
+FETCHED_PIXELS = 8  # ahead of the one that is read
+
+
+class GradientPanel:
+    """Some lines of some images, where they lie: for those who read each number once.
+
+    step     elements of the gradient from one position to the next
+    outputs  channels of a group, of which a panel has `vectors` vectors
+    """
+
+    bytes = 0
+
+    def __init__(self, l: Lanes, axes: Axes, step: int, outputs: int, vectors: int):
+        self.l, self.axes, self.step, self.outputs = l, axes, step, outputs
+        self.starts = range(0, vectors * l.width, l.width)
+
+    def reserve(self) -> None:
+        """Nothing is copied."""
+
+    def begin(
+        self, gradient: str, channel: Index, column: Index, image: Index, deep: Index, line: Index
+    ) -> None:
+        """Sets where the panel's first position is.
+
+        channel  the panel's first, of those of all groups; `column`: of those of its group
+        """
+        l, (axis, high, wide) = self.l, self.axes
+        at = l.plus(l.times(image, axis.count), deep)
+        at = l.times(l.plus(l.times(at, high.count), line), wide.count)
+        self.first = l.at(gradient, l.plus(l.times(at, self.step), channel))
+        self.image = axis.count * high.count * wide.count * self.step
+        self.masks: list[str | None] = [None for _ in self.starts]
+        if self.outputs % (len(self.starts) * l.width):
+            left = l.minus(self.outputs, column)
+            self.masks = [l.first(l.minus(left, start)) for start in self.starts]
+
+    def fill(self, images: Index, lines: Index) -> None:
+        """Nothing is copied."""
+
+    def read(self, image: Index, line: Index, column: Index) -> list[str]:
+        """The vectors of a position that was not read before."""
+        l = self.l
+        at = l.times(l.plus(l.times(line, self.axes[2].count), column), self.step)
+        here = l.at(self.first, l.plus(l.times(image, self.image), at))
+        result = []
+        for start, mask in zip(self.starts, self.masks):
+            l.builder.prefetch(l.at(here, FETCHED_PIXELS * self.step + start))
+            result.append(l.load(here, start, mask))
+        return result
+
+
+class CopiedGradientPanel(GradientPanel):
+    """A copy near the processor: copied[image, line, column, output channel of the panel]."""
+
+    def __init__(
+        self, l: Lanes, axes: Axes, step: int, outputs: int, vectors: int, images: int, lines: int
+    ):
+        super().__init__(l, axes, step, outputs, vectors)
+        self.lines, self.panel = lines, vectors * l.width
+        self.size = images * lines * axes[2].count * self.panel
+        self.bytes = self.size * BYTES[l.element]
+
+    def reserve(self) -> None:
+        self.copied = reserved(self.l.builder, max(1, self.size), self.l.element)
+
+    def fill(self, images: Index, lines: Index) -> None:
+        """Copies so many lines of so many images."""
+        b = self.l.builder
+        b.loop(0, images, 1, [], lambda n, _: b.loop(0, lines, 1, [], lambda i, _: b.loop(
+            0, self.axes[2].count, 1, [], lambda j, _: self._copy(n, i, j)
+        ) and None) and None)  # fmt: skip
+
+    def _copy(self, image: Index, line: Index, column: Index) -> None:
+        to = self._place(image, line, column)
+        for start, value in zip(self.starts, super().read(image, line, column)):
+            self.l.store_computed(value, to, start)
+
+    def _place(self, image: Index, line: Index, column: Index) -> str:
+        l = self.l
+        at = l.plus(l.times(l.plus(l.times(image, self.lines), line), self.axes[2].count), column)
+        return l.at(self.copied, l.times(at, self.panel), l.element)
+
+    def read(self, image: Index, line: Index, column: Index) -> list[str]:
+        """The vectors of a position, as often as they are wanted."""
+        here = self._place(image, line, column)
+        return [self.l.load_computed(here, start) for start in self.starts]

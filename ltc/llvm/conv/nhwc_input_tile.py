@@ -1,0 +1,250 @@
+"""Padded copies of some lines of a channels-last operand, near the processor.
+
+In such a copy every tap of every position lies at a constant distance from the position's first
+one, so that the sums over taps need no test for the edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ltc.llvm.emit.isa import ALIASING_BYTES
+from ltc.llvm.emit.vectors import BYTES, Index, Lanes, reserved
+from ltc.llvm.conv.axes import Axes, Axis
+
+FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
+FETCHED_COLUMNS = 8  # ahead of the one that is read where it lies
+
+
+def ascending(axes: Axes) -> Axes:
+    """The same axes with their taps in the order in which the operand's elements lie."""
+    return tuple(_turned(axis) if axis.step < 0 else axis for axis in axes)
+
+
+def _turned(axis: Axis) -> Axis:
+    last = axis.taps - 1
+    (first, step), (tap, apart) = (axis.first, axis.step), axis.kernel
+    return replace(
+        axis, first=first + last * step, step=-step, kernel=(tap + last * apart, -apart)
+    )
+
+
+class Strip:
+    """copied[image, depth tap, line, column, channel]: what some lines of the result meet.
+
+    axes      as `ascending` gives them
+    channels  that are copied together
+    apart     elements of the operand from one pixel to the next
+    images    how many of them are copied together, each with all it has of one depth
+    lines     of the result, of each image
+
+    pixel, line, plane, image: elements between neighbours of the copy
+    """
+
+    def __init__(self, l: Lanes, axes: Axes, channels: int, apart: int, images: int, lines: int):
+        self.l, self.axes, self.channels, self.apart = l, axes, channels, apart
+        deep, high, wide = axes
+        self.columns = _reach(wide, wide.count)
+        self.copied_lines = _reach(high, lines)
+        aliases = channels and channels * BYTES[l.element] % ALIASING_BYTES == 0
+        self.pixel = channels + l.width if aliases else channels
+        self.line = self.columns * self.pixel
+        self.plane = self.copied_lines * self.line
+        self.image = max(1, deep.taps) * self.plane
+        if self.image * BYTES[l.element] % ALIASING_BYTES == 0:
+            self.image += l.width
+        self.size = images * self.image
+        self.bytes = self.size * BYTES[l.element]
+
+    def reserve(self) -> None:
+        """Memory of this call; vectors may reach beyond the last element."""
+        l = self.l
+        self.memory = reserved(l.builder, self.size + l.width, l.element)
+
+    def copy(
+        self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index
+    ) -> None:
+        """Copies what the result's lines from `line` on meet, at one depth of each image.
+
+        channel  the first that is copied, of those of all groups
+        """
+        l, b, (axis, high, wide) = self.l, self.l.builder, self.axes
+        size = axis.extent * high.extent * wide.extent * self.apart
+        
+        def one_line(n: Index, d: Index, i: Index) -> None:
+            down = l.plus(l.plus(l.times(deep, axis.stride), l.times(d, axis.step)), axis.first)
+            across = l.plus(l.plus(l.times(line, high.stride), high.first), i)
+            inside = b.value(
+                f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
+                f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
+            )
+            at = l.plus(l.times(down, high.extent), across)
+            at = l.plus(l.times(at, wide.extent), wide.first)
+            at = l.plus(l.times(at, self.apart), channel)
+            at = l.plus(at, l.times(l.plus(first, n), size))
+            source = l.at(operand, at)
+            target = l.plus(l.times(n, self.image), l.times(d, self.plane))
+            target = l.at(self.memory, l.plus(target, l.times(i, self.line)), l.element)
+            if self.channels % l.width and self.apart == self.pixel:
+                columns = b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+                self._short_pixels(source, target, columns)
+                return
+            low = min(self.columns, max(0, -wide.first))
+            most = max(low, min(self.columns, wide.extent - wide.first))
+            end = b.value(f"select i1 {inside}, i64 {most}, i64 {low}")
+            self._clear(target, 0, low)
+            self._clear(target, end, self.columns)
+            self._pixels(source, target, low, end)
+
+        b.loop(0, images, 1, [], lambda n, _: b.loop(
+            0, axis.taps, 1, [], lambda d, _: b.loop(
+                0, self.copied_lines, 1, [], lambda i, _: one_line(n, d, i)
+            ) and None
+        ) and None)  # fmt: skip
+
+    def _short_pixels(self, source: str, target: str, columns: str) -> None:
+        """All channels of all columns, which lie side by side and fill no whole vectors."""
+        l, shift = self.l, self.axes[2].first * self.channels
+        limit = l.times(columns, self.channels)
+
+        def vector(j: str, _) -> None:
+            l.store_computed(l.load(source, j, l.between(l.plus(j, shift), limit)), target, j)
+
+        l.builder.loop(0, self.line, l.width, [], vector)
+
+    def _clear(self, target: str, first: Index, end: Index) -> None:
+        l = self.l
+        if first != end:
+            low, high = l.times(first, self.pixel), l.times(end, self.pixel)
+            l.builder.loop(low, high, l.width, [], lambda j, _: l.store_computed(l.zero, target, j))
+
+    def _pixels(self, source: str, target: str, low: int, end: str) -> None:
+        """The columns from `low` on."""
+        l, b = self.l, self.l.builder
+        ahead = FETCHED_BYTES // BYTES[l.stored] * -(-self.apart // self.channels)
+
+        def vector(at: Index, to: Index, mask: str | None) -> None:
+            b.prefetch(l.at(source, l.plus(at, ahead)))
+            l.store_computed(l.load(source, at, mask), target, to)
+
+        def pixel(j: str, _) -> None:
+            at, to = l.times(j, self.apart), l.times(j, self.pixel)
+            whole = self.channels // l.width * l.width
+            b.loop(0, whole, l.width, [], lambda c, _: vector(l.plus(at, c), l.plus(to, c), None))
+            if rest := self.channels - whole:
+                vector(l.plus(at, whole), l.plus(to, whole), l.first(rest))
+
+        if self.apart == self.pixel == self.channels:
+            first, last = low * self.pixel, l.times(end, self.pixel)
+            b.loop(first, last, l.width, [], lambda j, _: vector(j, j, None))
+        else:
+            b.loop(low, end, 1, [], pixel)
+
+    def place(self, image: Index, line: Index, column: Index) -> Index:
+        """Where the first tap of a position of the strip lies."""
+        l, (_, high, wide) = self.l, self.axes
+        at = l.plus(l.times(image, self.image), l.times(line, high.stride * self.line))
+        return l.plus(at, l.times(column, wide.stride * self.pixel))
+
+    def tap(self, d: Index, h: Index, w: Index) -> Index:
+        """How far a tap lies from the first one."""
+        l, (_, high, wide) = self.l, self.axes
+        at = l.plus(l.times(d, self.plane), l.times(h, high.step * self.line))
+        return l.plus(at, l.times(w, wide.step * self.pixel))
+
+    def fetch(self, place: str, channels: int) -> None:
+        """A copy is near."""
+
+    @property
+    def taps_touch(self) -> bool:
+        """Whether the channels of all taps of a line are one run."""
+        return self.axes[2].step == 1 and self.pixel == self.channels
+
+
+class UncopiedStrip(Strip):
+    """The lines where they are in the operand, as `strip_of` finds it possible."""
+
+    def __init__(self, l: Lanes, axes: Axes, channels: int, apart: int):
+        self.l, self.axes, self.channels, self.apart = l, axes, channels, apart
+        deep, high, wide = axes
+        self.pixel, self.line = apart, wide.extent * apart
+        self._depth = high.extent * self.line
+        self.plane, self.image = deep.step * self._depth, deep.extent * self._depth
+        self.bytes = 0
+
+    def reserve(self) -> None:
+        """Nothing is copied."""
+
+    def copy(
+        self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index
+    ) -> None:
+        l, (axis, high, _) = self.l, self.axes
+        at = l.plus(l.times(first, self.image), l.times(deep, axis.stride * self._depth))
+        at = l.plus(l.plus(at, l.times(line, high.stride * self.line)), channel)
+        self.memory = l.at(operand, at)
+
+    def fetch(self, place: str, channels: int) -> None:
+        """Asks for so many channels of a column some way from one's place."""
+        l = self.l
+        ahead = l.at(place, FETCHED_COLUMNS * self.axes[2].stride * self.pixel)
+        l.builder.prefetch(ahead)
+        if channels > 1:  # they may lie in two lines
+            l.builder.prefetch(l.at(ahead, channels - 1))
+
+
+def strip_of(
+    l: Lanes, axes: Axes, channels: int, apart: int, images: int, lines: int
+) -> Strip:  # fmt: skip
+    """A copy, unless it would be read but once: where no position meets a second element."""
+    once = all(axis.taps <= 1 for axis in axes)
+    inside = all(axis.first == 0 and _reach(axis, axis.count) <= axis.extent for axis in axes)
+    aliases = apart * BYTES[l.element] % ALIASING_BYTES == 0
+    if once and inside and not aliases and l.stored == l.element:
+        return UncopiedStrip(l, axes, channels, apart)
+    return Strip(l, axes, channels, apart, images, lines)
+
+
+def _reach(axis: Axis, positions: int) -> int:
+    """How many elements the positions and their taps span."""
+    return (positions - 1) * axis.stride + max(0, axis.taps - 1) * axis.step + 1
+
+
+def strip_extents(
+    axes: Axes, channels: int, element_bytes: int, together: tuple[int, int], pixels: int,
+    most_bytes: int,
+) -> tuple[int, int]:  # fmt: skip
+    """(images, lines) of a strip of at least so many pixels, where so many bytes hold them.
+
+    together  images and lines come in multiples of these
+    """
+    _, high, wide = axes
+    images, lines = together
+    line = _line_bytes(axes, channels, element_bytes)
+
+    def fits(images: int, lines: int) -> bool:
+        return images * _reach(high, lines) * line <= most_bytes
+
+    rows = max(1, high.count // lines)
+    wanted = max(1, min(rows, -(-pixels // max(1, images * lines * wide.count))))
+    while wanted > 1 and not fits(images, wanted * lines):
+        wanted -= 1
+    if wanted < rows:
+        pieces = -(-rows // wanted)
+        return images, -(-rows // pieces) * lines
+    most = pixels // max(1, high.count * wide.count)
+    most = max(images, most - most % images)
+    while most > images and not fits(most, high.count):
+        most -= images
+    return most, high.count
+
+
+def most_images(axes: Axes, channels: int, element_bytes: int, most_bytes: int) -> int:
+    """Of how many images so many bytes hold what one line of each meets; at least 1."""
+    reached = max(1, _reach(axes[1], 1)) * _line_bytes(axes, channels, element_bytes)
+    return max(1, most_bytes // max(1, reached))
+
+
+def _line_bytes(axes: Axes, channels: int, element_bytes: int) -> int:
+    """Of what a line of one image meets, at each tap of its depth."""
+    deep, _, wide = axes
+    return max(1, _reach(wide, wide.count)) * max(1, deep.taps) * channels * element_bytes

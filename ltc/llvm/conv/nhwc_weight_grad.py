@@ -1,0 +1,263 @@
+"""The gradient of a convolution's weight, from channels-last operands.
+
+The operand's lines are copied with their padding, and the gradient of one panel of output channels
+beside them, unless all rows fit in registers, which read it but once; each (tap, channel) is a row
+of sums over all positions, some rows at a time in registers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel, GradientPanel
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import (
+    BYTES,
+    STACK_BYTES,
+    Epilogue,
+    GeneratedKernel,
+    Index,
+    Lanes,
+    require_stack,
+    reserved,
+    share,
+    tasks_for,
+)  # fmt: skip
+from ltc.llvm.conv.split_images import Adder, adding_kernel, images_of, slots_for
+from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents, strip_of
+from ltc.llvm.conv.axes import always_inside, forward_axes, positions_inside
+
+STRIP_PIXELS = 512
+STRIP_BYTES = 1280 * 1024
+
+
+def channels_last_weight_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [O, C / groups, *kernel] of a convolution's weight.
+
+    arguments  "gradient" [N, *windows, O], "operand" [N, *spatial, C], "result", "partial"
+    otherwise as `convolution_weight_gradient`
+    """
+    body = SlotSums(dtype, geometry, isa)
+    if body.adds_at_once:
+        return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
+    last = adding_kernel(name, dtype, isa, body.slots, body.row_of, epilogue, operands)
+    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.l.element)})
+
+
+class SlotSums:
+    """partial[slot, group, panel, tap * C + c, o]: what each slot's images add to the gradient.
+
+    The kernel's number is the images.
+    """
+
+    def __init__(self, dtype, geometry: Geometry, isa: Isa):
+        self.b = Builder()
+        self.l = l = Lanes(self.b, isa, dtype)
+        self.axes = axes = ascending(forward_axes(*geometry.window))
+        self.geometry, self.groups = geometry, geometry.groups
+        self.outputs, self.channels = geometry.weight[0] // self.groups, geometry.weight[1]
+        self.taps = axes[0].taps * axes[1].taps * axes[2].taps
+        vectors = 1 if self.outputs <= l.width else 2
+        self.vectors, self.panel = vectors, vectors * l.width
+        self.slots = slots_for(
+            geometry.operand[0], self.groups, self.outputs, self.panel, self.taps * self.channels
+        )
+        most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
+        self.images, self.lines = strip_extents(
+            axes, self.channels, BYTES[l.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
+        )
+        self.strips = -(-axes[1].count // max(1, self.lines))
+        apart = self.channels * self.groups
+        self.strip = strip_of(l, axes, self.channels, apart, self.images, self.lines)
+        self.joins_taps = self.strip.taps_touch and self._joining_pays(most)
+        self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
+        self.across = 1 if self.joins_taps else axes[2].taps
+        self.joins_lines = self.joins_taps and self.line_run * axes[1].taps <= most
+        self.down = 1 if self.joins_lines else axes[1].taps
+        self.run = self.line_run * (axes[1].taps if self.joins_lines else 1)
+        self.height, self.taller = divmod(self.run, max(1, -(-self.run // most)))
+        # The longest loop is the innermost: where it ends, the processor guesses wrong.
+        self.images_last = self.images > axes[2].count
+        shape = (l, axes, self.outputs * self.groups, self.outputs, vectors)
+        self.gradient = CopiedGradientPanel(*shape, self.images, self.lines)
+        if self.slots.rows <= min(most, self.run):
+            self.gradient = GradientPanel(*shape)
+
+    def _joining_pays(self, most: int) -> bool:
+        """Whether blocks of rows fill the registers better if they cross from tap to tap.
+
+        Where they do not, the columns at which a tap lies in the padding are left out.
+        """
+        wide, channels = self.axes[2], self.channels
+        if always_inside(wide):
+            return True
+        inside = sum(
+            0 <= o * wide.stride + wide.first + t * wide.step < wide.extent
+            for o in range(wide.count)
+            for t in range(wide.taps)
+        )
+        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
+
+    def row_of(self, l: Lanes, column: Index) -> Index:
+        """Where the sums of an element of the flat [C / groups, *kernel] are."""
+        channel, tap = l.divided(column, self.taps)
+        return l.plus(l.times(tap, self.channels), channel)
+
+    @property
+    def stack_bytes(self) -> int:
+        return self.strip.bytes + self.gradient.bytes
+
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether a task has all that a panel is the sum of, in memory of its own."""
+        needed = self.stack_bytes + self.slots.rows * self.panel * BYTES[self.l.element]
+        return self.slots.count == 1 and needed <= STACK_BYTES
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        """The partial sums: "gradient", "operand", "partial"."""
+        l, slots = self.l, self.slots
+        size = slots.rows * slots.panel
+        self._emit("%p0", "%p1", lambda unit: l.at("%p2", l.times(unit, size), l.element), None)
+        return self._finished(name, ("gradient", "operand", "partial"))
+
+    def whole_kernel(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
+        """The gradient itself.  What its epilogue waits for, others can compute meanwhile."""
+        l, slots = self.l, self.slots
+        adder = Adder(l, slots, self.row_of, epilogue)
+        partial = reserved(self.b, slots.rows * slots.panel, l.element)
+
+        def add(group: Index, panel: Index) -> None:
+            self.b.loop(0, adder.squares, 1, [], lambda square, _: adder.add(
+                partial, group, panel, square
+            ))  # fmt: skip
+
+        self._emit("%p0", f"%p{2 + operands}", lambda unit: partial, add)
+        read = tuple(f"operand{i}" for i in range(operands))
+        return self._finished(name, ("gradient", "result", *read, "operand"))
+
+    def _emit(self, gradient: str, operand: str, partial_of, then) -> None:
+        l, b, slots = self.l, self.b, self.slots
+        self.pointers = gradient, operand
+        require_stack(self.stack_bytes, "convolution")
+        if not (slots.count * slots.groups * slots.panels and slots.rows):
+            return
+        self.strip.reserve()
+        self.gradient.reserve()
+
+        def unit(number: str, _) -> None:
+            self.partial = partial_of(number)
+            group, panel = self._unit(number)
+            if then is not None:
+                then(group, panel)
+
+        b.loop(*share(l, slots.count * slots.groups * slots.panels), 1, [], unit)
+
+    def _finished(self, name: str, arguments: tuple[str, ...]) -> GeneratedKernel:
+        slots = self.slots
+        images, outputs, *windows = self.geometry.result
+        work = 2 * images * outputs * slots.rows
+        for extent in windows:
+            work *= extent
+        tasks = tasks_for(work, slots.count * slots.groups * slots.panels, 1)
+        text = function_text(name, len(arguments), self.b, 1)
+        return GeneratedKernel(name, text, arguments, tasks, work, (images,))
+
+    def _unit(self, unit: str) -> tuple[Index, Index]:
+        """All images of one slot, for one panel of output channels: its (group, panel)."""
+        l, b, slots = self.l, self.b, self.slots
+        slot, part = l.divided(unit, slots.groups * slots.panels)
+        group, panel = l.divided(part, slots.panels)
+        size = slots.rows * slots.panel
+        b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
+        first, last = images_of(l, slot, "%n0", slots.count)
+        column = l.times(panel, self.panel)
+
+        def images(n: str, _) -> None:
+            count = l.least(self.images, l.minus(last, n))
+            b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
+                0, self.strips, 1, [], lambda strip, _: self._strip(
+                    group, column, n, count, deep, l.times(strip, self.lines)
+                )
+            ) and None)  # fmt: skip
+
+        b.loop(first, last, self.images, [], images)
+        return group, panel
+
+    def _strip(self, group, column, image, count, deep, line) -> None:
+        l, b, (_, high, wide) = self.l, self.b, self.axes
+        lines = self.lines
+        if high.count % self.lines:
+            lines = l.least(self.lines, l.minus(high.count, line))
+        channel = l.times(group, self.channels)
+        gradient, operand = self.pointers
+        self.strip.copy(operand, channel, image, count, deep, line)
+        output = l.plus(l.times(group, self.outputs), column)
+        self.gradient.begin(gradient, output, column, image, deep, line)
+        self.gradient.fill(count, lines)
+        split = (self.height + 1) * self.taller
+
+        def segment(d: Index, h: Index, w: Index) -> None:
+            down = (0, lines)
+            if not self.joins_lines:
+                first, end = (l.minus(x, line) for x in positions_inside(l, high, h))
+                down = l.most(0, first), l.least(lines, end)
+            across = (0, wide.count) if self.joins_taps else positions_inside(l, wide, w)
+            tap = l.plus(l.times(l.plus(l.times(d, high.taps), h), wide.taps), w)
+            source = l.at(self.strip.memory, self.strip.tap(d, h, w), l.element)
+            target = l.at(self.partial, l.times(tap, self.channels * self.panel), l.element)
+
+            def block(k: Index, rows: int) -> None:
+                here = l.at(source, k, l.element)
+                there = l.at(target, l.times(k, self.panel), l.element)
+                self._block(here, there, rows, count, down, across)
+
+            for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
+                if low < end:
+                    b.loop(low, end, rows, [], lambda k, _, rows=rows: block(k, rows))
+
+        b.loop(0, self.axes[0].taps, 1, [], lambda d, _: b.loop(
+            0, self.down, 1, [], lambda h, _: b.loop(
+                0, self.across, 1, [], lambda w, _: segment(d, h, w)
+            ) and None
+        ) and None)  # fmt: skip
+
+    def _block(self, source: str, target: str, rows: int, images: Index, down, across) -> None:
+        """Add the positions of a strip to the sums of a few rows.
+
+        down, across  the first line and column, and those after the last
+        """
+        l, b, count = self.l, self.b, self.vectors
+        places = [r * self.panel + v * l.width for r in range(rows) for v in range(count)]
+        ends = ((0, images), down, across)
+        order = (1, 2, 0) if self.images_last else (0, 1, 2)
+
+        def typed(values: list[str]) -> list[tuple[str, str]]:
+            return [(l.vector, value) for value in values]
+
+        def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
+            left = l.at(source, self.strip.place(n, i, j), l.element)
+            ys, result = self.gradient.read(n, i, j), []
+            self.strip.fetch(left, rows)
+            for r in range(rows):
+                h, k = divmod(r, self.line_run)
+                x = l.splat(l.computed_scalar(left, l.plus(self.strip.tap(0, h, 0), k)))
+                for v, y in enumerate(ys):
+                    result.append(l.multiply_add(x, y, values[r * count + v]))
+            return result
+
+        def walk(place: dict[int, Index], values: list[str]) -> list[str]:
+            if len(place) == len(order):
+                return position(place[0], place[1], place[2], values)
+            axis = order[len(place)]
+            return b.loop(
+                *ends[axis], 1, typed(values), lambda k, inner: walk({**place, axis: k}, inner)
+            )
+
+        sums = walk({}, [l.zero] * len(places))
+        for value, place in zip(sums, places):
+            l.store_computed(l.add(l.load_computed(target, place), value), target, place)

@@ -1,0 +1,127 @@
+"""Weights in the order in which a channels-last convolution meets them."""
+
+from __future__ import annotations
+
+from ltc.llvm.emit.vectors import BYTES, Index, Lanes, multiples, reserved, shuffled, transposed  # fmt: skip
+from ltc.llvm.conv.axes import Axes
+
+FETCHED_VECTORS = 4
+FETCHED_ROWS = 2
+MOST_SHUFFLED_TAPS = 9  # each tap is picked out of that many vectors; more are gathered
+
+
+class WeightPacker:
+    """packed[tap, left channel, right channel] of one panel of right channels.
+
+    weight  [group, right, left, *kernel] where `forward`, else [group, left, right, *kernel]
+    kernel  its extents, all three; the axes say which of its elements are met
+    depth   left channels that are packed at once
+    """
+
+    def __init__(self, l: Lanes, axes: Axes, kernel, left: int, right: int, panel: int,
+                 depth: int, forward: bool):  # fmt: skip
+        self.l, self.left, self.right, self.panel = l, left, right, panel
+        self.depth, self.forward = depth, forward
+        deep, high, wide = axes
+        self.size = kernel[0] * kernel[1] * kernel[2]
+        self.elements = [
+            (a * kernel[1] + b) * kernel[2] + c
+            for a in _elements(deep)
+            for b in _elements(high)
+            for c in _elements(wide)
+        ]
+        self.rows = len(self.elements) * depth
+        self.bytes = (self.rows + 1) * panel * BYTES[l.element]
+
+    def reserve(self) -> None:
+        # One row more: what has no place is put there.
+        self.memory = reserved(self.l.builder, (self.rows + 1) * self.panel, self.l.element)
+
+    def pack(self, group: Index, column: Index, start: Index, depth: Index) -> None:
+        """Packs the weights of left channels from `start` on, for right ones from `column` on."""
+        if self.forward:
+            self._pack_forward(group, column, start, depth)
+        else:
+            self._pack_gradient(group, column, start, depth)
+
+    def _pack_forward(self, group, column, start, depth) -> None:
+        """Squares of (right, left and tap), turned; each row goes where its tap and channel are."""
+        l, n, size = self.l, self.l.width, self.size
+        run, limit = self.left * size, l.times(depth, size)
+        base = l.at("%p0", l.plus(l.times(group, self.right * run), l.times(start, size)))
+
+        def square(q: Index, v: Index) -> None:
+            mask = l.first(l.minus(limit, q))
+            lines = []
+            for i in range(n):
+                channel = l.plus(l.plus(column, v), i)
+                if self.right % self.panel:
+                    channel = l.least(channel, self.right - 1)
+                line = l.plus(l.times(channel, run), q)
+                l.builder.prefetch(l.at(base, l.plus(line, FETCHED_VECTORS * n)))
+                lines.append(l.load(base, line, mask))
+            for i, line in enumerate(transposed(l.builder, lines, l.element)):
+                at = l.plus(q, i)
+                channel, tap = l.divided(at, size)
+                row = l.plus(l.times(tap, self.depth), channel)
+                if not isinstance(limit, int) or limit % n:
+                    exists = l.builder.value(f"icmp slt i64 {at}, {limit}")
+                    row = l.builder.value(f"select i1 {exists}, i64 {row}, i64 {self.rows}")
+                l.store_computed(line, self.memory, l.plus(l.times(row, self.panel), v))
+
+        l.builder.loop(0, limit, n, [], lambda q, _: l.builder.loop(
+            0, self.panel, n, [], lambda v, _: square(q, v)
+        ) and None)  # fmt: skip
+
+    def _pack_gradient(self, group, column, start, depth) -> None:
+        l, size = self.l, self.size
+        first = l.plus(l.times(group, self.left), start)
+        base = l.at("%p0", l.times(l.plus(l.times(first, self.right), column), size))
+
+        def channel(k: str, v: Index) -> None:
+            here = l.at(base, l.times(l.plus(l.times(k, self.right), v), size))
+            left = l.minus(self.right, l.plus(column, v)) if self.right % self.panel else None
+            vectors = self._picked(here, left)
+            for tap, value in enumerate(vectors):
+                row = l.plus(k, tap * self.depth)
+                l.store_computed(value, self.memory, l.plus(l.times(row, self.panel), v))
+
+        l.builder.loop(0, depth, 1, [], lambda k, _: l.builder.loop(
+            0, self.panel, l.width, [], lambda v, _: channel(k, v)
+        ) and None)  # fmt: skip
+
+    def _picked(self, here: str, left: Index | None) -> list[str]:
+        """For each tap, a vector of adjacent right channels, of which `left` exist."""
+        l, n, size = self.l, self.l.width, self.size
+        if size > MOST_SHUFFLED_TAPS:
+            mask = None if left is None else l.first(left)
+            lanes = multiples(n, size)
+            return [l.gather(l.at(here, element), lanes, mask) for element in self.elements]
+        limit = None if left is None else l.times(left, size)
+        for k in range(size):
+            l.builder.prefetch(l.at(here, FETCHED_ROWS * self.right * size + k * n))
+        parts = [
+            l.load(here, k * n, None if limit is None else l.first(l.minus(limit, k * n)))
+            for k in range(size)
+        ]
+        return [self._every(parts, element) for element in self.elements]
+
+    def _every(self, parts: list[str], element: int) -> str:
+        """Lanes element, element + size, ... of the parts, which lie side by side."""
+        l, n, size = self.l, self.l.width, self.size
+        result = parts[0]
+        for k in range(size):
+            wanted = [element + lane * size - k * n for lane in range(n)]
+            inside = [0 <= at < n for at in wanted]
+            if not any(inside):
+                continue
+            lanes = [n + at if ok else lane for lane, (at, ok) in enumerate(zip(wanted, inside))]
+            if k == 0:
+                lanes = [at if ok else 0 for at, ok in zip(wanted, inside)]
+            result = shuffled(l.builder, l.vector, result, parts[k], lanes)
+        return result
+
+
+def _elements(axis) -> list[int]:
+    first, step = axis.kernel
+    return [first + tap * step for tap in range(axis.taps)]

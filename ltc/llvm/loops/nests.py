@@ -1,0 +1,106 @@
+"""Loops of a kernel: over the vector variable, its last lanes masked, and over the others."""
+
+from __future__ import annotations
+
+from ltc.ir.loop_nest import Value
+from ltc.llvm.loops.loads_stores import PointMemory
+
+
+class Nests(PointMemory):
+    """Loops over variables around what is done at one point."""
+
+    def extent(self, variable: int) -> int | str:
+        """What the variable stays below: the name of an argument, or a number."""
+        if variable in self.open:
+            return self.arguments.number(("extent", variable), self.space.extents[variable])
+        return self.space.extents[variable]
+
+    def _over_vectors(self, first: str, limit: str | int, carried, body) -> list[str]:
+        """The vector variable from first (a multiple of the lanes) to limit, the rest masked."""
+        extent = self.extent(self.vector)
+        if isinstance(extent, str):
+            return self._over_any_vectors(first, limit, carried, body)
+        whole = extent // self.lanes * self.lanes
+        values = [value for _, value in carried]
+        if whole:
+            until = (
+                whole
+                if extent == whole or isinstance(limit, int)
+                else self.b.value(f"and i64 {limit}, -{self.lanes}")
+            )
+            until = limit if extent == whole else until
+            values = self.b.loop(
+                first, until, self.lanes, carried, lambda i, inside: self._at(i, None, inside, body)
+            )
+        if extent > whole:
+            again = [(type, value) for (type, _), value in zip(carried, values)]
+
+            def rest() -> list[str]:
+                inside = [value for _, value in again]
+                return self._at(str(whole), self._tail(extent - whole), inside, body)
+
+            if isinstance(limit, int):
+                values = rest()
+            else:
+                at_end = self.b.value(f"icmp eq i64 {limit}, {extent}")
+                values = self.b.when(at_end, again, rest)
+        return values
+
+    def _over_any_vectors(self, first: str, limit: str, carried, body) -> list[str]:
+        """The same where the extent is an argument, and with it how many lanes the rest has."""
+        until = self.b.value(f"and i64 {limit}, -{self.lanes}")
+        values = self.b.loop(
+            first, until, self.lanes, carried, lambda i, inside: self._at(i, None, inside, body)
+        )
+        again = [(type, value) for (type, _), value in zip(carried, values)]
+        has_rest = self.b.value(f"icmp slt i64 {until}, {limit}")
+
+        def rest() -> list[str]:
+            mask = self._some_lanes(self.b.value(f"sub i64 {limit}, {until}"))
+            return self._at(until, mask, [value for _, value in again], body)
+
+        return self.b.when(has_rest, again, rest)
+
+    def _some_lanes(self, count: str) -> str:
+        """The mask of the first `count` lanes."""
+        with self.b.lanes(self.lanes):
+            return self.b.compare("slt", "i64", self._stepping("0", 1), self.b.splat("i64", count))
+
+    def _at(self, i: str, mask: str | None, carried: list[str], body) -> list[str]:
+        with self._scope():
+            self.variables[self.vector], self.mask = i, mask
+            result = body(carried)
+        self.mask = None
+        return result or []
+
+    def _tail(self, count: int) -> str:
+        bits = ", ".join(f"i1 {'true' if lane < count else 'false'}" for lane in range(self.lanes))
+        return f"<{bits}>"
+
+    def _nest(self, inner: list[int], roots: list[Value], carried, body) -> list[str]:
+        """Loops over the inner variables around a body that takes and gives what is carried.
+
+        roots  the values that the body computes
+        """
+        if not inner:
+            with self._scope():
+                return body([value for _, value in carried]) or []
+        variable = inner[0]
+        if variable == self.vector:
+            return self._over_vectors("0", self.extent(variable), carried, body)
+
+        return self.b.loop(
+            "0", self.extent(variable), 1, carried, self._step_of(inner, roots, carried, body)
+        )
+
+    def _step_of(self, inner: list[int], roots: list[Value], carried, body):
+        """What a loop over the first inner variable does: the loops inside it."""
+
+        def step(i: str, values: list[str]) -> list[str]:
+            with self._scope():
+                self.variables[inner[0]] = i
+                self._hoist(roots)
+                again = [(type, value) for (type, _), value in zip(carried, values)]
+                return self._nest(inner[1:], roots, again, body)
+
+        return step

@@ -1,0 +1,304 @@
+"""Pooling windows, forward and backward, on [planes, *spatial]: planes are images times channels.
+
+Every kernel takes lines of its result as chunks; one vector is adjacent columns of a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import BYTES, GeneratedKernel, Index, Lanes, multiples, share, tasks_for
+from ltc.llvm.conv.axes import Axis, Windows, met, padded
+
+
+@dataclass(frozen=True)
+class Pool(Windows):
+    """Windows over planes."""
+
+    planes: int
+
+
+def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKernel:
+    """The largest element of each window and its place: "operand", "result", "indices".
+
+    dtype    of operand and result: float64, float32, or float16 and bfloat16
+    indices  i64, flat in *spatial: the first of equals, and the last NaN where there is one
+    """
+    b = Builder()
+    l = Lanes(b, isa, dtype)
+    axes = deep, high, wide = pool.axes
+    words, n = f"<{l.width} x i32>", l.width
+    lowest = f"splat ({l.element} 0xFFF0000000000000)"
+
+    def line(number: str, _) -> None:
+        plane, place, (o, p) = _line(l, number, axes)
+        source = l.at("%p0", l.times(plane, _extent(axes)))
+        b.loop(0, wide.count, n, [], lambda column, _: columns(source, place, o, p, column))
+
+    def columns(source, place, o, p, column) -> None:
+        # No element is at -1: until one is found, the first in the window is taken.
+        start = [(l.vector, lowest), (words, "splat (i32 -1)")]
+        best, index = b.loop(0, deep.taps, 1, start, lambda d, best: b.loop(
+            0, high.taps, 1, typed(best), lambda h, best: taps(source, o, p, column, d, h, best)
+        ))  # fmt: skip
+        mask = l.first(l.minus(wide.count, column))
+        at = l.plus(place, column)
+        l.store(best, "%p1", at, mask)
+        long = b.value(f"sext {words} {index} to <{n} x i64>")
+        l.raw_store(long, l.at("%p2", at, "i64"), mask, "i64", n)
+
+    def taps(source, o, p, column, d, h, best) -> list[str]:
+        down, across = met(l, deep, o, d), met(l, high, p, h)
+        limit = _limit_inside(l, axes, down, across)
+        line = l.times(l.plus(l.times(down, high.extent), across), wide.extent)
+        here = l.at(source, line)
+        return b.loop(0, wide.taps, 1, typed(best), lambda w, best: tap(
+            here, line, limit, met(l, wide, column, w), best
+        ))  # fmt: skip
+
+    def tap(here, line, limit, first, best) -> list[str]:
+        value, index = best
+        x = l.strided(here, first, wide.stride, l.masks_of(first, wide.stride, limit))
+        inside = l.between(first, limit, wide.stride)
+        larger = b.value(f"fcmp ogt {l.vector} {x}, {value}")
+        larger = b.value(f"or {l.mask_type} {larger}, {b.value(f'fcmp uno {l.vector} {x}, {x}')}")
+        none = b.value(f"icmp eq {words} {index}, splat (i32 -1)")
+        taken = b.value(f"or {l.mask_type} {larger}, {none}")
+        taken = b.value(f"and {l.mask_type} {taken}, {inside}")
+        at = l.splat(l.narrow(l.plus(line, first)), "i32")
+        at = b.value(f"add {words} {at}, {multiples(n, wide.stride)}")
+        return [
+            b.value(f"select {l.mask_type} {taken}, {l.vector} {x}, {l.vector} {value}"),
+            b.value(f"select {l.mask_type} {taken}, {words} {at}, {words} {index}"),
+        ]
+
+    def typed(best) -> list[tuple[str, str]]:
+        return [(l.vector, best[0]), (words, best[1])]
+
+    return _over_lines(name, l, ("operand", "result", "indices"), pool.planes, axes, line)
+
+
+def max_pool_gradient(
+    name: str, dtype: torch.dtype, planes: int, operand: tuple[int, ...],
+    result: tuple[int, ...], isa: Isa,
+) -> GeneratedKernel:  # fmt: skip
+    """The gradient of max_pool's operand: "gradient", "indices", "result", "fault".
+
+    gradient, indices  [planes, *result]; each gradient is added where its index says
+    fault              one i64, set to 1 where an index lies outside its plane, which adds nothing
+    """
+    b = Builder()
+    l = Lanes(b, isa, dtype)
+    size, count = _product(operand), _product(result)
+    stored = l.stored == l.element
+
+    def plane(number: str, _) -> None:
+        target = l.at("%p2", l.times(number, size))
+        b.loop(0, size, l.width, [], lambda i, _: l.store(
+            l.zero, target, i, l.first(l.minus(size, i))
+        ))  # fmt: skip
+        start = l.times(number, count)
+        b.loop(0, count, 1, [], lambda i, _: add(target, l.plus(start, i)))
+
+    def add(target: str, at: Index) -> None:
+        index = b.effect(f"load i64, ptr {l.at('%p1', at, 'i64')}, align 8")
+        inside = b.value(f"icmp ult i64 {index}, {size}")
+        b.when(inside, [], lambda: add_one(l.at(target, index), at))
+        outside = b.value(f"xor i1 {inside}, true")
+        b.when(outside, [], lambda: b.emit("store i64 1, ptr %p3, align 8"))
+
+    def add_one(spot: str, at: Index) -> None:
+        total = b.value(f"fadd {l.element} {l.scalar(spot)}, {l.scalar('%p0', at)}")
+        if stored:
+            b.emit(f"store {l.element} {total}, ptr {spot}, align {BYTES[l.element]}")
+            return
+        l.store(l.splat(total), spot, 0, l.first(1))
+
+    if planes and size:
+        b.loop(*share(l, planes), 1, [], plane)
+    arguments = ("gradient", "indices", "result", "fault")
+    tasks = tasks_for(8 * planes * (size + count), planes, 1)
+    return GeneratedKernel(name, function_text(name, 4, b), arguments, tasks, planes * count)
+
+
+def average_pool(
+    name: str, dtype: torch.dtype, pool: Pool, isa: Isa, count_padding: bool, divisor: int
+) -> GeneratedKernel:
+    """The mean of each window: "operand", "result".
+
+    count_padding  whether padding that a window covers counts as zeros, as torch's
+                   count_include_pad; what lies even further out never does
+    divisor        what sums are divided by in place of the count, or 0
+    """
+    b = Builder()
+    l = Lanes(b, isa, dtype)
+    axes = deep, high, wide = pool.axes
+
+    def line(number: str, _) -> None:
+        plane, place, (o, p) = _line(l, number, axes)
+        source = l.at("%p0", l.times(plane, _extent(axes)))
+        b.loop(0, wide.count, l.width, [], lambda column, _: columns(source, place, o, p, column))
+
+    def columns(source, place, o, p, column) -> None:
+        (total,) = b.loop(0, deep.taps, 1, [(l.vector, l.zero)], lambda d, total: b.loop(
+            0, high.taps, 1, [(l.vector, total[0])], lambda h, total: taps(
+                source, o, p, column, d, h, total
+            )
+        ))  # fmt: skip
+        by = _divisors(l, pool, (o, p), _numbers(l, column), count_padding, divisor)
+        mean = b.value(f"fdiv {l.vector} {total}, {by}")
+        l.store(mean, "%p1", l.plus(place, column), l.first(l.minus(wide.count, column)))
+
+    def taps(source, o, p, column, d, h, total) -> list[str]:
+        down, across = met(l, deep, o, d), met(l, high, p, h)
+        limit = _limit_inside(l, axes, down, across)
+        here = l.at(source, l.times(l.plus(l.times(down, high.extent), across), wide.extent))
+
+        def tap(w: Index, total: list[str]) -> list[str]:
+            first = met(l, wide, column, w)
+            masks = l.masks_of(first, wide.stride, limit)
+            return [l.add(total[0], l.strided(here, first, wide.stride, masks))]
+
+        return b.loop(0, wide.taps, 1, [(l.vector, total[0])], tap)
+
+    return _over_lines(name, l, ("operand", "result"), pool.planes, axes, line)
+
+
+def average_pool_gradient(
+    name: str, dtype: torch.dtype, pool: Pool, isa: Isa, count_padding: bool, divisor: int
+) -> GeneratedKernel:
+    """The gradient of average_pool's operand: "gradient", "result".
+
+    Each element adds the shares of the windows that cover it, in their order.
+    """
+    b = Builder()
+    l = Lanes(b, isa, dtype)
+    windows = deep, high, wide = pool.axes
+    # The lines walked over are those of the operand, which is the result here.
+    axes = tuple(Axis(0, axis.extent, 1, 0, 1, 1) for axis in windows)
+    size = deep.count * high.count * wide.count
+    most = -(-wide.taps // wide.stride)  # windows that cover one column
+
+    def line(number: str, _) -> None:
+        plane, place, (i, j) = _line(l, number, axes)
+        source = l.at("%p0", l.times(plane, size))
+        b.loop(0, wide.extent, l.width, [], lambda column, _: columns(source, place, i, j, column))
+
+    def columns(source, place, i, j, column) -> None:
+        first_deep, last_deep = _covering(l, deep, i)
+        first_high, last_high = _covering(l, high, j)
+        zero = [(l.vector, l.zero)]
+        (total,) = b.loop(first_deep, last_deep, 1, zero, lambda o, total: b.loop(
+            first_high, last_high, 1, [(l.vector, total[0])], lambda p, total: b.loop(
+                0, most, 1, [(l.vector, total[0])], lambda u, total: [
+                    l.add(total[0], share_of(source, o, p, column, u))
+                ]
+            )
+        ))  # fmt: skip
+        l.store(total, "%p1", l.plus(place, column), l.first(l.minus(wide.extent, column)))
+
+    def share_of(source, o, p, column, u) -> str:
+        """What the u-th of the windows that may cover them gives to adjacent columns."""
+        words, n = f"<{l.width} x i32>", l.width
+        at = b.value(
+            f"add {words} {l.splat(l.narrow(l.plus(column, -wide.first)), 'i32')}, {multiples(n)}"
+        )
+        last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
+        back = l.splat(l.narrow(l.minus(most - 1, u)), "i32")
+        window = b.value(f"sub {words} {last}, {back}")
+        known = b.value(f"icmp ult {words} {window}, splat (i32 {wide.count})")
+        start = b.value(f"mul {words} {window}, splat (i32 {wide.stride})")
+        within = b.value(f"sub {words} {at}, {start}")
+        covers = b.value(f"icmp ult {words} {within}, splat (i32 {wide.taps})")
+        mask = b.value(f"and {l.mask_type} {known}, {covers}")
+        line = l.at(source, l.times(l.plus(l.times(o, high.count), p), wide.count))
+        gradient = l.gather(line, window, mask)
+        by = _divisors(l, pool, (o, p), window, count_padding, divisor)
+        part = b.value(f"fdiv {l.vector} {gradient}, {by}")
+        return b.value(f"select {l.mask_type} {mask}, {l.vector} {part}, {l.vector} {l.zero}")
+
+    return _over_lines(name, l, ("gradient", "result"), pool.planes, axes, line)
+
+
+# --- what they share ----------------------------------------------------------------------------
+
+
+def _over_lines(name, l: Lanes, arguments, planes, axes, line) -> GeneratedKernel:
+    """The kernel that runs `line` for every line of every plane of the result."""
+    lines = planes * axes[0].count * axes[1].count
+    if lines and axes[2].count:
+        l.builder.loop(*share(l, lines), 1, [], line)
+    taps = axes[0].taps * axes[1].taps * axes[2].taps
+    work = lines * axes[2].count * taps
+    text = function_text(name, len(arguments), l.builder)
+    return GeneratedKernel(name, text, arguments, tasks_for(8 * work, lines, 1), work)
+
+
+def _line(l: Lanes, number: Index, axes):
+    """The plane of a line of the result, where the line begins, and its depth and height."""
+    deep, high, wide = axes
+    plane, line = l.divided(number, deep.count * high.count)
+    return plane, l.times(number, wide.count), l.divided(line, high.count)
+
+
+def _product(extents) -> int:
+    total = 1
+    for extent in extents:
+        total *= extent
+    return total
+
+
+def _extent(axes) -> int:
+    return _product(axis.extent for axis in axes)
+
+
+def _limit_inside(l: Lanes, axes, down: Index, across: Index) -> str:
+    """How much of the operand's line is there: nothing where it lies in the padding."""
+    b = l.builder
+    above = b.value(f"icmp ult i64 {down}, {axes[0].extent}")
+    beside = b.value(f"icmp ult i64 {across}, {axes[1].extent}")
+    inside = b.value(f"and i1 {above}, {beside}")
+    return b.value(f"select i1 {inside}, i64 {axes[2].extent}, i64 0")
+
+
+def _numbers(l: Lanes, first: Index) -> str:
+    words = f"<{l.width} x i32>"
+    return l.builder.value(f"add {words} {l.splat(l.narrow(first), 'i32')}, {multiples(l.width)}")
+
+
+def _covering(l: Lanes, axis: Axis, element: Index) -> tuple[Index, Index]:
+    """The windows, from the first up to but not including the second, that cover an element."""
+    at = l.plus(element, -axis.first)
+    last, _ = l.divided(at, axis.stride)
+    beyond = l.most(l.plus(at, axis.stride - axis.taps), 0)
+    return l.divided(beyond, axis.stride)[0], l.least(l.plus(last, 1), axis.count)
+
+
+def _divisors(l: Lanes, pool: Pool, lines, columns: str, count_padding: bool, divisor: int) -> str:
+    """What the sums of adjacent windows are divided by; `columns` are their i32 numbers."""
+    if divisor:
+        return l.constant(divisor)
+    b, words = l.builder, f"<{l.width} x i32>"
+    total = None
+    places = (*lines, columns)
+    for place, axis, padding in zip(places, pool.axes, padded(pool.padding, 0)):
+        at = place if place is columns else l.splat(l.narrow(place), "i32")
+        start = b.value(f"mul {words} {at}, splat (i32 {axis.stride})")
+        start = b.value(f"add {words} {start}, splat (i32 {axis.first})")
+        end = b.value(f"add {words} {start}, splat (i32 {axis.taps})")
+        end = _bounded(l, "smin", end, axis.extent + padding)
+        if not count_padding:
+            start, end = _bounded(l, "smax", start, 0), _bounded(l, "smin", end, axis.extent)
+        covered = b.value(f"sub {words} {end}, {start}")
+        total = covered if total is None else b.value(f"mul {words} {total}, {covered}")
+    return b.value(f"sitofp {words} {total} to {l.vector}")
+
+
+def _bounded(l: Lanes, which: str, x: str, limit: int) -> str:
+    words = f"<{l.width} x i32>"
+    function = f"llvm.{which}.v{l.width}i32"
+    return l.builder.pure_call(function, words, (words, x), (words, f"splat (i32 {limit})"))
