@@ -14,7 +14,8 @@ from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.geometry import KernelSequence
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import GeneratedKernel, Index, Lanes, share, tasks_for
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import GeneratedKernel, Lanes, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.attention.tiles import Rows, Tiles
 
@@ -93,7 +94,7 @@ class _Gradient(Scores):
         work = 2 * a.batches * a.queries * a.keys * (3 * a.extent + 2 * a.width)
         self.prepare()
         self._reserve()
-        b.loop(*share(l, "%n0"), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._unit)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
             tasks_for(work, units, 1), work, (units,),
@@ -117,7 +118,7 @@ class _Gradient(Scores):
     # --- one share of the blocks of one matrix
 
     def _unit(self, unit: str, _) -> None:
-        batch, number = self.l.divided(unit, self.shares)
+        batch, number = divmod(unit, self.shares)
         offsets = self.t.locate(batch, self.a.batch, self.matrices)
         self.sums = {}
         for side in SIDES:
@@ -128,7 +129,7 @@ class _Gradient(Scores):
             else:
                 size = self.a.keys * self.extents[side]
                 pointer = self.l.at(
-                    self.pointer(f"{side}_sums"), self.l.times(unit, size), self.l.element
+                    self.pointer(f"{side}_sums"), unit * size, self.l.element
                 )
                 self.sums[side] = Rows(pointer, self.extents[side], 1, stored=False)
             self._clear(self.sums[side], self.extents[side])
@@ -199,7 +200,7 @@ class _Gradient(Scores):
             return l.total(total)
 
         def step(c: str, sums: list[str]) -> list[str]:
-            left = self.t.number(x, l.times(c, x.column))
+            left = self.t.number(x, c * x.column)
             product = b.value(f"fmul {l.element} {left}, {self.t.number(y, c)}")
             return [b.value(f"fadd {l.element} {sums[0]}, {product}")]
 
@@ -216,11 +217,11 @@ class _Gradient(Scores):
             at = self.row_buffer
 
             def query(q: str, _) -> None:
-                x = l.computed_scalar(logs.pointer, l.times(q, kept))
+                x = l.computed_scalar(logs.pointer, q * kept)
                 b.emit(f"store {l.element} {x}, ptr {l.at(at, q, l.element)}")
 
             b.loop(0, self.count, 1, [], query)
-        masks = [l.first(l.minus(self.count, v * l.width)) for v in range(self.vectors)]
+        masks = [l.first(self.count - v * l.width) for v in range(self.vectors)]
         self.alongs = [
             l.load_computed(self.along, v * l.width, mask) for v, mask in enumerate(masks)
         ]
@@ -239,8 +240,8 @@ class _Gradient(Scores):
     # --- one tile of keys
 
     def _tile(self, start: str, _) -> None:
-        a, l = self.a, self.l
-        count = l.least(self.tile, l.minus(self.limit, start))
+        a = self.a
+        count = least(self.tile, self.limit - start)
         keys = self.tile_rows("key", a.extent, start, count)
         values = self.tile_rows("value", a.width, start, count)
         self.pack_bias(start, count)
@@ -256,7 +257,7 @@ class _Gradient(Scores):
     def _scores(self, keys, values, start: Index, k: Index, rows: int) -> list[str]:
         """Weights of `rows` keys, and the gradients of their scores, into the two tiles."""
         a, l, b, n = self.a, self.l, self.b, self.vectors
-        spots = [self.spot(l.plus(k, r), v) for r in range(rows) for v in range(n)]
+        spots = [self.spot(k + r, v) for r in range(rows) for v in range(n)]
         weights = [
             self.exp(b.value(f"fsub {l.vector} {score}, {self.tops[i % n]}"))
             for i, score in enumerate(self.scores(keys, start, k, rows))
@@ -289,7 +290,7 @@ class _Gradient(Scores):
         l, n, together = self.l, self.vectors, self.kept_together
         result = []
         for r in range(0, rows, together):
-            factors = self.kept(l.plus(start, l.plus(k, r)))
+            factors = self.kept(start + (k + r))
             for i, row in enumerate(factors):
                 for v, factor in enumerate(row):
                     weight = weights[(r + i) * n + v]
@@ -310,7 +311,7 @@ class _Gradient(Scores):
 
             def body(k: Index, rows: int, _, first=first, n=n, masks=masks) -> list[str]:
                 left = Rows(
-                    l.at(tile, l.times(k, self.block), l.element), self.block, 1, stored=False
+                    l.at(tile, k * self.block, l.element), self.block, 1, stored=False
                 )
                 zeros = [l.zero] * (rows * n)
                 sums = self.t.product(
@@ -334,7 +335,7 @@ class _Gradient(Scores):
         tile = Rows(self.score_tile, self.block, 1, stored=False)
 
         def columns(c: Index, rows: int, _) -> list[str]:
-            spots = [self.spot(l.plus(c, r), v) for r in range(rows) for v in range(n)]
+            spots = [self.spot(c + r, v) for r in range(rows) for v in range(n)]
             sums = [l.load_computed(self.query_sums, spot) for spot in spots]
             here = self.t.moved(keys, 0, c)
             across = Rows(here.pointer, here.column, here.row, here.stored)
@@ -352,15 +353,15 @@ class _Gradient(Scores):
         self.t.unpack_transposed(
             self.score_tile, self.vectors, self.tile, self.bias_rows, lambda value, v: value
         )
-        rows = l.plus(l.times(self.batch, a.queries), self.first_query)
+        rows = self.batch * a.queries + self.first_query
 
         def query(q: str, _) -> None:
-            line = l.plus(l.times(l.plus(rows, q), a.keys), start)
+            line = (rows + q) * a.keys + start
 
             def chunk(c: str, _) -> None:
-                value = l.load_computed(self.bias_rows, l.plus(l.times(q, pitch), c))
-                mask = l.first(l.minus(count, c))
-                l.store(value, self.pointer("bias_gradient"), l.plus(line, c), mask)
+                value = l.load_computed(self.bias_rows, q * pitch + c)
+                mask = l.first(count - c)
+                l.store(value, self.pointer("bias_gradient"), line + c, mask)
 
             b.loop(0, count, l.width, [], chunk)
 
@@ -377,22 +378,22 @@ def _sum_kernel(
     size = a.keys * columns
 
     def row(number: str, _) -> None:
-        batch, k = l.divided(number, a.keys)
+        batch, k = divmod(number, a.keys)
         (offset,) = t.locate(batch, a.batch, {"target": target}).values()
-        line = l.plus(offset, l.times(k, target.row))
-        first = l.plus(l.times(l.times(batch, shares), size), l.times(k, columns))
+        line = offset + k * target.row
+        first = batch * shares * size + k * columns
         for c in range(0, columns, l.width):
             mask = l.first(columns - c)
-            total = l.load_computed("%p0", l.plus(first, c), mask)
+            total = l.load_computed("%p0", first + c, mask)
             for i in range(1, shares):
-                total = l.add(total, l.load_computed("%p0", l.plus(first, i * size + c), mask))
+                total = l.add(total, l.load_computed("%p0", first + (i * size + c), mask))
             if target.column == 1:
-                l.store(total, "%p1", l.plus(line, c), mask)
+                l.store(total, "%p1", line + c, mask)
             else:
                 _scatter(l, total, "%p1", line, c, target.column, min(l.width, columns - c))
 
     rows = a.batches * a.keys
-    b.loop(*share(l, "%n0"), 1, [], row)
+    b.loop(*b.share(b.number(0)), 1, [], row)
     arguments = (f"{side}_sums", f"{side}_gradient")
     return GeneratedKernel(
         name, function_text(name, 2, b, numbers=1), arguments,
@@ -408,4 +409,4 @@ def _scatter(l: Lanes, total: str, pointer: str, line: Index, first: int, step: 
         one = l.builder.value(
             f"shufflevector {l.vector} {total}, {l.vector} poison, <{l.width} x i32> <{lanes}>"
         )
-        l.store(one, pointer, l.plus(line, (first + i) * step), l.first(1))
+        l.store(one, pointer, line + (first + i) * step, l.first(1))

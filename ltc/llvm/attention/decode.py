@@ -11,15 +11,8 @@ from ltc.llvm.emit import math_float
 from ltc.llvm.attention.scores import KEEP_BITS, Attention, Scores, operand_names
 from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import (
-    LONGEST_SUM,
-    GeneratedKernel,
-    Index,
-    add_in_pieces,
-    multiples,
-    share,
-    tasks_for,
-)  # fmt: skip
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import LONGEST_SUM, GeneratedKernel, add_in_pieces, multiples, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.emit.philox import random_bits
 from ltc.llvm.attention.tiles import Rows
@@ -59,7 +52,7 @@ class _Few(Scores):
         self.prepare_numbers()
         self.line = self.reserved(self.padded(a.keys))
         self.totals = self.reserved(self.t.widest * self.l.width)
-        b.loop(*share(self.l, "%n0"), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._unit)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
             tasks_for(work, units, 1), work, (units,),
@@ -68,7 +61,7 @@ class _Few(Scores):
     def _unit(self, unit: str, _) -> None:
         a, l = self.a, self.l
         self.unit = unit
-        batch, self.row = l.divided(unit, a.queries)
+        batch, self.row = divmod(unit, a.queries)
         offsets = self.t.locate(batch, a.batch, self.matrices)
         self.operands = {
             name: Rows(l.at(self.pointer(name), offsets[name]), m.row, 1)
@@ -76,12 +69,12 @@ class _Few(Scores):
         }
         if a.bias is not None:
             (offset,) = self.t.locate(batch, a.batch, {"bias": a.bias}).values()
-            here = l.plus(offset, l.times(self.row, a.bias.row))
+            here = offset + self.row * a.bias.row
             element = "i8" if a.is_mask else l.stored
             self.bias_row = Rows(l.at(self.pointer("bias"), here, element), 0, 1)
         self.seen: Index = a.keys
         if a.causal:
-            self.seen = l.least(a.keys, l.plus(self.row, 1))
+            self.seen = least(a.keys, self.row + 1)
         self._find_scores()
         top = self.finite(self._largest())
         total = self._find_weights(top)
@@ -100,13 +93,13 @@ class _Few(Scores):
 
         def keys(k: Index, count: int) -> None:
             for r in range(count):
-                key, total = self.t.moved(self.operands["key"], l.plus(k, r)), l.zero
+                key, total = self.t.moved(self.operands["key"], k + r), l.zero
                 for c, part, mask in zip(starts, parts, masks):
                     total = l.multiply_add(part, l.load(key.pointer, c, mask), total)
-                at = l.at(self.line, l.plus(k, r), l.element)
+                at = l.at(self.line, k + r, l.element)
                 b.emit(f"store {l.element} {l.total(total)}, ptr {at}")
 
-        whole = l.times(l.divided(self.seen, TOGETHER)[0], TOGETHER)
+        whole = self.seen // TOGETHER * TOGETHER
         b.loop(0, whole, TOGETHER, [], lambda k, _: keys(k, TOGETHER))
         b.loop(whole, self.seen, 1, [], lambda k, _: keys(k, 1))
 
@@ -116,7 +109,7 @@ class _Few(Scores):
         minus = l.constant(-numbers.inf)
 
         def step(k: str, best: list[str]) -> list[str]:
-            mask = l.first(l.minus(self.seen, k))
+            mask = l.first(self.seen - k)
             score = l.load_computed(self.line, k)
             if self.a.bias is not None:
                 score = l.add(score, self.bias_vector(self.bias_row, k, mask))
@@ -136,7 +129,7 @@ class _Few(Scores):
     def _find_weights(self, top: str) -> str:
         """Scores become weights; the sum of them, of which dropout takes nothing."""
         a, b, l = self.a, self.b, self.l
-        first = l.times(self.unit, a.keys)
+        first = self.unit * a.keys
 
         def step(k: str, sums: list[str]) -> list[str]:
             x = l.load_computed(self.line, k)
@@ -144,7 +137,7 @@ class _Few(Scores):
             total = l.add(sums[0], weight)
             if a.dropped:
                 words = f"<{l.width} x i64>"
-                at = l.splat(l.plus(first, k), "i64")
+                at = l.splat(first + k, "i64")
                 at = b.value(f"add {words} {at}, {multiples(l.width, 1, 'i64')}")
                 with b.lanes(l.width):
                     bits = random_bits(b, self.seed, at, KEEP_BITS, 0)

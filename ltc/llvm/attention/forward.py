@@ -16,7 +16,8 @@ from ltc.llvm.attention.decode import few_queries, has_few
 from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
 from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import GeneratedKernel, Index, share, tasks_for
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.attention.tiles import Rows
 
@@ -50,7 +51,7 @@ class _Forward(Scores):
         work = 2 * a.batches * a.queries * a.keys * (a.extent + a.width)
         self.prepare()
         self.result_tile = self.reserved(self.padded(a.width) * self.block)
-        b.loop(*share(l, "%n0"), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._unit)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
             tasks_for(work, units, 1), work, (units,),
@@ -58,7 +59,7 @@ class _Forward(Scores):
 
     def _unit(self, unit: str, _) -> None:
         a, b, l = self.a, self.b, self.l
-        batch, block = l.divided(unit, self.blocks)
+        batch, block = divmod(unit, self.blocks)
         if a.causal:
             block = self._balanced(block)
         matrices = {"query": a.query, "key": a.key, "value": a.value, "result": self.result}
@@ -75,13 +76,12 @@ class _Forward(Scores):
 
     def _balanced(self, block: Index) -> Index:
         """Blocks from both ends in turn: a task's share of long and of short ones is the same."""
-        l = self.l
         if isinstance(block, int):
             return block
-        half, odd = l.divided(block, 2)
-        from_end = l.minus(self.blocks - 1, half)
+        half, odd = divmod(block, 2)
+        from_end = self.blocks - 1 - half
         is_odd = self.b.value(f"icmp eq i64 {odd}, 1")
-        return self.b.value(f"select i1 {is_odd}, i64 {from_end}, i64 {half}")
+        return self.b.where(is_odd, from_end, half)
 
     def _clear_results(self) -> None:
         l = self.l
@@ -92,7 +92,7 @@ class _Forward(Scores):
     def _tile(self, start: str, carried: list[str]) -> list[str]:
         a, l, b, n = self.a, self.l, self.b, self.vectors
         tops, totals = carried[:n], carried[n:]
-        count = l.least(self.tile, l.minus(self.limit, start))
+        count = least(self.tile, self.limit - start)
         keys = self.tile_rows("key", a.extent, start, count)
         values = self.tile_rows("value", a.width, start, count)
         self.pack_bias(start, count)
@@ -101,7 +101,7 @@ class _Forward(Scores):
             best = list(best)
             for i, value in enumerate(self.scores(keys, start, k, rows)):
                 r, v = divmod(i, n)
-                l.store_computed(value, self.score_tile, self.spot(l.plus(k, r), v))
+                l.store_computed(value, self.score_tile, self.spot(k + r, v))
                 larger = b.value(f"fcmp ogt {l.vector} {value}, {best[v]}")
                 best[v] = b.value(
                     f"select {l.mask_type} {larger}, {l.vector} {value}, {l.vector} {best[v]}"
@@ -125,10 +125,10 @@ class _Forward(Scores):
 
         def step(k: str, sums: list[str]) -> list[str]:
             sums = list(sums)
-            kept = self.kept(l.plus(start, k)) if a.dropped else None
+            kept = self.kept(start + k) if a.dropped else None
             for r in range(together):
                 for v in range(n):
-                    spot = self.spot(l.plus(k, r), v)
+                    spot = self.spot(k + r, v)
                     x = l.load_computed(self.score_tile, spot)
                     weight = self.exp(b.value(f"fsub {l.vector} {x}, {safe[v]}"))
                     sums[v] = l.add(sums[v], weight)
@@ -145,7 +145,7 @@ class _Forward(Scores):
         weights = Rows(self.score_tile, self.block, 1, stored=False)
 
         def columns(c: Index, rows: int, _) -> list[str]:
-            spots = [self.spot(l.plus(c, r), v) for r in range(rows) for v in range(n)]
+            spots = [self.spot(c + r, v) for r in range(rows) for v in range(n)]
             sums = [l.zero] * len(spots)
             if not self.is_single:
                 sums = [
@@ -175,11 +175,11 @@ class _Forward(Scores):
         )  # fmt: skip
         target = self.t.moved(self.operands["result"], self.first_query)
         self.t.store_rows(self.row_buffer, self.count, a.width, target)
-        first = l.plus(l.times(self.batch, a.queries), self.first_query)
+        first = self.batch * a.queries + self.first_query
         for v, (top, total) in enumerate(zip(tops, totals)):
             with b.lanes(l.width):
                 logarithm = math_float.call(b, "log", l.element, total)
             logarithm = l.add(logarithm, self.finite(top))
-            mask = l.first(l.minus(self.count, v * l.width))
-            at = l.at(self.pointer("logarithms"), l.plus(first, v * l.width), l.element)
+            mask = l.first(self.count - v * l.width)
+            at = l.at(self.pointer("logarithms"), first + v * l.width, l.element)
             l.raw_store(logarithm, at, mask, l.element, l.width)

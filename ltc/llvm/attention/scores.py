@@ -10,7 +10,8 @@ import torch
 from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import Index, Lanes, multiples, require_stack, reserved
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import Lanes, multiples, require_stack, reserved
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.emit.philox import block_bits, random_bits
 from ltc.llvm.attention.tiles import Rows, Tiles
@@ -137,13 +138,13 @@ class Scores:
         """Everything about the block: where its operands are, how many keys it reads."""
         a, l = self.a, self.l
         self.batch = batch
-        self.first_query = l.times(block, self.block)
+        self.first_query = block * self.block
         whole = a.queries % self.block == 0
-        left = l.minus(a.queries, self.first_query)
-        self.count = self.block if whole else l.least(left, self.block)
+        left = a.queries - self.first_query
+        self.count = self.block if whole else least(left, self.block)
         self.limit: Index = a.keys
         if a.causal:
-            self.limit = l.least(a.keys, l.plus(self.first_query, self.block))
+            self.limit = least(a.keys, self.first_query + self.block)
         offsets = self.t.locate(batch, a.batch, matrices)
         self.operands = {name: self._at(name, offsets[name], m) for name, m in matrices.items()}
         if a.bias is not None:
@@ -153,7 +154,7 @@ class Scores:
         if a.causal:
             self.lane_numbers = [self._lane_numbers("i32", v) for v in range(self.vectors)]
         if a.dropped:
-            first = l.plus(l.times(batch, a.queries), self.first_query)
+            first = batch * a.queries + self.first_query
             self.lane_positions = [self._positions(first, v) for v in range(self.vectors)]
 
     def _at(self, name: str, offset: Index, matrix: Matrix) -> Rows:
@@ -164,14 +165,14 @@ class Scores:
 
     def _lane_numbers(self, element: str, v: int) -> str:
         l = self.l
-        first = l.narrow(l.plus(self.first_query, v * l.width))
+        first = l.narrow(self.first_query + v * l.width)
         lanes = multiples(l.width, 1, element)
         return self.b.value(f"add <{l.width} x i32> {l.splat(first, 'i32')}, {lanes}")
 
     def _positions(self, first: Index, v: int) -> str:
         """The position of each lane's first score among all scores."""
         l = self.l
-        at = l.splat(l.times(l.plus(first, v * l.width), self.a.keys), "i64")
+        at = l.splat((first + v * l.width) * self.a.keys, "i64")
         return self.b.value(f"add <{l.width} x i64> {at}, {multiples(l.width, self.a.keys, 'i64')}")
 
     def pack_queries(self, name: str, target: str, columns: int, factor: str = "") -> None:
@@ -206,7 +207,7 @@ class Scores:
         if a.bias is None:
             return
         element = "i8" if a.is_mask else l.stored
-        first = l.plus(l.times(self.first_query, a.bias.row), l.times(start, a.bias.column))
+        first = self.first_query * a.bias.row + start * a.bias.column
         here = Rows(l.at(self.bias_at, first, element), a.bias.row, a.bias.column)
         if a.bias.row != 0 and a.bias.column == 1:
             self.t.pack_transposed(
@@ -215,16 +216,16 @@ class Scores:
             return
 
         def key(k: str, _) -> None:
-            offset, place = l.times(k, a.bias.column), l.times(k, self.block)
+            offset, place = k * a.bias.column, k * self.block
             if a.bias.row == 0:
                 number = l.splat(self.bias_number(here.pointer, offset))
                 for v in range(self.vectors):
-                    l.store_computed(number, self.bias_tile, l.plus(place, v * l.width))
+                    l.store_computed(number, self.bias_tile, place + v * l.width)
                 return
 
             def query(q: str, _) -> None:
-                number = self.bias_number(here.pointer, l.plus(offset, l.times(q, a.bias.row)))
-                at = l.at(self.bias_tile, l.plus(place, q), l.element)
+                number = self.bias_number(here.pointer, offset + q * a.bias.row)
+                at = l.at(self.bias_tile, place + q, l.element)
                 b.emit(f"store {l.element} {number}, ptr {at}")
 
             b.loop(0, self.count, 1, [], query)
@@ -263,9 +264,9 @@ class Scores:
         for i, value in enumerate(sums):
             r, v = divmod(i, self.vectors)
             if a.bias is not None:
-                value = l.add(value, l.load_computed(self.bias_tile, self.spot(l.plus(k, r), v)))
+                value = l.add(value, l.load_computed(self.bias_tile, self.spot(k + r, v)))
             if a.causal:
-                value = self._causal(value, l.plus(start, l.plus(k, r)), v)
+                value = self._causal(value, start + (k + r), v)
             result.append(value)
         return result
 
@@ -278,7 +279,7 @@ class Scores:
 
     def spot(self, row: Index, v: int) -> Index:
         """Where a vector of a tile of keys by queries lies."""
-        return self.l.plus(self.l.times(row, self.block), v * self.l.width)
+        return row * self.block + v * self.l.width
 
     def exp(self, x: str) -> str:
         with self.b.lanes(self.l.width):

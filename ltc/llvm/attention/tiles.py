@@ -14,7 +14,8 @@ import torch
 
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import Index, Lanes, transposed
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import Lanes, transposed
 from ltc.llvm.gemm.blocking import Matrix
 
 
@@ -57,17 +58,17 @@ class Tiles:
 
     def locate(self, flat: Index, extents: tuple[int, ...], matrices: dict[str, Matrix]):
         """The first element of each matrix, by its pointer, of one batch counted flat."""
-        l, remaining = self.l, flat
+        remaining = flat
         offsets: dict[str, Index] = dict.fromkeys(matrices, 0)
         for dim in reversed(range(len(extents))):
-            remaining, index = l.divided(remaining, extents[dim]) if dim else (0, remaining)
+            remaining, index = divmod(remaining, extents[dim]) if dim else (0, remaining)
             for pointer, matrix in matrices.items():
-                offsets[pointer] = l.plus(offsets[pointer], l.times(index, matrix.batch[dim]))
+                offsets[pointer] = offsets[pointer] + index * matrix.batch[dim]
         return offsets
 
     def moved(self, x: Rows, row: Index, column: Index = 0) -> Rows:
         """The rows that begin elsewhere in the same matrix."""
-        offset = self.l.plus(self.l.times(row, x.row), self.l.times(column, x.column))
+        offset = row * x.row + column * x.column
         element = self.l.stored if x.stored else self.l.element
         return Rows(self.l.at(x.pointer, offset, element), x.row, x.column, x.stored)
 
@@ -93,8 +94,8 @@ class Tiles:
         l, b = self.l, self.b
 
         def step(d: str, values: list[str]) -> list[str]:
-            line, here = l.times(d, right.row), l.times(d, left.column)
-            ys = [self.vector(right, l.plus(line, v * l.width), m) for v, m in enumerate(masks)]
+            line, here = d * right.row, d * left.column
+            ys = [self.vector(right, line + v * l.width, m) for v, m in enumerate(masks)]
             element = l.stored if left.stored else l.element
             start = Rows(l.at(left.pointer, here, element), left.row, left.column, left.stored)
             result = []
@@ -114,9 +115,9 @@ class Tiles:
 
         rest  how many are left at the end where `count` is no multiple of `rows`; 0: it always is
         """
-        l, b = self.l, self.b
+        b = self.b
         types = [type for type, _ in carried]
-        whole = count if rest == 0 else l.times(l.divided(count, rows)[0], rows)
+        whole = count if rest == 0 else count // rows * rows
         values = b.loop(0, whole, rows, carried, lambda k, now: body(k, rows, now))
         if rest == 0:
             return values
@@ -132,14 +133,14 @@ class Tiles:
         l, b = self.l, self.b
 
         def row(i: str, _) -> None:
-            line, place = self.moved(x, i), l.times(i, pitch)
+            line, place = self.moved(x, i), i * pitch
             if x.column == 1:
                 for c in range(0, columns, l.width):
                     value = self.vector(line, c, l.first(columns - c))
-                    l.store_computed(value, target, l.plus(place, c))
+                    l.store_computed(value, target, place + c)
                 return
             b.loop(0, columns, 1, [], lambda c, _: self._copy(
-                line, l.times(c, x.column), target, l.plus(place, c)
+                line, c * x.column, target, place + c
             ))  # fmt: skip
 
         b.loop(0, count, 1, [], row)
@@ -167,15 +168,15 @@ class Tiles:
 
         def square(c: str, v: int) -> None:
             is_whole = isinstance(columns, int) and columns % w == 0
-            mask = None if is_whole else l.first(l.minus(columns, c))
+            mask = None if is_whole else l.first(columns - c)
             lines = []
             for i in range(w):
                 row = v * w + i
                 if not (isinstance(count, int) and row < count):
-                    row = l.least(row, l.minus(count, 1))
-                lines.append(load(x, l.plus(l.times(row, x.row), c), mask))
+                    row = least(row, count - 1)
+                lines.append(load(x, row * x.row + c, mask))
             for i, line in enumerate(transposed(b, lines, l.element)):
-                place = l.plus(l.times(l.plus(c, i), pitch), v * w)
+                place = (c + i) * pitch + v * w
                 l.store_computed(finish(line), target, place)
 
         for v in range(vectors):
@@ -195,11 +196,11 @@ class Tiles:
 
         def square(c: str, v: int) -> None:
             lines = [
-                finish(l.load_computed(source, l.plus(l.times(l.plus(c, i), pitch), v * w)), v)
+                finish(l.load_computed(source, (c + i) * pitch + v * w), v)
                 for i in range(w)
             ]
             for i, line in enumerate(transposed(b, lines, l.element)):
-                l.store_computed(line, target, l.plus(c, (v * w + i) * padded))
+                l.store_computed(line, target, c + (v * w + i) * padded)
 
         for v in range(vectors):
             b.loop(0, columns, w, [], lambda c, _, v=v: square(c, v))
@@ -212,7 +213,7 @@ class Tiles:
         def row(q: str, _) -> None:
             line = self.moved(target, q)
             for c in range(0, columns, l.width):
-                value = l.load_computed(source, l.plus(l.times(q, padded), c))
+                value = l.load_computed(source, q * padded + c)
                 l.store(value, line.pointer, c, l.first(columns - c))
 
         b.loop(0, count, 1, [], row)

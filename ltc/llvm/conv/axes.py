@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ltc.llvm.emit.vectors import Index, Lanes
+from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.vectors import Lanes
 
 Axes = tuple["Axis", "Axis", "Axis"]
 
@@ -95,7 +96,7 @@ def _phase(i: int, k: int, o: int, s: int, p: int, d: int, residue: int) -> Axis
 
 def met(l: Lanes, axis, position: Index, tap: Index) -> Index:
     """The operand's element that a position meets at a tap; it may lie outside."""
-    return l.plus(l.plus(l.times(position, axis.stride), l.times(tap, axis.step)), axis.first)
+    return position * axis.stride + tap * axis.step + axis.first
 
 
 def always_inside(axis: Axis) -> bool:
@@ -111,21 +112,21 @@ def taps_inside(l: Lanes, axis: Axis, first: Index, last: Index) -> tuple[Index,
     """
     if always_inside(axis) or not axis.taps:
         return 0, axis.taps
-    below = l.minus(-axis.first, l.times(last, axis.stride))
-    above = l.minus(axis.extent - axis.first, l.times(first, axis.stride))
-    low, end = (_rounded_up(l, l.most(0, x), axis.step) for x in (below, above))
-    return low, l.least(axis.taps, end)
+    below = -axis.first - last * axis.stride
+    above = axis.extent - axis.first - first * axis.stride
+    low, end = (_rounded_up(l, most(0, x), axis.step) for x in (below, above))
+    return low, least(axis.taps, end)
 
 
 def positions_inside(l: Lanes, axis: Axis, tap: Index) -> tuple[Index, Index]:
     """The positions, from one up to another, that meet an element at a tap; the axis ascends."""
     if always_inside(axis):
         return 0, axis.count
-    below = l.minus(-axis.first, l.times(tap, axis.step))
-    above = l.minus(axis.extent - axis.first, l.times(tap, axis.step))
-    low, end = (_rounded_up(l, l.most(0, x), axis.stride) for x in (below, above))
-    return low, l.least(axis.count, end)
+    below = -axis.first - tap * axis.step
+    above = axis.extent - axis.first - tap * axis.step
+    low, end = (_rounded_up(l, most(0, x), axis.stride) for x in (below, above))
+    return low, least(axis.count, end)
 
 
 def _rounded_up(l: Lanes, x: Index, by: int) -> Index:
-    return l.divided(l.plus(x, by - 1), by)[0]
+    return (x + (by - 1)) // by

@@ -17,7 +17,8 @@ from ltc.llvm.conv.nchw_accumulate import Sums
 from ltc.llvm.conv.nchw_direct import DirectSums
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Index, Lanes, share, tasks_for
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Lanes, tasks_for
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import Matrix, stored_plain
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
@@ -114,23 +115,21 @@ def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa
     kernel = (*[1] * (3 - len(kernel)), *kernel)
     taps = prod(axis.taps for axis in axes)
     size = prod(kernel)
-    low, high = share(l, groups * channels)
+    low, high = b.share(groups * channels)
 
     def row(number: str, _) -> None:
-        group, channel = l.divided(number, channels)
+        group, channel = divmod(number, channels)
 
         def output(o: str, _) -> None:
-            first = l.plus(l.times(group, outputs), o)
-            source = l.at("%p0", l.times(l.plus(l.times(first, channels), channel), size))
-            target = l.at("%p1", l.plus(
-                start, l.times(l.plus(l.times(number, outputs), o), taps)
-            ))  # fmt: skip
+            first = group * outputs + o
+            source = l.at("%p0", (first * channels + channel) * size)
+            target = l.at("%p1", start + (number * outputs + o) * taps)  # fmt: skip
 
             def tap(t: tuple[Index, Index, Index], k: Index) -> None:
                 at: Index = 0
                 for index, axis, extent in zip(t, axes, kernel):
-                    element = l.plus(l.times(index, axis.kernel[1]), axis.kernel[0])
-                    at = l.plus(l.times(at, extent), element)
+                    element = index * axis.kernel[1] + axis.kernel[0]
+                    at = at * extent + element
                 bits = f"i{8 * dtype.itemsize}"
                 x = b.effect(f"load {bits}, ptr {l.at(source, at)}")
                 b.emit(f"store {bits} {x}, ptr {l.at(target, k)}")
@@ -151,7 +150,7 @@ def each_tap(l: Lanes, axes: Axes, body) -> None:
     l.builder.loop(0, depth, 1, [], lambda d, _: l.builder.loop(
         0, height, 1, [], lambda h, _: l.builder.loop(
             0, width, 1, [], lambda w, _: body(
-                (d, h, w), l.plus(l.times(l.plus(l.times(d, height), h), width), w)
+                (d, h, w), (d * height + h) * width + w
             )
         ) and None
     ) and None)  # fmt: skip

@@ -13,19 +13,18 @@ from math import prod
 
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import (
     BYTES,
     LONGEST_SUM,
     GeneratedKernel,
-    Index,
     Lanes,
     add_in_pieces,
     multiples,
     require_stack,
     reserved,
-    share,
     tasks_for,
-)  # fmt: skip
+)
 from ltc.llvm.conv.axes import Axes, met
 
 GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
@@ -127,30 +126,30 @@ class Sums:
             self.totals = reserved(b, (self.height + 1) * self.panel, l.element)
         if self.depth < self.channels:
             self.waiting = reserved(b, self.rows * self.columns, l.element)
-        b.loop(*share(l, units), 1, [], lambda unit, _: self._tile(unit))
+        b.loop(*b.share(units), 1, [], lambda unit, _: self._tile(unit))
 
     def _locate(self, part: Index) -> None:
         """Sets the pointers to what an image and group, counted together, has."""
         l = self.l
-        group = l.divided(part, self.groups)[1]
+        group = part % self.groups
         weights = self.rows * self.channels * self.taps
-        self.weight_at = l.at("%p0", l.plus(l.times(group, weights), self.start))
-        self.operand_at = l.at("%p1", l.times(part, self.channels * self.size))
-        self.result_row = l.times(part, self.rows)
+        self.weight_at = l.at("%p0", group * weights + self.start)
+        self.operand_at = l.at("%p1", part * (self.channels * self.size))
+        self.result_row = part * self.rows
 
     def _tile(self, unit: Index) -> None:
         l, b = self.l, self.b
-        rest, segment = l.divided(unit, self.segments)
-        part, strip = l.divided(rest, self.strips)
+        rest, segment = divmod(unit, self.segments)
+        part, strip = divmod(rest, self.strips)
         self._locate(part)
-        line, column = l.times(strip, self.strip), l.times(segment, self.segment)
-        lines = l.least(self.strip, l.minus(self.lines, line))
+        line, column = strip * self.strip, segment * self.segment
+        lines = least(self.strip, self.lines - line)
         if self.lines % self.strip == 0:
             lines = self.strip
         width = self.width
         if self.segments > 1:
-            width = l.least(self.segment, l.minus(self.width, column))
-        count = l.times(lines, width)
+            width = least(self.segment, self.width - column)
+        count = lines * width
         tile = (line, lines, column, width)
 
         if self.depth >= self.channels:
@@ -173,7 +172,7 @@ class Sums:
                 l.store_computed(value, self.waiting, spot)
 
         def piece(start: str, _) -> None:
-            depth = l.least(self.depth, l.minus(self.channels, start))
+            depth = least(self.depth, self.channels - start)
             self._gather(start, depth, tile)
             self._each_block(count, lambda p, row, rows: keep(p, row, rows, self._accumulate(
                 p, row, rows, start, depth, waiting(p, row, rows)
@@ -189,7 +188,7 @@ class Sums:
 
     def _spot(self, p: Index, row: Index, r: int, v: int) -> Index:
         l = self.l
-        return l.plus(l.times(l.plus(row, r), self.columns), l.plus(p, v * l.width))
+        return (row + r) * self.columns + (p + v * l.width)
 
     def _each_block(self, count: Index, body) -> None:
         """body(first column, first row, rows) for every block of a tile of `count` columns."""
@@ -210,12 +209,12 @@ class Sums:
     def _accumulate(self, p, row, rows, start, depth, sums) -> list[str]:
         l = self.l
         stride = self.channels * self.taps
-        left = l.at(self.weight_at, l.plus(l.times(row, stride), l.times(start, self.taps)))
+        left = l.at(self.weight_at, row * stride + start * self.taps)
         right = l.at(self.gathered, p, l.element)
         sums = sums or [l.zero] * (rows * self.vectors)
 
         def step(k: str, values: list[str]) -> list[str]:
-            line = l.at(right, l.times(k, self.columns), l.element)
+            line = l.at(right, k * self.columns, l.element)
             ys = [l.load_computed(line, v * l.width) for v in range(self.vectors)]
             here, result = l.at(left, k), []
             for r in range(rows):
@@ -224,38 +223,38 @@ class Sums:
                     result.append(l.multiply_add(x, y, values[r * self.vectors + v]))
             return result
 
-        return add_in_pieces(l, l.times(depth, self.taps), sums, step, self.totals)
+        return add_in_pieces(l, depth * self.taps, sums, step, self.totals)
 
     def _finish(self, p, row, rows, sums, tile, count) -> None:
         """Store a block, of which only the first `count` - p columns exist."""
         l, b = self.l, self.b
         if self.spread:
-            left = l.minus(count, p)
+            left = count - p
             for i, value in enumerate(sums):
                 r, v = divmod(i, self.vectors)
-                self._store_spread(value, l.plus(row, r), l.plus(p, v * l.width), tile,
-                                   l.first(l.minus(left, v * l.width)))  # fmt: skip
+                self._store_spread(value, row + r, p + v * l.width, tile,
+                                   l.first(left - v * l.width))  # fmt: skip
             return
-        whole = b.value(f"icmp sle i64 {l.plus(p, self.panel)}, {count}")
+        whole = b.value(f"icmp sle i64 {p + self.panel}, {count}")
         b.when(whole, [], lambda: self._store(p, row, sums, tile, None))
         partly = b.value(f"xor i1 {whole}, true")
-        b.when(partly, [], lambda: self._store(p, row, sums, tile, l.minus(count, p)))
+        b.when(partly, [], lambda: self._store(p, row, sums, tile, count - p))
 
     def _store(self, p, row, sums, tile, left) -> None:
         l = self.l
-        first = l.plus(l.plus(l.times(tile[0], self.width), tile[2]), p)
+        first = tile[0] * self.width + tile[2] + p
         for i, value in enumerate(sums):
             r, v = divmod(i, self.vectors)
-            mask = None if left is None else l.first(l.minus(left, v * l.width))
-            self._store_vector(value, l.plus(row, r), l.plus(first, v * l.width), mask)
+            mask = None if left is None else l.first(left - v * l.width)
+            self._store_vector(value, row + r, first + v * l.width, mask)
 
     def _store_vector(self, value: str, row: Index, position: Index, mask: str | None) -> None:
         l = self.l
-        flat = l.plus(self.result_row, row)
+        flat = self.result_row + row
         if self.epilogue is not None:
             with self.b.lanes(l.width):
                 value = self.epilogue(self.b, value, flat, position, mask)
-        line = l.at("%p2", l.times(flat, self.result_size))
+        line = l.at("%p2", flat * self.result_size)
         l.store(value, line, position, mask)
 
     def _store_spread(self, value: str, row: Index, p: Index, tile, mask: str | None) -> None:
@@ -282,7 +281,7 @@ class Sums:
         for index, axis in zip((outer, inner, across), self.axes):
             element = op("add", op("mul", index, axis.place[1]), axis.place[0])
             total = element if total is None else op("add", op("mul", total, axis.result), element)
-        base = l.at("%p2", l.times(l.plus(self.result_row, row), self.result_size))
+        base = l.at("%p2", (self.result_row + row) * self.result_size)
         l.scatter(value, base, total, mask)
 
     # --- gathering --------------------------------------------------------------------------------
@@ -295,24 +294,24 @@ class Sums:
         l, b = self.l, self.b
         first_line, lines, column, width = tile
         deep, high, wide = self.axes
-        source = l.at(self.operand_at, l.times(start, self.size))
+        source = l.at(self.operand_at, start * self.size)
 
         def line(d: Index, h: Index, i: Index) -> None:
-            at, limit = self._operand_line(source, l.plus(first_line, i), d, h)
-            k = l.times(l.plus(l.times(d, high.taps), h), wide.taps)
-            target = l.plus(l.times(k, self.columns), l.times(i, width))
-            b.loop(0, width, l.width, [], lambda j, _: vectors(at, limit, l.plus(target, j), j))
+            at, limit = self._operand_line(source, first_line + i, d, h)
+            k = (d * high.taps + h) * wide.taps
+            target = k * self.columns + i * width
+            b.loop(0, width, l.width, [], lambda j, _: vectors(at, limit, target + j, j))
 
         def vectors(at: str, limit: str, target: Index, j: Index) -> None:
             def one(w: Index) -> None:
-                first = met(l, wide, l.plus(column, j), w)
+                first = met(l, wide, column + j, w)
                 masks = l.masks_of(first, wide.stride, limit)
-                spot = l.plus(target, l.times(w, self.columns))
+                spot = target + w * self.columns
 
                 def channel(c: str, _) -> None:
-                    here = l.at(at, l.times(c, self.size))
+                    here = l.at(at, c * self.size)
                     value = l.strided(here, first, wide.stride, masks)
-                    place = l.plus(spot, l.times(c, self.taps * self.columns))
+                    place = spot + c * (self.taps * self.columns)
                     l.store_computed(value, self.gathered, place)
 
                 b.loop(0, depth, 1, [], channel)
@@ -329,12 +328,12 @@ class Sums:
         """Where the operand's line begins that a line of the result meets, and how much of it."""
         l, b = self.l, self.b
         deep, high, wide = self.axes
-        o, p = l.divided(line, high.count)
+        o, p = divmod(line, high.count)
         down = met(l, deep, o, d)
         across = met(l, high, p, h)
         inside = b.value(
             f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
             f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
         )
-        at = l.at(source, l.times(l.plus(l.times(down, high.extent), across), wide.extent))
-        return at, b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+        at = l.at(source, (down * high.extent + across) * wide.extent)
+        return at, b.where(inside, wide.extent, 0)

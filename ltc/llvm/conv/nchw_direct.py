@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ltc.llvm.conv.nchw_accumulate import Sums
-from ltc.llvm.emit.vectors import LONGEST_SUM, Index, multiples, share
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import LONGEST_SUM, multiples
 from ltc.llvm.conv.axes import met
 
 
@@ -17,12 +18,12 @@ class DirectSums(Sums):
 
     def _emit(self, units: int) -> None:
         lines = self.images * self.groups * self.lines
-        self.b.loop(*share(self.l, lines), 1, [], self._direct_line)
+        self.b.loop(*self.b.share(lines), 1, [], self._direct_line)
 
     def _direct_line(self, number: str, _) -> None:
         """One line of the result."""
         l, b = self.l, self.b
-        part, line = l.divided(number, self.lines)
+        part, line = divmod(number, self.lines)
         self._locate(part)
         deep, high, wide = self.axes
         sums = [(l.vector, l.zero)] * (self.rows * self.vectors)
@@ -30,15 +31,15 @@ class DirectSums(Sums):
 
         def columns(column: str, _) -> None:
             def channel(c: str, values: list[str]) -> list[str]:
-                source = l.at(self.operand_at, l.times(c, self.size))
+                source = l.at(self.operand_at, c * self.size)
 
                 def outer(d: str, values: list[str]) -> list[str]:
                     return b.loop(0, high.taps, 1, pairs(values), lambda h, v: middle(d, h, v))
 
                 def middle(d: str, h: str, values: list[str]) -> list[str]:
                     at, limit = self._operand_line(source, line, d, h)
-                    k = l.plus(l.times(l.plus(l.times(c, deep.taps), d), high.taps), h)
-                    weights = l.at(self.weight_at, l.times(k, wide.taps))
+                    k = (c * deep.taps + d) * high.taps + h
+                    weights = l.at(self.weight_at, k * wide.taps)
                     return b.loop(0, wide.taps, 1, pairs(values), lambda w, v: tap(
                         at, limit, weights, w, v
                     ))  # fmt: skip
@@ -47,30 +48,30 @@ class DirectSums(Sums):
 
             def tap(at, limit, weights, w, values) -> list[str]:
                 ys = [
-                    self._operand_vector(at, l.plus(column, v * l.width), w, limit)
+                    self._operand_vector(at, column + v * l.width, w, limit)
                     for v in range(self.vectors)
                 ]
                 result = []
                 for r in range(self.rows):
-                    x = l.splat(l.scalar(weights, l.plus(w, r * self.channels * self.taps)))
+                    x = l.splat(l.scalar(weights, w + r * self.channels * self.taps))
                     for v, y in enumerate(ys):
                         result.append(l.multiply_add(x, y, values[r * self.vectors + v]))
                 return result
 
             def piece(start: str, totals: list[str]) -> list[str]:
-                end = l.least(l.plus(start, together), self.channels)
+                end = least(start + together, self.channels)
                 parts = b.loop(start, end, 1, sums, channel)
                 return [l.add(total, part) for total, part in zip(totals, parts)]
 
             values = b.loop(0, self.channels, together, sums, piece)
             for i, value in enumerate(values):
                 r, v = divmod(i, self.vectors)
-                at = l.plus(column, v * l.width)
-                mask = l.first(l.minus(self.width, at))
+                at = column + v * l.width
+                mask = l.first(self.width - at)
                 if self.spread:
                     self._store_spread_line(value, r, line, at, mask)
                 else:
-                    self._store_vector(value, r, l.plus(l.times(line, self.width), at), mask)
+                    self._store_vector(value, r, line * self.width + at, mask)
 
         def pairs(values: list[str]) -> list[tuple[str, str]]:
             return [(l.vector, value) for value in values]
@@ -85,13 +86,11 @@ class DirectSums(Sums):
 
     def _store_spread_line(self, value, row, line, column, mask) -> None:
         l = self.l
-        o, p = l.divided(line, self.axes[1].count)
+        o, p = divmod(line, self.axes[1].count)
         at: Index = 0
         for index, axis in zip((o, p, column), self.axes):
-            element = l.plus(l.times(index, axis.place[1]), axis.place[0])
-            at = l.plus(l.times(at, axis.result), element)
-        base = l.at("%p2", l.plus(
-            l.times(l.plus(self.result_row, row), self.result_size), at
-        ))  # fmt: skip
+            element = index * axis.place[1] + axis.place[0]
+            at = at * axis.result + element
+        base = l.at("%p2", (self.result_row + row) * self.result_size + at)  # fmt: skip
         step = self.axes[2].place[1]
         l.scatter(value, base, multiples(l.width, step), mask)

@@ -14,18 +14,17 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import (
     BYTES,
     Epilogue,
     GeneratedKernel,
-    Index,
     Lanes,
     require_stack,
     reserved,
-    share,
     tasks_for,
     transposed,
-)  # fmt: skip
+)
 from ltc.llvm.conv.split_images import UNITS, Slots, adding_kernel
 from ltc.llvm.conv.axes import Axes, forward_axes, met
 
@@ -124,7 +123,7 @@ class _SlotSums:
                 b, (self.lines * max(1, self.axes[2].count) + l.width) * self.panel, l.element
             )
             self.copied = reserved(b, self.depth * self.channel_pitch + l.width, l.element)
-            b.loop(*share(l, units), 1, [], self._unit)
+            b.loop(*b.share(units), 1, [], self._unit)
         text = function_text(name, 3, b)
         tasks = tasks_for(work, units, 1)
         return GeneratedKernel(name, text, ("gradient", "operand", "partial"), tasks, work)
@@ -132,21 +131,21 @@ class _SlotSums:
     def _unit(self, unit: str, _) -> None:
         """All images of one slot, for one panel of output channels."""
         l, b = self.l, self.b
-        slot, part = l.divided(unit, self.groups * self.panels)
-        group, panel = l.divided(part, self.panels)
+        slot, part = divmod(unit, self.groups * self.panels)
+        group, panel = divmod(part, self.panels)
         size = self.rows * self.panel
-        self.partial = l.at("%p2", l.times(unit, size), l.element)
+        self.partial = l.at("%p2", unit * size, l.element)
         b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
-        first, _ = l.divided(l.times(slot, self.images), self.slots)
-        last, _ = l.divided(l.times(l.plus(slot, 1), self.images), self.slots)
+        first = slot * self.images // self.slots
+        last = (slot + 1) * self.images // self.slots
 
         def image(n: str, _) -> None:
-            part = l.plus(l.times(n, self.groups), group)
-            gradient = l.at("%p0", l.times(part, self.outputs * self.positions))
-            operand = l.at("%p1", l.times(part, self.channels * self.size))
+            part = n * self.groups + group
+            gradient = l.at("%p0", part * (self.outputs * self.positions))
+            operand = l.at("%p1", part * (self.channels * self.size))
             b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
                 0, self.strips, 1, [], lambda strip, _: self._strip(
-                    gradient, operand, panel, deep, l.times(strip, self.lines)
+                    gradient, operand, panel, deep, strip * self.lines
                 )
             ) and None)  # fmt: skip
 
@@ -154,13 +153,13 @@ class _SlotSums:
 
     def _strip(self, gradient, operand, panel, deep, line) -> None:
         l, b, (_, high, wide) = self.l, self.b, self.axes
-        lines = l.least(self.lines, l.minus(high.count, line))
-        start = l.times(l.plus(l.times(deep, high.count), line), wide.count)
-        self._turn(l.at(gradient, start), panel, l.times(lines, wide.count))
+        lines = least(self.lines, high.count - line)
+        start = (deep * high.count + line) * wide.count
+        self._turn(l.at(gradient, start), panel, lines * wide.count)
 
         def channels(first: str, _) -> None:
-            count = l.least(self.depth, l.minus(self.channels, first))
-            self._copy(l.at(operand, l.times(first, self.size)), count, deep, line)
+            count = least(self.depth, self.channels - first)
+            self._copy(l.at(operand, first * self.size), count, deep, line)
             if self.static:
                 self._static_blocks(lines)
             else:
@@ -173,14 +172,14 @@ class _SlotSums:
         l, n = self.l, self.l.width
 
         def square(p: str, v: str) -> None:
-            mask = l.first(l.minus(positions, p))
+            mask = l.first(positions - p)
             lines = []
             for i in range(n):
-                channel = l.plus(l.times(panel, self.panel), l.plus(v, i))
+                channel = panel * self.panel + (v + i)
                 if self.outputs % self.panel:
-                    channel = l.least(channel, self.outputs - 1)
-                lines.append(l.load(gradient, l.plus(l.times(channel, self.positions), p), mask))
-            target = l.at(self.turned, l.plus(l.times(p, self.panel), v), l.element)
+                    channel = least(channel, self.outputs - 1)
+                lines.append(l.load(gradient, channel * self.positions + p, mask))
+            target = l.at(self.turned, p * self.panel + v, l.element)
             for i, line in enumerate(transposed(self.b, lines, l.element)):
                 l.store_computed(line, target, i * self.panel)
 
@@ -194,20 +193,20 @@ class _SlotSums:
 
         def one_line(c: str, d: str, i: str) -> None:
             down = met(l, axis, deep, d)
-            across = l.plus(l.plus(l.times(line, high.stride), high.first), i)
+            across = line * high.stride + high.first + i
             inside = b.value(
                 f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
                 f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
             )
-            source = l.plus(l.times(c, axis.extent), down)
-            source = l.plus(l.times(source, high.extent), across)
-            source = l.at(operand, l.plus(l.times(source, wide.extent), wide.first))
-            target = l.plus(l.times(c, self.channel_pitch), l.times(d, self.plane))
-            target = l.at(self.copied, l.plus(target, l.times(i, self.pitch)), l.element)
-            limit = b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+            source = c * axis.extent + down
+            source = source * high.extent + across
+            source = l.at(operand, source * wide.extent + wide.first)
+            target = c * self.channel_pitch + d * self.plane
+            target = l.at(self.copied, target + i * self.pitch, l.element)
+            limit = b.where(inside, wide.extent, 0)
 
             def vector(j: str, _) -> None:
-                mask = l.between(l.plus(j, wide.first), limit)
+                mask = l.between(j + wide.first, limit)
                 l.store_computed(l.load(source, j, mask), target, j)
 
             b.loop(0, self.pitch, l.width, [], vector)
@@ -219,9 +218,9 @@ class _SlotSums:
         ) and None)  # fmt: skip
 
     def _tap_offset(self, d: Index, h: Index, w: Index) -> Index:
-        l, (_, high, wide) = self.l, self.axes
-        across = l.plus(l.times(h, high.step * self.pitch), l.times(w, wide.step))
-        return l.plus(l.times(d, self.plane), across)
+        (_, high, wide) = self.axes
+        across = h * (high.step * self.pitch) + w * wide.step
+        return d * self.plane + across
 
     def _static_blocks(self, lines: Index) -> None:
         """Few channels: channels and taps together make the rows of a block."""
@@ -242,16 +241,16 @@ class _SlotSums:
         l, b, (_, height, width) = self.l, self.b, self.kernel_taps
 
         def tap(d: Index, h: Index, w: Index) -> None:
-            t = l.plus(l.times(l.plus(l.times(d, height), h), width), w)
+            t = (d * height + h) * width + w
             source = l.at(self.copied, self._tap_offset(d, h, w), l.element)
-            row = l.plus(l.times(first, self.taps), t)
-            target = l.at(self.partial, l.times(row, self.panel), l.element)
+            row = first * self.taps + t
+            target = l.at(self.partial, row * self.panel, l.element)
             size = self.block
-            whole = l.times(l.divided(count, size)[0], size)
+            whole = count // size * size
 
             def block(c: Index, rows: int) -> None:
-                here = l.at(source, l.times(c, self.channel_pitch), l.element)
-                there = l.at(target, l.times(c, self.taps * self.panel), l.element)
+                here = l.at(source, c * self.channel_pitch, l.element)
+                there = l.at(target, c * (self.taps * self.panel), l.element)
                 offsets = [r * self.channel_pitch for r in range(rows)]
                 spots = [r * self.taps * self.panel for r in range(rows)]
                 self._block(here, offsets, there, spots, lines)
@@ -260,9 +259,9 @@ class _SlotSums:
             c, rest = whole, size
             while rest > 1:  # what is left, in halves: any number of channels by few codes
                 rest = (rest + 1) // 2
-                fits = b.value(f"icmp sle i64 {l.plus(c, rest)}, {count}")
+                fits = b.value(f"icmp sle i64 {c + rest}, {count}")
                 (c,) = b.when(fits, [("i64", c)], lambda c=c, rest=rest: (
-                    block(c, rest), [l.plus(c, rest)]
+                    block(c, rest), [c + rest]
                 )[1])  # fmt: skip
 
         depth = self.kernel_taps[0]
@@ -279,13 +278,13 @@ class _SlotSums:
         sums = [(l.vector, l.zero)] * len(places)
 
         def line(i: str, values: list[str]) -> list[str]:
-            here = l.at(source, l.times(i, high.stride * self.pitch), l.element)
-            there = l.at(self.turned, l.times(i, wide.count * self.panel), l.element)
+            here = l.at(source, i * (high.stride * self.pitch), l.element)
+            there = l.at(self.turned, i * (wide.count * self.panel), l.element)
 
             def position(j: str, values: list[str]) -> list[str]:
-                right = l.at(there, l.times(j, self.panel), l.element)
+                right = l.at(there, j * self.panel, l.element)
                 ys = [l.load_computed(right, v * l.width) for v in range(count)]
-                left, result = l.at(here, l.times(j, wide.stride), l.element), []
+                left, result = l.at(here, j * wide.stride, l.element), []
                 for r, offset in enumerate(offsets):
                     x = l.splat(l.computed_scalar(left, offset))
                     for v, y in enumerate(ys):
@@ -311,15 +310,15 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
     units = groups * outputs * channels * deep.taps * high.taps
 
     def unit(number: str, _) -> None:
-        rest, h = l.divided(number, high.taps)
-        rest, d = l.divided(rest, deep.taps)
-        output, channel = l.divided(rest, channels)
-        operand = l.plus(l.times(l.divided(output, outputs)[0], channels), channel)
+        rest, h = divmod(number, high.taps)
+        rest, d = divmod(rest, deep.taps)
+        output, channel = divmod(rest, channels)
+        operand = output // outputs * channels + channel
         sums = [(l.vector, l.zero)] * wide.taps
 
         def image(n: str, values: list[str]) -> list[str]:
-            gradient = l.at("%p0", l.times(l.plus(l.times(n, groups * outputs), output), positions))
-            source = l.at("%p1", l.times(l.plus(l.times(n, groups * channels), operand), size))
+            gradient = l.at("%p0", (n * (groups * outputs) + output) * positions)
+            source = l.at("%p1", (n * (groups * channels) + operand) * size)
             carried = [(l.vector, x) for x in values]
             return b.loop(0, deep.count * high.count, 1, carried, lambda i, v: line(
                 gradient, source, i, d, h, v
@@ -331,22 +330,22 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
             spot = l.at(row, w, l.element)
             b.emit(f"store {l.element} {l.total(total)}, ptr {spot}")
         b.loop(0, wide.taps, l.width, [], lambda w, _: store(
-            output, l.times(l.divided(number, deep.taps * high.taps)[1], wide.taps), channel, w
+            output, number % (deep.taps * high.taps) * wide.taps, channel, w
         ))  # fmt: skip
 
     def line(gradient, source, i, d, h, values) -> list[str]:
-        o, p = l.divided(i, high.count)
+        o, p = divmod(i, high.count)
         down, across = met(l, deep, o, d), met(l, high, p, h)
         inside = b.value(
             f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
             f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
         )
-        source = l.at(source, l.times(l.plus(l.times(down, high.extent), across), wide.extent))
-        gradient = l.at(gradient, l.times(i, wide.count))
-        end = b.value(f"select i1 {inside}, i64 {wide.count}, i64 0")
+        source = l.at(source, (down * high.extent + across) * wide.extent)
+        gradient = l.at(gradient, i * wide.count)
+        end = b.where(inside, wide.count, 0)
 
         def vector(j: str, sums: list[str]) -> list[str]:
-            mask = l.first(l.minus(wide.count, j))
+            mask = l.first(wide.count - j)
             x = l.load(gradient, j, mask)
             result = []
             for w, total in enumerate(sums):
@@ -361,16 +360,16 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
 
     def store(output, tap, channel, w) -> None:
         value = l.load_computed(reserved_row, w)
-        mask = l.first(l.minus(wide.taps, w))
-        column = l.plus(l.times(channel, taps), l.plus(tap, w))
+        mask = l.first(wide.taps - w)
+        column = channel * taps + (tap + w)
         if epilogue is not None:
             with b.lanes(l.width):
                 value = epilogue(b, value, output, column, mask)
-        l.store(value, "%p2", l.plus(l.times(output, channels * taps), column), mask)
+        l.store(value, "%p2", output * (channels * taps) + column, mask)
 
     reserved_row = reserved(b, wide.taps + l.width, l.element)
     if units:
-        b.loop(*share(l, units), 1, [], unit)
+        b.loop(*b.share(units), 1, [], unit)
     arguments = ("gradient", "operand", "result", *(f"operand{i}" for i in range(operands)))
     work = 2 * images * positions * geometry.weight[0] * channels * taps
     text = function_text(name, len(arguments), b)

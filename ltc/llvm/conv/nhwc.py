@@ -18,17 +18,16 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.nhwc_few_channels import ChannelTotals, sums_across_lanes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import (
     BYTES,
     Epilogue,
     GeneratedKernel,
-    Index,
     Lanes,
     require_stack,
     reserved,
-    share,
     tasks_for,
-)  # fmt: skip
+)
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
 from ltc.llvm.conv.nhwc_input_tile import ascending, most_images, strip_extents, strip_of
@@ -195,40 +194,41 @@ class _Tiles:
         self.packer.reserve()
         if self.waits:
             self.waiting = reserved(b, self.pixels * self.panel, l.element)
-        blocks = b.value(f"udiv i64 {l.plus('%n0', self.images - 1)}, {self.images}")
-        strips = l.times(blocks, deep.count * self.strips)
-        units = l.times(l.times(strips, self.sizes.groups), "%n1")
+        rounded_up = b.number(0) + (self.images - 1)
+        blocks = b.index(b.value(f"udiv i64 {rounded_up}, {self.images}"))
+        strips = blocks * (deep.count * self.strips)
+        units = strips * self.sizes.groups * b.number(1)
 
         def unit(number: str, _) -> None:
             # One after the other, the strips that read the same weights.
-            rest = b.value(f"udiv i64 {number}, {strips}")
-            strip = l.minus(number, l.times(rest, strips))
-            part, group = l.divided(rest, self.sizes.groups)
+            rest = b.index(b.value(f"udiv i64 {number}, {strips}"))
+            strip = number - rest * strips
+            part, group = divmod(rest, self.sizes.groups)
             self._strip(strip, part, group)
 
-        b.loop(*share(l, units), 1, [], unit)
+        b.loop(*b.share(units), 1, [], unit)
 
     def _strip(self, strip: Index, part: Index, group: Index) -> None:
-        l, b, (deep, high, _) = self.l, self.b, self.axes
-        block, rest = l.divided(strip, deep.count * self.strips)
-        self.deep, number = l.divided(rest, self.strips)
-        self.first_image = l.times(block, self.images)
-        self.image_count = l.least(self.images, l.minus("%n0", self.first_image))
-        self.first_line = l.times(number, self.lines)
+        b, (deep, high, _) = self.b, self.axes
+        block, rest = divmod(strip, deep.count * self.strips)
+        self.deep, number = divmod(rest, self.strips)
+        self.first_image = block * self.images
+        self.image_count = least(self.images, b.number(0) - self.first_image)
+        self.first_line = number * self.lines
         self.line_count = self.lines
         if high.count % self.lines:
-            self.line_count = l.least(self.lines, l.minus(high.count, self.first_line))
+            self.line_count = least(self.lines, high.count - self.first_line)
         self.group = group
-        channel = l.times(group, self.sizes.left)
+        channel = group * self.sizes.left
         self.strip.copy(
             "%p1", channel, self.first_image, self.image_count, self.deep, self.first_line
         )
-        first = b.value(f"udiv i64 {l.times(part, self.panels)}, %n1")
-        last = b.value(f"udiv i64 {l.times(l.plus(part, 1), self.panels)}, %n1")
-        b.loop(first, last, 1, [], lambda panel, _: self._panel(l.times(panel, self.panel)))
+        first = b.index(b.value(f"udiv i64 {part * self.panels}, %n1"))
+        last = b.index(b.value(f"udiv i64 {(part + 1) * self.panels}, %n1"))
+        b.loop(first, last, 1, [], lambda panel, _: self._panel(panel * self.panel))
 
     def _panel(self, column: Index) -> None:
-        l, b, left = self.l, self.b, self.sizes.left
+        b, left = self.b, self.sizes.left
         self.column = column
         if not self.waits:
             self.packer.pack(self.group, column, 0, left)
@@ -239,7 +239,7 @@ class _Tiles:
         self._each_tile(lambda _, spot, shape: self._keep(spot, shape, None))
 
         def block(start: str, _) -> None:
-            depth = l.least(self.depth, l.minus(left, start))
+            depth = least(self.depth, left - start)
             self.packer.pack(self.group, column, start, depth)
             self._each_tile(lambda place, spot, shape: self._keep(
                 spot, shape,
@@ -294,7 +294,7 @@ class _Tiles:
         sums = sums or [l.zero] * (len(rows) * count)
 
         def step(left: str, right: str, k: str, values: list[str]) -> list[str]:
-            line = l.at(right, l.times(k, self.panel), l.element)
+            line = l.at(right, k * self.panel, l.element)
             ys = [l.load_computed(line, v * l.width) for v in range(count)]
             here, result = l.at(left, k, l.element), []
             for r, offset in enumerate(rows):
@@ -304,26 +304,26 @@ class _Tiles:
             return result
 
         def segment(d: Index, h: Index, w: Index, run: Index, values: list[str]) -> list[str]:
-            left = l.at(place, l.plus(self.strip.tap(d, h, w), start), l.element)
-            tap = l.plus(l.times(l.plus(l.times(d, high), h), wide), w)
+            left = l.at(place, self.strip.tap(d, h, w) + start, l.element)
+            tap = (d * high + h) * wide + w
             right = l.at(
-                self.packer.memory, l.times(tap, self.depth * self.panel), l.element
+                self.packer.memory, tap * (self.depth * self.panel), l.element
             )
             return b.loop(0, run, 1, typed(values), lambda k, v: step(left, right, k, v))
 
         def typed(values: list[str]) -> list[tuple[str, str]]:
             return [(l.vector, value) for value in values]
 
-        line = l.plus(self.first_line, spot[1])
+        line = self.first_line + spot[1]
         low_deep, end_deep = taps_inside(l, self.axes[0], self.deep, self.deep)
-        low, end = taps_inside(l, self.axes[1], line, l.plus(line, shape[0] - 1))
+        low, end = taps_inside(l, self.axes[1], line, line + (shape[0] - 1))
         first, last = 0, wide
         if self.tile.across_images:
             first, last = taps_inside(l, self.axes[2], spot[2], spot[2])
 
         def row(d: Index, h: Index, values: list[str]) -> list[str]:
             if self.joins_taps:
-                return segment(d, h, first, l.times(l.minus(last, first), depth), values)
+                return segment(d, h, first, (last - first) * depth, values)
             return b.loop(
                 first, last, 1, typed(values), lambda w, values: segment(d, h, w, depth, values)
             )
@@ -335,8 +335,8 @@ class _Tiles:
     def _spots(self, spot, shape):
         """The place in the waiting sums of each vector of a tile."""
         l, (n, i, j), wide = self.l, spot, self.axes[2].count
-        first = l.plus(l.times(l.plus(l.times(n, self.lines), i), wide), j)
-        base = l.at(self.waiting, l.times(first, self.panel), l.element)
+        first = (n * self.lines + i) * wide + j
+        base = l.at(self.waiting, first * self.panel, l.element)
         return base, [
             ((m * self.lines + r) * wide + c) * self.panel + v * l.width
             for m, r, c in self._members(shape)
@@ -360,7 +360,7 @@ class _Tiles:
                     self._store(value, row, self._channel(v), v)
 
             if self.tile.across_images and r:
-                image = self.l.plus(spot[0], r)
+                image = spot[0] + r
                 exists = b.value(f"icmp slt i64 {image}, {self.image_count}")
                 b.when(exists, [], store)
             else:
@@ -368,29 +368,29 @@ class _Tiles:
 
     def _rows(self, spot, shape) -> list[Index]:
         """The flat position in the result of each position of a tile."""
-        l, (deep, high, wide), (n, i, j) = self.l, self.axes, spot
-        first: Index = l.plus(self.first_image, n)
-        lines = l.plus(self.first_line, i)
+        (deep, high, wide), (n, i, j) = self.axes, spot
+        first: Index = self.first_image + n
+        lines = self.first_line + i
         for index, axis in zip((self.deep, lines, j), self.axes):
-            at = l.plus(l.times(index, axis.place[1]), axis.place[0])
-            first = l.plus(l.times(first, axis.result), at)
+            at = index * axis.place[1] + axis.place[0]
+            first = first * axis.result + at
         image = deep.result * high.result * wide.result
         return [
-            l.plus(first, m * image + r * high.place[1] * wide.result + c * wide.place[1])
+            first + (m * image + r * high.place[1] * wide.result + c * wide.place[1])
             for m, r, c in self._members(shape)
         ]
 
     def _channel(self, v: int) -> Index:
         l = self.l
-        group = l.times(self.group, self.sizes.right)
-        return l.plus(group, l.plus(self.column, v * l.width))
+        group = self.group * self.sizes.right
+        return group + (self.column + v * l.width)
 
     def _store(self, value: str, row: Index, channel: Index, v: int) -> None:
         l, right = self.l, self.sizes.right
-        left = l.minus(right, l.plus(self.column, v * l.width))
+        left = right - (self.column + v * l.width)
         mask = l.first(left) if right % self.panel else None
         if self.epilogue is not None:
             with self.b.lanes(l.width):
                 value = self.epilogue(self.b, value, row, channel, mask)
-        line = l.at("%p2", l.times(row, right * self.sizes.groups))
+        line = l.at("%p2", row * (right * self.sizes.groups))
         l.store(value, line, channel, mask)

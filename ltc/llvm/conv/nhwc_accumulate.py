@@ -9,18 +9,17 @@ from __future__ import annotations
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import (
     BYTES,
     Epilogue,
     GeneratedKernel,
-    Index,
     Lanes,
     multiples,
     require_stack,
     reserved,
-    share,
     tasks_for,
-)  # fmt: skip
+)
 from ltc.llvm.conv.nhwc_input_tile import Strip, ascending, strip_extents
 from ltc.llvm.conv.axes import Axes, padded
 
@@ -51,11 +50,11 @@ class Strips:
         high = self.axes[1]
         if high.count % max(1, self.lines) == 0:
             return self.lines
-        return self.l.least(self.lines, self.l.minus(high.count, line))
+        return least(self.lines, high.count - line)
 
     def mask(self, channel: Index) -> str | None:
         l = self.l
-        return l.first(l.minus(self.channels, channel)) if self.channels % l.width else None
+        return l.first(self.channels - channel) if self.channels % l.width else None
 
 
 class StripSums(Strips):
@@ -88,8 +87,9 @@ class StripSums(Strips):
             self.strip.reserve()
             self.packed = reserved(b, packed_size, l.element)
             self._pack()
-            blocks = b.value(f"udiv i64 {l.plus('%n0', self.images - 1)}, {self.images}")
-            b.loop(*share(l, l.times(blocks, each)), 1, [], lambda unit, _: self._unit(unit))
+            rounded_up = b.number(0) + (self.images - 1)
+            blocks = b.index(b.value(f"udiv i64 {rounded_up}, {self.images}"))
+            b.loop(*b.share(blocks * each), 1, [], lambda unit, _: self._unit(unit))
         arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
         text = function_text(name, len(arguments), b, 1)
         tasks = tasks_for(4 * self.work, units, 1)
@@ -107,23 +107,23 @@ class StripSums(Strips):
         lanes = multiples(l.width, self.right * size)
 
         def vector(c: Index, _) -> None:
-            here, mask = l.at("%p0", l.times(c, self.right * size)), self.mask(c)
+            here, mask = l.at("%p0", c * (self.right * size)), self.mask(c)
             for k, row in enumerate(rows):
                 value = l.gather(l.at(here, row), lanes, mask)
-                l.store_computed(value, self.packed, l.plus(c, k * self.packed_row))
+                l.store_computed(value, self.packed, c + k * self.packed_row)
 
         self.b.loop(0, self.channels, l.width, [], vector)
 
     def _unit(self, unit: Index) -> None:
-        l, b = self.l, self.b
-        block, rest = l.divided(unit, self.axes[0].count * self.strips)
-        deep, number = l.divided(rest, self.strips)
-        first, line = l.times(block, self.images), l.times(number, self.lines)
-        images, lines = l.least(self.images, l.minus("%n0", first)), self.lines_from(line)
+        b = self.b
+        block, rest = divmod(unit, self.axes[0].count * self.strips)
+        deep, number = divmod(rest, self.strips)
+        first, line = block * self.images, number * self.lines
+        images, lines = least(self.images, self.b.number(0) - first), self.lines_from(line)
         self.strip.copy("%p1", 0, first, images, deep, line)
 
         def one_line(n: Index, i: Index) -> None:
-            position = self._position(l.plus(first, n), deep, l.plus(line, i))
+            position = self._position(first + n, deep, line + i)
             self._line(n, i, position)
 
         b.loop(0, images, 1, [], lambda n, _: b.loop(
@@ -139,7 +139,7 @@ class StripSums(Strips):
         l, b, start = self.l, self.b, 0
         for width, count in self.widths:
             def tile(j: Index, _=None, width=width) -> None:
-                place = l.plus(self.strip.place(image, line, j), channel)
+                place = self.strip.place(image, line, j) + channel
                 body(l.at(self.strip.memory, place, l.element), width, j)
 
             if count == 1:
@@ -150,16 +150,15 @@ class StripSums(Strips):
 
     def _position(self, image: Index, deep: Index, line: Index) -> Index:
         """The flat position in the result of a line's first element."""
-        l, total = self.l, image
+        total = image
         for index, axis in zip((deep, line, 0), self.axes):
-            at = l.plus(l.times(index, axis.place[1]), axis.place[0])
-            total = l.plus(l.times(total, axis.result), at)
+            at = index * axis.place[1] + axis.place[0]
+            total = total * axis.result + at
         return total
 
     def _row(self, position: Index, column: Index, r: int) -> Index:
         """The flat position of the r-th result of a tile that begins at a column."""
-        l = self.l
-        return l.plus(position, l.times(l.plus(column, r), self.axes[2].place[1]))
+        return position + (column + r) * self.axes[2].place[1]
 
     def typed(self, values: list[str]) -> list[tuple[str, str]]:
         return [(self.l.vector, value) for value in values]

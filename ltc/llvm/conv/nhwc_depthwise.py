@@ -11,7 +11,8 @@ import torch
 from ltc.llvm.emit.builder import function_text
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Index, require_stack, share, tasks_for
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, require_stack, tasks_for
 from ltc.llvm.conv.split_images import Slots, adding_kernel, images_of
 from ltc.llvm.conv.nhwc_accumulate import StripSums, Strips
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
@@ -78,8 +79,8 @@ class _Sums(StripSums):
         weights = l.at(self.packed, channel, l.element)
 
         def tap(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
-            k = l.plus(l.times(l.plus(l.times(d, high.taps), h), wide.taps), w)
-            weight = l.load_computed(weights, l.times(k, self.packed_row))
+            k = (d * high.taps + h) * wide.taps + w
+            weight = l.load_computed(weights, k * self.packed_row)
             here = l.at(place, self.strip.tap(d, h, w), l.element)
             return [
                 l.multiply_add(l.load_computed(here, self.strip.place(0, 0, r)), weight, value)
@@ -99,7 +100,7 @@ class _Sums(StripSums):
         if self.epilogue is not None:
             with self.b.lanes(l.width):
                 value = self.epilogue(self.b, value, row, channel, mask)
-        l.store(value, "%p2", l.plus(l.times(row, self.channels), channel), mask)
+        l.store(value, "%p2", row * self.channels + channel, mask)
 
 
 class _SlotSums(Strips):
@@ -114,11 +115,11 @@ class _SlotSums(Strips):
         self.slots = Slots(count, 1, self.channels, self.l.width, self.taps)
 
     def kernel(self, name: str) -> GeneratedKernel:
-        l, b, slots = self.l, self.b, self.slots
+        b, slots = self.b, self.slots
         require_stack(self.strip.bytes, "convolution")
         if slots.of_one:
             self.strip.reserve()
-            b.loop(*share(l, slots.count), 1, [], self._slot)
+            b.loop(*b.share(slots.count), 1, [], self._slot)
         text = function_text(name, 3, b, 1)
         tasks = tasks_for(4 * self.work, slots.count, 1)
         arguments = ("gradient", "operand", "partial")
@@ -127,15 +128,15 @@ class _SlotSums(Strips):
 
     def _slot(self, slot: str, _) -> None:
         l, b, size = self.l, self.b, self.slots.of_one
-        self.partial = l.at("%p2", l.times(slot, size), l.element)
+        self.partial = l.at("%p2", slot * size, l.element)
         b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
-        first, last = images_of(l, slot, "%n0", self.slots.count)
+        first, last = images_of(l, slot, b.number(0), self.slots.count)
 
         def images(n: str, _) -> None:
-            count = l.least(self.images, l.minus(last, n))
+            count = least(self.images, last - n)
             b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
                 0, self.strips, 1, [], lambda strip, _: self._strip(
-                    n, count, deep, l.times(strip, self.lines)
+                    n, count, deep, strip * self.lines
                 )
             ) and None)  # fmt: skip
 
@@ -159,18 +160,18 @@ class _SlotSums(Strips):
             ) and None)  # fmt: skip
 
         def taps(channel: Index, d: Index, h: Index) -> None:
-            source = l.at(self.strip.memory, l.plus(self.strip.tap(d, h, 0), channel), l.element)
+            source = l.at(self.strip.memory, self.strip.tap(d, h, 0) + channel, l.element)
             mask = self.mask(channel)
 
             def one_line(n: Index, i: Index, values: list[str]) -> list[str]:
                 here = l.at(source, self.strip.place(n, i, 0), l.element)
-                at = l.plus(l.times(l.plus(first, n), axis.count), deep)
-                at = l.plus(l.times(at, high.count), l.plus(line, i))
-                there = l.plus(l.times(at, wide.count * self.channels), channel)
+                at = (first + n) * axis.count + deep
+                at = at * high.count + (line + i)
+                there = at * (wide.count * self.channels) + channel
                 gradient = l.at("%p0", there)
 
                 def position(j: str, values: list[str]) -> list[str]:
-                    g = l.load(gradient, l.times(j, self.channels), mask)
+                    g = l.load(gradient, j * self.channels, mask)
                     spot = l.at(here, self.strip.place(0, 0, j), l.element)
                     return [
                         l.multiply_add(g, l.load_computed(spot, offset), value)
@@ -182,8 +183,8 @@ class _SlotSums(Strips):
             sums = b.loop(0, images, 1, typed([l.zero] * len(rest)), lambda n, values: b.loop(
                 0, lines, 1, typed(values), lambda i, values: one_line(n, i, values)
             ))  # fmt: skip
-            row = l.times(l.plus(l.times(d, high.taps), h), wide.taps)
-            spot = l.plus(l.times(channel, self.taps), l.times(row, l.width))
+            row = (d * high.taps + h) * wide.taps
+            spot = channel * self.taps + row * l.width
             target = l.at(self.partial, spot, l.element)
             for k, value in enumerate(sums):
                 total = l.add(l.load_computed(target, k * l.width), value)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import BYTES, Epilogue, Index, Lanes, shuffled
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.vectors import BYTES, Epilogue, Lanes, shuffled
 from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.axes import Axes
 
@@ -42,8 +43,8 @@ class ChannelTotals(StripSums):
         l, b, (deep, high, _) = self.l, self.b, self.axes
 
         def line(d: Index, h: Index, values: list[str]) -> list[str]:
-            row = l.times(l.plus(l.times(d, high.taps), h), self.axes[2].taps * self.right)
-            weights = l.at(self.packed, l.times(row, self.packed_row), l.element)
+            row = (d * high.taps + h) * (self.axes[2].taps * self.right)
+            weights = l.at(self.packed, row * self.packed_row, l.element)
             here = l.at(place, self.strip.tap(d, h, 0), l.element)
             return b.loop(0, self.channels, l.width, self.typed(values), lambda c, values: (
                 self._vector(l.at(here, c, l.element), l.at(weights, c, l.element), c, values)
@@ -79,7 +80,7 @@ class ChannelTotals(StripSums):
     def _store(self, totals: str, width: int, position: Index, column: Index) -> None:
         l, right = self.l, self.right
         if self.epilogue is None and self.axes[2].place[1] == 1:
-            first = l.times(self._row(position, column, 0), right)
+            first = self._row(position, column, 0) * right
             l.store(totals, "%p2", first, l.first(width * right))
             return
         for r in range(width):
@@ -93,7 +94,7 @@ class ChannelTotals(StripSums):
         if self.epilogue is not None:
             with self.b.lanes(l.width):
                 value = self.epilogue(self.b, value, row, 0, mask)
-        l.store(value, "%p2", l.times(row, self.right), mask)
+        l.store(value, "%p2", row * self.right, mask)
 
 
 def total_of_each(l: Lanes, vectors: list[str]) -> str:

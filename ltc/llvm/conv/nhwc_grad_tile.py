@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ltc.llvm.emit.vectors import BYTES, Index, Lanes, reserved
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.vectors import BYTES, Lanes, reserved
 from ltc.llvm.conv.axes import Axes
 
 FETCHED_PIXELS = 8  # ahead of the one that is read
@@ -32,14 +33,14 @@ class GradientPanel:
         channel  the panel's first, of those of all groups; `column`: of those of its group
         """
         l, (axis, high, wide) = self.l, self.axes
-        at = l.plus(l.times(image, axis.count), deep)
-        at = l.times(l.plus(l.times(at, high.count), line), wide.count)
-        self.first = l.at(gradient, l.plus(l.times(at, self.step), channel))
+        at = image * axis.count + deep
+        at = (at * high.count + line) * wide.count
+        self.first = l.at(gradient, at * self.step + channel)
         self.image = axis.count * high.count * wide.count * self.step
         self.masks: list[str | None] = [None for _ in self.starts]
         if self.outputs % (len(self.starts) * l.width):
-            left = l.minus(self.outputs, column)
-            self.masks = [l.first(l.minus(left, start)) for start in self.starts]
+            left = self.outputs - column
+            self.masks = [l.first(left - start) for start in self.starts]
 
     def fill(self, images: Index, lines: Index) -> None:
         """Nothing is copied."""
@@ -47,8 +48,8 @@ class GradientPanel:
     def read(self, image: Index, line: Index, column: Index) -> list[str]:
         """The vectors of a position that was not read before."""
         l = self.l
-        at = l.times(l.plus(l.times(line, self.axes[2].count), column), self.step)
-        here = l.at(self.first, l.plus(l.times(image, self.image), at))
+        at = (line * self.axes[2].count + column) * self.step
+        here = l.at(self.first, image * self.image + at)
         result = []
         for start, mask in zip(self.starts, self.masks):
             l.builder.prefetch(l.at(here, FETCHED_PIXELS * self.step + start))
@@ -84,8 +85,8 @@ class CopiedGradientPanel(GradientPanel):
 
     def _place(self, image: Index, line: Index, column: Index) -> str:
         l = self.l
-        at = l.plus(l.times(l.plus(l.times(image, self.lines), line), self.axes[2].count), column)
-        return l.at(self.copied, l.times(at, self.panel), l.element)
+        at = (image * self.lines + line) * self.axes[2].count + column
+        return l.at(self.copied, at * self.panel, l.element)
 
     def read(self, image: Index, line: Index, column: Index) -> list[str]:
         """The vectors of a position, as often as they are wanted."""

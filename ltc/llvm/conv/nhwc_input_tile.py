@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ltc.llvm.emit.isa import ALIASING_BYTES
-from ltc.llvm.emit.vectors import BYTES, Index, Lanes, reserved
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.vectors import BYTES, Lanes, reserved
 from ltc.llvm.conv.axes import Axes, Axis
 
 FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
@@ -72,26 +73,26 @@ class Strip:
         size = axis.extent * high.extent * wide.extent * self.apart
         
         def one_line(n: Index, d: Index, i: Index) -> None:
-            down = l.plus(l.plus(l.times(deep, axis.stride), l.times(d, axis.step)), axis.first)
-            across = l.plus(l.plus(l.times(line, high.stride), high.first), i)
+            down = deep * axis.stride + d * axis.step + axis.first
+            across = line * high.stride + high.first + i
             inside = b.value(
                 f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
                 f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
             )
-            at = l.plus(l.times(down, high.extent), across)
-            at = l.plus(l.times(at, wide.extent), wide.first)
-            at = l.plus(l.times(at, self.apart), channel)
-            at = l.plus(at, l.times(l.plus(first, n), size))
+            at = down * high.extent + across
+            at = at * wide.extent + wide.first
+            at = at * self.apart + channel
+            at = at + (first + n) * size
             source = l.at(operand, at)
-            target = l.plus(l.times(n, self.image), l.times(d, self.plane))
-            target = l.at(self.memory, l.plus(target, l.times(i, self.line)), l.element)
+            target = n * self.image + d * self.plane
+            target = l.at(self.memory, target + i * self.line, l.element)
             if self.channels % l.width and self.apart == self.pixel:
-                columns = b.value(f"select i1 {inside}, i64 {wide.extent}, i64 0")
+                columns = b.where(inside, wide.extent, 0)
                 self._short_pixels(source, target, columns)
                 return
             low = min(self.columns, max(0, -wide.first))
             most = max(low, min(self.columns, wide.extent - wide.first))
-            end = b.value(f"select i1 {inside}, i64 {most}, i64 {low}")
+            end = b.where(inside, most, low)
             self._clear(target, 0, low)
             self._clear(target, end, self.columns)
             self._pixels(source, target, low, end)
@@ -105,17 +106,17 @@ class Strip:
     def _short_pixels(self, source: str, target: str, columns: str) -> None:
         """All channels of all columns, which lie side by side and fill no whole vectors."""
         l, shift = self.l, self.axes[2].first * self.channels
-        limit = l.times(columns, self.channels)
+        limit = columns * self.channels
 
         def vector(j: str, _) -> None:
-            l.store_computed(l.load(source, j, l.between(l.plus(j, shift), limit)), target, j)
+            l.store_computed(l.load(source, j, l.between(j + shift, limit)), target, j)
 
         l.builder.loop(0, self.line, l.width, [], vector)
 
     def _clear(self, target: str, first: Index, end: Index) -> None:
         l = self.l
         if first != end:
-            low, high = l.times(first, self.pixel), l.times(end, self.pixel)
+            low, high = first * self.pixel, end * self.pixel
             l.builder.loop(low, high, l.width, [], lambda j, _: l.store_computed(l.zero, target, j))
 
     def _pixels(self, source: str, target: str, low: int, end: str) -> None:
@@ -124,33 +125,33 @@ class Strip:
         ahead = FETCHED_BYTES // BYTES[l.stored] * -(-self.apart // self.channels)
 
         def vector(at: Index, to: Index, mask: str | None) -> None:
-            b.prefetch(l.at(source, l.plus(at, ahead)))
+            b.prefetch(l.at(source, at + ahead))
             l.store_computed(l.load(source, at, mask), target, to)
 
         def pixel(j: str, _) -> None:
-            at, to = l.times(j, self.apart), l.times(j, self.pixel)
+            at, to = j * self.apart, j * self.pixel
             whole = self.channels // l.width * l.width
-            b.loop(0, whole, l.width, [], lambda c, _: vector(l.plus(at, c), l.plus(to, c), None))
+            b.loop(0, whole, l.width, [], lambda c, _: vector(at + c, to + c, None))
             if rest := self.channels - whole:
-                vector(l.plus(at, whole), l.plus(to, whole), l.first(rest))
+                vector(at + whole, to + whole, l.first(rest))
 
         if self.apart == self.pixel == self.channels:
-            first, last = low * self.pixel, l.times(end, self.pixel)
+            first, last = low * self.pixel, end * self.pixel
             b.loop(first, last, l.width, [], lambda j, _: vector(j, j, None))
         else:
             b.loop(low, end, 1, [], pixel)
 
     def place(self, image: Index, line: Index, column: Index) -> Index:
         """Where the first tap of a position of the strip lies."""
-        l, (_, high, wide) = self.l, self.axes
-        at = l.plus(l.times(image, self.image), l.times(line, high.stride * self.line))
-        return l.plus(at, l.times(column, wide.stride * self.pixel))
+        (_, high, wide) = self.axes
+        at = image * self.image + line * (high.stride * self.line)
+        return at + column * (wide.stride * self.pixel)
 
     def tap(self, d: Index, h: Index, w: Index) -> Index:
         """How far a tap lies from the first one."""
-        l, (_, high, wide) = self.l, self.axes
-        at = l.plus(l.times(d, self.plane), l.times(h, high.step * self.line))
-        return l.plus(at, l.times(w, wide.step * self.pixel))
+        (_, high, wide) = self.axes
+        at = d * self.plane + h * (high.step * self.line)
+        return at + w * (wide.step * self.pixel)
 
     def fetch(self, place: str, channels: int) -> None:
         """A copy is near."""
@@ -179,8 +180,8 @@ class UncopiedStrip(Strip):
         self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index
     ) -> None:
         l, (axis, high, _) = self.l, self.axes
-        at = l.plus(l.times(first, self.image), l.times(deep, axis.stride * self._depth))
-        at = l.plus(l.plus(at, l.times(line, high.stride * self.line)), channel)
+        at = first * self.image + deep * (axis.stride * self._depth)
+        at = at + line * (high.stride * self.line) + channel
         self.memory = l.at(operand, at)
 
     def fetch(self, place: str, channels: int) -> None:

@@ -13,18 +13,17 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel, GradientPanel
 from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import (
     BYTES,
     STACK_BYTES,
     Epilogue,
     GeneratedKernel,
-    Index,
     Lanes,
     require_stack,
     reserved,
-    share,
     tasks_for,
-)  # fmt: skip
+)
 from ltc.llvm.conv.split_images import Adder, adding_kernel, images_of, slots_for
 from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents, strip_of
 from ltc.llvm.conv.axes import always_inside, forward_axes, positions_inside
@@ -105,8 +104,8 @@ class SlotSums:
 
     def row_of(self, l: Lanes, column: Index) -> Index:
         """Where the sums of an element of the flat [C / groups, *kernel] are."""
-        channel, tap = l.divided(column, self.taps)
-        return l.plus(l.times(tap, self.channels), channel)
+        channel, tap = divmod(column, self.taps)
+        return tap * self.channels + channel
 
     @property
     def stack_bytes(self) -> int:
@@ -122,7 +121,7 @@ class SlotSums:
         """The partial sums: "gradient", "operand", "partial"."""
         l, slots = self.l, self.slots
         size = slots.rows * slots.panel
-        self._emit("%p0", "%p1", lambda unit: l.at("%p2", l.times(unit, size), l.element), None)
+        self._emit("%p0", "%p1", lambda unit: l.at("%p2", unit * size, l.element), None)
         return self._finished(name, ("gradient", "operand", "partial"))
 
     def whole_kernel(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
@@ -141,7 +140,7 @@ class SlotSums:
         return self._finished(name, ("gradient", "result", *read, "operand"))
 
     def _emit(self, gradient: str, operand: str, partial_of, then) -> None:
-        l, b, slots = self.l, self.b, self.slots
+        b, slots = self.b, self.slots
         self.pointers = gradient, operand
         require_stack(self.stack_bytes, "convolution")
         if not (slots.count * slots.groups * slots.panels and slots.rows):
@@ -155,7 +154,7 @@ class SlotSums:
             if then is not None:
                 then(group, panel)
 
-        b.loop(*share(l, slots.count * slots.groups * slots.panels), 1, [], unit)
+        b.loop(*b.share(slots.count * slots.groups * slots.panels), 1, [], unit)
 
     def _finished(self, name: str, arguments: tuple[str, ...]) -> GeneratedKernel:
         slots = self.slots
@@ -170,18 +169,18 @@ class SlotSums:
     def _unit(self, unit: str) -> tuple[Index, Index]:
         """All images of one slot, for one panel of output channels: its (group, panel)."""
         l, b, slots = self.l, self.b, self.slots
-        slot, part = l.divided(unit, slots.groups * slots.panels)
-        group, panel = l.divided(part, slots.panels)
+        slot, part = divmod(unit, slots.groups * slots.panels)
+        group, panel = divmod(part, slots.panels)
         size = slots.rows * slots.panel
         b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
-        first, last = images_of(l, slot, "%n0", slots.count)
-        column = l.times(panel, self.panel)
+        first, last = images_of(l, slot, b.number(0), slots.count)
+        column = panel * self.panel
 
         def images(n: str, _) -> None:
-            count = l.least(self.images, l.minus(last, n))
+            count = least(self.images, last - n)
             b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
                 0, self.strips, 1, [], lambda strip, _: self._strip(
-                    group, column, n, count, deep, l.times(strip, self.lines)
+                    group, column, n, count, deep, strip * self.lines
                 )
             ) and None)  # fmt: skip
 
@@ -192,11 +191,11 @@ class SlotSums:
         l, b, (_, high, wide) = self.l, self.b, self.axes
         lines = self.lines
         if high.count % self.lines:
-            lines = l.least(self.lines, l.minus(high.count, line))
-        channel = l.times(group, self.channels)
+            lines = least(self.lines, high.count - line)
+        channel = group * self.channels
         gradient, operand = self.pointers
         self.strip.copy(operand, channel, image, count, deep, line)
-        output = l.plus(l.times(group, self.outputs), column)
+        output = group * self.outputs + column
         self.gradient.begin(gradient, output, column, image, deep, line)
         self.gradient.fill(count, lines)
         split = (self.height + 1) * self.taller
@@ -204,16 +203,16 @@ class SlotSums:
         def segment(d: Index, h: Index, w: Index) -> None:
             down = (0, lines)
             if not self.joins_lines:
-                first, end = (l.minus(x, line) for x in positions_inside(l, high, h))
-                down = l.most(0, first), l.least(lines, end)
+                first, end = (x - line for x in positions_inside(l, high, h))
+                down = most(0, first), least(lines, end)
             across = (0, wide.count) if self.joins_taps else positions_inside(l, wide, w)
-            tap = l.plus(l.times(l.plus(l.times(d, high.taps), h), wide.taps), w)
+            tap = (d * high.taps + h) * wide.taps + w
             source = l.at(self.strip.memory, self.strip.tap(d, h, w), l.element)
-            target = l.at(self.partial, l.times(tap, self.channels * self.panel), l.element)
+            target = l.at(self.partial, tap * (self.channels * self.panel), l.element)
 
             def block(k: Index, rows: int) -> None:
                 here = l.at(source, k, l.element)
-                there = l.at(target, l.times(k, self.panel), l.element)
+                there = l.at(target, k * self.panel, l.element)
                 self._block(here, there, rows, count, down, across)
 
             for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
@@ -245,7 +244,7 @@ class SlotSums:
             self.strip.fetch(left, rows)
             for r in range(rows):
                 h, k = divmod(r, self.line_run)
-                x = l.splat(l.computed_scalar(left, l.plus(self.strip.tap(0, h, 0), k)))
+                x = l.splat(l.computed_scalar(left, self.strip.tap(0, h, 0) + k))
                 for v, y in enumerate(ys):
                     result.append(l.multiply_add(x, y, values[r * count + v]))
             return result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ltc.llvm.emit.vectors import BYTES, Index, Lanes, multiples, reserved, shuffled, transposed  # fmt: skip
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import BYTES, Lanes, multiples, reserved, shuffled, transposed
 from ltc.llvm.conv.axes import Axes
 
 FETCHED_VECTORS = 4
@@ -47,27 +48,27 @@ class WeightPacker:
     def _pack_forward(self, group, column, start, depth) -> None:
         """Squares of (right, left and tap), turned; each row goes where its tap and channel are."""
         l, n, size = self.l, self.l.width, self.size
-        run, limit = self.left * size, l.times(depth, size)
-        base = l.at("%p0", l.plus(l.times(group, self.right * run), l.times(start, size)))
+        run, limit = self.left * size, depth * size
+        base = l.at("%p0", group * (self.right * run) + start * size)
 
         def square(q: Index, v: Index) -> None:
-            mask = l.first(l.minus(limit, q))
+            mask = l.first(limit - q)
             lines = []
             for i in range(n):
-                channel = l.plus(l.plus(column, v), i)
+                channel = column + v + i
                 if self.right % self.panel:
-                    channel = l.least(channel, self.right - 1)
-                line = l.plus(l.times(channel, run), q)
-                l.builder.prefetch(l.at(base, l.plus(line, FETCHED_VECTORS * n)))
+                    channel = least(channel, self.right - 1)
+                line = channel * run + q
+                l.builder.prefetch(l.at(base, line + FETCHED_VECTORS * n))
                 lines.append(l.load(base, line, mask))
             for i, line in enumerate(transposed(l.builder, lines, l.element)):
-                at = l.plus(q, i)
-                channel, tap = l.divided(at, size)
-                row = l.plus(l.times(tap, self.depth), channel)
+                at = q + i
+                channel, tap = divmod(at, size)
+                row = tap * self.depth + channel
                 if not isinstance(limit, int) or limit % n:
                     exists = l.builder.value(f"icmp slt i64 {at}, {limit}")
-                    row = l.builder.value(f"select i1 {exists}, i64 {row}, i64 {self.rows}")
-                l.store_computed(line, self.memory, l.plus(l.times(row, self.panel), v))
+                    row = l.builder.where(exists, row, self.rows)
+                l.store_computed(line, self.memory, row * self.panel + v)
 
         l.builder.loop(0, limit, n, [], lambda q, _: l.builder.loop(
             0, self.panel, n, [], lambda v, _: square(q, v)
@@ -75,16 +76,16 @@ class WeightPacker:
 
     def _pack_gradient(self, group, column, start, depth) -> None:
         l, size = self.l, self.size
-        first = l.plus(l.times(group, self.left), start)
-        base = l.at("%p0", l.times(l.plus(l.times(first, self.right), column), size))
+        first = group * self.left + start
+        base = l.at("%p0", (first * self.right + column) * size)
 
         def channel(k: str, v: Index) -> None:
-            here = l.at(base, l.times(l.plus(l.times(k, self.right), v), size))
-            left = l.minus(self.right, l.plus(column, v)) if self.right % self.panel else None
+            here = l.at(base, (k * self.right + v) * size)
+            left = self.right - (column + v) if self.right % self.panel else None
             vectors = self._picked(here, left)
             for tap, value in enumerate(vectors):
-                row = l.plus(k, tap * self.depth)
-                l.store_computed(value, self.memory, l.plus(l.times(row, self.panel), v))
+                row = k + tap * self.depth
+                l.store_computed(value, self.memory, row * self.panel + v)
 
         l.builder.loop(0, depth, 1, [], lambda k, _: l.builder.loop(
             0, self.panel, l.width, [], lambda v, _: channel(k, v)
@@ -97,11 +98,11 @@ class WeightPacker:
             mask = None if left is None else l.first(left)
             lanes = multiples(n, size)
             return [l.gather(l.at(here, element), lanes, mask) for element in self.elements]
-        limit = None if left is None else l.times(left, size)
+        limit = None if left is None else left * size
         for k in range(size):
             l.builder.prefetch(l.at(here, FETCHED_ROWS * self.right * size + k * n))
         parts = [
-            l.load(here, k * n, None if limit is None else l.first(l.minus(limit, k * n)))
+            l.load(here, k * n, None if limit is None else l.first(limit - k * n))
             for k in range(size)
         ]
         return [self._every(parts, element) for element in self.elements]

@@ -12,16 +12,8 @@ import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import (
-    BYTES,
-    Epilogue,
-    GeneratedKernel,
-    Index,
-    Lanes,
-    share,
-    tasks_for,
-    transposed,
-)  # fmt: skip
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import BYTES, Epilogue, GeneratedKernel, Lanes, tasks_for, transposed
 
 FETCHED_SQUARES = 4  # ahead of the one that is stored
 UNITS = 16  # that a launch falls into, where the images allow it
@@ -62,8 +54,8 @@ def slots_for(images: int, groups: int, outputs: int, panel: int, rows: int) -> 
 def images_of(l: Lanes, slot: Index, images: Index, slots: int) -> tuple[Index, Index]:
     """The first image of a slot, and the first that it has no more."""
     b = l.builder
-    first = b.value(f"udiv i64 {l.times(slot, images)}, {slots}")
-    return first, b.value(f"udiv i64 {l.times(l.plus(slot, 1), images)}, {slots}")
+    first = b.index(b.value(f"udiv i64 {slot * images}, {slots}"))
+    return first, b.index(b.value(f"udiv i64 {(slot + 1) * images}, {slots}"))
 
 
 def adding_kernel(
@@ -81,12 +73,12 @@ def adding_kernel(
     units = slots.groups * slots.panels * adder.squares
 
     def unit(number: str, _) -> None:
-        part, square = l.divided(number, adder.squares)
-        panel = l.at("%p0", l.times(part, slots.rows * slots.panel), l.element)
-        adder.add(panel, *l.divided(part, slots.panels), square)
+        part, square = divmod(number, adder.squares)
+        panel = l.at("%p0", part * (slots.rows * slots.panel), l.element)
+        adder.add(panel, *divmod(part, slots.panels), square)
 
     if units:
-        b.loop(*share(l, units), 1, [], unit)
+        b.loop(*b.share(units), 1, [], unit)
     arguments = ("partial", "result", *(f"operand{i}" for i in range(operands)))
     work = slots.count * slots.of_one
     text = function_text(name, len(arguments), b)
@@ -109,44 +101,44 @@ class Adder:
     def add(self, memory: str, group: Index, panel: Index, square: Index) -> None:
         """One square; `memory`: where the panel's sums of the first slot are."""
         l, slots = self.l, self.slots
-        column = l.times(square, l.width)
-        mask = l.first(l.minus(slots.rows, column)) if slots.rows % l.width else None
-        spots = [self._spot(l.plus(column, i)) for i in range(l.width)]
+        column = square * l.width
+        mask = l.first(slots.rows - column) if slots.rows % l.width else None
+        spots = [self._spot(column + i) for i in range(l.width)]
 
         def strip(v: str, _) -> None:
-            first = l.plus(l.times(panel, slots.panel), v)
+            first = panel * slots.panel + v
             sums = self._summed(l.at(memory, v, l.element), spots)
             for i, line in enumerate(transposed(l.builder, sums, l.element)):
-                self._store_existing(line, group, l.plus(first, i), column, mask)
+                self._store_existing(line, group, first + i, column, mask)
 
         l.builder.loop(0, slots.panel, l.width, [], strip)
 
     def _spot(self, column: Index) -> Index:
         l = self.l
         if self.slots.rows % l.width:
-            column = l.least(column, self.slots.rows - 1)
-        return l.times(self.row_of(l, column), self.slots.panel)
+            column = least(column, self.slots.rows - 1)
+        return self.row_of(l, column) * self.slots.panel
 
     def _summed(self, memory: str, spots: list[Index]) -> list[str]:
         l, slots = self.l, self.slots
 
         def slot(s: str, sums: list[str]) -> list[str]:
-            base = l.at(memory, l.times(s, slots.of_one), l.element)
+            base = l.at(memory, s * slots.of_one, l.element)
             return [l.add(total, l.load_computed(base, one)) for total, one in zip(sums, spots)]
 
         starts = [(l.vector, l.load_computed(memory, one)) for one in spots]
         return l.builder.loop(1, slots.count, 1, starts, slot)
 
     def _store_existing(self, value, group, channel, column, mask) -> None:
-        l, b, outputs = self.l, self.l.builder, self.slots.outputs
+        b, outputs = self.l.builder, self.slots.outputs
         exists = b.value(f"icmp slt i64 {channel}, {outputs}")
-        flat = l.plus(l.times(group, outputs), channel)
+        flat = group * outputs + channel
         b.when(exists, [], lambda: self._store(value, flat, column, mask))
 
     def _store(self, value: str, flat: Index, column: Index, mask: str | None) -> None:
         l, b = self.l, self.l.builder
-        l.fetch(self.epilogue, flat, l.plus(column, FETCHED_SQUARES * l.width))
+        l.fetch(self.epilogue, flat, column + FETCHED_SQUARES * l.width)
         if self.epilogue is not None:
             with b.lanes(l.width):
                 value = self.epilogue(b, value, flat, column, mask)
-        l.store(value, "%p1", l.plus(l.times(flat, self.slots.rows), column), mask)
+        l.store(value, "%p1", flat * self.slots.rows + column, mask)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ltc.llvm.emit.dtype import literal
+from ltc.llvm.emit.index import Index, IndexRegister, Register
 
 LANES = 16  # of a vector of any element type; LLVM splits it where registers are narrower
 
@@ -36,7 +37,7 @@ class Builder:
         self.passes_caches = False
         self.declarations: set[str] = set()
         self._lines: list[str] = []
-        self._known: list[dict[str, str]] = [{}]
+        self._known: list[dict[str, Register]] = [{}]
         self._count = self._blocks = 0
         self._block = "entry"
 
@@ -66,27 +67,39 @@ class Builder:
 
     # --- instructions ----------------------------------------------------------------------------
 
-    def _name(self) -> str:
+    def _name(self) -> Register:
         self._count += 1
-        return f"%v{self._count}"
+        return Register(f"%v{self._count}")
 
     def emit(self, text: str) -> None:
         """An instruction without a result."""
         self._lines.append(f"  {text}")
 
-    def effect(self, text: str) -> str:
+    def effect(self, text: str) -> Register:
         """The result of an instruction that may differ when repeated: a load."""
         name = self._name()
         self.emit(f"{name} = {text}")
         return name
 
-    def value(self, text: str) -> str:
+    def value(self, text: str) -> Register:
         """The result of a pure instruction."""
         for scope in reversed(self._known):
             if text in scope:
                 return scope[text]
         name = self._known[-1][text] = self.effect(text)
         return name
+
+    def index(self, name: str) -> IndexRegister:
+        """The i64 value of that name, to calculate with."""
+        return IndexRegister(name, self.value)
+
+    def number(self, k: int) -> IndexRegister:
+        """The kernel's i64 argument number k."""
+        return self.index(f"%n{k}")
+
+    def where(self, condition: str, x: Index, y: Index) -> IndexRegister:
+        """x where the scalar i1 holds, else y."""
+        return self.index(self.value(f"select i1 {condition}, i64 {x}, i64 {y}"))
 
     def binary(self, op: str, scalar: str, x: str, y: str) -> str:
         return self.value(f"{op} {self.of(scalar)} {x}, {y}")
@@ -174,11 +187,11 @@ class Builder:
             return x
         return str(y) if x == "0" else self.value(f"add i64 {x}, {y}")
 
-    def share(self, units: str | int) -> tuple[str, str]:
+    def share(self, units: Index) -> tuple[Index, Index]:
         """The units of this task: from the first up to but not including the second."""
-        low = self.value(f"udiv i64 {self.multiply('%task', units)}, %tasks")
-        high = self.value(f"udiv i64 {self.multiply(self.add('%task', 1), units)}, %tasks")
-        return low, high
+        task, tasks = self.index("%task"), self.index("%tasks")
+        low = self.index(self.value(f"udiv i64 {task * units}, {tasks}"))
+        return low, self.index(self.value(f"udiv i64 {(task + 1) * units}, {tasks}"))
 
     def multiply(self, x: str, y: str | int) -> str:
         """The product of two scalar i64."""
@@ -201,11 +214,11 @@ class Builder:
 
     def loop(
         self,
-        low: str | int,
-        high: str | int,
+        low: Index,
+        high: Index,
         step: int,
         carried: Sequence[tuple[str, str]],
-        body: Callable[[str, list[str]], list[str] | None],
+        body: Callable[[IndexRegister, list[str]], list[str] | None],
     ) -> list[str]:
         """for i in range(low, high, step): carried = body(i, carried); what is carried at the end.
 
@@ -217,10 +230,12 @@ class Builder:
         self.emit(f"br i1 {enters}, label %loop{number}, label %end{number}")
         self.label(f"loop{number}")
         first_line = len(self._lines)
-        inside = [f"%carried{number}_{k}" for k in range(len(carried))]
+        inside = [
+            self._register(type, f"%carried{number}_{k}") for k, (type, _) in enumerate(carried)
+        ]
         self._lines.extend([""] * (1 + len(carried)))
         self._known.append({})
-        after = body(f"%i{number}", inside) or []
+        after = body(self.index(f"%i{number}"), inside) or []
         following = self.effect(f"add nuw nsw i64 %i{number}, {step}")
         again = self.effect(f"icmp slt i64 {following}, {high}")
         self._known.pop()
@@ -235,7 +250,7 @@ class Builder:
             )
         self.label(f"end{number}")
         return [
-            self.effect(f"phi {type} [ {first}, %{before} ], [ {after[k]}, %{latch} ]")
+            self._phi(type, f"[ {first}, %{before} ], [ {after[k]}, %{latch} ]")
             for k, (type, first) in enumerate(carried)
         ]
 
@@ -257,9 +272,15 @@ class Builder:
         self.emit(f"br label %end{number}")
         self.label(f"end{number}")
         return [
-            self.effect(f"phi {type} [ {first}, %{before} ], [ {after[k]}, %{last} ]")
+            self._phi(type, f"[ {first}, %{before} ], [ {after[k]}, %{last} ]")
             for k, (type, first) in enumerate(carried)
         ]
+
+    def _phi(self, type: str, values: str) -> Register:
+        return self._register(type, self.effect(f"phi {type} {values}"))
+
+    def _register(self, type: str, name: str) -> Register:
+        return self.index(name) if type == "i64" else Register(name)
 
     def body(self) -> str:
         return "\n".join(self._lines)

@@ -13,9 +13,8 @@ import torch
 from ltc.errors import Unsupported
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.dtype import FORMS, literal
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
-
-Index = int | str  # a number known now, or the name of an i64 value
 
 LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
 
@@ -68,50 +67,6 @@ class Lanes:
         self.vector = f"<{self.width} x {self.element}>"
         self.mask_type = f"<{self.width} x i1>"
         self.zero = "zeroinitializer"
-
-    # --- indices
-
-    def plus(self, x: Index, y: Index) -> Index:
-        if isinstance(x, int) and isinstance(y, int):
-            return x + y
-        if x == 0 or y == 0:
-            return y if x == 0 else x
-        return self.builder.value(f"add i64 {x}, {y}")
-
-    def times(self, x: Index, y: Index) -> Index:
-        if isinstance(x, int) and isinstance(y, int):
-            return x * y
-        if x == 0 or y == 0:
-            return 0
-        if x == 1 or y == 1:
-            return y if x == 1 else x
-        return self.builder.value(f"mul i64 {x}, {y}")
-
-    def minus(self, x: Index, y: Index) -> Index:
-        if isinstance(x, int) and isinstance(y, int):
-            return x - y
-        return x if y == 0 else self.builder.value(f"sub i64 {x}, {y}")
-
-    def divided(self, x: Index, y: int) -> tuple[Index, Index]:
-        """Quotient and remainder of a number that is not negative."""
-        if isinstance(x, int):
-            return divmod(x, y)
-        if y == 1:
-            return x, 0
-        quotient = self.builder.value(f"udiv i64 {x}, {y}")
-        return quotient, self.minus(x, self.times(quotient, y))
-
-    def least(self, x: Index, y: Index) -> Index:
-        return self._chosen("slt", x, y, min)
-
-    def most(self, x: Index, y: Index) -> Index:
-        return self._chosen("sgt", x, y, max)
-
-    def _chosen(self, predicate: str, x: Index, y: Index, known) -> Index:
-        if isinstance(x, int) and isinstance(y, int):
-            return known(x, y)
-        first = self.builder.value(f"icmp {predicate} i64 {x}, {y}")
-        return self.builder.value(f"select i1 {first}, i64 {x}, i64 {y}")
 
     # --- addresses
 
@@ -219,7 +174,7 @@ class Lanes:
     def masks_of(self, first: Index, stride: int, limit: Index) -> tuple[str, ...]:
         """What `strided` needs to leave out elements that are not in [0, limit)."""
         if stride == 2:
-            second = self.plus(first, self.width)
+            second = first + self.width
             return self.between(first, limit), self.between(second, limit)
         return (self.between(first, limit, stride),)
 
@@ -230,7 +185,7 @@ class Lanes:
         if stride == 2:  # two loads and a shuffle take a quarter of a gather's time
             n = self.width
             low = self.load(pointer, first, masks[0])
-            high = self.load(pointer, self.plus(first, n), masks[1])
+            high = self.load(pointer, first + n, masks[1])
             return shuffled(self.builder, self.vector, low, high, list(range(0, 2 * n, 2)))
         return self.gather(self.at(pointer, first), multiples(self.width, stride), masks[0])
 
@@ -349,11 +304,6 @@ def shuffled(builder: Builder, vector: str, x: str, y: str, lanes: list[int]) ->
     )
 
 
-def share(lanes: Lanes, chunks: int) -> tuple[Index, Index]:
-    """The chunks of this task: from the first up to but not including the second."""
-    return lanes.builder.share(chunks)
-
-
 def tasks_for(flops: int, groups: int, blocks: int) -> int:
     """Into how many tasks to divide `groups` that share what they pack, of `blocks` each.
 
@@ -399,7 +349,7 @@ def add_in_pieces(
         l.store_computed(value, totals, i * l.width)
 
     def piece(start: str, _) -> None:
-        end = l.least(l.plus(start, LONGEST_SUM), depth)
+        end = least(start + LONGEST_SUM, depth)
         zeros = [(l.vector, l.zero)] * len(sums)
         for i, value in enumerate(b.loop(start, end, 1, zeros, step)):
             total = l.add(l.load_computed(totals, i * l.width), value)

@@ -15,15 +15,8 @@ from ltc.llvm.gemm.autotune import choose
 from ltc.llvm.gemm.microkernel import Block, Dots, add_to_memory, pieces
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa, host_isa
-from ltc.llvm.emit.vectors import (
-    Epilogue,
-    GeneratedKernel,
-    Index,
-    Lanes,
-    reserved,
-    share,
-    tasks_for,
-)  # fmt: skip
+from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Lanes, reserved, tasks_for
 from ltc.llvm.gemm.blocking import (
     SQUARE,
     Blocking,
@@ -157,7 +150,7 @@ class _Product:
         self.b = Builder()
         self.plan, self.epilogue = plan, epilogue
         self.l = Lanes(self.b, plan.isa, plan.dtype)
-        self.m, self.k, self.outer = "%n0", "%n1", "%n2"
+        self.m, self.k, self.outer, self.strip_blocks = map(self.b.number, range(NUMBERS))
         # Sums go straight to the result where nothing is to be done to them.
         self.is_direct = epilogue is None and not plan.is_long and not plan.splits
 
@@ -182,8 +175,8 @@ class _Product:
             blocks = STRIP_BLOCKS if plan.splits else 1
             self.totals = reserved(self.b, blocks * self._block_size(), l.element)
         m = plan.rows or self.m
-        self.full, self.tail = l.divided(m, plan.height)
-        self.blocks = l.divided(l.plus(m, plan.height - 1), plan.height)[0]
+        self.full, self.tail = divmod(m, plan.height)
+        self.blocks = (m + (plan.height - 1)) // plan.height
 
         if plan.packs_left:
             self._each_group(self._strips(), plan.panels, self._strip_of_rows)
@@ -191,44 +184,41 @@ class _Product:
             self._each_group(plan.panels, self.blocks, self._panel)
 
     def _strips(self) -> Index:
-        before = self.l.minus("%n3", 1)
-        return self._quotient(self.l.plus(self.blocks, before), "%n3")
+        return self._quotient(self.blocks + (self.strip_blocks - 1), self.strip_blocks)
 
     def _each_group(self, groups: Index, members: Index, body) -> None:
         """body(group, first member, last member) for what this task has of each group.
 
         groups  of each batch
         """
-        l = self.l
-        count: Index = l.times(self.outer, groups)
+        count: Index = self.outer * groups
         for extent in self.plan.inner:
-            count = l.times(count, extent)
-        low, high = share(l, l.times(count, members))
-        divisor = l.most(members, 1)
+            count = count * extent
+        low, high = self.b.share(count * members)
+        divisor = most(members, 1)
         first_group = self._quotient(low, divisor)
-        end_group = self._quotient(l.plus(high, l.minus(divisor, 1)), divisor)
+        end_group = self._quotient(high + (divisor - 1), divisor)
 
         def group(number: str, _) -> None:
             batch = self._quotient(number, groups)
-            done = l.times(number, members)
+            done = number * members
             self._locate(batch)
-            first, last = l.most(l.minus(low, done), 0), l.least(l.minus(high, done), members)
-            body(l.minus(number, l.times(batch, groups)), first, last)
+            first, last = most(low - done, 0), least(high - done, members)
+            body(number - batch * groups, first, last)
 
         self.b.loop(first_group, end_group, 1, [], group)
 
     def _strip_of_rows(self, strip: Index, first_panel: Index, last_panel: Index) -> None:
         """The panels from `first_panel` on of a strip of blocks, whose rows are packed."""
-        l = self.l
-        self.first_of_strip = l.times(strip, "%n3")
-        last = l.least(l.plus(self.first_of_strip, "%n3"), self.blocks)
+        self.first_of_strip = strip * self.strip_blocks
+        last = least(self.first_of_strip + self.strip_blocks, self.blocks)
         self.strip.fill(self.left_at, self.first_of_strip, last, self.plan.rows or self.m)
         self.b.loop(first_panel, last_panel, 1, [], lambda panel, _: self._panel(
             panel, self.first_of_strip, last
         ))  # fmt: skip
 
     def _quotient(self, x: Index, y: Index) -> Index:
-        return self.l.divided(x, y)[0] if isinstance(y, int) else self.b.value(f"udiv i64 {x}, {y}")
+        return x // y if isinstance(y, int) else self.b.index(self.b.value(f"udiv i64 {x}, {y}"))
 
     def _holds(self, predicate: str, x: Index, y: Index) -> str:
         return self.b.value(f"icmp {predicate} i64 {x}, {y}")
@@ -245,10 +235,10 @@ class _Product:
         dimensions = len(plan.left.batch)
         for dim in reversed(range(dimensions)):
             remaining, index = (
-                l.divided(remaining, plan.inner[dim - 1]) if dim else (0, remaining)
+                divmod(remaining, plan.inner[dim - 1]) if dim else (0, remaining)
             )
             for i, matrix in enumerate(matrices):
-                offsets[i] = l.plus(offsets[i], l.times(index, matrix.batch[dim]))
+                offsets[i] = offsets[i] + index * matrix.batch[dim]
         pointers = ("%p1", "%p0", "%p2") if plan.is_turned else ("%p0", "%p1", "%p2")
         self.left_at, self.right_at, self.result_at = map(l.at, pointers, offsets)
 
@@ -266,11 +256,11 @@ class _Product:
 
     def _panel_of(self, panel: Index, width: int, first: Index, last: Index) -> None:
         l = self.l
-        self.column = l.times(panel, self.plan.panel_width)
+        self.column = panel * self.plan.panel_width
         self.masks = [l.first(width - start) for start in range(0, width, l.width)]
         if self.plan.splits:
             self.b.loop(first, last, STRIP_BLOCKS, [], lambda low, _: self._strip(
-                width, low, l.least(l.plus(low, STRIP_BLOCKS), last)
+                width, low, least(low + STRIP_BLOCKS, last)
             ))  # fmt: skip
             return
         if self.panel is not None:
@@ -288,14 +278,13 @@ class _Product:
 
     def _strip(self, width: int, first: Index, last: Index) -> None:
         """Blocks whose sums wait in memory while K is packed piece by piece."""
-        l = self.l
-        self._clear(self.totals, l.minus(last, first))
+        self._clear(self.totals, last - first)
 
         def spot(number: Index) -> Index:
-            return l.times(l.minus(number, first), self._block_size())
+            return (number - first) * self._block_size()
 
         def piece(start: str, _) -> None:
-            depth = l.least(self.plan.depth, l.minus(self.k, start))
+            depth = least(self.plan.depth, self.k - start)
             self.panel.fill(self.right_at, self.column, width, start, depth)
             self.b.loop(first, last, 1, [], lambda number, _: self._each_height(
                 number, start, depth, spot(number)
@@ -315,23 +304,23 @@ class _Product:
 
     def _clear(self, memory: str, blocks: Index) -> None:
         l = self.l
-        size = l.times(blocks, self._block_size())
+        size = blocks * self._block_size()
         self.b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, memory, i) and None)
 
     def _each_height(self, number: Index, start: Index, depth: Index, spot: Index) -> None:
         """The sums of block `number`: a whole one, or what rows are left by powers of two."""
-        l, height = self.l, self.plan.height
+        height = self.plan.height
         if height == 1:
             self._rows(number, 0, 1, start, depth, spot)
             return
         is_whole = self._holds("slt", number, self.full)
         self._when(is_whole, lambda: self._rows(number, 0, height, start, depth, spot))
-        rest = self.b.value(f"select i1 {is_whole}, i64 0, i64 {self.tail}")
+        rest = self.b.where(is_whole, 0, self.tail)
         rows = 1 << (height - 1).bit_length() - 1
         while rows:
             bit = self.b.value(f"and i64 {rest}, {rows}")
-            before = self.b.value(f"and i64 {rest}, {-2 * rows}")
-            at = l.plus(spot, l.times(before, self._line()))
+            before = self.b.index(self.b.value(f"and i64 {rest}, {-2 * rows}"))
+            at = spot + before * self._line()
             self._when(self._holds("ne", bit, 0), functools.partial(
                 self._rows, number, before, rows, start, depth, at
             ))  # fmt: skip
@@ -343,20 +332,18 @@ class _Product:
         before  rows of the block that come before them
         """
         l, plan = self.l, self.plan
-        row = l.plus(l.times(number, plan.height), before)
+        row = number * plan.height + before
         if self.strip is not None:
-            left = self.strip.at(l.minus(number, self.first_of_strip), start, before)
+            left = self.strip.at(number - self.first_of_strip, start, before)
         else:
-            left = l.at(self.left_at, l.plus(
-                l.times(row, plan.left.row), l.times(start, plan.left.column)
-            ))  # fmt: skip
+            left = l.at(self.left_at, row * plan.left.row + start * plan.left.column)  # fmt: skip
         right = "" if plan.packs else l.at(self.right_at, self.column)
 
         def sums(first: Index, end: Index) -> list[str]:
             return self.block.sums(left, right, rows, self.masks, first, end)
 
         if self.is_direct:
-            line = l.at(self.result_at, l.plus(l.times(row, plan.result.row), self.column))
+            line = l.at(self.result_at, row * plan.result.row + self.column)
             for i, value in enumerate(sums(0, depth)):
                 r, v = divmod(i, len(self.masks))
                 l.store(value, line, r * plan.result.row + v * l.width, self.masks[v])
@@ -371,35 +358,35 @@ class _Product:
     def _rows_of(self, number: Index) -> str:
         """How many rows a block has."""
         is_whole = self._holds("slt", number, self.full)
-        return self.b.value(f"select i1 {is_whole}, i64 {self.plan.height}, i64 {self.tail}")
+        return self.b.where(is_whole, self.plan.height, self.tail)
 
     def _fetch(self, number: Index) -> None:
         """Asks for what the epilogue of a block reads: it comes while the block is summed."""
         if not getattr(self.epilogue, "fetches", False):
             return
         l = self.l
-        first = l.plus(l.times(self.batch_index, self.m), l.times(number, self.plan.height))
+        first = self.batch_index * self.m + number * self.plan.height
         self.b.loop(0, self._rows_of(number), 1, [], lambda r, _: [
-            l.fetch(self.epilogue, l.plus(first, r), l.plus(self.column, v * l.width))
+            l.fetch(self.epilogue, first + r, self.column + v * l.width)
             for v in range(len(self.masks))
         ] and None)  # fmt: skip
 
     def _finish(self, number: Index, spot: Index) -> None:
         """Stores what becomes of the sums of a block, which lie in memory."""
-        self._finish_rows(self.l.times(number, self.plan.height), self._rows_of(number), spot)
+        self._finish_rows(number * self.plan.height, self._rows_of(number), spot)
 
     def _finish_rows(self, row: Index, rows: Index, spot: Index) -> None:
         l, m = self.l, self.plan.rows or self.m
-        line = l.at(self.result_at, l.plus(l.times(row, self.plan.result.row), self.column))
-        flat = l.plus(l.times(self.batch_index, m), row)
+        line = l.at(self.result_at, row * self.plan.result.row + self.column)
+        flat = self.batch_index * m + row
 
         def one(r: str, _) -> None:
-            at = l.at(line, l.times(r, self.plan.result.row))
+            at = l.at(line, r * self.plan.result.row)
             for v, mask in enumerate(self.masks):
-                place = l.plus(spot, l.plus(l.times(r, self._line()), v * l.width))
+                place = spot + (r * self._line() + v * l.width)
                 value = l.load_computed(self.totals, place)
                 if self.epilogue is not None:
-                    where = (l.plus(flat, r), l.plus(self.column, v * l.width))
+                    where = (flat + r, self.column + v * l.width)
                     with self.b.lanes(l.width):
                         value = self.epilogue(self.b, value, *where, mask)
                 l.store(value, at, v * l.width, mask)
@@ -415,10 +402,10 @@ class _Product:
         dots = Dots(l, plan, self.totals)
 
         def group(panel: Index, _first: Index, _last: Index) -> None:
-            self.column = l.times(panel, l.width)
+            self.column = panel * l.width
             dots.sums(self.left_at, self.right_at, self.column, self.k)
             is_cut = plan.n % l.width != 0
-            self.masks = [l.first(l.minus(plan.n, self.column)) if is_cut else None]
+            self.masks = [l.first(plan.n - self.column) if is_cut else None]
             self._finish_rows(0, plan.rows, 0)
 
         self._each_group(plan.panels, 1, group)
@@ -427,19 +414,19 @@ class _Product:
         l, plan = self.l, self.plan
         squares = Squares(l, plan, self.m, self.k)
         self.totals = squares.memory
-        count = l.divided(l.plus(self.m, SQUARE - 1), SQUARE)[0]
+        count = (self.m + (SQUARE - 1)) // SQUARE
 
         def strip(first: str, last: Index) -> None:
             squares.sums(self.left_at, self.right_at, self.column, first, last)
-            row = l.times(first, SQUARE)
-            self._finish_rows(row, l.minus(l.least(l.times(last, SQUARE), self.m), row), 0)
+            row = first * SQUARE
+            self._finish_rows(row, least(last * SQUARE, self.m) - row, 0)
 
         def panel(number: Index, first: Index, last: Index) -> None:
-            self.column = l.times(number, l.width)
+            self.column = number * l.width
             is_cut = plan.n % l.width != 0
-            self.masks = [l.first(l.minus(plan.n, self.column)) if is_cut else None]
+            self.masks = [l.first(plan.n - self.column) if is_cut else None]
             self.b.loop(first, last, STRIP_SQUARES, [], lambda i, _: strip(
-                i, l.least(l.plus(i, STRIP_SQUARES), last)
+                i, least(i + STRIP_SQUARES, last)
             ))  # fmt: skip
 
         self._each_group(plan.panels, count, panel)

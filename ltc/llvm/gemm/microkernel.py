@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ltc.llvm.emit.vectors import LONGEST_SUM, Index, Lanes
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import LONGEST_SUM, Lanes
 from ltc.llvm.gemm.blocking import Plan
 from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 
@@ -36,7 +37,7 @@ class Block:
         """
         l = self.l
         if self.plan.pairs:
-            first, end = l.divided(first, 2)[0], l.divided(end, 2)[0]
+            first, end = first // 2, end // 2
         zeros = [(l.vector, l.zero)] * (rows * len(masks))
 
         def step(k: str, sums: list[str]) -> list[str]:
@@ -51,7 +52,7 @@ class Block:
         l = self.l
         if self.panel is not None:
             return self.panel.row(k, len(masks))
-        line = l.at(right, l.times(k, self.plan.right.row))
+        line = l.at(right, k * self.plan.right.row)
         vectors = [l.load(line, v * l.width, mask) for v, mask in enumerate(masks)]
         for v in range(len(masks) if self.plan.prefetches else 0):
             self.b.prefetch(l.at(line, PREFETCHED_ROWS * self.plan.right.row + v * l.width))
@@ -59,11 +60,11 @@ class Block:
 
     def _step(self, left, k, rows, vectors, sums) -> list[str]:
         l, plan = self.l, self.plan
-        here, result = l.at(left, l.times(k, plan.left.column)), []
+        here, result = l.at(left, k * plan.left.column), []
         if plan.foresees and rows == plan.height:
             # The next block's rows follow: a line of them at each step, before they are wanted.
             line = LINE_BYTES // plan.dtype.itemsize
-            self.b.prefetch(l.at(l.at(left, rows * plan.left.row), l.times(k, line)))
+            self.b.prefetch(l.at(l.at(left, rows * plan.left.row), k * line))
         if self.prefetches_left:
             ahead = l.at(here, PREFETCHED_ROWS * plan.left.column)
             self.b.prefetch(ahead)
@@ -82,7 +83,7 @@ class Block:
         function = "llvm.x86.avx512bf16.dpbf16ps.512"
         here, result = "", []
         if self.strip is None:
-            here = l.at(left, l.times(l.times(k, 2), self.plan.left.column))
+            here = l.at(left, k * 2 * self.plan.left.column)
         ys = [b.value(f"bitcast {words} {y} to {pair}") for y in vectors]
         for r in range(rows):
             if self.strip is not None:
@@ -125,9 +126,7 @@ class Dots:
     def _some(self, left: str, right: str, column: Index, j: Index, depth: Index) -> None:
         l, b, m = self.l, self.b, self.plan.rows
         lines = [
-            l.at(right, l.times(
-                l.least(l.plus(l.plus(column, j), i), self.plan.n - 1), self.plan.right.column
-            ))
+            l.at(right, least(column + j + i, self.plan.n - 1) * self.plan.right.column)
             for i in range(self.together)
         ]  # fmt: skip
 
@@ -135,22 +134,22 @@ class Dots:
             ys = [l.load(line, k, mask) for line in lines]
             result = []
             for r in range(m):
-                x = l.load(left, l.plus(k, r * self.plan.left.row), mask)
+                x = l.load(left, k + r * self.plan.left.row, mask)
                 for i, y in enumerate(ys):
                     result.append(l.multiply_add(x, y, sums[r * self.together + i]))
             return result
 
-        whole = l.minus(depth, l.divided(depth, l.width)[1])
+        whole = depth - depth % l.width
         zeros = [(l.vector, l.zero)] * (m * self.together)
         sums = b.loop(0, whole, l.width, zeros, lambda k, values: step(k, None, values))
-        rest = l.minus(depth, whole)
+        rest = depth - whole
         carried = [(l.vector, value) for value in sums]
         sums = b.when(
             b.value(f"icmp sgt i64 {rest}, 0"), carried, lambda: step(whole, l.first(rest), sums)
         )
         for r in range(m):
             for i in range(self.together):
-                spot = l.at(self.memory, l.plus(j, r * l.width + i), l.element)
+                spot = l.at(self.memory, j + (r * l.width + i), l.element)
                 b.emit(f"store {l.element} {l.total(sums[r * self.together + i])}, ptr {spot}")
 
 
@@ -164,5 +163,5 @@ def add_to_memory(l: Lanes, memory: str, values: list[str]) -> None:
 def pieces(l: Lanes, first: Index, end: Index, body) -> None:
     """body(start, stop) for each LONGEST_SUM steps: a sum of such sums errs less than one chain."""
     l.builder.loop(first, end, LONGEST_SUM, [], lambda start, _: body(
-        start, l.least(l.plus(start, LONGEST_SUM), end)
+        start, least(start + LONGEST_SUM, end)
     ))  # fmt: skip

@@ -7,7 +7,8 @@ sixteen results.
 
 from __future__ import annotations
 
-from ltc.llvm.emit.vectors import BYTES, Index, Lanes, reserved, shuffled, transposed
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.vectors import BYTES, Lanes, reserved, shuffled, transposed
 from ltc.llvm.gemm.blocking import SQUARE, Plan
 
 STRIP_SQUARES = 16  # squares of rows whose sums wait in memory, one vector of columns wide
@@ -29,14 +30,14 @@ class Squares:
         The sum of row r and column c is at place (r - SQUARE * first) * width + c - column.
         """
         l, b = self.l, self.b
-        squares = l.minus(last, first)
-        size = l.times(squares, SQUARE * l.width)
+        squares = last - first
+        size = squares * (SQUARE * l.width)
         b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.memory, i) and None)
 
         def square(start: Index, j: Index, i: Index) -> None:
-            row = l.times(l.plus(first, i), SQUARE)
-            place = l.plus(l.times(i, SQUARE * l.width), j)
-            self._square(left, right, row, l.plus(column, j), start, place)
+            row = (first + i) * SQUARE
+            place = i * (SQUARE * l.width) + j
+            self._square(left, right, row, column + j, start, place)
 
         b.loop(0, self.depth, PIECE_VECTORS * l.width, [], lambda start, _: b.loop(
             0, l.width, SQUARE, [], lambda j, _: b.loop(
@@ -54,11 +55,11 @@ class Squares:
             pairs = ((x, y) for x in rows for y in columns)
             return [l.multiply_add(x, y, total) for (x, y), total in zip(pairs, sums)]
 
-        depth = l.least(PIECE_VECTORS * l.width, l.minus(self.depth, start))
-        whole = l.minus(depth, l.divided(depth, l.width)[1])
+        depth = least(PIECE_VECTORS * l.width, self.depth - start)
+        whole = depth - depth % l.width
         zeros = [(l.vector, l.zero)] * SQUARE**2
         sums = b.loop(0, whole, l.width, zeros, lambda k, values: step(k, None, values))
-        rest = l.minus(depth, whole)
+        rest = depth - whole
         carried = [(l.vector, value) for value in sums]
         sums = b.when(
             b.value(f"icmp sgt i64 {rest}, 0"), carried, lambda: step(whole, l.first(rest), sums)
@@ -69,8 +70,8 @@ class Squares:
         """Where each of four rows begins; beyond the last, the last again."""
         l = self.l
         base = l.at(pointer, start)
-        rows = (l.least(l.plus(first, i), l.minus(limit, 1)) for i in range(SQUARE))
-        return [l.at(base, l.times(row, stride)) for row in rows]
+        rows = (least(first + i, limit - 1) for i in range(SQUARE))
+        return [l.at(base, row * stride) for row in rows]
 
     def _add(self, sums: list[str], place: Index) -> None:
         """Sum number r * SQUARE + c goes to row r, column c of a square in memory."""
@@ -83,7 +84,7 @@ class Squares:
                 totals = [l.add(x, y) for x, y in zip(totals[:half], totals[half:])]
             for i in range(0, n, SQUARE):
                 row = (start + i) // SQUARE
-                at = l.at(self.memory, l.plus(place, row * n), l.element)
+                at = l.at(self.memory, place + row * n, l.element)
                 four = shuffled(b, l.vector, totals[0], totals[0], list(range(i, i + SQUARE)))
                 old = b.effect(f"load {part}, ptr {at}, align {size}")
                 total = b.value(f"fadd {part} {old}, {four}")

@@ -5,7 +5,8 @@ What lies beyond a panel's own columns is never stored in a result, and may be a
 
 from __future__ import annotations
 
-from ltc.llvm.emit.vectors import Index, Lanes, reserved, transposed
+from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.vectors import Lanes, reserved, transposed
 from ltc.llvm.gemm.blocking import STRIP_STEPS, Plan
 
 PREFETCHED_STEPS = 4  # squares ahead along rows that are far apart
@@ -23,7 +24,7 @@ class PackedPanel:
     def row(self, k: Index, count: int) -> list[str]:
         """The vectors of row k, or of the pair of rows number k."""
         l = self.l
-        line = l.at(self.memory, l.times(k, self.plan.panel_width), self.element)
+        line = l.at(self.memory, k * self.plan.panel_width, self.element)
         return [
             l.raw_load(l.at(line, v * l.width, self.element), None, self.element, l.width)
             for v in range(count)
@@ -40,24 +41,24 @@ class PackedPanel:
 
     def _rows(self, right, column, width, start, depth) -> None:
         l, stride = self.l, self.plan.right.row
-        source = l.at(right, l.plus(l.times(start, stride), column))
+        source = l.at(right, start * stride + column)
         masks = [l.first(width - v * l.width) for v in range(-(-width // l.width))]
 
         def row(k: str, _) -> None:
-            line = l.at(source, l.times(k, stride))
-            target = l.at(self.memory, l.times(k, self.plan.panel_width), l.element)
+            line = l.at(source, k * stride)
+            target = l.at(self.memory, k * self.plan.panel_width, l.element)
             for v, mask in enumerate(masks):
                 l.store_computed(l.load(line, v * l.width, mask), target, v * l.width)
 
         def pair(k: str, _) -> None:
-            line = l.at(source, l.times(l.times(k, 2), stride))
-            target = l.at(self.memory, l.times(k, self.plan.panel_width), "i32")
+            line = l.at(source, k * 2 * stride)
+            target = l.at(self.memory, k * self.plan.panel_width, "i32")
             for v, mask in enumerate(masks):
                 paired = pairs_of_rows(l, l.at(line, v * l.width), stride, mask)
                 l.raw_store(paired, l.at(target, v * l.width, "i32"), None, "i32", l.width)
 
         if self.plan.pairs:
-            self.b.loop(0, l.divided(depth, 2)[0], 1, [], pair)
+            self.b.loop(0, depth // 2, 1, [], pair)
         else:
             self.b.loop(0, depth, 1, [], row)
 
@@ -68,21 +69,21 @@ class PackedPanel:
         source = l.at(right, start)
 
         def square(k: str, v: str) -> None:
-            mask = l.first(l.minus(depth, k), per_lane * n)
+            mask = l.first(depth - k, per_lane * n)
             lines = []
             for i in range(n):
-                at = l.plus(l.plus(column, v), i)
+                at = column + v + i
                 if width % n:
-                    at = l.least(at, self.plan.n - 1)
-                line = l.at(l.at(source, k), l.times(at, self.plan.right.column))
+                    at = least(at, self.plan.n - 1)
+                line = l.at(l.at(source, k), at * self.plan.right.column)
                 b.prefetch(l.at(line, PREFETCHED_STEPS * per_lane * n))
                 if self.plan.pairs:
                     raw = l.raw_load(line, mask, "i16", 2 * n)
                     lines.append(b.value(f"bitcast <{2 * n} x i16> {raw} to <{n} x i32>"))
                 else:
                     lines.append(l.load(line, 0, mask))
-            row, _ = l.divided(k, per_lane)
-            spot = l.plus(l.times(row, self.plan.panel_width), v)
+            row = k // per_lane
+            spot = row * self.plan.panel_width + v
             target = l.at(self.memory, spot, self.element)
             for i, line in enumerate(transposed(b, lines, self.element)):
                 at = l.at(target, i * self.plan.panel_width, self.element)
@@ -97,18 +98,15 @@ class PackedPanel:
         element, kept = (l.stored, "i16") if pairs else (l.element, l.element)
 
         def one(k: str, j: str) -> None:
-            offset = l.plus(
-                l.times(l.plus(start, k), self.plan.right.row),
-                l.times(l.plus(column, j), self.plan.right.column),
-            )
+            offset = (start + k) * self.plan.right.row + (column + j) * self.plan.right.column
             if pairs:
                 x = b.effect(f"load i16, ptr {l.at(right, offset)}, align 2")
-                row, parity = l.divided(k, 2)
-                column_of_pair = l.plus(l.times(row, self.plan.panel_width), j)
-                spot = l.plus(l.times(column_of_pair, 2), parity)
+                row, parity = divmod(k, 2)
+                column_of_pair = row * self.plan.panel_width + j
+                spot = column_of_pair * 2 + parity
             else:
                 x = l.scalar(right, offset)
-                spot = l.plus(l.times(k, self.plan.panel_width), j)
+                spot = k * self.plan.panel_width + j
             b.emit(f"store {kept} {x}, ptr {l.at(self.memory, spot, element)}")
 
         b.loop(0, depth, 1, [], lambda k, _: b.loop(
@@ -123,7 +121,7 @@ class PackedRows:
         """`steps`: all of K."""
         self.l, self.b, self.plan = lanes, lanes.builder, plan
         self.line = -(-plan.height // lanes.width) * lanes.width
-        self.pairs, _ = lanes.divided(steps, 2)
+        self.pairs = steps // 2
         self.memory = reserved(self.b, STRIP_STEPS // 2 * self.line, "i32")
 
     def fill(self, left: str, first: Index, last: Index, rows: Index) -> None:
@@ -132,41 +130,41 @@ class PackedRows:
         Blocks that whole vectors can be read from are copied together, so that each line of the
         matrix is fetched once.
         """
-        l, height = self.l, self.plan.height
+        height = self.plan.height
         beyond = self.line - height  # elements that a block's vectors take from the next one
-        safe = l.least(last, l.divided(l.most(l.minus(rows, beyond), 0), height)[0])
+        safe = least(last, most(rows - beyond, 0) // height)
         self.b.loop(0, self.pairs, 1, [], lambda k, _: self.b.loop(
             first, safe, 1, [], lambda number, _: self._copy(left, number, first, k, None)
         ) and None)  # fmt: skip
 
         def rest(number: str, _) -> None:
-            count = l.minus(rows, l.times(number, height))
+            count = rows - number * height
             self.b.loop(0, self.pairs, 1, [], lambda k, _: self._copy(
-                left, number, first, k, l.least(count, height)
+                left, number, first, k, least(count, height)
             ))  # fmt: skip
 
-        self.b.loop(l.most(first, safe), last, 1, [], rest)
+        self.b.loop(most(first, safe), last, 1, [], rest)
 
     def _copy(self, left: str, number: Index, first: Index, k: Index, count: Index | None) -> None:
         """Pair k of one block, of which `count` rows are to be read."""
         l, plan = self.l, self.plan
-        line = l.at(left, l.times(l.times(k, 2), plan.left.column))
-        source = l.at(line, l.times(number, plan.height))
-        target = self.at(l.minus(number, first), l.times(k, 2), 0)
+        line = l.at(left, k * 2 * plan.left.column)
+        source = l.at(line, number * plan.height)
+        target = self.at(number - first, k * 2, 0)
         for start in range(0, self.line, l.width):
-            mask = None if count is None else l.first(l.minus(count, start))
+            mask = None if count is None else l.first(count - start)
             pairs = pairs_of_rows(l, l.at(source, start), plan.left.column, mask)
             l.raw_store(pairs, l.at(target, start, "i32"), None, "i32", l.width)
 
     def at(self, block: Index, step: Index, row: Index) -> str:
         """Where a block of the strip begins, at an even step of K and a row of the block."""
         l = self.l
-        pair = l.plus(l.times(block, self.pairs), l.divided(step, 2)[0])
-        return l.at(self.memory, l.plus(l.times(pair, self.line), row), "i32")
+        pair = block * self.pairs + step // 2
+        return l.at(self.memory, pair * self.line + row, "i32")
 
     def pair(self, block: str, k: Index, r: int) -> str:
         """Pair number k of row r of a block."""
-        at = self.l.at(block, self.l.plus(self.l.times(k, self.line), r), "i32")
+        at = self.l.at(block, k * self.line + r, "i32")
         return self.b.effect(f"load i32, ptr {at}, align 4")
 
 

@@ -11,7 +11,8 @@ import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import BYTES, GeneratedKernel, Index, Lanes, multiples, share, tasks_for
+from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.vectors import BYTES, GeneratedKernel, Lanes, multiples, tasks_for
 from ltc.llvm.conv.axes import Axis, Windows, met, padded
 
 
@@ -36,7 +37,7 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
 
     def line(number: str, _) -> None:
         plane, place, (o, p) = _line(l, number, axes)
-        source = l.at("%p0", l.times(plane, _extent(axes)))
+        source = l.at("%p0", plane * _extent(axes))
         b.loop(0, wide.count, n, [], lambda column, _: columns(source, place, o, p, column))
 
     def columns(source, place, o, p, column) -> None:
@@ -45,8 +46,8 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
         best, index = b.loop(0, deep.taps, 1, start, lambda d, best: b.loop(
             0, high.taps, 1, typed(best), lambda h, best: taps(source, o, p, column, d, h, best)
         ))  # fmt: skip
-        mask = l.first(l.minus(wide.count, column))
-        at = l.plus(place, column)
+        mask = l.first(wide.count - column)
+        at = place + column
         l.store(best, "%p1", at, mask)
         long = b.value(f"sext {words} {index} to <{n} x i64>")
         l.raw_store(long, l.at("%p2", at, "i64"), mask, "i64", n)
@@ -54,7 +55,7 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
     def taps(source, o, p, column, d, h, best) -> list[str]:
         down, across = met(l, deep, o, d), met(l, high, p, h)
         limit = _limit_inside(l, axes, down, across)
-        line = l.times(l.plus(l.times(down, high.extent), across), wide.extent)
+        line = (down * high.extent + across) * wide.extent
         here = l.at(source, line)
         return b.loop(0, wide.taps, 1, typed(best), lambda w, best: tap(
             here, line, limit, met(l, wide, column, w), best
@@ -69,7 +70,7 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
         none = b.value(f"icmp eq {words} {index}, splat (i32 -1)")
         taken = b.value(f"or {l.mask_type} {larger}, {none}")
         taken = b.value(f"and {l.mask_type} {taken}, {inside}")
-        at = l.splat(l.narrow(l.plus(line, first)), "i32")
+        at = l.splat(l.narrow(line + first), "i32")
         at = b.value(f"add {words} {at}, {multiples(n, wide.stride)}")
         return [
             b.value(f"select {l.mask_type} {taken}, {l.vector} {x}, {l.vector} {value}"),
@@ -97,15 +98,15 @@ def max_pool_gradient(
     stored = l.stored == l.element
 
     def plane(number: str, _) -> None:
-        target = l.at("%p2", l.times(number, size))
+        target = l.at("%p2", number * size)
         b.loop(0, size, l.width, [], lambda i, _: l.store(
-            l.zero, target, i, l.first(l.minus(size, i))
+            l.zero, target, i, l.first(size - i)
         ))  # fmt: skip
-        start = l.times(number, count)
-        b.loop(0, count, 1, [], lambda i, _: add(target, l.plus(start, i)))
+        start = number * count
+        b.loop(0, count, 1, [], lambda i, _: add(target, start + i))
 
     def add(target: str, at: Index) -> None:
-        index = b.effect(f"load i64, ptr {l.at('%p1', at, 'i64')}, align 8")
+        index = b.index(b.effect(f"load i64, ptr {l.at('%p1', at, 'i64')}, align 8"))
         inside = b.value(f"icmp ult i64 {index}, {size}")
         b.when(inside, [], lambda: add_one(l.at(target, index), at))
         outside = b.value(f"xor i1 {inside}, true")
@@ -119,7 +120,7 @@ def max_pool_gradient(
         l.store(l.splat(total), spot, 0, l.first(1))
 
     if planes and size:
-        b.loop(*share(l, planes), 1, [], plane)
+        b.loop(*b.share(planes), 1, [], plane)
     arguments = ("gradient", "indices", "result", "fault")
     tasks = tasks_for(8 * planes * (size + count), planes, 1)
     return GeneratedKernel(name, function_text(name, 4, b), arguments, tasks, planes * count)
@@ -140,7 +141,7 @@ def average_pool(
 
     def line(number: str, _) -> None:
         plane, place, (o, p) = _line(l, number, axes)
-        source = l.at("%p0", l.times(plane, _extent(axes)))
+        source = l.at("%p0", plane * _extent(axes))
         b.loop(0, wide.count, l.width, [], lambda column, _: columns(source, place, o, p, column))
 
     def columns(source, place, o, p, column) -> None:
@@ -151,12 +152,12 @@ def average_pool(
         ))  # fmt: skip
         by = _divisors(l, pool, (o, p), _numbers(l, column), count_padding, divisor)
         mean = b.value(f"fdiv {l.vector} {total}, {by}")
-        l.store(mean, "%p1", l.plus(place, column), l.first(l.minus(wide.count, column)))
+        l.store(mean, "%p1", place + column, l.first(wide.count - column))
 
     def taps(source, o, p, column, d, h, total) -> list[str]:
         down, across = met(l, deep, o, d), met(l, high, p, h)
         limit = _limit_inside(l, axes, down, across)
-        here = l.at(source, l.times(l.plus(l.times(down, high.extent), across), wide.extent))
+        here = l.at(source, (down * high.extent + across) * wide.extent)
 
         def tap(w: Index, total: list[str]) -> list[str]:
             first = met(l, wide, column, w)
@@ -185,7 +186,7 @@ def average_pool_gradient(
 
     def line(number: str, _) -> None:
         plane, place, (i, j) = _line(l, number, axes)
-        source = l.at("%p0", l.times(plane, size))
+        source = l.at("%p0", plane * size)
         b.loop(0, wide.extent, l.width, [], lambda column, _: columns(source, place, i, j, column))
 
     def columns(source, place, i, j, column) -> None:
@@ -199,23 +200,23 @@ def average_pool_gradient(
                 ]
             )
         ))  # fmt: skip
-        l.store(total, "%p1", l.plus(place, column), l.first(l.minus(wide.extent, column)))
+        l.store(total, "%p1", place + column, l.first(wide.extent - column))
 
     def share_of(source, o, p, column, u) -> str:
         """What the u-th of the windows that may cover them gives to adjacent columns."""
         words, n = f"<{l.width} x i32>", l.width
         at = b.value(
-            f"add {words} {l.splat(l.narrow(l.plus(column, -wide.first)), 'i32')}, {multiples(n)}"
+            f"add {words} {l.splat(l.narrow(column + (-wide.first)), 'i32')}, {multiples(n)}"
         )
         last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
-        back = l.splat(l.narrow(l.minus(most - 1, u)), "i32")
+        back = l.splat(l.narrow(most - 1 - u), "i32")
         window = b.value(f"sub {words} {last}, {back}")
         known = b.value(f"icmp ult {words} {window}, splat (i32 {wide.count})")
         start = b.value(f"mul {words} {window}, splat (i32 {wide.stride})")
         within = b.value(f"sub {words} {at}, {start}")
         covers = b.value(f"icmp ult {words} {within}, splat (i32 {wide.taps})")
         mask = b.value(f"and {l.mask_type} {known}, {covers}")
-        line = l.at(source, l.times(l.plus(l.times(o, high.count), p), wide.count))
+        line = l.at(source, (o * high.count + p) * wide.count)
         gradient = l.gather(line, window, mask)
         by = _divisors(l, pool, (o, p), window, count_padding, divisor)
         part = b.value(f"fdiv {l.vector} {gradient}, {by}")
@@ -231,7 +232,7 @@ def _over_lines(name, l: Lanes, arguments, planes, axes, line) -> GeneratedKerne
     """The kernel that runs `line` for every line of every plane of the result."""
     lines = planes * axes[0].count * axes[1].count
     if lines and axes[2].count:
-        l.builder.loop(*share(l, lines), 1, [], line)
+        l.builder.loop(*l.builder.share(lines), 1, [], line)
     taps = axes[0].taps * axes[1].taps * axes[2].taps
     work = lines * axes[2].count * taps
     text = function_text(name, len(arguments), l.builder)
@@ -241,8 +242,8 @@ def _over_lines(name, l: Lanes, arguments, planes, axes, line) -> GeneratedKerne
 def _line(l: Lanes, number: Index, axes):
     """The plane of a line of the result, where the line begins, and its depth and height."""
     deep, high, wide = axes
-    plane, line = l.divided(number, deep.count * high.count)
-    return plane, l.times(number, wide.count), l.divided(line, high.count)
+    plane, line = divmod(number, deep.count * high.count)
+    return plane, number * wide.count, divmod(line, high.count)
 
 
 def _product(extents) -> int:
@@ -262,7 +263,7 @@ def _limit_inside(l: Lanes, axes, down: Index, across: Index) -> str:
     above = b.value(f"icmp ult i64 {down}, {axes[0].extent}")
     beside = b.value(f"icmp ult i64 {across}, {axes[1].extent}")
     inside = b.value(f"and i1 {above}, {beside}")
-    return b.value(f"select i1 {inside}, i64 {axes[2].extent}, i64 0")
+    return b.where(inside, axes[2].extent, 0)
 
 
 def _numbers(l: Lanes, first: Index) -> str:
@@ -272,10 +273,10 @@ def _numbers(l: Lanes, first: Index) -> str:
 
 def _covering(l: Lanes, axis: Axis, element: Index) -> tuple[Index, Index]:
     """The windows, from the first up to but not including the second, that cover an element."""
-    at = l.plus(element, -axis.first)
-    last, _ = l.divided(at, axis.stride)
-    beyond = l.most(l.plus(at, axis.stride - axis.taps), 0)
-    return l.divided(beyond, axis.stride)[0], l.least(l.plus(last, 1), axis.count)
+    at = element + (-axis.first)
+    last = at // axis.stride
+    beyond = most(at + (axis.stride - axis.taps), 0)
+    return beyond // axis.stride, least(last + 1, axis.count)
 
 
 def _divisors(l: Lanes, pool: Pool, lines, columns: str, count_padding: bool, divisor: int) -> str:

@@ -13,7 +13,8 @@ import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Index, Lanes, share, tasks_for
+from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Lanes, tasks_for
 from ltc.llvm.conv.axes import Axis, Windows, met, padded
 
 MOST_UNROLLED_TAPS = 9
@@ -67,7 +68,7 @@ def turned_max_pool(name: str, dtype: torch.dtype, pool: TurnedPool, isa: Isa) -
     def body(place: tuple[Index, Index, Index], channel: Index, position: Index) -> None:
         start = [(l.vector, lowest), (words, "splat (i32 -1)")]
         best, index = walk.over_taps(place, start, tap)
-        at = l.plus(l.times(position, pool.channels), channel)
+        at = position * pool.channels + channel
         l.store(best, "%p1", at, walk.mask)
         long = b.value(f"sext {words} {index} to <{n} x i64>")
         l.raw_store(long, l.at("%p2", at, "i64"), walk.mask, "i64", n)
@@ -91,7 +92,7 @@ def turned_max_pool_gradient(
         own = l.splat(walk.flat_operand(place), "i64")
 
         def window(spot: Index, total: str) -> str:
-            at = l.plus(l.times(spot, pool.channels), channel)
+            at = spot * pool.channels + channel
             index = l.raw_load(l.at("%p1", at, "i64"), walk.mask, "i64", n)
             chosen = b.value(f"icmp eq <{n} x i64> {index}, {own}")
             gradient = l.load("%p0", at, walk.mask)
@@ -136,7 +137,7 @@ def turned_average_pool_gradient(
 
     def body(place, channel: Index, position: Index) -> None:
         def window(spot: Index, total: str) -> str:
-            gradient = l.load("%p0", l.plus(l.times(spot, pool.channels), channel), walk.mask)
+            gradient = l.load("%p0", spot * pool.channels + channel, walk.mask)
             by = _divisor(l, pool, walk.window, count_padding, divisor)
             return l.add(total, b.value(f"fdiv {l.vector} {gradient}, {by}"))
 
@@ -166,13 +167,13 @@ class _Walk:
         l, b, pool = self.l, self.b, self.pool
         deep, high, wide = self.extents
         size = deep * high * wide
-        lines = l.times("%n0", deep * high)
+        lines = b.number(0) * (deep * high)
 
         def line(number: str, _) -> None:
-            self.image, rest = l.divided(number, deep * high)
-            place = l.divided(rest, high)
-            start = l.times(number, wide)
-            b.loop(0, wide, 1, [], lambda w, _: pixel((*place, w), l.plus(start, w)))
+            self.image, rest = divmod(number, deep * high)
+            place = divmod(rest, high)
+            start = number * wide
+            b.loop(0, wide, 1, [], lambda w, _: pixel((*place, w), start + w))
 
         def pixel(place, position: Index) -> None:
             def vector(channel: Index) -> None:
@@ -188,7 +189,7 @@ class _Walk:
                 vector(whole)
 
         if size and pool.channels:
-            b.loop(*share(l, lines), 1, [], line)
+            b.loop(*b.share(lines), 1, [], line)
         work = pool.images * size * pool.channels * self.taps
         tasks = tasks_for(4 * work, pool.images * deep * high, 1)
         text = function_text(name, len(arguments), b, 1)
@@ -199,7 +200,7 @@ class _Walk:
         if epilogue is not None:
             with self.b.lanes(l.width):
                 value = epilogue(self.b, value, position, channel, self.mask)
-        l.store(value, pointer, l.plus(l.times(position, self.pool.channels), channel), self.mask)
+        l.store(value, pointer, position * self.pool.channels + channel, self.mask)
 
     # --- from a window to its elements ------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class _Walk:
         """The place of an element of the operand in its flat *spatial."""
         total: Index = 0
         for at, axis in zip(spot, axes):
-            total = self.l.plus(self.l.times(total, axis.extent), at)
+            total = total * axis.extent + at
         return total
 
     def flat_operand(self, place) -> Index:
@@ -244,8 +245,8 @@ class _Walk:
     def operand_at(self, flat: Index) -> str:
         l = self.l
         size = self.axes[0].extent * self.axes[1].extent * self.axes[2].extent
-        at = l.plus(l.times(self.image, size), flat)
-        return l.at("%p0", l.plus(l.times(at, self.pool.channels), self.channel))
+        at = self.image * size + flat
+        return l.at("%p0", at * self.pool.channels + self.channel)
 
     # --- from an element to its windows -----------------------------------------------------------
 
@@ -259,7 +260,7 @@ class _Walk:
             self.window = spot
             flat: Index = self.image
             for at, axis in zip(spot, self.axes):
-                flat = l.plus(l.times(flat, axis.count), at)
+                flat = flat * axis.count + at
             return window(flat, total)
         axis = self.axes[dim]
         if axis.taps == axis.stride == axis.step == 1 and axis.first == 0:
@@ -270,7 +271,7 @@ class _Walk:
             if axis.step == 1:
                 return [self._windows_of(dim + 1, place, (*spot, o), values[0], window)]
             # Between the taps of a dilated window are elements that it does not cover.
-            apart = l.minus(l.minus(place[dim], axis.first), l.times(o, axis.stride))
+            apart = place[dim] - axis.first - o * axis.stride
             touches = b.value(f"icmp eq i64 {b.value(f'urem i64 {apart}, {axis.step}')}, 0")
             return b.when(touches, [(l.vector, values[0])], lambda: [
                 self._windows_of(dim + 1, place, (*spot, o), values[0], window)
@@ -280,12 +281,11 @@ class _Walk:
 
     def _covering(self, axis: Axis, element: Index) -> tuple[Index, Index]:
         """The windows, from the first up to but not including the second, around an element."""
-        l = self.l
-        at = l.plus(element, -axis.first)
-        last, _ = l.divided(at, axis.stride)
+        at = element + (-axis.first)
+        last = at // axis.stride
         reach = (axis.taps - 1) * axis.step + 1
-        beyond = l.most(l.plus(at, axis.stride - reach), 0)
-        return l.divided(beyond, axis.stride)[0], l.least(l.plus(last, 1), axis.count)
+        beyond = most(at + (axis.stride - reach), 0)
+        return beyond // axis.stride, least(last + 1, axis.count)
 
 
 def _divisor(l: Lanes, pool: TurnedPool, place, count_padding: bool, divisor: int) -> str:
@@ -296,11 +296,11 @@ def _divisor(l: Lanes, pool: TurnedPool, place, count_padding: bool, divisor: in
         return l.constant(pool.axes[0].taps * pool.axes[1].taps * pool.axes[2].taps)
     b, total = l.builder, 1
     for at, axis, padding in zip(place, pool.axes, padded(pool.padding, 0)):
-        start = l.plus(l.times(at, axis.stride), axis.first)
-        end = l.least(l.plus(start, axis.taps), axis.extent + padding)
+        start = at * axis.stride + axis.first
+        end = least(start + axis.taps, axis.extent + padding)
         if not count_padding:
-            start, end = l.most(start, 0), l.least(end, axis.extent)
-        total = l.times(total, l.minus(end, start))
+            start, end = most(start, 0), least(end, axis.extent)
+        total = total * (end - start)
     if isinstance(total, int):
         return l.constant(total)
     return l.splat(b.value(f"sitofp i64 {total} to {l.element}"))
