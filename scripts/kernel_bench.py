@@ -35,7 +35,7 @@ from ltc.llvm.conv.nhwc_depthwise import (
 )  # fmt: skip
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.emit.isa import host_isa
-from ltc.llvm.emit.vectors import GeneratedKernel, Lanes
+from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
 from ltc.llvm.pooling.nchw import Pool, max_pool
@@ -162,18 +162,18 @@ def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor)
 def peak() -> float:
     """Floating-point operations per second of one thread, in registers only."""
     b = Builder()
-    l = Lanes(b, ISA, torch.float32)
-    sums = [(l.vector, l.splat(l.scalar("%p0", i))) for i in range(12)]
-    x = l.splat(l.scalar("%p0", 12))
+    v = Vectors(b, ISA, torch.float32)
+    sums = [(v.vector, v.splat(v.scalar("%p0", i))) for i in range(12)]
+    x = v.splat(v.scalar("%p0", 12))
 
     def step(_: str, values: list[str]) -> list[str]:
-        return [l.multiply_add(x, value, x) for value in values]
+        return [v.multiply_add(x, value, x) for value in values]
 
     for i, value in enumerate(b.loop(0, PEAK_STEPS, 1, sums, step)):
-        l.store(value, "%p0", i * l.width)
-    work = 2 * len(sums) * l.width * PEAK_STEPS
+        v.store(value, "%p0", i * v.width)
+    work = 2 * len(sums) * v.width * PEAK_STEPS
     kernel = GeneratedKernel("kernel", function_text("kernel", 1, b), ("memory",), 1, work)
-    run = program(kernel, memory=torch.zeros(len(sums) * l.width))
+    run = program(kernel, memory=torch.zeros(len(sums) * v.width))
     return work / medians({"peak": run})["peak"]
 
 

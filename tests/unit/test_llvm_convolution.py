@@ -31,7 +31,7 @@ from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel
 from ltc.llvm.emit.isa import AVX512
 from ltc.llvm.ops.conv_and_pool import kernels_of
-from ltc.llvm.emit.vectors import Lanes
+from ltc.llvm.emit.vectors import Vectors
 from ltc.llvm.pooling.nchw import (
     Pool,
     average_pool,
@@ -313,7 +313,7 @@ def test_an_epilogue_sees_every_element_once(case):
 ])  # fmt: skip
 def test_what_is_read_once_where_it_lies_is_not_copied(padding, dtype, copied):
     geometry = setting((2, 40, 16, (9, 8), (1, 1), 2, padding, 1, 1), dtype)[3]
-    lanes = Lanes(Builder(), HOST, dtype)
+    lanes = Vectors(Builder(), HOST, dtype)
     strip = strip_of(lanes, ascending(forward_axes(*geometry.window)), 40, 40, 1, 4)
     assert isinstance(strip, UncopiedStrip) != copied
 

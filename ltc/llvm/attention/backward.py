@@ -15,7 +15,7 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.geometry import KernelSequence
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import GeneratedKernel, Lanes, tasks_for
+from ltc.llvm.emit.vectors import GeneratedKernel, Vectors, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.attention.tiles import Rows, Tiles
 
@@ -88,8 +88,8 @@ class _Gradient(Scores):
         self.extents = {"key": a.extent, "value": a.width}
 
     def kernel(self, name: str) -> GeneratedKernel:
-        a, b, l = self.a, self.b, self.l
-        require_room(a, l.isa)
+        a, b, v = self.a, self.b, self.v
+        require_room(a, v.isa)
         units = a.batches * self.shares
         work = 2 * a.batches * a.queries * a.keys * (3 * a.extent + 2 * a.width)
         self.prepare()
@@ -124,12 +124,12 @@ class _Gradient(Scores):
         for side in SIDES:
             if self.is_direct:
                 name = f"{side}_gradient"
-                pointer = self.l.at(self.pointer(name), offsets[name])
+                pointer = self.v.at(self.pointer(name), offsets[name])
                 self.sums[side] = Rows(pointer, self.matrices[name].row, 1)
             else:
                 size = self.a.keys * self.extents[side]
-                pointer = self.l.at(
-                    self.pointer(f"{side}_sums"), unit * size, self.l.element
+                pointer = self.v.at(
+                    self.pointer(f"{side}_sums"), unit * size, self.v.element
                 )
                 self.sums[side] = Rows(pointer, self.extents[side], 1, stored=False)
             self._clear(self.sums[side], self.extents[side])
@@ -138,33 +138,33 @@ class _Gradient(Scores):
         ))  # fmt: skip
 
     def _clear(self, rows: Rows, columns: int) -> None:
-        l = self.l
+        v = self.v
 
         def row(k: str, _) -> None:
             line = self.t.moved(rows, k)
-            for c in range(0, columns, l.width):
-                at = l.at(line.pointer, c, l.element)
-                l.raw_store(l.zero, at, l.first(columns - c), l.element, l.width)
+            for c in range(0, columns, v.width):
+                at = v.at(line.pointer, c, v.element)
+                v.raw_store(v.zero, at, v.first(columns - c), v.element, v.width)
 
         self.b.loop(0, self.a.keys, 1, [], row)
 
     def _block(self, unit: Index, batch: Index, block: Index) -> None:
-        a, b, l = self.a, self.b, self.l
+        a, b, v = self.a, self.b, self.v
         self.begin(unit, batch, block, self.matrices)
         self.pack_queries("query", self.query_tile, a.extent, self.scale)
         self.pack_queries("gradient", self.gradient_tile, a.width)
         self.query_rows = self._rows("query", a.extent)
         self.gradient_rows = self._rows("gradient", a.width)
         self._find_along()
-        b.loop(0, self.padded(a.extent) * self.block, l.width, [], lambda i, _: (
-            l.store_computed(l.zero, self.query_sums, i)
+        b.loop(0, self.padded(a.extent) * self.block, v.width, [], lambda i, _: (
+            v.store_computed(v.zero, self.query_sums, i)
         ))  # fmt: skip
         self._load_lanes()
         b.loop(0, self.limit, self.tile, [], self._tile)
-        factor = l.splat(self.factor)
+        factor = v.splat(self.factor)
         self.t.unpack_transposed(
             self.query_sums, self.vectors, a.extent, self.row_buffer,
-            lambda value, v: b.value(f"fmul {l.vector} {value}, {factor}"),
+            lambda value, j: b.value(f"fmul {v.vector} {value}, {factor}"),
         )  # fmt: skip
         target = self.t.moved(self.operands["query_gradient"], self.first_query)
         self.t.store_rows(self.row_buffer, self.count, a.extent, target)
@@ -180,61 +180,61 @@ class _Gradient(Scores):
 
     def _find_along(self) -> None:
         """For each query, its result times the gradient of that."""
-        a, l, b = self.a, self.l, self.b
+        a, v, b = self.a, self.v, self.b
         results = self.t.moved(self.operands["result"], self.first_query)
 
         def query(q: str, _) -> None:
             x, y = self.t.moved(results, q), self.t.moved(self.gradient_rows, q)
             total = self._dot(x, y, a.width)
-            b.emit(f"store {l.element} {total}, ptr {l.at(self.along, q, l.element)}")
+            b.emit(f"store {v.element} {total}, ptr {v.at(self.along, q, v.element)}")
 
         b.loop(0, self.count, 1, [], query)
 
     def _dot(self, x: Rows, y: Rows, columns: int) -> str:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         if x.column == 1:
-            total = l.zero
-            for c in range(0, columns, l.width):
-                mask = l.first(columns - c)
-                total = l.multiply_add(self.t.vector(x, c, mask), self.t.vector(y, c, mask), total)
-            return l.total(total)
+            total = v.zero
+            for c in range(0, columns, v.width):
+                mask = v.first(columns - c)
+                total = v.multiply_add(self.t.vector(x, c, mask), self.t.vector(y, c, mask), total)
+            return v.total(total)
 
         def step(c: str, sums: list[str]) -> list[str]:
             left = self.t.number(x, c * x.column)
-            product = b.value(f"fmul {l.element} {left}, {self.t.number(y, c)}")
-            return [b.value(f"fadd {l.element} {sums[0]}, {product}")]
+            product = b.value(f"fmul {v.element} {left}, {self.t.number(y, c)}")
+            return [b.value(f"fadd {v.element} {sums[0]}, {product}")]
 
         with b.lanes(1):
-            zero = b.constant(l.element, 0.0)
-        return b.loop(0, columns, 1, [(l.element, zero)], step)[0]
+            zero = b.constant(v.element, 0.0)
+        return b.loop(0, columns, 1, [(v.element, zero)], step)[0]
 
     def _load_lanes(self) -> None:
         """The logarithm and `along` of each lane's query; +inf makes weights of 0."""
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         logs = self.t.moved(self.operands["logarithms"], self.first_query)
         at, kept = logs.pointer, self.logarithms.row
         if kept != 1:
             at = self.row_buffer
 
             def query(q: str, _) -> None:
-                x = l.computed_scalar(logs.pointer, q * kept)
-                b.emit(f"store {l.element} {x}, ptr {l.at(at, q, l.element)}")
+                x = v.computed_scalar(logs.pointer, q * kept)
+                b.emit(f"store {v.element} {x}, ptr {v.at(at, q, v.element)}")
 
             b.loop(0, self.count, 1, [], query)
-        masks = [l.first(self.count - v * l.width) for v in range(self.vectors)]
+        masks = [v.first(self.count - j * v.width) for j in range(self.vectors)]
         self.alongs = [
-            l.load_computed(self.along, v * l.width, mask) for v, mask in enumerate(masks)
+            v.load_computed(self.along, j * v.width, mask) for j, mask in enumerate(masks)
         ]
         self.tops = []
-        for v, mask in enumerate(masks):
-            top = l.load_computed(at, v * l.width, mask)
-            none = b.value(f"fcmp oeq {l.vector} {top}, {l.constant(float('-inf'))}")
+        for j, mask in enumerate(masks):
+            top = v.load_computed(at, j * v.width, mask)
+            none = b.value(f"fcmp oeq {v.vector} {top}, {v.constant(float('-inf'))}")
             if not self.a.safe:
                 self.tops.append(top)
                 continue
             self.tops.append(b.value(
-                f"select {l.mask_type} {none}, {l.vector} {l.constant(float('inf'))}, "
-                f"{l.vector} {top}"
+                f"select {v.mask_type} {none}, {v.vector} {v.constant(float('inf'))}, "
+                f"{v.vector} {top}"
             ))  # fmt: skip
 
     # --- one tile of keys
@@ -256,102 +256,102 @@ class _Gradient(Scores):
 
     def _scores(self, keys, values, start: Index, k: Index, rows: int) -> list[str]:
         """Weights of `rows` keys, and the gradients of their scores, into the two tiles."""
-        a, l, b, n = self.a, self.l, self.b, self.vectors
-        spots = [self.spot(k + r, v) for r in range(rows) for v in range(n)]
+        a, v, b, n = self.a, self.v, self.b, self.vectors
+        spots = [self.spot(k + r, j) for r in range(rows) for j in range(n)]
         weights = [
-            self.exp(b.value(f"fsub {l.vector} {score}, {self.tops[i % n]}"))
+            self.exp(b.value(f"fsub {v.vector} {score}, {self.tops[i % n]}"))
             for i, score in enumerate(self.scores(keys, start, k, rows))
         ]
         used = self._dropped(weights, start, k, rows) if a.dropped else weights
         for spot, weight, kept in zip(spots, weights, used):
-            l.store_computed(kept, self.weight_tile, spot)
+            v.store_computed(kept, self.weight_tile, spot)
             if a.dropped:
-                l.store_computed(weight, self.score_tile, spot)
+                v.store_computed(weight, self.score_tile, spot)
         gradients = Rows(self.gradient_tile, self.block, 1, stored=False)
-        zeros = [l.zero] * len(spots)
+        zeros = [v.zero] * len(spots)
         sums = self.t.product(self.t.moved(values, k), rows, gradients, self.masks, a.width, zeros)
         for i, (spot, total) in enumerate(zip(spots, sums)):
-            l.store_computed(self._of_score(spot, total, i % n), self.score_tile, spot)
+            v.store_computed(self._of_score(spot, total, i % n), self.score_tile, spot)
         return []
 
-    def _of_score(self, spot: Index, total: str, v: int) -> str:
+    def _of_score(self, spot: Index, total: str, j: int) -> str:
         """weight * (its gradient - along); the gradient of a dropped weight is scaled as it is."""
-        l, b = self.l, self.b
-        used = l.load_computed(self.weight_tile, spot)
+        v, b = self.v, self.b
+        used = v.load_computed(self.weight_tile, spot)
         if not self.a.dropped:
-            away = b.value(f"fsub {l.vector} {total}, {self.alongs[v]}")
-            return b.value(f"fmul {l.vector} {used}, {away}")
-        weight = l.load_computed(self.score_tile, spot)
-        first = b.value(f"fmul {l.vector} {used}, {total}")
-        second = b.value(f"fmul {l.vector} {weight}, {self.alongs[v]}")
-        return b.value(f"fsub {l.vector} {first}, {second}")
+            away = b.value(f"fsub {v.vector} {total}, {self.alongs[j]}")
+            return b.value(f"fmul {v.vector} {used}, {away}")
+        weight = v.load_computed(self.score_tile, spot)
+        first = b.value(f"fmul {v.vector} {used}, {total}")
+        second = b.value(f"fmul {v.vector} {weight}, {self.alongs[j]}")
+        return b.value(f"fsub {v.vector} {first}, {second}")
 
     def _dropped(self, weights: list[str], start: Index, k: Index, rows: int) -> list[str]:
-        l, n, together = self.l, self.vectors, self.kept_together
+        v, n, together = self.v, self.vectors, self.kept_together
         result = []
         for r in range(0, rows, together):
             factors = self.kept(start + (k + r))
             for i, row in enumerate(factors):
-                for v, factor in enumerate(row):
-                    weight = weights[(r + i) * n + v]
-                    result.append(self.b.value(f"fmul {l.vector} {weight}, {factor}"))
+                for j, factor in enumerate(row):
+                    weight = weights[(r + i) * n + j]
+                    result.append(self.b.value(f"fmul {v.vector} {weight}, {factor}"))
         return result
 
     def _add_rows(
         self, side: str, tile: str, right: Rows, start: Index, count: Index, factor: str = ""
     ) -> None:
         """sums of the side's rows += factor * tile @ right; lanes are columns."""
-        l, columns = self.l, self.extents[side]
+        v, columns = self.v, self.extents[side]
         target = self.t.moved(self.sums[side], start)
-        scale = l.splat(factor) if factor else ""
-        for first in range(0, columns, self.t.widest * l.width):
-            n = min(self.t.widest, -(-(columns - first) // l.width))
-            masks = [l.first(columns - first - v * l.width) for v in range(n)]
+        scale = v.splat(factor) if factor else ""
+        for first in range(0, columns, self.t.widest * v.width):
+            n = min(self.t.widest, -(-(columns - first) // v.width))
+            masks = [v.first(columns - first - j * v.width) for j in range(n)]
             height = self.t.rows_for(n)
 
             def body(k: Index, rows: int, _, first=first, n=n, masks=masks) -> list[str]:
                 left = Rows(
-                    l.at(tile, k * self.block, l.element), self.block, 1, stored=False
+                    v.at(tile, k * self.block, v.element), self.block, 1, stored=False
                 )
-                zeros = [l.zero] * (rows * n)
+                zeros = [v.zero] * (rows * n)
                 sums = self.t.product(
                     left, rows, self.t.moved(right, 0, first), masks, self.count, zeros
                 )
                 here = self.t.moved(target, k, first)
                 for i, total in enumerate(sums):
-                    r, v = divmod(i, n)
-                    offset = r * here.row + v * l.width
-                    at = l.at(here.pointer, offset, l.element)
-                    old = l.raw_load(at, masks[v], l.element, l.width)
-                    new = l.multiply_add(total, scale, old) if scale else l.add(old, total)
-                    l.raw_store(new, at, masks[v], l.element, l.width)
+                    r, j = divmod(i, n)
+                    offset = r * here.row + j * v.width
+                    at = v.at(here.pointer, offset, v.element)
+                    old = v.raw_load(at, masks[j], v.element, v.width)
+                    new = v.multiply_add(total, scale, old) if scale else v.add(old, total)
+                    v.raw_store(new, at, masks[j], v.element, v.width)
                 return []
 
             self.t.each_rows(count, height, self.a.keys % height, [], body)
 
     def _add_queries(self, keys: Rows, count: Index) -> None:
         """query sums += key.T @ score gradients; lanes are queries, rows columns of the key."""
-        a, l, n = self.a, self.l, self.vectors
+        a, v, n = self.a, self.v, self.vectors
         tile = Rows(self.score_tile, self.block, 1, stored=False)
 
         def columns(c: Index, rows: int, _) -> list[str]:
-            spots = [self.spot(c + r, v) for r in range(rows) for v in range(n)]
-            sums = [l.load_computed(self.query_sums, spot) for spot in spots]
+            spots = [self.spot(c + r, j) for r in range(rows) for j in range(n)]
+            sums = [v.load_computed(self.query_sums, spot) for spot in spots]
             here = self.t.moved(keys, 0, c)
             across = Rows(here.pointer, here.column, here.row, here.stored)
             made = self.t.product(across, rows, tile, self.masks, count, sums)
             for spot, total in zip(spots, made):
-                l.store_computed(total, self.query_sums, spot)
+                v.store_computed(total, self.query_sums, spot)
             return []
 
         self.t.each_rows(a.extent, self.rows, a.extent % self.rows, [], columns)
 
     def _store_bias(self, start: Index, count: Index) -> None:
         """Gradients of a tile's scores are those of its bias."""
-        a, l, b = self.a, self.l, self.b
+        a, v, b = self.a, self.v, self.b
         pitch = self.padded(self.tile)
         self.t.unpack_transposed(
-            self.score_tile, self.vectors, self.tile, self.bias_rows, lambda value, v: value
+            self.score_tile, self.vectors, self.tile, self.bias_rows, lambda value, j: value
         )
         rows = self.batch * a.queries + self.first_query
 
@@ -359,11 +359,11 @@ class _Gradient(Scores):
             line = (rows + q) * a.keys + start
 
             def chunk(c: str, _) -> None:
-                value = l.load_computed(self.bias_rows, q * pitch + c)
-                mask = l.first(count - c)
-                l.store(value, self.pointer("bias_gradient"), line + c, mask)
+                value = v.load_computed(self.bias_rows, q * pitch + c)
+                mask = v.first(count - c)
+                v.store(value, self.pointer("bias_gradient"), line + c, mask)
 
-            b.loop(0, count, l.width, [], chunk)
+            b.loop(0, count, v.width, [], chunk)
 
         b.loop(0, self.count, 1, [], query)
 
@@ -374,7 +374,7 @@ def _sum_kernel(
     """The sums of the shares of each matrix, one after the other, in the result's dtype."""
     b = Builder()
     t = Tiles(b, isa, a.dtype)
-    l: Lanes = t.l
+    v: Vectors = t.v
     size = a.keys * columns
 
     def row(number: str, _) -> None:
@@ -382,15 +382,15 @@ def _sum_kernel(
         (offset,) = t.locate(batch, a.batch, {"target": target}).values()
         line = offset + k * target.row
         first = batch * shares * size + k * columns
-        for c in range(0, columns, l.width):
-            mask = l.first(columns - c)
-            total = l.load_computed("%p0", first + c, mask)
+        for c in range(0, columns, v.width):
+            mask = v.first(columns - c)
+            total = v.load_computed("%p0", first + c, mask)
             for i in range(1, shares):
-                total = l.add(total, l.load_computed("%p0", first + (i * size + c), mask))
+                total = v.add(total, v.load_computed("%p0", first + (i * size + c), mask))
             if target.column == 1:
-                l.store(total, "%p1", line + c, mask)
+                v.store(total, "%p1", line + c, mask)
             else:
-                _scatter(l, total, "%p1", line, c, target.column, min(l.width, columns - c))
+                _scatter(v, total, "%p1", line, c, target.column, min(v.width, columns - c))
 
     rows = a.batches * a.keys
     b.loop(*b.share(b.number(0)), 1, [], row)
@@ -401,12 +401,12 @@ def _sum_kernel(
     )  # fmt: skip
 
 
-def _scatter(l: Lanes, total: str, pointer: str, line: Index, first: int, step: int, count: int):
+def _scatter(v: Vectors, total: str, pointer: str, line: Index, first: int, step: int, count: int):
     """Numbers `step` apart, one by one."""
     for i in range(count):
-        lanes = ", ".join(f"i32 {i if lane == 0 else -1}" for lane in range(l.width))
+        lanes = ", ".join(f"i32 {i if lane == 0 else -1}" for lane in range(v.width))
         lanes = lanes.replace("i32 -1", "i32 poison")
-        one = l.builder.value(
-            f"shufflevector {l.vector} {total}, {l.vector} poison, <{l.width} x i32> <{lanes}>"
+        one = v.builder.value(
+            f"shufflevector {v.vector} {total}, {v.vector} poison, <{v.width} x i32> <{lanes}>"
         )
-        l.store(one, pointer, line + (first + i) * step, l.first(1))
+        v.store(one, pointer, line + (first + i) * step, v.first(1))

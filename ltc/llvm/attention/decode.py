@@ -51,7 +51,7 @@ class _Few(Scores):
         work = 2 * units * a.keys * (a.extent + a.width)
         self.prepare_numbers()
         self.line = self.reserved(self.padded(a.keys))
-        self.totals = self.reserved(self.t.widest * self.l.width)
+        self.totals = self.reserved(self.t.widest * self.v.width)
         b.loop(*b.share(b.number(0)), 1, [], self._unit)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
@@ -59,19 +59,19 @@ class _Few(Scores):
         )  # fmt: skip
 
     def _unit(self, unit: str, _) -> None:
-        a, l = self.a, self.l
+        a, v = self.a, self.v
         self.unit = unit
         batch, self.row = divmod(unit, a.queries)
         offsets = self.t.locate(batch, a.batch, self.matrices)
         self.operands = {
-            name: Rows(l.at(self.pointer(name), offsets[name]), m.row, 1)
+            name: Rows(v.at(self.pointer(name), offsets[name]), m.row, 1)
             for name, m in self.matrices.items()
         }
         if a.bias is not None:
             (offset,) = self.t.locate(batch, a.batch, {"bias": a.bias}).values()
             here = offset + self.row * a.bias.row
-            element = "i8" if a.is_mask else l.stored
-            self.bias_row = Rows(l.at(self.pointer("bias"), here, element), 0, 1)
+            element = "i8" if a.is_mask else v.stored
+            self.bias_row = Rows(v.at(self.pointer("bias"), here, element), 0, 1)
         self.seen: Index = a.keys
         if a.causal:
             self.seen = least(a.keys, self.row + 1)
@@ -81,23 +81,23 @@ class _Few(Scores):
         self._finish(top, total)
 
     def _find_scores(self) -> None:
-        a, b, l = self.a, self.b, self.l
+        a, b, v = self.a, self.b, self.v
         query = self.t.moved(self.operands["query"], self.row)
-        scale = l.splat(self.scale)
-        starts = range(0, a.extent, l.width)
-        masks = [l.first(a.extent - c) for c in starts]
+        scale = v.splat(self.scale)
+        starts = range(0, a.extent, v.width)
+        masks = [v.first(a.extent - c) for c in starts]
         parts = [
-            b.value(f"fmul {l.vector} {l.load(query.pointer, c, mask)}, {scale}")
+            b.value(f"fmul {v.vector} {v.load(query.pointer, c, mask)}, {scale}")
             for c, mask in zip(starts, masks)
         ]
 
         def keys(k: Index, count: int) -> None:
             for r in range(count):
-                key, total = self.t.moved(self.operands["key"], k + r), l.zero
+                key, total = self.t.moved(self.operands["key"], k + r), v.zero
                 for c, part, mask in zip(starts, parts, masks):
-                    total = l.multiply_add(part, l.load(key.pointer, c, mask), total)
-                at = l.at(self.line, k + r, l.element)
-                b.emit(f"store {l.element} {l.total(total)}, ptr {at}")
+                    total = v.multiply_add(part, v.load(key.pointer, c, mask), total)
+                at = v.at(self.line, k + r, v.element)
+                b.emit(f"store {v.element} {v.total(total)}, ptr {at}")
 
         whole = self.seen // TOGETHER * TOGETHER
         b.loop(0, whole, TOGETHER, [], lambda k, _: keys(k, TOGETHER))
@@ -105,83 +105,83 @@ class _Few(Scores):
 
     def _largest(self) -> str:
         """The largest score, in every lane; scores get their bias, and -inf beyond the last."""
-        b, l = self.b, self.l
-        minus = l.constant(-numbers.inf)
+        b, v = self.b, self.v
+        minus = v.constant(-numbers.inf)
 
         def step(k: str, best: list[str]) -> list[str]:
-            mask = l.first(self.seen - k)
-            score = l.load_computed(self.line, k)
+            mask = v.first(self.seen - k)
+            score = v.load_computed(self.line, k)
             if self.a.bias is not None:
-                score = l.add(score, self.bias_vector(self.bias_row, k, mask))
+                score = v.add(score, self.bias_vector(self.bias_row, k, mask))
             score = b.value(
-                f"select {l.mask_type} {mask}, {l.vector} {score}, {l.vector} {minus}"
+                f"select {v.mask_type} {mask}, {v.vector} {score}, {v.vector} {minus}"
             )
-            l.store_computed(score, self.line, k)
-            larger = b.value(f"fcmp ogt {l.vector} {score}, {best[0]}")
+            v.store_computed(score, self.line, k)
+            larger = b.value(f"fcmp ogt {v.vector} {score}, {best[0]}")
             return [
-                b.value(f"select {l.mask_type} {larger}, {l.vector} {score}, {l.vector} {best[0]}")
+                b.value(f"select {v.mask_type} {larger}, {v.vector} {score}, {v.vector} {best[0]}")
             ]
 
-        (best,) = b.loop(0, self.seen, l.width, [(l.vector, minus)], step)
-        name = f"llvm.vector.reduce.fmax.v{l.width}{'f64' if l.element == 'double' else 'f32'}"
-        return l.splat(b.pure_call(name, l.element, (l.vector, best)))
+        (best,) = b.loop(0, self.seen, v.width, [(v.vector, minus)], step)
+        name = f"llvm.vector.reduce.fmax.v{v.width}{'f64' if v.element == 'double' else 'f32'}"
+        return v.splat(b.pure_call(name, v.element, (v.vector, best)))
 
     def _find_weights(self, top: str) -> str:
         """Scores become weights; the sum of them, of which dropout takes nothing."""
-        a, b, l = self.a, self.b, self.l
+        a, b, v = self.a, self.b, self.v
         first = self.unit * a.keys
 
         def step(k: str, sums: list[str]) -> list[str]:
-            x = l.load_computed(self.line, k)
-            weight = self.exp(b.value(f"fsub {l.vector} {x}, {top}"))
-            total = l.add(sums[0], weight)
+            x = v.load_computed(self.line, k)
+            weight = self.exp(b.value(f"fsub {v.vector} {x}, {top}"))
+            total = v.add(sums[0], weight)
             if a.dropped:
-                words = f"<{l.width} x i64>"
-                at = l.splat(first + k, "i64")
-                at = b.value(f"add {words} {at}, {multiples(l.width, 1, 'i64')}")
-                with b.lanes(l.width):
+                words = f"<{v.width} x i64>"
+                at = v.splat(first + k, "i64")
+                at = b.value(f"add {words} {at}, {multiples(v.width, 1, 'i64')}")
+                with b.lanes(v.width):
                     bits = random_bits(b, self.seed, at, KEEP_BITS, 0)
-                weight = b.value(f"fmul {l.vector} {weight}, {self.factor_of(bits)}")
-            l.store_computed(weight, self.line, k)
+                weight = b.value(f"fmul {v.vector} {weight}, {self.factor_of(bits)}")
+            v.store_computed(weight, self.line, k)
             return [total]
 
-        (total,) = b.loop(0, self.seen, l.width, [(l.vector, l.zero)], step)
-        return l.splat(l.total(total))
+        (total,) = b.loop(0, self.seen, v.width, [(v.vector, v.zero)], step)
+        return v.splat(v.total(total))
 
     def _finish(self, top: str, total: str) -> None:
-        a, b, l = self.a, self.b, self.l
-        inverse = b.value(f"fdiv {l.vector} {l.constant(1.0)}, {total}")
+        a, b, v = self.a, self.b, self.v
+        inverse = b.value(f"fdiv {v.vector} {v.constant(1.0)}, {total}")
         if a.safe:
-            none = b.value(f"fcmp oeq {l.vector} {total}, {l.zero}")
+            none = b.value(f"fcmp oeq {v.vector} {total}, {v.zero}")
             (inverse,) = self.zero_where([none], [inverse])
         target = self.t.moved(self.operands["result"], self.row)
-        for first in range(0, a.width, self.t.widest * l.width):
-            count = min(self.t.widest, -(-(a.width - first) // l.width))
-            masks = [l.first(a.width - first - v * l.width) for v in range(count)]
-            for v, value in enumerate(self._columns(first, masks)):
-                value = b.value(f"fmul {l.vector} {value}, {inverse}")
-                l.store(value, target.pointer, first + v * l.width, masks[v])
-        with b.lanes(l.width):
-            logarithm = l.add(math_float.call(b, "log", l.element, total), top)
-        l.raw_store(
-            logarithm, l.at(self.pointer("logarithms"), self.unit, l.element), l.first(1),
-            l.element, l.width,
+        for first in range(0, a.width, self.t.widest * v.width):
+            count = min(self.t.widest, -(-(a.width - first) // v.width))
+            masks = [v.first(a.width - first - j * v.width) for j in range(count)]
+            for j, value in enumerate(self._columns(first, masks)):
+                value = b.value(f"fmul {v.vector} {value}, {inverse}")
+                v.store(value, target.pointer, first + j * v.width, masks[j])
+        with b.lanes(v.width):
+            logarithm = v.add(math_float.call(b, "log", v.element, total), top)
+        v.raw_store(
+            logarithm, v.at(self.pointer("logarithms"), self.unit, v.element), v.first(1),
+            v.element, v.width,
         )  # fmt: skip
 
     def _columns(self, first: int, masks: list[str | None]) -> list[str]:
         """weights @ value of a few vectors of columns."""
-        l = self.l
+        v = self.v
         values = self.operands["value"]
 
         def step(k: str, sums: list[str]) -> list[str]:
-            weight = l.splat(l.computed_scalar(self.line, k))
+            weight = v.splat(v.computed_scalar(self.line, k))
             row = self.t.moved(values, k, first)
             return [
-                l.multiply_add(weight, l.load(row.pointer, v * l.width, mask), sums[v])
-                for v, mask in enumerate(masks)
+                v.multiply_add(weight, v.load(row.pointer, j * v.width, mask), sums[j])
+                for j, mask in enumerate(masks)
             ]
 
-        zeros = [l.zero] * len(masks)
+        zeros = [v.zero] * len(masks)
         if isinstance(self.seen, int) and self.seen <= LONGEST_SUM:
-            return self.b.loop(0, self.seen, 1, [(l.vector, l.zero)] * len(masks), step)
-        return add_in_pieces(l, self.seen, zeros, step, self.totals)
+            return self.b.loop(0, self.seen, 1, [(v.vector, v.zero)] * len(masks), step)
+        return add_in_pieces(v, self.seen, zeros, step, self.totals)

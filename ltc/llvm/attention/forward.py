@@ -45,8 +45,8 @@ class _Forward(Scores):
         self.is_single = attention.keys <= self.tile
 
     def kernel(self, name: str) -> GeneratedKernel:
-        a, b, l = self.a, self.b, self.l
-        require_room(a, l.isa)
+        a, b, v = self.a, self.b, self.v
+        require_room(a, v.isa)
         units = a.batches * self.blocks
         work = 2 * a.batches * a.queries * a.keys * (a.extent + a.width)
         self.prepare()
@@ -58,7 +58,7 @@ class _Forward(Scores):
         )  # fmt: skip
 
     def _unit(self, unit: str, _) -> None:
-        a, b, l = self.a, self.b, self.l
+        a, b, v = self.a, self.b, self.v
         batch, block = divmod(unit, self.blocks)
         if a.causal:
             block = self._balanced(block)
@@ -67,8 +67,8 @@ class _Forward(Scores):
         self.pack_queries("query", self.query_tile, a.extent, self.scale)
         if not self.is_single:
             self._clear_results()
-        lowest = l.constant(-numbers.inf)
-        start = [(l.vector, lowest)] * self.vectors + [(l.vector, l.zero)] * self.vectors
+        lowest = v.constant(-numbers.inf)
+        start = [(v.vector, lowest)] * self.vectors + [(v.vector, v.zero)] * self.vectors
         values = b.loop(0, self.limit, self.tile, start, self._tile)
         if self.is_single and a.keys == 0:
             self._clear_results()
@@ -84,13 +84,13 @@ class _Forward(Scores):
         return self.b.where(is_odd, from_end, half)
 
     def _clear_results(self) -> None:
-        l = self.l
-        self.b.loop(0, self.padded(self.a.width) * self.block, l.width, [], lambda i, _: (
-            l.store_computed(l.zero, self.result_tile, i)
+        v = self.v
+        self.b.loop(0, self.padded(self.a.width) * self.block, v.width, [], lambda i, _: (
+            v.store_computed(v.zero, self.result_tile, i)
         ))  # fmt: skip
 
     def _tile(self, start: str, carried: list[str]) -> list[str]:
-        a, l, b, n = self.a, self.l, self.b, self.vectors
+        a, v, b, n = self.a, self.v, self.b, self.vectors
         tops, totals = carried[:n], carried[n:]
         count = least(self.tile, self.limit - start)
         keys = self.tile_rows("key", a.extent, start, count)
@@ -100,56 +100,56 @@ class _Forward(Scores):
         def scores(k: Index, rows: int, best: list[str]) -> list[str]:
             best = list(best)
             for i, value in enumerate(self.scores(keys, start, k, rows)):
-                r, v = divmod(i, n)
-                l.store_computed(value, self.score_tile, self.spot(k + r, v))
-                larger = b.value(f"fcmp ogt {l.vector} {value}, {best[v]}")
-                best[v] = b.value(
-                    f"select {l.mask_type} {larger}, {l.vector} {value}, {l.vector} {best[v]}"
+                r, j = divmod(i, n)
+                v.store_computed(value, self.score_tile, self.spot(k + r, j))
+                larger = b.value(f"fcmp ogt {v.vector} {value}, {best[j]}")
+                best[j] = b.value(
+                    f"select {v.mask_type} {larger}, {v.vector} {value}, {v.vector} {best[j]}"
                 )
             return best
 
         best = self.t.each_rows(
-            count, self.rows, self.rest, [(l.vector, top) for top in tops], scores
+            count, self.rows, self.rest, [(v.vector, top) for top in tops], scores
         )
         safe = [self.finite(x) for x in best]
-        old = [self.exp(b.value(f"fsub {l.vector} {x}, {y}")) for x, y in zip(tops, safe)]
+        old = [self.exp(b.value(f"fsub {v.vector} {x}, {y}")) for x, y in zip(tops, safe)]
         sums = self._weights(start, count, safe)
-        totals = [l.multiply_add(x, y, z) for x, y, z in zip(totals, old, sums)]
+        totals = [v.multiply_add(x, y, z) for x, y, z in zip(totals, old, sums)]
         self._add_values(values, count, old)
         return [*best, *totals]
 
     def _weights(self, start: Index, count: Index, safe: list[str]) -> list[str]:
         """Scores become weights; their sums, of which dropout takes nothing."""
-        a, l, b, n = self.a, self.l, self.b, self.vectors
+        a, v, b, n = self.a, self.v, self.b, self.vectors
         together = self.kept_together if a.dropped else 1
 
         def step(k: str, sums: list[str]) -> list[str]:
             sums = list(sums)
             kept = self.kept(start + k) if a.dropped else None
             for r in range(together):
-                for v in range(n):
-                    spot = self.spot(k + r, v)
-                    x = l.load_computed(self.score_tile, spot)
-                    weight = self.exp(b.value(f"fsub {l.vector} {x}, {safe[v]}"))
-                    sums[v] = l.add(sums[v], weight)
+                for j in range(n):
+                    spot = self.spot(k + r, j)
+                    x = v.load_computed(self.score_tile, spot)
+                    weight = self.exp(b.value(f"fsub {v.vector} {x}, {safe[j]}"))
+                    sums[j] = v.add(sums[j], weight)
                     if kept:
-                        weight = b.value(f"fmul {l.vector} {weight}, {kept[r][v]}")
-                    l.store_computed(weight, self.score_tile, spot)
+                        weight = b.value(f"fmul {v.vector} {weight}, {kept[r][j]}")
+                    v.store_computed(weight, self.score_tile, spot)
             return sums
 
-        return b.loop(0, count, together, [(l.vector, l.zero)] * n, step)
+        return b.loop(0, count, together, [(v.vector, v.zero)] * n, step)
 
     def _add_values(self, values: Rows, count: Index, old: list[str]) -> None:
         """result = old * result + weights @ value; lanes are queries, rows columns of the value."""
-        a, l, b, n = self.a, self.l, self.b, self.vectors
+        a, v, b, n = self.a, self.v, self.b, self.vectors
         weights = Rows(self.score_tile, self.block, 1, stored=False)
 
         def columns(c: Index, rows: int, _) -> list[str]:
-            spots = [self.spot(c + r, v) for r in range(rows) for v in range(n)]
-            sums = [l.zero] * len(spots)
+            spots = [self.spot(c + r, j) for r in range(rows) for j in range(n)]
+            sums = [v.zero] * len(spots)
             if not self.is_single:
                 sums = [
-                    b.value(f"fmul {l.vector} {l.load_computed(self.result_tile, s)}, {old[i % n]}")
+                    b.value(f"fmul {v.vector} {v.load_computed(self.result_tile, s)}, {old[i % n]}")
                     for i, s in enumerate(spots)
                 ]
             here = self.t.moved(values, 0, c)
@@ -157,29 +157,29 @@ class _Forward(Scores):
             for s, total in zip(
                 spots, self.t.product(across, rows, weights, self.masks, count, sums)
             ):
-                l.store_computed(total, self.result_tile, s)
+                v.store_computed(total, self.result_tile, s)
             return []
 
         self.t.each_rows(a.width, self.rows, a.width % self.rows, [], columns)
 
     def _finish(self, tops: list[str], totals: list[str]) -> None:
-        a, l, b = self.a, self.l, self.b
-        none = [b.value(f"fcmp oeq {l.vector} {x}, {l.zero}") for x in totals]
-        ones = l.constant(1.0)
-        inverse = [b.value(f"fdiv {l.vector} {ones}, {x}") for x in totals]
+        a, v, b = self.a, self.v, self.b
+        none = [b.value(f"fcmp oeq {v.vector} {x}, {v.zero}") for x in totals]
+        ones = v.constant(1.0)
+        inverse = [b.value(f"fdiv {v.vector} {ones}, {x}") for x in totals]
         if a.safe:
             inverse = self.zero_where(none, inverse)
         self.t.unpack_transposed(
             self.result_tile, self.vectors, a.width, self.row_buffer,
-            lambda value, v: b.value(f"fmul {l.vector} {value}, {inverse[v]}"),
+            lambda value, j: b.value(f"fmul {v.vector} {value}, {inverse[j]}"),
         )  # fmt: skip
         target = self.t.moved(self.operands["result"], self.first_query)
         self.t.store_rows(self.row_buffer, self.count, a.width, target)
         first = self.batch * a.queries + self.first_query
-        for v, (top, total) in enumerate(zip(tops, totals)):
-            with b.lanes(l.width):
-                logarithm = math_float.call(b, "log", l.element, total)
-            logarithm = l.add(logarithm, self.finite(top))
-            mask = l.first(self.count - v * l.width)
-            at = l.at(self.pointer("logarithms"), first + v * l.width, l.element)
-            l.raw_store(logarithm, at, mask, l.element, l.width)
+        for j, (top, total) in enumerate(zip(tops, totals)):
+            with b.lanes(v.width):
+                logarithm = math_float.call(b, "log", v.element, total)
+            logarithm = v.add(logarithm, self.finite(top))
+            mask = v.first(self.count - j * v.width)
+            at = v.at(self.pointer("logarithms"), first + j * v.width, v.element)
+            v.raw_store(logarithm, at, mask, v.element, v.width)

@@ -11,7 +11,7 @@ from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import Lanes, multiples, require_stack, reserved
+from ltc.llvm.emit.vectors import Vectors, multiples, require_stack, reserved
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.emit.philox import block_bits, random_bits
 from ltc.llvm.attention.tiles import Rows, Tiles
@@ -62,8 +62,8 @@ class Scores:
         self.a, self.b = attention, Builder()
         self.names = names
         self.t = Tiles(self.b, isa, attention.dtype)
-        self.l: Lanes = self.t.l
-        w = self.l.width
+        self.v: Vectors = self.t.v
+        w = self.v.width
         self.vectors = min(2, max(1, -(-attention.queries // w)))
         self.block = self.vectors * w
         self.blocks = -(-attention.queries // self.block)
@@ -71,13 +71,13 @@ class Scores:
         self.tile = min(KEYS, -(-attention.keys // self.rows) * self.rows)
         self.rest = attention.keys % self.rows
         self.masks = [None] * self.vectors
-        self.is_wide = self.l.stored == self.l.element
+        self.is_wide = self.v.stored == self.v.element
 
     def pointer(self, name: str) -> str:
         return f"%p{self.names.index(name)}"
 
     def padded(self, extent: int) -> int:
-        return -(-extent // self.l.width) * self.l.width
+        return -(-extent // self.v.width) * self.v.width
 
     # --- memory and numbers of one call
 
@@ -97,7 +97,7 @@ class Scores:
 
     def prepare_numbers(self) -> None:
         """The scale, and what dropout needs."""
-        a, b, l = self.a, self.b, self.l
+        a, b, v = self.a, self.b, self.v
         self.scale = self.double("scale")
         if a.dropped:
             self.seed = b.effect(f"load i64, ptr {self.pointer('seed')}")
@@ -109,10 +109,10 @@ class Scores:
                 self.threshold = b.convert("fptoui", "float", at, "i64")
                 rest = b.binary("fsub", "double", b.constant("double", 1.0), p)
                 factor = b.binary("fdiv", "double", b.constant("double", 1.0), rest)
-            self.kept_factor = l.splat(self._from_double(factor))
+            self.kept_factor = v.splat(self._from_double(factor))
 
     def reserved(self, count: int) -> str:
-        return reserved(self.b, count, self.l.element)
+        return reserved(self.b, count, self.v.element)
 
     def stack_bytes(self) -> int:
         a, pads = self.a, self.padded
@@ -125,7 +125,7 @@ class Scores:
         return self._from_double(self.b.effect(f"load double, ptr {self.pointer(name)}"))
 
     def _from_double(self, x: str) -> str:
-        if self.l.element == "double":
+        if self.v.element == "double":
             return x
         return self.b.value(f"fptrunc double {x} to float")
 
@@ -136,7 +136,7 @@ class Scores:
 
     def begin(self, unit: Index, batch: Index, block: Index, matrices: dict[str, Matrix]) -> None:
         """Everything about the block: where its operands are, how many keys it reads."""
-        a, l = self.a, self.l
+        a, v = self.a, self.v
         self.batch = batch
         self.first_query = block * self.block
         whole = a.queries % self.block == 0
@@ -149,44 +149,44 @@ class Scores:
         self.operands = {name: self._at(name, offsets[name], m) for name, m in matrices.items()}
         if a.bias is not None:
             (offset,) = self.t.locate(batch, a.batch, {"bias": a.bias}).values()
-            element = "i8" if a.is_mask else l.stored
-            self.bias_at = l.at(self.pointer("bias"), offset, element)
+            element = "i8" if a.is_mask else v.stored
+            self.bias_at = v.at(self.pointer("bias"), offset, element)
         if a.causal:
-            self.lane_numbers = [self._lane_numbers("i32", v) for v in range(self.vectors)]
+            self.lane_numbers = [self._lane_numbers("i32", j) for j in range(self.vectors)]
         if a.dropped:
             first = batch * a.queries + self.first_query
-            self.lane_positions = [self._positions(first, v) for v in range(self.vectors)]
+            self.lane_positions = [self._positions(first, j) for j in range(self.vectors)]
 
     def _at(self, name: str, offset: Index, matrix: Matrix) -> Rows:
         stored = name != "logarithms"
-        element = self.l.stored if stored else self.l.element
-        at = self.l.at(self.pointer(name), offset, element)
+        element = self.v.stored if stored else self.v.element
+        at = self.v.at(self.pointer(name), offset, element)
         return Rows(at, matrix.row, matrix.column, stored)
 
-    def _lane_numbers(self, element: str, v: int) -> str:
-        l = self.l
-        first = l.narrow(self.first_query + v * l.width)
-        lanes = multiples(l.width, 1, element)
-        return self.b.value(f"add <{l.width} x i32> {l.splat(first, 'i32')}, {lanes}")
+    def _lane_numbers(self, element: str, j: int) -> str:
+        v = self.v
+        first = v.narrow(self.first_query + j * v.width)
+        lanes = multiples(v.width, 1, element)
+        return self.b.value(f"add <{v.width} x i32> {v.splat(first, 'i32')}, {lanes}")
 
-    def _positions(self, first: Index, v: int) -> str:
+    def _positions(self, first: Index, j: int) -> str:
         """The position of each lane's first score among all scores."""
-        l = self.l
-        at = l.splat((first + v * l.width) * self.a.keys, "i64")
-        return self.b.value(f"add <{l.width} x i64> {at}, {multiples(l.width, self.a.keys, 'i64')}")
+        v = self.v
+        at = v.splat((first + j * v.width) * self.a.keys, "i64")
+        return self.b.value(f"add <{v.width} x i64> {at}, {multiples(v.width, self.a.keys, 'i64')}")
 
     def pack_queries(self, name: str, target: str, columns: int, factor: str = "") -> None:
         """The block's rows of an operand, transposed: lanes are queries."""
-        l, t = self.l, self.t
+        v, t = self.v, self.t
         rows = t.moved(self.operands[name], self.first_query)
         if rows.column != 1:
             pitch = self.padded(columns)
             t.pack(rows, self.count, columns, self.row_buffer, pitch)
             rows = Rows(self.row_buffer, pitch, 1, stored=False)
-        scale = l.splat(factor) if factor else ""
+        scale = v.splat(factor) if factor else ""
 
         def scaled(value: str) -> str:
-            return self.b.value(f"fmul {l.vector} {value}, {scale}") if scale else value
+            return self.b.value(f"fmul {v.vector} {value}, {scale}") if scale else value
 
         t.pack_transposed(rows, self.count, self.vectors, columns, target, scaled)
 
@@ -203,12 +203,12 @@ class Scores:
 
     def pack_bias(self, start: Index, count: Index) -> None:
         """The bias of a tile, its rows being keys; -inf where a mask says no."""
-        a, l, b = self.a, self.l, self.b
+        a, v, b = self.a, self.v, self.b
         if a.bias is None:
             return
-        element = "i8" if a.is_mask else l.stored
+        element = "i8" if a.is_mask else v.stored
         first = self.first_query * a.bias.row + start * a.bias.column
-        here = Rows(l.at(self.bias_at, first, element), a.bias.row, a.bias.column)
+        here = Rows(v.at(self.bias_at, first, element), a.bias.row, a.bias.column)
         if a.bias.row != 0 and a.bias.column == 1:
             self.t.pack_transposed(
                 here, self.count, self.vectors, count, self.bias_tile, load=self.bias_vector
@@ -218,83 +218,83 @@ class Scores:
         def key(k: str, _) -> None:
             offset, place = k * a.bias.column, k * self.block
             if a.bias.row == 0:
-                number = l.splat(self.bias_number(here.pointer, offset))
-                for v in range(self.vectors):
-                    l.store_computed(number, self.bias_tile, place + v * l.width)
+                number = v.splat(self.bias_number(here.pointer, offset))
+                for j in range(self.vectors):
+                    v.store_computed(number, self.bias_tile, place + j * v.width)
                 return
 
             def query(q: str, _) -> None:
                 number = self.bias_number(here.pointer, offset + q * a.bias.row)
-                at = l.at(self.bias_tile, place + q, l.element)
-                b.emit(f"store {l.element} {number}, ptr {at}")
+                at = v.at(self.bias_tile, place + q, v.element)
+                b.emit(f"store {v.element} {number}, ptr {at}")
 
             b.loop(0, self.count, 1, [], query)
 
         b.loop(0, count, 1, [], key)
 
     def bias_vector(self, x: Rows, offset: Index, mask: str | None) -> str:
-        l = self.l
+        v = self.v
         if not self.a.is_mask:
-            return l.load(x.pointer, offset, mask)
-        w = l.width
-        raw = l.raw_load(l.at(x.pointer, offset, "i8"), mask, "i8", w)
+            return v.load(x.pointer, offset, mask)
+        w = v.width
+        raw = v.raw_load(v.at(x.pointer, offset, "i8"), mask, "i8", w)
         seen = self.b.value(f"icmp ne <{w} x i8> {raw}, zeroinitializer")
-        minus = l.constant(-numbers.inf)
+        minus = v.constant(-numbers.inf)
         return self.b.value(
-            f"select {l.mask_type} {seen}, {l.vector} zeroinitializer, {l.vector} {minus}"
+            f"select {v.mask_type} {seen}, {v.vector} zeroinitializer, {v.vector} {minus}"
         )
 
     def bias_number(self, pointer: str, offset: Index) -> str:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         if not self.a.is_mask:
-            return l.scalar(pointer, offset)
-        raw = b.effect(f"load i8, ptr {l.at(pointer, offset, 'i8')}")
+            return v.scalar(pointer, offset)
+        raw = b.effect(f"load i8, ptr {v.at(pointer, offset, 'i8')}")
         seen = b.value(f"icmp ne i8 {raw}, 0")
         with b.lanes(1):
-            zero, minus = (b.constant(l.element, x) for x in (0.0, -numbers.inf))
-        return b.value(f"select i1 {seen}, {l.element} {zero}, {l.element} {minus}")
+            zero, minus = (b.constant(v.element, x) for x in (0.0, -numbers.inf))
+        return b.value(f"select i1 {seen}, {v.element} {zero}, {v.element} {minus}")
 
     def scores(self, keys: Rows, start: Index, k: Index, rows: int) -> list[str]:
         """Scores of `rows` keys from `start + k` on, with the bias, -inf where not seen."""
-        a, l = self.a, self.l
+        a, v = self.a, self.v
         queries = Rows(self.query_tile, self.block, 1, stored=False)
-        zeros = [l.zero] * (rows * self.vectors)
+        zeros = [v.zero] * (rows * self.vectors)
         sums = self.t.product(self.t.moved(keys, k), rows, queries, self.masks, a.extent, zeros)
         result = []
         for i, value in enumerate(sums):
-            r, v = divmod(i, self.vectors)
+            r, j = divmod(i, self.vectors)
             if a.bias is not None:
-                value = l.add(value, l.load_computed(self.bias_tile, self.spot(k + r, v)))
+                value = v.add(value, v.load_computed(self.bias_tile, self.spot(k + r, j)))
             if a.causal:
-                value = self._causal(value, start + (k + r), v)
+                value = self._causal(value, start + (k + r), j)
             result.append(value)
         return result
 
-    def _causal(self, value: str, key: Index, v: int) -> str:
-        l, words = self.l, f"<{self.l.width} x i32>"
-        number = l.splat(l.narrow(key), "i32")
-        seen = self.b.value(f"icmp sge {words} {self.lane_numbers[v]}, {number}")
-        minus = l.constant(-numbers.inf)
-        return self.b.value(f"select {l.mask_type} {seen}, {l.vector} {value}, {l.vector} {minus}")
+    def _causal(self, value: str, key: Index, j: int) -> str:
+        v, words = self.v, f"<{self.v.width} x i32>"
+        number = v.splat(v.narrow(key), "i32")
+        seen = self.b.value(f"icmp sge {words} {self.lane_numbers[j]}, {number}")
+        minus = v.constant(-numbers.inf)
+        return self.b.value(f"select {v.mask_type} {seen}, {v.vector} {value}, {v.vector} {minus}")
 
-    def spot(self, row: Index, v: int) -> Index:
+    def spot(self, row: Index, j: int) -> Index:
         """Where a vector of a tile of keys by queries lies."""
-        return row * self.block + v * self.l.width
+        return row * self.block + j * self.v.width
 
     def exp(self, x: str) -> str:
-        with self.b.lanes(self.l.width):
-            return math_float.call(self.b, "exp", self.l.element, x)
+        with self.b.lanes(self.v.width):
+            return math_float.call(self.b, "exp", self.v.element, x)
 
     def finite(self, top: str) -> str:
         """The largest score, or 0 where no score counts yet."""
-        l, b = self.l, self.b
-        none = b.value(f"fcmp oeq {l.vector} {top}, {l.constant(-numbers.inf)}")
-        return b.value(f"select {l.mask_type} {none}, {l.vector} {l.zero}, {l.vector} {top}")
+        v, b = self.v, self.b
+        none = b.value(f"fcmp oeq {v.vector} {top}, {v.constant(-numbers.inf)}")
+        return b.value(f"select {v.mask_type} {none}, {v.vector} {v.zero}, {v.vector} {top}")
 
     def zero_where(self, masks: list[str], values: list[str]) -> list[str]:
-        l = self.l
+        v = self.v
         return [
-            self.b.value(f"select {l.mask_type} {m}, {l.vector} {l.zero}, {l.vector} {x}")
+            self.b.value(f"select {v.mask_type} {m}, {v.vector} {v.zero}, {v.vector} {x}")
             for m, x in zip(masks, values)
         ]
 
@@ -307,11 +307,11 @@ class Scores:
 
     def kept(self, key: Index) -> list[list[str]]:
         """What the weights of `kept_together` keys from `key` on are multiplied by, each vector."""
-        l, b, words = self.l, self.b, f"<{self.l.width} x i64>"
+        v, b, words = self.v, self.b, f"<{self.v.width} x i64>"
         by_vector = []
-        for v in range(self.vectors):
-            at = b.value(f"add {words} {self.lane_positions[v]}, {l.splat(key, 'i64')}")
-            with b.lanes(l.width):
+        for j in range(self.vectors):
+            at = b.value(f"add {words} {self.lane_positions[j]}, {v.splat(key, 'i64')}")
+            with b.lanes(v.width):
                 if self.kept_together == 1:
                     bits = [random_bits(b, self.seed, at, KEEP_BITS, 0)]
                 else:
@@ -320,12 +320,12 @@ class Scores:
         return [list(of_key) for of_key in zip(*by_vector)]
 
     def factor_of(self, bits: str) -> str:
-        l = self.l
-        limit = l.splat(self.threshold, "i64")
-        stays = self.b.value(f"icmp uge <{l.width} x i64> {bits}, {limit}")
+        v = self.v
+        limit = v.splat(self.threshold, "i64")
+        stays = self.b.value(f"icmp uge <{v.width} x i64> {bits}, {limit}")
         return self.b.value(
-            f"select {l.mask_type} {stays}, {l.vector} {self.kept_factor}, "
-            f"{l.vector} zeroinitializer"
+            f"select {v.mask_type} {stays}, {v.vector} {self.kept_factor}, "
+            f"{v.vector} zeroinitializer"
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import Lanes, transposed
+from ltc.llvm.emit.vectors import Vectors, transposed
 from ltc.llvm.gemm.blocking import Matrix
 
 
@@ -40,7 +40,7 @@ class Tiles:
 
     def __init__(self, b: Builder, isa: Isa, dtype: torch.dtype):
         self.b, self.dtype = b, dtype
-        self.l = Lanes(b, isa, dtype)
+        self.v = Vectors(b, isa, dtype)
         self.many = isa.registers >= 32
 
     def rows_for(self, vectors: int) -> int:
@@ -69,16 +69,16 @@ class Tiles:
     def moved(self, x: Rows, row: Index, column: Index = 0) -> Rows:
         """The rows that begin elsewhere in the same matrix."""
         offset = row * x.row + column * x.column
-        element = self.l.stored if x.stored else self.l.element
-        return Rows(self.l.at(x.pointer, offset, element), x.row, x.column, x.stored)
+        element = self.v.stored if x.stored else self.v.element
+        return Rows(self.v.at(x.pointer, offset, element), x.row, x.column, x.stored)
 
     def number(self, x: Rows, offset: Index) -> str:
-        return self.l.scalar(x.pointer, offset) if x.stored else self.l.computed_scalar(
+        return self.v.scalar(x.pointer, offset) if x.stored else self.v.computed_scalar(
             x.pointer, offset
         )
 
     def vector(self, x: Rows, offset: Index, mask: str | None = None) -> str:
-        load = self.l.load if x.stored else self.l.load_computed
+        load = self.v.load if x.stored else self.v.load_computed
         return load(x.pointer, offset, mask)
 
     # --- products
@@ -91,21 +91,21 @@ class Tiles:
 
         masks  of the vectors of the right operand's rows
         """
-        l, b = self.l, self.b
+        v, b = self.v, self.b
 
         def step(d: str, values: list[str]) -> list[str]:
             line, here = d * right.row, d * left.column
-            ys = [self.vector(right, line + v * l.width, m) for v, m in enumerate(masks)]
-            element = l.stored if left.stored else l.element
-            start = Rows(l.at(left.pointer, here, element), left.row, left.column, left.stored)
+            ys = [self.vector(right, line + j * v.width, m) for j, m in enumerate(masks)]
+            element = v.stored if left.stored else v.element
+            start = Rows(v.at(left.pointer, here, element), left.row, left.column, left.stored)
             result = []
             for r in range(rows):
-                x = l.splat(self.number(start, r * left.row))
-                for v, y in enumerate(ys):
-                    result.append(l.multiply_add(x, y, values[r * len(ys) + v]))
+                x = v.splat(self.number(start, r * left.row))
+                for j, y in enumerate(ys):
+                    result.append(v.multiply_add(x, y, values[r * len(ys) + j]))
             return result
 
-        return b.loop(0, depth, 1, [(l.vector, value) for value in sums], step)
+        return b.loop(0, depth, 1, [(v.vector, value) for value in sums], step)
 
     def each_rows(
         self, count: Index, rows: int, rest: int, carried: list[tuple[str, str]],
@@ -130,14 +130,14 @@ class Tiles:
 
     def pack(self, x: Rows, count: Index, columns: int, target: str, pitch: int) -> None:
         """`count` rows of `columns` numbers as they are computed, `pitch` apart."""
-        l, b = self.l, self.b
+        v, b = self.v, self.b
 
         def row(i: str, _) -> None:
             line, place = self.moved(x, i), i * pitch
             if x.column == 1:
-                for c in range(0, columns, l.width):
-                    value = self.vector(line, c, l.first(columns - c))
-                    l.store_computed(value, target, place + c)
+                for c in range(0, columns, v.width):
+                    value = self.vector(line, c, v.first(columns - c))
+                    v.store_computed(value, target, place + c)
                 return
             b.loop(0, columns, 1, [], lambda c, _: self._copy(
                 line, c * x.column, target, place + c
@@ -148,9 +148,9 @@ class Tiles:
     def _copy(self, x: Rows, offset: Index, target: str, place: Index, factor: str = "") -> None:
         value = self.number(x, offset)
         if factor:
-            value = self.b.value(f"fmul {self.l.element} {value}, {factor}")
-        at = self.l.at(target, place, self.l.element)
-        self.b.emit(f"store {self.l.element} {value}, ptr {at}")
+            value = self.b.value(f"fmul {self.v.element} {value}, {factor}")
+        at = self.v.at(target, place, self.v.element)
+        self.b.emit(f"store {self.v.element} {value}, ptr {at}")
 
     def pack_transposed(
         self, x: Rows, count: Index, vectors: int, columns: Index, target: str,
@@ -162,25 +162,25 @@ class Tiles:
         What lies beyond them repeats the last one.  `load` reads a vector of the source, and
         `finish` is what becomes of each; columns beyond `columns` up to a whole vector are written.
         """
-        l, b, w = self.l, self.b, self.l.width
+        v, b, w = self.v, self.b, self.v.width
         load = load or self.vector
         pitch = vectors * w
 
-        def square(c: str, v: int) -> None:
+        def square(c: str, j: int) -> None:
             is_whole = isinstance(columns, int) and columns % w == 0
-            mask = None if is_whole else l.first(columns - c)
+            mask = None if is_whole else v.first(columns - c)
             lines = []
             for i in range(w):
-                row = v * w + i
+                row = j * w + i
                 if not (isinstance(count, int) and row < count):
                     row = least(row, count - 1)
                 lines.append(load(x, row * x.row + c, mask))
-            for i, line in enumerate(transposed(b, lines, l.element)):
-                place = (c + i) * pitch + v * w
-                l.store_computed(finish(line), target, place)
+            for i, line in enumerate(transposed(b, lines, v.element)):
+                place = (c + i) * pitch + j * w
+                v.store_computed(finish(line), target, place)
 
-        for v in range(vectors):
-            b.loop(0, columns, w, [], lambda c, _, v=v: square(c, v))
+        for j in range(vectors):
+            b.loop(0, columns, w, [], lambda c, _, j=j: square(c, j))
 
     def unpack_transposed(
         self, source: str, vectors: int, columns: int, target: str,
@@ -191,29 +191,29 @@ class Tiles:
         target  [vectors of lanes, columns up to a whole vector]
         finish  (vector, which of a row's vectors) -> what is stored
         """
-        l, b, w = self.l, self.b, self.l.width
+        v, b, w = self.v, self.b, self.v.width
         pitch, padded = vectors * w, -(-columns // w) * w
 
-        def square(c: str, v: int) -> None:
+        def square(c: str, j: int) -> None:
             lines = [
-                finish(l.load_computed(source, (c + i) * pitch + v * w), v)
+                finish(v.load_computed(source, (c + i) * pitch + j * w), j)
                 for i in range(w)
             ]
-            for i, line in enumerate(transposed(b, lines, l.element)):
-                l.store_computed(line, target, c + (v * w + i) * padded)
+            for i, line in enumerate(transposed(b, lines, v.element)):
+                v.store_computed(line, target, c + (j * w + i) * padded)
 
-        for v in range(vectors):
-            b.loop(0, columns, w, [], lambda c, _, v=v: square(c, v))
+        for j in range(vectors):
+            b.loop(0, columns, w, [], lambda c, _, j=j: square(c, j))
 
     def store_rows(self, source: str, count: Index, columns: int, target: Rows) -> None:
         """`count` rows from a buffer to the tensor's memory, rounded to its dtype."""
-        l, b = self.l, self.b
-        padded = -(-columns // l.width) * l.width
+        v, b = self.v, self.b
+        padded = -(-columns // v.width) * v.width
 
         def row(q: str, _) -> None:
             line = self.moved(target, q)
-            for c in range(0, columns, l.width):
-                value = l.load_computed(source, q * padded + c)
-                l.store(value, line.pointer, c, l.first(columns - c))
+            for c in range(0, columns, v.width):
+                value = v.load_computed(source, q * padded + c)
+                v.store(value, line.pointer, c, v.first(columns - c))
 
         b.loop(0, count, 1, [], row)

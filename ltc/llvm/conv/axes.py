@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.vectors import Lanes
+from ltc.llvm.emit.vectors import Vectors
 
 Axes = tuple["Axis", "Axis", "Axis"]
 
@@ -94,7 +94,7 @@ def _phase(i: int, k: int, o: int, s: int, p: int, d: int, residue: int) -> Axis
     return Axis(o, count, 1, first, step, len(taps), (taps[0], apart), (residue, s), i)
 
 
-def met(l: Lanes, axis, position: Index, tap: Index) -> Index:
+def met(v: Vectors, axis, position: Index, tap: Index) -> Index:
     """The operand's element that a position meets at a tap; it may lie outside."""
     return position * axis.stride + tap * axis.step + axis.first
 
@@ -105,7 +105,7 @@ def always_inside(axis: Axis) -> bool:
     return axis.first >= 0 and last < axis.extent
 
 
-def taps_inside(l: Lanes, axis: Axis, first: Index, last: Index) -> tuple[Index, Index]:
+def taps_inside(v: Vectors, axis: Axis, first: Index, last: Index) -> tuple[Index, Index]:
     """The taps, from one up to another, at which positions `first` to `last` meet any element.
 
     The axis ascends.  All other taps meet only the padding, and add nothing.
@@ -114,19 +114,19 @@ def taps_inside(l: Lanes, axis: Axis, first: Index, last: Index) -> tuple[Index,
         return 0, axis.taps
     below = -axis.first - last * axis.stride
     above = axis.extent - axis.first - first * axis.stride
-    low, end = (_rounded_up(l, most(0, x), axis.step) for x in (below, above))
+    low, end = (_rounded_up(v, most(0, x), axis.step) for x in (below, above))
     return low, least(axis.taps, end)
 
 
-def positions_inside(l: Lanes, axis: Axis, tap: Index) -> tuple[Index, Index]:
+def positions_inside(v: Vectors, axis: Axis, tap: Index) -> tuple[Index, Index]:
     """The positions, from one up to another, that meet an element at a tap; the axis ascends."""
     if always_inside(axis):
         return 0, axis.count
     below = -axis.first - tap * axis.step
     above = axis.extent - axis.first - tap * axis.step
-    low, end = (_rounded_up(l, most(0, x), axis.stride) for x in (below, above))
+    low, end = (_rounded_up(v, most(0, x), axis.stride) for x in (below, above))
     return low, least(axis.count, end)
 
 
-def _rounded_up(l: Lanes, x: Index, by: int) -> Index:
+def _rounded_up(v: Vectors, x: Index, by: int) -> Index:
     return (x + (by - 1)) // by

@@ -18,7 +18,7 @@ from ltc.llvm.conv.nchw_direct import DirectSums
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Lanes, tasks_for
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import Matrix, stored_plain
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
@@ -109,7 +109,7 @@ def _renamed(kernel: GeneratedKernel, left: str, right: str) -> GeneratedKernel:
 def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa):
     """turned[group, channel, output, taps of this phase] from weight[group, output, channel, *]."""
     b = Builder(1)
-    l = Lanes(b, isa, dtype)
+    v = Vectors(b, isa, dtype)
     groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
     channels, kernel = geometry.weight[1], geometry.weight[2:]
     kernel = (*[1] * (3 - len(kernel)), *kernel)
@@ -122,8 +122,8 @@ def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa
 
         def output(o: str, _) -> None:
             first = group * outputs + o
-            source = l.at("%p0", (first * channels + channel) * size)
-            target = l.at("%p1", start + (number * outputs + o) * taps)  # fmt: skip
+            source = v.at("%p0", (first * channels + channel) * size)
+            target = v.at("%p1", start + (number * outputs + o) * taps)  # fmt: skip
 
             def tap(t: tuple[Index, Index, Index], k: Index) -> None:
                 at: Index = 0
@@ -131,10 +131,10 @@ def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa
                     element = index * axis.kernel[1] + axis.kernel[0]
                     at = at * extent + element
                 bits = f"i{8 * dtype.itemsize}"
-                x = b.effect(f"load {bits}, ptr {l.at(source, at)}")
-                b.emit(f"store {bits} {x}, ptr {l.at(target, k)}")
+                x = b.effect(f"load {bits}, ptr {v.at(source, at)}")
+                b.emit(f"store {bits} {x}, ptr {v.at(target, k)}")
 
-            each_tap(l, axes, tap)
+            each_tap(v, axes, tap)
 
         b.loop(0, outputs, 1, [], output)
 
@@ -144,11 +144,11 @@ def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa
     return GeneratedKernel(name, function_text(name, 2, b), ("weight", "turned"), tasks, 0)
 
 
-def each_tap(l: Lanes, axes: Axes, body) -> None:
+def each_tap(v: Vectors, axes: Axes, body) -> None:
     """Loops body((d, h, w), flat number) over the taps."""
     depth, height, width = (axis.taps for axis in axes)
-    l.builder.loop(0, depth, 1, [], lambda d, _: l.builder.loop(
-        0, height, 1, [], lambda h, _: l.builder.loop(
+    v.builder.loop(0, depth, 1, [], lambda d, _: v.builder.loop(
+        0, height, 1, [], lambda h, _: v.builder.loop(
             0, width, 1, [], lambda w, _: body(
                 (d, h, w), (d * height + h) * width + w
             )

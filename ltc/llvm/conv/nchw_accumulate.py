@@ -18,7 +18,7 @@ from ltc.llvm.emit.vectors import (
     BYTES,
     LONGEST_SUM,
     GeneratedKernel,
-    Lanes,
+    Vectors,
     add_in_pieces,
     multiples,
     require_stack,
@@ -39,7 +39,7 @@ class Sums:
 
     def __init__(self, dtype, images, groups, rows, channels, axes: Axes, isa, epilogue, start=0):
         self.b = Builder()
-        self.l = l = Lanes(self.b, isa, dtype)
+        self.v = v = Vectors(self.b, isa, dtype)
         self.images, self.groups, self.rows, self.channels = images, groups, rows, channels
         self.axes, self.epilogue, self.start = axes, epilogue, start
         self.taps = prod(axis.taps for axis in axes)
@@ -49,23 +49,23 @@ class Sums:
         self.size = prod(axis.extent for axis in axes)  # of one channel of the operand
         self.result_size = prod(axis.result for axis in axes)
         self._choose_blocks(isa)
-        self._choose_tile(l)
+        self._choose_tile(v)
 
     def _choose_blocks(self, isa: Isa) -> None:
         self.vectors = self._vectors()
-        self.panel = self.vectors * self.l.width
+        self.panel = self.vectors * self.v.width
         height = (isa.registers - self.vectors - (1 if isa.fused else 2)) // self.vectors
         self.blocks = max(1, -(-self.rows // height))
         self.height, self.taller = divmod(self.rows, self.blocks)
 
     def _vectors(self) -> int:
         """How many vectors of columns are summed at once."""
-        narrow = self.lines * self.width <= self.l.width
+        narrow = self.lines * self.width <= self.v.width
         return 1 if narrow else (2 if self.rows >= 7 else 4)
 
-    def _choose_tile(self, l: Lanes) -> None:
+    def _choose_tile(self, v: Vectors) -> None:
         """How many lines, columns and channels are gathered at once."""
-        column_bytes = BYTES[l.element] * max(1, self.taps)
+        column_bytes = BYTES[v.element] * max(1, self.taps)
         fitting = GATHERED_BYTES // (column_bytes * max(1, self.channels))
         columns = max(2 * self.panel, min(MOST_COLUMNS, fitting))
         self.depth = max(1, min(self.channels, GATHERED_BYTES // (column_bytes * columns)))
@@ -75,19 +75,19 @@ class Sums:
         self.segment = self.width
         if self.segments > 1:
             even = -(-self.width // self.segments)
-            self.segment = -(-even // l.width) * l.width
+            self.segment = -(-even // v.width) * v.width
             self.segments = -(-self.width // self.segment)
         self.strip = 1 if self.segments > 1 else self._lines_of_a_strip(columns)
         self.strips = max(1, -(-self.lines // self.strip))
-        whole = -(-(self.strip * self.segment) // self.panel) * self.panel + l.width
-        vectors = -(-whole // l.width)
-        self.columns = (vectors + (1 - vectors % 2)) * l.width  # odd: lines of a cache spread
+        whole = -(-(self.strip * self.segment) // self.panel) * self.panel + v.width
+        vectors = -(-whole // v.width)
+        self.columns = (vectors + (1 - vectors % 2)) * v.width  # odd: lines of a cache spread
 
     @property
     def stack_bytes(self) -> int:
         gathered = self.columns * max(1, self.depth * self.taps)
         waiting = self.rows * self.columns if self.depth < self.channels else 0
-        return (gathered + waiting) * BYTES[self.l.element]
+        return (gathered + waiting) * BYTES[self.v.element]
 
     def _lines_of_a_strip(self, columns: int) -> int:
         """How many lines to gather at once: those that leave the fewest columns of panels empty."""
@@ -117,28 +117,28 @@ class Sums:
     # --- the walk over images, groups and tiles ---------------------------------------------------
 
     def _emit(self, units: int) -> None:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         self.gathered = reserved(
-            b, self.columns * max(1, self.depth * self.taps) + self.panel, l.element
+            b, self.columns * max(1, self.depth * self.taps) + self.panel, v.element
         )
         self.totals = ""
         if self.depth * self.taps > LONGEST_SUM:
-            self.totals = reserved(b, (self.height + 1) * self.panel, l.element)
+            self.totals = reserved(b, (self.height + 1) * self.panel, v.element)
         if self.depth < self.channels:
-            self.waiting = reserved(b, self.rows * self.columns, l.element)
+            self.waiting = reserved(b, self.rows * self.columns, v.element)
         b.loop(*b.share(units), 1, [], lambda unit, _: self._tile(unit))
 
     def _locate(self, part: Index) -> None:
         """Sets the pointers to what an image and group, counted together, has."""
-        l = self.l
+        v = self.v
         group = part % self.groups
         weights = self.rows * self.channels * self.taps
-        self.weight_at = l.at("%p0", group * weights + self.start)
-        self.operand_at = l.at("%p1", part * (self.channels * self.size))
+        self.weight_at = v.at("%p0", group * weights + self.start)
+        self.operand_at = v.at("%p1", part * (self.channels * self.size))
         self.result_row = part * self.rows
 
     def _tile(self, unit: Index) -> None:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         rest, segment = divmod(unit, self.segments)
         part, strip = divmod(rest, self.strips)
         self._locate(part)
@@ -161,15 +161,15 @@ class Sums:
 
         def waiting(p, row, rows):
             return [
-                l.load_computed(self.waiting, self._spot(p, row, r, v))
+                v.load_computed(self.waiting, self._spot(p, row, r, j))
                 for r in range(rows)
-                for v in range(self.vectors)
+                for j in range(self.vectors)
             ]
 
         def keep(p, row, rows, values):
             for i, value in enumerate(values):
                 spot = self._spot(p, row, *divmod(i, self.vectors))
-                l.store_computed(value, self.waiting, spot)
+                v.store_computed(value, self.waiting, spot)
 
         def piece(start: str, _) -> None:
             depth = least(self.depth, self.channels - start)
@@ -179,16 +179,16 @@ class Sums:
             )))  # fmt: skip
 
         self._each_block(count, lambda p, row, rows: keep(
-            p, row, rows, [l.zero] * (rows * self.vectors)
+            p, row, rows, [v.zero] * (rows * self.vectors)
         ))  # fmt: skip
         b.loop(0, self.channels, self.depth, [], piece)
         self._each_block(count, lambda p, row, rows: self._finish(
             p, row, rows, waiting(p, row, rows), tile, count
         ))  # fmt: skip
 
-    def _spot(self, p: Index, row: Index, r: int, v: int) -> Index:
-        l = self.l
-        return (row + r) * self.columns + (p + v * l.width)
+    def _spot(self, p: Index, row: Index, r: int, j: int) -> Index:
+        v = self.v
+        return (row + r) * self.columns + (p + j * v.width)
 
     def _each_block(self, count: Index, body) -> None:
         """body(first column, first row, rows) for every block of a tile of `count` columns."""
@@ -207,33 +207,33 @@ class Sums:
     # --- one block --------------------------------------------------------------------------------
 
     def _accumulate(self, p, row, rows, start, depth, sums) -> list[str]:
-        l = self.l
+        v = self.v
         stride = self.channels * self.taps
-        left = l.at(self.weight_at, row * stride + start * self.taps)
-        right = l.at(self.gathered, p, l.element)
-        sums = sums or [l.zero] * (rows * self.vectors)
+        left = v.at(self.weight_at, row * stride + start * self.taps)
+        right = v.at(self.gathered, p, v.element)
+        sums = sums or [v.zero] * (rows * self.vectors)
 
         def step(k: str, values: list[str]) -> list[str]:
-            line = l.at(right, k * self.columns, l.element)
-            ys = [l.load_computed(line, v * l.width) for v in range(self.vectors)]
-            here, result = l.at(left, k), []
+            line = v.at(right, k * self.columns, v.element)
+            ys = [v.load_computed(line, j * v.width) for j in range(self.vectors)]
+            here, result = v.at(left, k), []
             for r in range(rows):
-                x = l.splat(l.scalar(here, r * stride))
-                for v, y in enumerate(ys):
-                    result.append(l.multiply_add(x, y, values[r * self.vectors + v]))
+                x = v.splat(v.scalar(here, r * stride))
+                for j, y in enumerate(ys):
+                    result.append(v.multiply_add(x, y, values[r * self.vectors + j]))
             return result
 
-        return add_in_pieces(l, depth * self.taps, sums, step, self.totals)
+        return add_in_pieces(v, depth * self.taps, sums, step, self.totals)
 
     def _finish(self, p, row, rows, sums, tile, count) -> None:
         """Store a block, of which only the first `count` - p columns exist."""
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         if self.spread:
             left = count - p
             for i, value in enumerate(sums):
-                r, v = divmod(i, self.vectors)
-                self._store_spread(value, row + r, p + v * l.width, tile,
-                                   l.first(left - v * l.width))  # fmt: skip
+                r, j = divmod(i, self.vectors)
+                self._store_spread(value, row + r, p + j * v.width, tile,
+                                   v.first(left - j * v.width))  # fmt: skip
             return
         whole = b.value(f"icmp sle i64 {p + self.panel}, {count}")
         b.when(whole, [], lambda: self._store(p, row, sums, tile, None))
@@ -241,30 +241,30 @@ class Sums:
         b.when(partly, [], lambda: self._store(p, row, sums, tile, count - p))
 
     def _store(self, p, row, sums, tile, left) -> None:
-        l = self.l
+        v = self.v
         first = tile[0] * self.width + tile[2] + p
         for i, value in enumerate(sums):
-            r, v = divmod(i, self.vectors)
-            mask = None if left is None else l.first(left - v * l.width)
-            self._store_vector(value, row + r, first + v * l.width, mask)
+            r, j = divmod(i, self.vectors)
+            mask = None if left is None else v.first(left - j * v.width)
+            self._store_vector(value, row + r, first + j * v.width, mask)
 
     def _store_vector(self, value: str, row: Index, position: Index, mask: str | None) -> None:
-        l = self.l
+        v = self.v
         flat = self.result_row + row
         if self.epilogue is not None:
-            with self.b.lanes(l.width):
+            with self.b.lanes(v.width):
                 value = self.epilogue(self.b, value, flat, position, mask)
-        line = l.at("%p2", flat * self.result_size)
-        l.store(value, line, position, mask)
+        line = v.at("%p2", flat * self.result_size)
+        v.store(value, line, position, mask)
 
     def _store_spread(self, value: str, row: Index, p: Index, tile, mask: str | None) -> None:
         """Store positions that are not adjacent in the result."""
-        l, b, n = self.l, self.b, self.l.width
+        v, b, n = self.v, self.b, self.v.width
         words = f"<{n} x i32>"
         line, _, column, _ = tile
 
         def vector(x: Index) -> str:
-            return l.splat(l.narrow(x), "i32")
+            return v.splat(v.narrow(x), "i32")
 
         def op(name: str, x: str, y: Index) -> str:
             return b.value(f"{name} {words} {x}, {y if isinstance(y, str) else vector(y)}")
@@ -281,8 +281,8 @@ class Sums:
         for index, axis in zip((outer, inner, across), self.axes):
             element = op("add", op("mul", index, axis.place[1]), axis.place[0])
             total = element if total is None else op("add", op("mul", total, axis.result), element)
-        base = l.at("%p2", (self.result_row + row) * self.result_size)
-        l.scatter(value, base, total, mask)
+        base = v.at("%p2", (self.result_row + row) * self.result_size)
+        v.scatter(value, base, total, mask)
 
     # --- gathering --------------------------------------------------------------------------------
 
@@ -291,28 +291,28 @@ class Sums:
 
         Channels are the innermost loop: which lanes meet nothing is the same for all of them.
         """
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         first_line, lines, column, width = tile
         deep, high, wide = self.axes
-        source = l.at(self.operand_at, start * self.size)
+        source = v.at(self.operand_at, start * self.size)
 
         def line(d: Index, h: Index, i: Index) -> None:
             at, limit = self._operand_line(source, first_line + i, d, h)
             k = (d * high.taps + h) * wide.taps
             target = k * self.columns + i * width
-            b.loop(0, width, l.width, [], lambda j, _: vectors(at, limit, target + j, j))
+            b.loop(0, width, v.width, [], lambda j, _: vectors(at, limit, target + j, j))
 
         def vectors(at: str, limit: str, target: Index, j: Index) -> None:
             def one(w: Index) -> None:
-                first = met(l, wide, column + j, w)
-                masks = l.masks_of(first, wide.stride, limit)
+                first = met(v, wide, column + j, w)
+                masks = v.masks_of(first, wide.stride, limit)
                 spot = target + w * self.columns
 
                 def channel(c: str, _) -> None:
-                    here = l.at(at, c * self.size)
-                    value = l.strided(here, first, wide.stride, masks)
+                    here = v.at(at, c * self.size)
+                    value = v.strided(here, first, wide.stride, masks)
                     place = spot + c * (self.taps * self.columns)
-                    l.store_computed(value, self.gathered, place)
+                    v.store_computed(value, self.gathered, place)
 
                 b.loop(0, depth, 1, [], channel)
 
@@ -326,14 +326,14 @@ class Sums:
 
     def _operand_line(self, source: str, line: Index, d: Index, h: Index) -> tuple[str, str]:
         """Where the operand's line begins that a line of the result meets, and how much of it."""
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         deep, high, wide = self.axes
         o, p = divmod(line, high.count)
-        down = met(l, deep, o, d)
-        across = met(l, high, p, h)
+        down = met(v, deep, o, d)
+        across = met(v, high, p, h)
         inside = b.value(
             f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
             f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
         )
-        at = l.at(source, (down * high.extent + across) * wide.extent)
+        at = v.at(source, (down * high.extent + across) * wide.extent)
         return at, b.where(inside, wide.extent, 0)

@@ -19,7 +19,7 @@ from ltc.llvm.emit.vectors import (
     BYTES,
     Epilogue,
     GeneratedKernel,
-    Lanes,
+    Vectors,
     require_stack,
     reserved,
     tasks_for,
@@ -54,7 +54,7 @@ def convolution_weight_gradient(
         return KernelSequence((_direct(name, dtype, geometry, axes, isa, epilogue, operands),), {})
     body = _SlotSums(dtype, geometry, axes, isa)
     slots = Slots(body.slots, body.groups, body.outputs, body.panel, body.rows)
-    last = adding_kernel(name, dtype, isa, slots, lambda l, column: column, epilogue, operands)
+    last = adding_kernel(name, dtype, isa, slots, lambda v, column: column, epilogue, operands)
     kernels = (body.kernel(name), last)
     return KernelSequence(kernels, {"partial": body.partial_bytes})
 
@@ -67,7 +67,7 @@ class _SlotSums:
 
     def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa):
         self.b = Builder()
-        self.l = l = Lanes(self.b, isa, dtype)
+        self.v = v = Vectors(self.b, isa, dtype)
         self.isa, self.axes = isa, axes
         self.images, self.groups = geometry.operand[0], geometry.groups
         self.outputs, self.channels = geometry.weight[0] // self.groups, geometry.weight[1]
@@ -75,8 +75,8 @@ class _SlotSums:
         self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
         self.size = axes[0].extent * axes[1].extent * axes[2].extent
         self.positions = axes[0].count * axes[1].count * axes[2].count
-        self.vectors = 1 if self.outputs <= l.width else 2
-        self.panel = self.vectors * l.width
+        self.vectors = 1 if self.outputs <= v.width else 2
+        self.panel = self.vectors * v.width
         self.panels = -(-self.outputs // self.panel)
         self.rows = self.channels * self.taps
         parts = self.groups * self.panels
@@ -86,16 +86,16 @@ class _SlotSums:
         self._choose_strip()
 
     def _choose_strip(self) -> None:
-        l, (deep, high, wide) = self.l, self.axes
+        v, (deep, high, wide) = self.v, self.axes
         self.lines = max(1, min(high.count, TURNED_POSITIONS // max(1, wide.count)))
         self.lines = max(1, -(-high.count // max(1, -(-high.count // self.lines))))
         self.strips = -(-high.count // self.lines)
         self.copied_lines = (self.lines - 1) * high.stride + (high.taps - 1) * high.step + 1
         self.pitch = max(1, (wide.count - 1) * wide.stride + (wide.taps - 1) * wide.step + 1)
         self.plane = self.copied_lines * self.pitch
-        vectors = -(-deep.taps * self.plane // l.width)
-        self.channel_pitch = (vectors + (1 - vectors % 2)) * l.width  # spreads lines of a cache
-        fitting = COPIED_BYTES // (self.channel_pitch * BYTES[l.element])
+        vectors = -(-deep.taps * self.plane // v.width)
+        self.channel_pitch = (vectors + (1 - vectors % 2)) * v.width  # spreads lines of a cache
+        fitting = COPIED_BYTES // (self.channel_pitch * BYTES[v.element])
         self.depth = self.channels if self.static else max(1, min(self.channels, fitting))
 
     @property
@@ -104,25 +104,25 @@ class _SlotSums:
 
     @property
     def partial_bytes(self) -> int:
-        return max(1, self.partial_size) * BYTES[self.l.element]
+        return max(1, self.partial_size) * BYTES[self.v.element]
 
     @property
     def stack_bytes(self) -> int:
         turned = self.lines * self.axes[2].count * self.panel
-        return (turned + self.depth * self.channel_pitch) * BYTES[self.l.element]
+        return (turned + self.depth * self.channel_pitch) * BYTES[self.v.element]
 
     # --- the sums of a slot -----------------------------------------------------------------------
 
     def kernel(self, name: str) -> GeneratedKernel:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         units = self.slots * self.groups * self.panels
         require_stack(self.stack_bytes, "weight gradient")
         work = 2 * self.images * self.positions * self.groups * self.outputs * self.rows
         if units and self.rows:
             self.turned = reserved(
-                b, (self.lines * max(1, self.axes[2].count) + l.width) * self.panel, l.element
+                b, (self.lines * max(1, self.axes[2].count) + v.width) * self.panel, v.element
             )
-            self.copied = reserved(b, self.depth * self.channel_pitch + l.width, l.element)
+            self.copied = reserved(b, self.depth * self.channel_pitch + v.width, v.element)
             b.loop(*b.share(units), 1, [], self._unit)
         text = function_text(name, 3, b)
         tasks = tasks_for(work, units, 1)
@@ -130,19 +130,19 @@ class _SlotSums:
 
     def _unit(self, unit: str, _) -> None:
         """All images of one slot, for one panel of output channels."""
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         slot, part = divmod(unit, self.groups * self.panels)
         group, panel = divmod(part, self.panels)
         size = self.rows * self.panel
-        self.partial = l.at("%p2", unit * size, l.element)
-        b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
+        self.partial = v.at("%p2", unit * size, v.element)
+        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
         first = slot * self.images // self.slots
         last = (slot + 1) * self.images // self.slots
 
         def image(n: str, _) -> None:
             part = n * self.groups + group
-            gradient = l.at("%p0", part * (self.outputs * self.positions))
-            operand = l.at("%p1", part * (self.channels * self.size))
+            gradient = v.at("%p0", part * (self.outputs * self.positions))
+            operand = v.at("%p1", part * (self.channels * self.size))
             b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
                 0, self.strips, 1, [], lambda strip, _: self._strip(
                     gradient, operand, panel, deep, strip * self.lines
@@ -152,14 +152,14 @@ class _SlotSums:
         b.loop(first, last, 1, [], image)
 
     def _strip(self, gradient, operand, panel, deep, line) -> None:
-        l, b, (_, high, wide) = self.l, self.b, self.axes
+        v, b, (_, high, wide) = self.v, self.b, self.axes
         lines = least(self.lines, high.count - line)
         start = (deep * high.count + line) * wide.count
-        self._turn(l.at(gradient, start), panel, lines * wide.count)
+        self._turn(v.at(gradient, start), panel, lines * wide.count)
 
         def channels(first: str, _) -> None:
             count = least(self.depth, self.channels - first)
-            self._copy(l.at(operand, first * self.size), count, deep, line)
+            self._copy(v.at(operand, first * self.size), count, deep, line)
             if self.static:
                 self._static_blocks(lines)
             else:
@@ -169,30 +169,30 @@ class _SlotSums:
 
     def _turn(self, gradient: str, panel: Index, positions: Index) -> None:
         """turned[position, output channel] of one panel."""
-        l, n = self.l, self.l.width
+        v, n = self.v, self.v.width
 
-        def square(p: str, v: str) -> None:
-            mask = l.first(positions - p)
+        def square(p: str, j: str) -> None:
+            mask = v.first(positions - p)
             lines = []
             for i in range(n):
-                channel = panel * self.panel + (v + i)
+                channel = panel * self.panel + (j + i)
                 if self.outputs % self.panel:
                     channel = least(channel, self.outputs - 1)
-                lines.append(l.load(gradient, channel * self.positions + p, mask))
-            target = l.at(self.turned, p * self.panel + v, l.element)
-            for i, line in enumerate(transposed(self.b, lines, l.element)):
-                l.store_computed(line, target, i * self.panel)
+                lines.append(v.load(gradient, channel * self.positions + p, mask))
+            target = v.at(self.turned, p * self.panel + j, v.element)
+            for i, line in enumerate(transposed(self.b, lines, v.element)):
+                v.store_computed(line, target, i * self.panel)
 
         self.b.loop(0, positions, n, [], lambda p, _: self.b.loop(
-            0, self.panel, n, [], lambda v, _: square(p, v)
+            0, self.panel, n, [], lambda j, _: square(p, j)
         ) and None)  # fmt: skip
 
     def _copy(self, operand: str, channels: Index, deep: Index, line: Index) -> None:
         """copied[channel, depth tap, line, column]: what the strip meets, zero outside."""
-        l, b, (axis, high, wide) = self.l, self.b, self.axes
+        v, b, (axis, high, wide) = self.v, self.b, self.axes
 
         def one_line(c: str, d: str, i: str) -> None:
-            down = met(l, axis, deep, d)
+            down = met(v, axis, deep, d)
             across = line * high.stride + high.first + i
             inside = b.value(
                 f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
@@ -200,16 +200,16 @@ class _SlotSums:
             )
             source = c * axis.extent + down
             source = source * high.extent + across
-            source = l.at(operand, source * wide.extent + wide.first)
+            source = v.at(operand, source * wide.extent + wide.first)
             target = c * self.channel_pitch + d * self.plane
-            target = l.at(self.copied, target + i * self.pitch, l.element)
+            target = v.at(self.copied, target + i * self.pitch, v.element)
             limit = b.where(inside, wide.extent, 0)
 
             def vector(j: str, _) -> None:
-                mask = l.between(j + wide.first, limit)
-                l.store_computed(l.load(source, j, mask), target, j)
+                mask = v.between(j + wide.first, limit)
+                v.store_computed(v.load(source, j, mask), target, j)
 
-            b.loop(0, self.pitch, l.width, [], vector)
+            b.loop(0, self.pitch, v.width, [], vector)
 
         b.loop(0, channels, 1, [], lambda c, _: b.loop(
             0, axis.taps, 1, [], lambda d, _: b.loop(
@@ -238,19 +238,19 @@ class _SlotSums:
 
     def _channel_blocks(self, first: Index, count: Index, lines: Index) -> None:
         """Many channels: a block has some of them at one tap."""
-        l, b, (_, height, width) = self.l, self.b, self.kernel_taps
+        v, b, (_, height, width) = self.v, self.b, self.kernel_taps
 
         def tap(d: Index, h: Index, w: Index) -> None:
             t = (d * height + h) * width + w
-            source = l.at(self.copied, self._tap_offset(d, h, w), l.element)
+            source = v.at(self.copied, self._tap_offset(d, h, w), v.element)
             row = first * self.taps + t
-            target = l.at(self.partial, row * self.panel, l.element)
+            target = v.at(self.partial, row * self.panel, v.element)
             size = self.block
             whole = count // size * size
 
             def block(c: Index, rows: int) -> None:
-                here = l.at(source, c * self.channel_pitch, l.element)
-                there = l.at(target, c * (self.taps * self.panel), l.element)
+                here = v.at(source, c * self.channel_pitch, v.element)
+                there = v.at(target, c * (self.taps * self.panel), v.element)
                 offsets = [r * self.channel_pitch for r in range(rows)]
                 spots = [r * self.taps * self.panel for r in range(rows)]
                 self._block(here, offsets, there, spots, lines)
@@ -273,34 +273,34 @@ class _SlotSums:
 
     def _block(self, source: str, offsets, target: str, spots, lines: Index) -> None:
         """Add all positions of a strip to the sums of a few rows."""
-        l, b, (_, high, wide), count = self.l, self.b, self.axes, self.vectors
-        places = [spot + v * l.width for spot in spots for v in range(count)]
-        sums = [(l.vector, l.zero)] * len(places)
+        v, b, (_, high, wide), count = self.v, self.b, self.axes, self.vectors
+        places = [spot + u * v.width for spot in spots for u in range(count)]
+        sums = [(v.vector, v.zero)] * len(places)
 
         def line(i: str, values: list[str]) -> list[str]:
-            here = l.at(source, i * (high.stride * self.pitch), l.element)
-            there = l.at(self.turned, i * (wide.count * self.panel), l.element)
+            here = v.at(source, i * (high.stride * self.pitch), v.element)
+            there = v.at(self.turned, i * (wide.count * self.panel), v.element)
 
             def position(j: str, values: list[str]) -> list[str]:
-                right = l.at(there, j * self.panel, l.element)
-                ys = [l.load_computed(right, v * l.width) for v in range(count)]
-                left, result = l.at(here, j * wide.stride, l.element), []
+                right = v.at(there, j * self.panel, v.element)
+                ys = [v.load_computed(right, u * v.width) for u in range(count)]
+                left, result = v.at(here, j * wide.stride, v.element), []
                 for r, offset in enumerate(offsets):
-                    x = l.splat(l.computed_scalar(left, offset))
-                    for v, y in enumerate(ys):
-                        result.append(l.multiply_add(x, y, values[r * count + v]))
+                    x = v.splat(v.computed_scalar(left, offset))
+                    for u, y in enumerate(ys):
+                        result.append(v.multiply_add(x, y, values[r * count + u]))
                 return result
 
-            return b.loop(0, wide.count, 1, [(l.vector, x) for x in values], position)
+            return b.loop(0, wide.count, 1, [(v.vector, x) for x in values], position)
 
         for value, place in zip(b.loop(0, lines, 1, sums, line), places):
-            l.store_computed(l.add(l.load_computed(target, place), value), target, place)
+            v.store_computed(v.add(v.load_computed(target, place), value), target, place)
 
 
 def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands):
     """For depthwise and narrow groups: each weight's gradient is one sum along the lines."""
     b = Builder()
-    l = Lanes(b, isa, dtype)
+    v = Vectors(b, isa, dtype)
     deep, high, wide = axes
     images, groups = geometry.operand[0], geometry.groups
     outputs, channels = geometry.weight[0] // groups, geometry.weight[1]
@@ -314,60 +314,60 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
         rest, d = divmod(rest, deep.taps)
         output, channel = divmod(rest, channels)
         operand = output // outputs * channels + channel
-        sums = [(l.vector, l.zero)] * wide.taps
+        sums = [(v.vector, v.zero)] * wide.taps
 
         def image(n: str, values: list[str]) -> list[str]:
-            gradient = l.at("%p0", (n * (groups * outputs) + output) * positions)
-            source = l.at("%p1", (n * (groups * channels) + operand) * size)
-            carried = [(l.vector, x) for x in values]
-            return b.loop(0, deep.count * high.count, 1, carried, lambda i, v: line(
-                gradient, source, i, d, h, v
+            gradient = v.at("%p0", (n * (groups * outputs) + output) * positions)
+            source = v.at("%p1", (n * (groups * channels) + operand) * size)
+            carried = [(v.vector, x) for x in values]
+            return b.loop(0, deep.count * high.count, 1, carried, lambda i, u: line(
+                gradient, source, i, d, h, u
             ))  # fmt: skip
 
         totals = b.loop(0, images, 1, sums, image)
         row = reserved_row
         for w, total in enumerate(totals):
-            spot = l.at(row, w, l.element)
-            b.emit(f"store {l.element} {l.total(total)}, ptr {spot}")
-        b.loop(0, wide.taps, l.width, [], lambda w, _: store(
+            spot = v.at(row, w, v.element)
+            b.emit(f"store {v.element} {v.total(total)}, ptr {spot}")
+        b.loop(0, wide.taps, v.width, [], lambda w, _: store(
             output, number % (deep.taps * high.taps) * wide.taps, channel, w
         ))  # fmt: skip
 
     def line(gradient, source, i, d, h, values) -> list[str]:
         o, p = divmod(i, high.count)
-        down, across = met(l, deep, o, d), met(l, high, p, h)
+        down, across = met(v, deep, o, d), met(v, high, p, h)
         inside = b.value(
             f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
             f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
         )
-        source = l.at(source, (down * high.extent + across) * wide.extent)
-        gradient = l.at(gradient, i * wide.count)
+        source = v.at(source, (down * high.extent + across) * wide.extent)
+        gradient = v.at(gradient, i * wide.count)
         end = b.where(inside, wide.count, 0)
 
         def vector(j: str, sums: list[str]) -> list[str]:
-            mask = l.first(wide.count - j)
-            x = l.load(gradient, j, mask)
+            mask = v.first(wide.count - j)
+            x = v.load(gradient, j, mask)
             result = []
             for w, total in enumerate(sums):
-                first = met(l, wide, j, w)
-                y = l.strided(
-                    source, first, wide.stride, l.masks_of(first, wide.stride, wide.extent)
+                first = met(v, wide, j, w)
+                y = v.strided(
+                    source, first, wide.stride, v.masks_of(first, wide.stride, wide.extent)
                 )
-                result.append(l.multiply_add(x, y, total))
+                result.append(v.multiply_add(x, y, total))
             return result
 
-        return b.loop(0, end, l.width, [(l.vector, x) for x in values], vector)
+        return b.loop(0, end, v.width, [(v.vector, x) for x in values], vector)
 
     def store(output, tap, channel, w) -> None:
-        value = l.load_computed(reserved_row, w)
-        mask = l.first(wide.taps - w)
+        value = v.load_computed(reserved_row, w)
+        mask = v.first(wide.taps - w)
         column = channel * taps + (tap + w)
         if epilogue is not None:
-            with b.lanes(l.width):
+            with b.lanes(v.width):
                 value = epilogue(b, value, output, column, mask)
-        l.store(value, "%p2", output * (channels * taps) + column, mask)
+        v.store(value, "%p2", output * (channels * taps) + column, mask)
 
-    reserved_row = reserved(b, wide.taps + l.width, l.element)
+    reserved_row = reserved(b, wide.taps + v.width, v.element)
     if units:
         b.loop(*b.share(units), 1, [], unit)
     arguments = ("gradient", "operand", "result", *(f"operand{i}" for i in range(operands)))

@@ -23,7 +23,7 @@ from ltc.llvm.emit.vectors import (
     BYTES,
     Epilogue,
     GeneratedKernel,
-    Lanes,
+    Vectors,
     require_stack,
     reserved,
     tasks_for,
@@ -74,7 +74,7 @@ def channels_last_input_gradient(
         return _pointwise_gradient(name, dtype, geometry, isa, epilogue, operands)
     sizes = Sizes(geometry.operand[0], groups, outputs, geometry.weight[1])
     extents = padded(geometry.weight[2:], 1)
-    lanes = Lanes(Builder(), isa, dtype)
+    lanes = Vectors(Builder(), isa, dtype)
     bodies = [
         ChannelTotals(dtype, geometry, axes, isa, epilogue)
         if sums_across_lanes(lanes, geometry, axes)
@@ -130,15 +130,15 @@ class _Tiles:
 
     def __init__(self, dtype, sizes: Sizes, axes: Axes, extents, isa: Isa, epilogue, forward):
         self.b = Builder()
-        self.l = l = Lanes(self.b, isa, dtype)
+        self.v = v = Vectors(self.b, isa, dtype)
         self.sizes, self.axes, self.epilogue = sizes, ascending(axes), epilogue
         self.kernel_taps = tuple(axis.taps for axis in axes)
         self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
         _, high, wide = self.axes
-        size = BYTES[l.element]
+        size = BYTES[v.element]
         together = most_images(self.axes, sizes.left, size, STRIP_BYTES)
-        self.tile = tile_shape(self.axes, sizes.right, isa, l.width, sizes.images, together)
-        self.panel = self.tile.vectors * l.width
+        self.tile = tile_shape(self.axes, sizes.right, isa, v.width, sizes.images, together)
+        self.panel = self.tile.vectors * v.width
         self.panels = -(-sizes.right // self.panel)
         together = self.tile.images, self.tile.height
         self.images, self.lines = strip_extents(
@@ -146,16 +146,16 @@ class _Tiles:
         )
         self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
-        self.strip = strip_of(l, self.axes, sizes.left, apart, self.images, self.lines)
+        self.strip = strip_of(v, self.axes, sizes.left, apart, self.images, self.lines)
         self._choose_block()
         self.packer = WeightPacker(
-            l, self.axes, extents, sizes.left, sizes.right, self.panel, self.depth, forward
+            v, self.axes, extents, sizes.left, sizes.right, self.panel, self.depth, forward
         )
         self.pixels = self.images * self.lines * wide.count
 
     def _choose_block(self) -> None:
         """How many channels' weights are packed at once."""
-        row = self.panel * BYTES[self.l.element] * max(1, self.taps)
+        row = self.panel * BYTES[self.v.element] * max(1, self.taps)
         left = self.sizes.left
         self.depth, fitting = left, max(16, PACKED_BYTES // row)
         if fitting < left:
@@ -166,7 +166,7 @@ class _Tiles:
 
     @property
     def stack_bytes(self) -> int:
-        waiting = self.pixels * self.panel * BYTES[self.l.element] if self.waits else 0
+        waiting = self.pixels * self.panel * BYTES[self.v.element] if self.waits else 0
         return self.strip.bytes + self.packer.bytes + waiting
 
     def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
@@ -189,11 +189,11 @@ class _Tiles:
     # --- the walk ---------------------------------------------------------------------------------
 
     def _emit(self) -> None:
-        l, b, deep = self.l, self.b, self.axes[0]
+        v, b, deep = self.v, self.b, self.axes[0]
         self.strip.reserve()
         self.packer.reserve()
         if self.waits:
-            self.waiting = reserved(b, self.pixels * self.panel, l.element)
+            self.waiting = reserved(b, self.pixels * self.panel, v.element)
         rounded_up = b.number(0) + (self.images - 1)
         blocks = b.index(b.value(f"udiv i64 {rounded_up}, {self.images}"))
         strips = blocks * (deep.count * self.strips)
@@ -251,13 +251,13 @@ class _Tiles:
 
     def _each_tile(self, body) -> None:
         """body(where its first tap is, (image, line, column), (height, width)) for every tile."""
-        l, b, tile = self.l, self.b, self.tile
+        v, b, tile = self.v, self.b, self.tile
 
         def line(n: Index, i: Index) -> None:
             start = 0
             for width, count in tile.widths:
                 def one(j: Index, _=None, width=width) -> None:
-                    place = l.at(self.strip.memory, self.strip.place(n, i, j), l.element)
+                    place = v.at(self.strip.memory, self.strip.place(n, i, j), v.element)
                     body(place, (n, i, j), (tile.height, width))
 
                 if count == 1:
@@ -282,44 +282,44 @@ class _Tiles:
         """`_accumulate`, during which what the epilogue will read is on its way."""
         if self.epilogue is not None:
             for row in self._rows(spot, shape):
-                for v in range(self.tile.vectors):
-                    self.l.fetch(self.epilogue, row, self._channel(v))
+                for j in range(self.tile.vectors):
+                    self.v.fetch(self.epilogue, row, self._channel(j))
         return self._accumulate(place, spot, shape, start, depth, sums)
 
     def _accumulate(self, place: str, spot, shape, start: Index, depth: Index, sums) -> list[str]:
         """`sums`, or zeros, plus the products of a block of channels at every tap."""
-        l, b, count = self.l, self.b, self.tile.vectors
+        v, b, count = self.v, self.b, self.tile.vectors
         rows = [self.strip.place(*member) for member in self._members(shape)]
         _, high, wide = self.kernel_taps
-        sums = sums or [l.zero] * (len(rows) * count)
+        sums = sums or [v.zero] * (len(rows) * count)
 
         def step(left: str, right: str, k: str, values: list[str]) -> list[str]:
-            line = l.at(right, k * self.panel, l.element)
-            ys = [l.load_computed(line, v * l.width) for v in range(count)]
-            here, result = l.at(left, k, l.element), []
+            line = v.at(right, k * self.panel, v.element)
+            ys = [v.load_computed(line, j * v.width) for j in range(count)]
+            here, result = v.at(left, k, v.element), []
             for r, offset in enumerate(rows):
-                x = l.splat(l.computed_scalar(here, offset))
-                for v, y in enumerate(ys):
-                    result.append(l.multiply_add(x, y, values[r * count + v]))
+                x = v.splat(v.computed_scalar(here, offset))
+                for j, y in enumerate(ys):
+                    result.append(v.multiply_add(x, y, values[r * count + j]))
             return result
 
         def segment(d: Index, h: Index, w: Index, run: Index, values: list[str]) -> list[str]:
-            left = l.at(place, self.strip.tap(d, h, w) + start, l.element)
+            left = v.at(place, self.strip.tap(d, h, w) + start, v.element)
             tap = (d * high + h) * wide + w
-            right = l.at(
-                self.packer.memory, tap * (self.depth * self.panel), l.element
+            right = v.at(
+                self.packer.memory, tap * (self.depth * self.panel), v.element
             )
-            return b.loop(0, run, 1, typed(values), lambda k, v: step(left, right, k, v))
+            return b.loop(0, run, 1, typed(values), lambda k, j: step(left, right, k, j))
 
         def typed(values: list[str]) -> list[tuple[str, str]]:
-            return [(l.vector, value) for value in values]
+            return [(v.vector, value) for value in values]
 
         line = self.first_line + spot[1]
-        low_deep, end_deep = taps_inside(l, self.axes[0], self.deep, self.deep)
-        low, end = taps_inside(l, self.axes[1], line, line + (shape[0] - 1))
+        low_deep, end_deep = taps_inside(v, self.axes[0], self.deep, self.deep)
+        low, end = taps_inside(v, self.axes[1], line, line + (shape[0] - 1))
         first, last = 0, wide
         if self.tile.across_images:
-            first, last = taps_inside(l, self.axes[2], spot[2], spot[2])
+            first, last = taps_inside(v, self.axes[2], spot[2], spot[2])
 
         def row(d: Index, h: Index, values: list[str]) -> list[str]:
             if self.joins_taps:
@@ -334,30 +334,30 @@ class _Tiles:
 
     def _spots(self, spot, shape):
         """The place in the waiting sums of each vector of a tile."""
-        l, (n, i, j), wide = self.l, spot, self.axes[2].count
+        v, (n, i, j), wide = self.v, spot, self.axes[2].count
         first = (n * self.lines + i) * wide + j
-        base = l.at(self.waiting, first * self.panel, l.element)
+        base = v.at(self.waiting, first * self.panel, v.element)
         return base, [
-            ((m * self.lines + r) * wide + c) * self.panel + v * l.width
+            ((m * self.lines + r) * wide + c) * self.panel + u * v.width
             for m, r, c in self._members(shape)
-            for v in range(self.tile.vectors)
+            for u in range(self.tile.vectors)
         ]
 
     def _keep(self, spot, shape, sums: list[str] | None) -> None:
         base, places = self._spots(spot, shape)
-        for value, place in zip(sums or [self.l.zero] * len(places), places):
-            self.l.store_computed(value, base, place)
+        for value, place in zip(sums or [self.v.zero] * len(places), places):
+            self.v.store_computed(value, base, place)
 
     def _kept(self, spot, shape) -> list[str]:
         base, places = self._spots(spot, shape)
-        return [self.l.load_computed(base, place) for place in places]
+        return [self.v.load_computed(base, place) for place in places]
 
     def _finish(self, spot, shape, sums: list[str]) -> None:
         b, count = self.b, self.tile.vectors
         for r, row in enumerate(self._rows(spot, shape)):
             def store(row=row, values=sums[r * count : (r + 1) * count]) -> None:
-                for v, value in enumerate(values):
-                    self._store(value, row, self._channel(v), v)
+                for j, value in enumerate(values):
+                    self._store(value, row, self._channel(j), j)
 
             if self.tile.across_images and r:
                 image = spot[0] + r
@@ -380,17 +380,17 @@ class _Tiles:
             for m, r, c in self._members(shape)
         ]
 
-    def _channel(self, v: int) -> Index:
-        l = self.l
+    def _channel(self, j: int) -> Index:
+        v = self.v
         group = self.group * self.sizes.right
-        return group + (self.column + v * l.width)
+        return group + (self.column + j * v.width)
 
-    def _store(self, value: str, row: Index, channel: Index, v: int) -> None:
-        l, right = self.l, self.sizes.right
-        left = right - (self.column + v * l.width)
-        mask = l.first(left) if right % self.panel else None
+    def _store(self, value: str, row: Index, channel: Index, j: int) -> None:
+        v, right = self.v, self.sizes.right
+        left = right - (self.column + j * v.width)
+        mask = v.first(left) if right % self.panel else None
         if self.epilogue is not None:
-            with self.b.lanes(l.width):
+            with self.b.lanes(v.width):
                 value = self.epilogue(self.b, value, row, channel, mask)
-        line = l.at("%p2", row * (right * self.sizes.groups))
-        l.store(value, line, channel, mask)
+        line = v.at("%p2", row * (right * self.sizes.groups))
+        v.store(value, line, channel, mask)

@@ -14,7 +14,7 @@ from ltc.llvm.emit.vectors import (
     BYTES,
     Epilogue,
     GeneratedKernel,
-    Lanes,
+    Vectors,
     multiples,
     require_stack,
     reserved,
@@ -32,16 +32,16 @@ class Strips:
 
     def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa):
         self.b = Builder()
-        self.l = l = Lanes(self.b, isa, dtype)
+        self.v = v = Vectors(self.b, isa, dtype)
         self.geometry, self.axes = geometry, ascending(axes)
         self.channels = geometry.weight[0]
         self.taps = axes[0].taps * axes[1].taps * axes[2].taps
         self.images, self.lines = strip_extents(
-            self.axes, self.channels, BYTES[l.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
+            self.axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
-        self.strip = Strip(l, self.axes, self.channels, self.channels, self.images, self.lines)
-        self.vectors = -(-self.channels // l.width)
+        self.strip = Strip(v, self.axes, self.channels, self.channels, self.images, self.lines)
+        self.vectors = -(-self.channels // v.width)
         self.work = 2 * geometry.operand[0] * self.channels * geometry.weight[1] * self.taps
         for axis in axes:
             self.work *= axis.count
@@ -53,8 +53,8 @@ class Strips:
         return least(self.lines, high.count - line)
 
     def mask(self, channel: Index) -> str | None:
-        l = self.l
-        return l.first(self.channels - channel) if self.channels % l.width else None
+        v = self.v
+        return v.first(self.channels - channel) if self.channels % v.width else None
 
 
 class StripSums(Strips):
@@ -74,18 +74,18 @@ class StripSums(Strips):
         tiles = max(1, -(-count // most))
         width, wider = divmod(count, tiles)
         self.widths = [(w, n) for w, n in ((width + 1, wider), (width, tiles - wider)) if w and n]
-        self.packed_row = self.vectors * self.l.width
+        self.packed_row = self.vectors * self.v.width
 
     def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
-        l, b, deep = self.l, self.b, self.axes[0]
+        v, b, deep = self.v, self.b, self.axes[0]
         packed_size = max(1, self.taps * self.right) * self.packed_row
-        require_stack(self.strip.bytes + packed_size * BYTES[l.element], "convolution")
+        require_stack(self.strip.bytes + packed_size * BYTES[v.element], "convolution")
         images = self.geometry.operand[0]
         each = deep.count * self.strips
         units = -(-images // self.images) * each
         if self.work or not self.taps:
             self.strip.reserve()
-            self.packed = reserved(b, packed_size, l.element)
+            self.packed = reserved(b, packed_size, v.element)
             self._pack()
             rounded_up = b.number(0) + (self.images - 1)
             blocks = b.index(b.value(f"udiv i64 {rounded_up}, {self.images}"))
@@ -97,22 +97,22 @@ class StripSums(Strips):
 
     def _pack(self) -> None:
         """packed[tap, m, c]"""
-        l, extents = self.l, padded(self.geometry.weight[2:], 1)
+        v, extents = self.v, padded(self.geometry.weight[2:], 1)
         size = extents[0] * extents[1] * extents[2]
         elements = [0]
         for axis, extent in zip(self.axes, extents):
             first, step = axis.kernel
             elements = [e * extent + first + t * step for e in elements for t in range(axis.taps)]
         rows = [m * size + element for element in elements for m in range(self.right)]
-        lanes = multiples(l.width, self.right * size)
+        lanes = multiples(v.width, self.right * size)
 
         def vector(c: Index, _) -> None:
-            here, mask = l.at("%p0", c * (self.right * size)), self.mask(c)
+            here, mask = v.at("%p0", c * (self.right * size)), self.mask(c)
             for k, row in enumerate(rows):
-                value = l.gather(l.at(here, row), lanes, mask)
-                l.store_computed(value, self.packed, c + k * self.packed_row)
+                value = v.gather(v.at(here, row), lanes, mask)
+                v.store_computed(value, self.packed, c + k * self.packed_row)
 
-        self.b.loop(0, self.channels, l.width, [], vector)
+        self.b.loop(0, self.channels, v.width, [], vector)
 
     def _unit(self, unit: Index) -> None:
         b = self.b
@@ -136,11 +136,11 @@ class StripSums(Strips):
 
     def _tiles(self, image: Index, line: Index, channel: Index, body) -> None:
         """body(where its first tap is, how many positions, the first) for each tile of a line."""
-        l, b, start = self.l, self.b, 0
+        v, b, start = self.v, self.b, 0
         for width, count in self.widths:
             def tile(j: Index, _=None, width=width) -> None:
                 place = self.strip.place(image, line, j) + channel
-                body(l.at(self.strip.memory, place, l.element), width, j)
+                body(v.at(self.strip.memory, place, v.element), width, j)
 
             if count == 1:
                 tile(start)
@@ -161,4 +161,4 @@ class StripSums(Strips):
         return position + (column + r) * self.axes[2].place[1]
 
     def typed(self, values: list[str]) -> list[tuple[str, str]]:
-        return [(self.l.vector, value) for value in values]
+        return [(self.v.vector, value) for value in values]

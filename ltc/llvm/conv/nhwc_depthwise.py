@@ -55,9 +55,9 @@ def depthwise_weight_gradient(
     """The gradient [C, 1, *kernel] of the weight; arguments as channels_last_weight_gradient's."""
     body = _SlotSums(dtype, geometry, isa)
     last = adding_kernel(
-        name, dtype, isa, body.slots, lambda l, column: column, epilogue, operands
+        name, dtype, isa, body.slots, lambda v, column: column, epilogue, operands
     )
-    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.l.element)})
+    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.v.element)})
 
 
 class _Sums(StripSums):
@@ -69,25 +69,25 @@ class _Sums(StripSums):
         )
 
     def _line(self, image: Index, line: Index, position: Index) -> None:
-        self.b.loop(0, self.channels, self.l.width, [], lambda c, _: self._tiles(
+        self.b.loop(0, self.channels, self.v.width, [], lambda c, _: self._tiles(
             image, line, c, lambda place, width, j: self._tile(place, width, position, j, c)
         ))  # fmt: skip
 
     def _tile(self, place: str, width: int, position: Index, column: Index, channel: Index) -> None:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         deep, high, wide = self.axes
-        weights = l.at(self.packed, channel, l.element)
+        weights = v.at(self.packed, channel, v.element)
 
         def tap(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
             k = (d * high.taps + h) * wide.taps + w
-            weight = l.load_computed(weights, k * self.packed_row)
-            here = l.at(place, self.strip.tap(d, h, w), l.element)
+            weight = v.load_computed(weights, k * self.packed_row)
+            here = v.at(place, self.strip.tap(d, h, w), v.element)
             return [
-                l.multiply_add(l.load_computed(here, self.strip.place(0, 0, r)), weight, value)
+                v.multiply_add(v.load_computed(here, self.strip.place(0, 0, r)), weight, value)
                 for r, value in enumerate(values)
             ]
 
-        sums = b.loop(0, deep.taps, 1, self.typed([l.zero] * width), lambda d, values: b.loop(
+        sums = b.loop(0, deep.taps, 1, self.typed([v.zero] * width), lambda d, values: b.loop(
             0, high.taps, 1, self.typed(values), lambda h, values: b.loop(
                 0, wide.taps, 1, self.typed(values), lambda w, values: tap(d, h, w, values)
             )
@@ -96,11 +96,11 @@ class _Sums(StripSums):
             self._store(value, self._row(position, column, r), channel)
 
     def _store(self, value: str, row: Index, channel: Index) -> None:
-        l, mask = self.l, self.mask(channel)
+        v, mask = self.v, self.mask(channel)
         if self.epilogue is not None:
-            with self.b.lanes(l.width):
+            with self.b.lanes(v.width):
                 value = self.epilogue(self.b, value, row, channel, mask)
-        l.store(value, "%p2", row * self.channels + channel, mask)
+        v.store(value, "%p2", row * self.channels + channel, mask)
 
 
 class _SlotSums(Strips):
@@ -112,7 +112,7 @@ class _SlotSums(Strips):
     def __init__(self, dtype, geometry: Geometry, isa: Isa):
         super().__init__(dtype, geometry, forward_axes(*geometry.window), isa)
         count = max(1, min(MOST_SLOTS, geometry.operand[0]))
-        self.slots = Slots(count, 1, self.channels, self.l.width, self.taps)
+        self.slots = Slots(count, 1, self.channels, self.v.width, self.taps)
 
     def kernel(self, name: str) -> GeneratedKernel:
         b, slots = self.b, self.slots
@@ -127,10 +127,10 @@ class _SlotSums(Strips):
         return GeneratedKernel(name, text, arguments, tasks, self.work, (images,))
 
     def _slot(self, slot: str, _) -> None:
-        l, b, size = self.l, self.b, self.slots.of_one
-        self.partial = l.at("%p2", slot * size, l.element)
-        b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
-        first, last = images_of(l, slot, b.number(0), self.slots.count)
+        v, b, size = self.v, self.b, self.slots.of_one
+        self.partial = v.at("%p2", slot * size, v.element)
+        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
+        first, last = images_of(v, slot, b.number(0), self.slots.count)
 
         def images(n: str, _) -> None:
             count = least(self.images, last - n)
@@ -143,7 +143,7 @@ class _SlotSums(Strips):
         b.loop(first, last, self.images, [], images)
 
     def _strip(self, first: Index, images: Index, deep: Index, line: Index) -> None:
-        l, b, (axis, high, wide) = self.l, self.b, self.axes
+        v, b, (axis, high, wide) = self.v, self.b, self.axes
         lines = self.lines_from(line)
         self.strip.copy("%p1", 0, first, images, deep, line)
         # Taps whose sums are in registers together: all, or those of a line.
@@ -160,37 +160,37 @@ class _SlotSums(Strips):
             ) and None)  # fmt: skip
 
         def taps(channel: Index, d: Index, h: Index) -> None:
-            source = l.at(self.strip.memory, self.strip.tap(d, h, 0) + channel, l.element)
+            source = v.at(self.strip.memory, self.strip.tap(d, h, 0) + channel, v.element)
             mask = self.mask(channel)
 
             def one_line(n: Index, i: Index, values: list[str]) -> list[str]:
-                here = l.at(source, self.strip.place(n, i, 0), l.element)
+                here = v.at(source, self.strip.place(n, i, 0), v.element)
                 at = (first + n) * axis.count + deep
                 at = at * high.count + (line + i)
                 there = at * (wide.count * self.channels) + channel
-                gradient = l.at("%p0", there)
+                gradient = v.at("%p0", there)
 
                 def position(j: str, values: list[str]) -> list[str]:
-                    g = l.load(gradient, j * self.channels, mask)
-                    spot = l.at(here, self.strip.place(0, 0, j), l.element)
+                    g = v.load(gradient, j * self.channels, mask)
+                    spot = v.at(here, self.strip.place(0, 0, j), v.element)
                     return [
-                        l.multiply_add(g, l.load_computed(spot, offset), value)
+                        v.multiply_add(g, v.load_computed(spot, offset), value)
                         for offset, value in zip(offsets, values)
                     ]
 
                 return b.loop(0, wide.count, 1, typed(values), position)
 
-            sums = b.loop(0, images, 1, typed([l.zero] * len(rest)), lambda n, values: b.loop(
+            sums = b.loop(0, images, 1, typed([v.zero] * len(rest)), lambda n, values: b.loop(
                 0, lines, 1, typed(values), lambda i, values: one_line(n, i, values)
             ))  # fmt: skip
             row = (d * high.taps + h) * wide.taps
-            spot = channel * self.taps + row * l.width
-            target = l.at(self.partial, spot, l.element)
+            spot = channel * self.taps + row * v.width
+            target = v.at(self.partial, spot, v.element)
             for k, value in enumerate(sums):
-                total = l.add(l.load_computed(target, k * l.width), value)
-                l.store_computed(total, target, k * l.width)
+                total = v.add(v.load_computed(target, k * v.width), value)
+                v.store_computed(total, target, k * v.width)
 
         def typed(values: list[str]) -> list[tuple[str, str]]:
-            return [(l.vector, value) for value in values]
+            return [(v.vector, value) for value in values]
 
-        b.loop(0, self.channels, l.width, [], lambda c, _: vector(c))
+        b.loop(0, self.channels, v.width, [], lambda c, _: vector(c))

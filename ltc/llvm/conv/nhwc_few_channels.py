@@ -11,19 +11,19 @@ from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.vectors import BYTES, Epilogue, Lanes, shuffled
+from ltc.llvm.emit.vectors import BYTES, Epilogue, Vectors, shuffled
 from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.axes import Axes
 
 FULL_SHARE = 4  # of a vector's lanes, one in so many; more results are better off side by side
 
 
-def sums_across_lanes(l: Lanes, geometry: Geometry, axes: Axes) -> bool:
+def sums_across_lanes(v: Vectors, geometry: Geometry, axes: Axes) -> bool:
     """Whether these kernels compute a phase of a gradient, and are worth it."""
     outputs, channels = geometry.weight[:2]
-    few = 1 <= channels <= l.width // FULL_SHARE and geometry.groups == 1 and outputs >= l.width
+    few = 1 <= channels <= v.width // FULL_SHARE and geometry.groups == 1 and outputs >= v.width
     weights = axes[2].taps * channels
-    return few and weights + l.width + 2 <= l.isa.registers
+    return few and weights + v.width + 2 <= v.isa.registers
 
 
 class ChannelTotals(StripSums):
@@ -35,37 +35,37 @@ class ChannelTotals(StripSums):
 
     def _line(self, image: Index, line: Index, position: Index) -> None:
         self._tiles(image, line, 0, lambda place, width, column: self._store(
-            total_of_each(self.l, self._summed(place, width)), width, position, column
+            total_of_each(self.v, self._summed(place, width)), width, position, column
         ))  # fmt: skip
 
     def _summed(self, place: str, width: int) -> list[str]:
         """A vector of sums for each result: those of a position are neighbours."""
-        l, b, (deep, high, _) = self.l, self.b, self.axes
+        v, b, (deep, high, _) = self.v, self.b, self.axes
 
         def line(d: Index, h: Index, values: list[str]) -> list[str]:
             row = (d * high.taps + h) * (self.axes[2].taps * self.right)
-            weights = l.at(self.packed, row * self.packed_row, l.element)
-            here = l.at(place, self.strip.tap(d, h, 0), l.element)
-            return b.loop(0, self.channels, l.width, self.typed(values), lambda c, values: (
-                self._vector(l.at(here, c, l.element), l.at(weights, c, l.element), c, values)
+            weights = v.at(self.packed, row * self.packed_row, v.element)
+            here = v.at(place, self.strip.tap(d, h, 0), v.element)
+            return b.loop(0, self.channels, v.width, self.typed(values), lambda c, values: (
+                self._vector(v.at(here, c, v.element), v.at(weights, c, v.element), c, values)
             ))  # fmt: skip
 
-        zeros = self.typed([l.zero] * (width * self.right))
+        zeros = self.typed([v.zero] * (width * self.right))
         return b.loop(0, deep.taps, 1, zeros, lambda d, values: b.loop(
             0, high.taps, 1, self.typed(values), lambda h, values: line(d, h, values)
         ))  # fmt: skip
 
     def _vector(self, here: str, weights: str, channel: Index, values: list[str]) -> list[str]:
         """One vector of channels of a line of taps: each element is loaded once."""
-        l, values, mask = self.l, list(values), self.mask(channel)
+        v, values, mask = self.v, list(values), self.mask(channel)
         rows = range(self.axes[2].taps * self.right)
-        ys = [l.load_computed(weights, row * self.packed_row) for row in rows]
+        ys = [v.load_computed(weights, row * self.packed_row) for row in rows]
         for element, meetings in self._meetings(len(values) // self.right).items():
-            x = l.load_computed(here, element, mask)
+            x = v.load_computed(here, element, mask)
             for r, t in meetings:
                 for m in range(self.right):
                     at = r * self.right + m
-                    values[at] = l.multiply_add(x, ys[t * self.right + m], values[at])
+                    values[at] = v.multiply_add(x, ys[t * self.right + m], values[at])
         return values
 
     def _meetings(self, width: int) -> dict[Index, list[tuple[int, int]]]:
@@ -78,34 +78,34 @@ class ChannelTotals(StripSums):
         return dict(sorted(found.items()))
 
     def _store(self, totals: str, width: int, position: Index, column: Index) -> None:
-        l, right = self.l, self.right
+        v, right = self.v, self.right
         if self.epilogue is None and self.axes[2].place[1] == 1:
             first = self._row(position, column, 0) * right
-            l.store(totals, "%p2", first, l.first(width * right))
+            v.store(totals, "%p2", first, v.first(width * right))
             return
         for r in range(width):
-            lanes = [min(r * right + k, l.width - 1) for k in range(l.width)]
+            lanes = [min(r * right + k, v.width - 1) for k in range(v.width)]
             self._store_one(
-                shuffled(self.b, l.vector, totals, totals, lanes), self._row(position, column, r)
+                shuffled(self.b, v.vector, totals, totals, lanes), self._row(position, column, r)
             )
 
     def _store_one(self, value: str, row: Index) -> None:
-        l, mask = self.l, self.l.first(self.right)
+        v, mask = self.v, self.v.first(self.right)
         if self.epilogue is not None:
-            with self.b.lanes(l.width):
+            with self.b.lanes(v.width):
                 value = self.epilogue(self.b, value, row, 0, mask)
-        l.store(value, "%p2", row * self.right, mask)
+        v.store(value, "%p2", row * self.right, mask)
 
 
-def total_of_each(l: Lanes, vectors: list[str]) -> str:
+def total_of_each(v: Vectors, vectors: list[str]) -> str:
     """A vector of the sums of the lanes of each vector, of as many as it has lanes at most."""
-    width, step = l.width, 1
-    vectors = vectors + [l.zero] * (width - len(vectors))
+    width, step = v.width, 1
+    vectors = vectors + [v.zero] * (width - len(vectors))
     while step < width:
         keep = [lane if not lane & step else width + lane - step for lane in range(width)]
         move = [lane + step if not lane & step else width + lane for lane in range(width)]
         vectors = [
-            l.add(*(shuffled(l.builder, l.vector, x, y, lanes) for lanes in (keep, move)))
+            v.add(*(shuffled(v.builder, v.vector, x, y, lanes) for lanes in (keep, move)))
             for x, y in zip(vectors[::2], vectors[1::2])
         ]
         step *= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.vectors import BYTES, Lanes, reserved
+from ltc.llvm.emit.vectors import BYTES, Vectors, reserved
 from ltc.llvm.conv.axes import Axes
 
 FETCHED_PIXELS = 8  # ahead of the one that is read
@@ -18,9 +18,9 @@ class GradientPanel:
 
     bytes = 0
 
-    def __init__(self, l: Lanes, axes: Axes, step: int, outputs: int, vectors: int):
-        self.l, self.axes, self.step, self.outputs = l, axes, step, outputs
-        self.starts = range(0, vectors * l.width, l.width)
+    def __init__(self, v: Vectors, axes: Axes, step: int, outputs: int, vectors: int):
+        self.v, self.axes, self.step, self.outputs = v, axes, step, outputs
+        self.starts = range(0, vectors * v.width, v.width)
 
     def reserve(self) -> None:
         """Nothing is copied."""
@@ -32,28 +32,28 @@ class GradientPanel:
 
         channel  the panel's first, of those of all groups; `column`: of those of its group
         """
-        l, (axis, high, wide) = self.l, self.axes
+        v, (axis, high, wide) = self.v, self.axes
         at = image * axis.count + deep
         at = (at * high.count + line) * wide.count
-        self.first = l.at(gradient, at * self.step + channel)
+        self.first = v.at(gradient, at * self.step + channel)
         self.image = axis.count * high.count * wide.count * self.step
         self.masks: list[str | None] = [None for _ in self.starts]
-        if self.outputs % (len(self.starts) * l.width):
+        if self.outputs % (len(self.starts) * v.width):
             left = self.outputs - column
-            self.masks = [l.first(left - start) for start in self.starts]
+            self.masks = [v.first(left - start) for start in self.starts]
 
     def fill(self, images: Index, lines: Index) -> None:
         """Nothing is copied."""
 
     def read(self, image: Index, line: Index, column: Index) -> list[str]:
         """The vectors of a position that was not read before."""
-        l = self.l
+        v = self.v
         at = (line * self.axes[2].count + column) * self.step
-        here = l.at(self.first, image * self.image + at)
+        here = v.at(self.first, image * self.image + at)
         result = []
         for start, mask in zip(self.starts, self.masks):
-            l.builder.prefetch(l.at(here, FETCHED_PIXELS * self.step + start))
-            result.append(l.load(here, start, mask))
+            v.builder.prefetch(v.at(here, FETCHED_PIXELS * self.step + start))
+            result.append(v.load(here, start, mask))
         return result
 
 
@@ -61,19 +61,19 @@ class CopiedGradientPanel(GradientPanel):
     """A copy near the processor: copied[image, line, column, output channel of the panel]."""
 
     def __init__(
-        self, l: Lanes, axes: Axes, step: int, outputs: int, vectors: int, images: int, lines: int
+        self, v: Vectors, axes: Axes, step: int, outputs: int, vectors: int, images: int, lines: int
     ):
-        super().__init__(l, axes, step, outputs, vectors)
-        self.lines, self.panel = lines, vectors * l.width
+        super().__init__(v, axes, step, outputs, vectors)
+        self.lines, self.panel = lines, vectors * v.width
         self.size = images * lines * axes[2].count * self.panel
-        self.bytes = self.size * BYTES[l.element]
+        self.bytes = self.size * BYTES[v.element]
 
     def reserve(self) -> None:
-        self.copied = reserved(self.l.builder, max(1, self.size), self.l.element)
+        self.copied = reserved(self.v.builder, max(1, self.size), self.v.element)
 
     def fill(self, images: Index, lines: Index) -> None:
         """Copies so many lines of so many images."""
-        b = self.l.builder
+        b = self.v.builder
         b.loop(0, images, 1, [], lambda n, _: b.loop(0, lines, 1, [], lambda i, _: b.loop(
             0, self.axes[2].count, 1, [], lambda j, _: self._copy(n, i, j)
         ) and None) and None)  # fmt: skip
@@ -81,14 +81,14 @@ class CopiedGradientPanel(GradientPanel):
     def _copy(self, image: Index, line: Index, column: Index) -> None:
         to = self._place(image, line, column)
         for start, value in zip(self.starts, super().read(image, line, column)):
-            self.l.store_computed(value, to, start)
+            self.v.store_computed(value, to, start)
 
     def _place(self, image: Index, line: Index, column: Index) -> str:
-        l = self.l
+        v = self.v
         at = (image * self.lines + line) * self.axes[2].count + column
-        return l.at(self.copied, at * self.panel, l.element)
+        return v.at(self.copied, at * self.panel, v.element)
 
     def read(self, image: Index, line: Index, column: Index) -> list[str]:
         """The vectors of a position, as often as they are wanted."""
         here = self._place(image, line, column)
-        return [self.l.load_computed(here, start) for start in self.starts]
+        return [self.v.load_computed(here, start) for start in self.starts]

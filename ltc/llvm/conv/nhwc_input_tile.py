@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ltc.llvm.emit.isa import ALIASING_BYTES
 from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.vectors import BYTES, Lanes, reserved
+from ltc.llvm.emit.vectors import BYTES, Vectors, reserved
 from ltc.llvm.conv.axes import Axes, Axis
 
 FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
@@ -42,25 +42,25 @@ class Strip:
     pixel, line, plane, image: elements between neighbours of the copy
     """
 
-    def __init__(self, l: Lanes, axes: Axes, channels: int, apart: int, images: int, lines: int):
-        self.l, self.axes, self.channels, self.apart = l, axes, channels, apart
+    def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int):
+        self.v, self.axes, self.channels, self.apart = v, axes, channels, apart
         deep, high, wide = axes
         self.columns = _reach(wide, wide.count)
         self.copied_lines = _reach(high, lines)
-        aliases = channels and channels * BYTES[l.element] % ALIASING_BYTES == 0
-        self.pixel = channels + l.width if aliases else channels
+        aliases = channels and channels * BYTES[v.element] % ALIASING_BYTES == 0
+        self.pixel = channels + v.width if aliases else channels
         self.line = self.columns * self.pixel
         self.plane = self.copied_lines * self.line
         self.image = max(1, deep.taps) * self.plane
-        if self.image * BYTES[l.element] % ALIASING_BYTES == 0:
-            self.image += l.width
+        if self.image * BYTES[v.element] % ALIASING_BYTES == 0:
+            self.image += v.width
         self.size = images * self.image
-        self.bytes = self.size * BYTES[l.element]
+        self.bytes = self.size * BYTES[v.element]
 
     def reserve(self) -> None:
         """Memory of this call; vectors may reach beyond the last element."""
-        l = self.l
-        self.memory = reserved(l.builder, self.size + l.width, l.element)
+        v = self.v
+        self.memory = reserved(v.builder, self.size + v.width, v.element)
 
     def copy(
         self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index
@@ -69,7 +69,7 @@ class Strip:
 
         channel  the first that is copied, of those of all groups
         """
-        l, b, (axis, high, wide) = self.l, self.l.builder, self.axes
+        v, b, (axis, high, wide) = self.v, self.v.builder, self.axes
         size = axis.extent * high.extent * wide.extent * self.apart
         
         def one_line(n: Index, d: Index, i: Index) -> None:
@@ -83,10 +83,10 @@ class Strip:
             at = at * wide.extent + wide.first
             at = at * self.apart + channel
             at = at + (first + n) * size
-            source = l.at(operand, at)
+            source = v.at(operand, at)
             target = n * self.image + d * self.plane
-            target = l.at(self.memory, target + i * self.line, l.element)
-            if self.channels % l.width and self.apart == self.pixel:
+            target = v.at(self.memory, target + i * self.line, v.element)
+            if self.channels % v.width and self.apart == self.pixel:
                 columns = b.where(inside, wide.extent, 0)
                 self._short_pixels(source, target, columns)
                 return
@@ -105,39 +105,39 @@ class Strip:
 
     def _short_pixels(self, source: str, target: str, columns: str) -> None:
         """All channels of all columns, which lie side by side and fill no whole vectors."""
-        l, shift = self.l, self.axes[2].first * self.channels
+        v, shift = self.v, self.axes[2].first * self.channels
         limit = columns * self.channels
 
         def vector(j: str, _) -> None:
-            l.store_computed(l.load(source, j, l.between(j + shift, limit)), target, j)
+            v.store_computed(v.load(source, j, v.between(j + shift, limit)), target, j)
 
-        l.builder.loop(0, self.line, l.width, [], vector)
+        v.builder.loop(0, self.line, v.width, [], vector)
 
     def _clear(self, target: str, first: Index, end: Index) -> None:
-        l = self.l
+        v = self.v
         if first != end:
             low, high = first * self.pixel, end * self.pixel
-            l.builder.loop(low, high, l.width, [], lambda j, _: l.store_computed(l.zero, target, j))
+            v.builder.loop(low, high, v.width, [], lambda j, _: v.store_computed(v.zero, target, j))
 
     def _pixels(self, source: str, target: str, low: int, end: str) -> None:
         """The columns from `low` on."""
-        l, b = self.l, self.l.builder
-        ahead = FETCHED_BYTES // BYTES[l.stored] * -(-self.apart // self.channels)
+        v, b = self.v, self.v.builder
+        ahead = FETCHED_BYTES // BYTES[v.stored] * -(-self.apart // self.channels)
 
         def vector(at: Index, to: Index, mask: str | None) -> None:
-            b.prefetch(l.at(source, at + ahead))
-            l.store_computed(l.load(source, at, mask), target, to)
+            b.prefetch(v.at(source, at + ahead))
+            v.store_computed(v.load(source, at, mask), target, to)
 
         def pixel(j: str, _) -> None:
             at, to = j * self.apart, j * self.pixel
-            whole = self.channels // l.width * l.width
-            b.loop(0, whole, l.width, [], lambda c, _: vector(at + c, to + c, None))
+            whole = self.channels // v.width * v.width
+            b.loop(0, whole, v.width, [], lambda c, _: vector(at + c, to + c, None))
             if rest := self.channels - whole:
-                vector(at + whole, to + whole, l.first(rest))
+                vector(at + whole, to + whole, v.first(rest))
 
         if self.apart == self.pixel == self.channels:
             first, last = low * self.pixel, end * self.pixel
-            b.loop(first, last, l.width, [], lambda j, _: vector(j, j, None))
+            b.loop(first, last, v.width, [], lambda j, _: vector(j, j, None))
         else:
             b.loop(low, end, 1, [], pixel)
 
@@ -165,8 +165,8 @@ class Strip:
 class UncopiedStrip(Strip):
     """The lines where they are in the operand, as `strip_of` finds it possible."""
 
-    def __init__(self, l: Lanes, axes: Axes, channels: int, apart: int):
-        self.l, self.axes, self.channels, self.apart = l, axes, channels, apart
+    def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int):
+        self.v, self.axes, self.channels, self.apart = v, axes, channels, apart
         deep, high, wide = axes
         self.pixel, self.line = apart, wide.extent * apart
         self._depth = high.extent * self.line
@@ -179,30 +179,30 @@ class UncopiedStrip(Strip):
     def copy(
         self, operand: str, channel: Index, first: Index, images: Index, deep: Index, line: Index
     ) -> None:
-        l, (axis, high, _) = self.l, self.axes
+        v, (axis, high, _) = self.v, self.axes
         at = first * self.image + deep * (axis.stride * self._depth)
         at = at + line * (high.stride * self.line) + channel
-        self.memory = l.at(operand, at)
+        self.memory = v.at(operand, at)
 
     def fetch(self, place: str, channels: int) -> None:
         """Asks for so many channels of a column some way from one's place."""
-        l = self.l
-        ahead = l.at(place, FETCHED_COLUMNS * self.axes[2].stride * self.pixel)
-        l.builder.prefetch(ahead)
+        v = self.v
+        ahead = v.at(place, FETCHED_COLUMNS * self.axes[2].stride * self.pixel)
+        v.builder.prefetch(ahead)
         if channels > 1:  # they may lie in two lines
-            l.builder.prefetch(l.at(ahead, channels - 1))
+            v.builder.prefetch(v.at(ahead, channels - 1))
 
 
 def strip_of(
-    l: Lanes, axes: Axes, channels: int, apart: int, images: int, lines: int
+    v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int
 ) -> Strip:  # fmt: skip
     """A copy, unless it would be read but once: where no position meets a second element."""
     once = all(axis.taps <= 1 for axis in axes)
     inside = all(axis.first == 0 and _reach(axis, axis.count) <= axis.extent for axis in axes)
-    aliases = apart * BYTES[l.element] % ALIASING_BYTES == 0
-    if once and inside and not aliases and l.stored == l.element:
-        return UncopiedStrip(l, axes, channels, apart)
-    return Strip(l, axes, channels, apart, images, lines)
+    aliases = apart * BYTES[v.element] % ALIASING_BYTES == 0
+    if once and inside and not aliases and v.stored == v.element:
+        return UncopiedStrip(v, axes, channels, apart)
+    return Strip(v, axes, channels, apart, images, lines)
 
 
 def _reach(axis: Axis, positions: int) -> int:

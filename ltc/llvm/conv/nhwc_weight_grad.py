@@ -19,7 +19,7 @@ from ltc.llvm.emit.vectors import (
     STACK_BYTES,
     Epilogue,
     GeneratedKernel,
-    Lanes,
+    Vectors,
     require_stack,
     reserved,
     tasks_for,
@@ -45,7 +45,7 @@ def channels_last_weight_gradient(
     if body.adds_at_once:
         return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
     last = adding_kernel(name, dtype, isa, body.slots, body.row_of, epilogue, operands)
-    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.l.element)})
+    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.v.element)})
 
 
 class SlotSums:
@@ -56,23 +56,23 @@ class SlotSums:
 
     def __init__(self, dtype, geometry: Geometry, isa: Isa):
         self.b = Builder()
-        self.l = l = Lanes(self.b, isa, dtype)
+        self.v = v = Vectors(self.b, isa, dtype)
         self.axes = axes = ascending(forward_axes(*geometry.window))
         self.geometry, self.groups = geometry, geometry.groups
         self.outputs, self.channels = geometry.weight[0] // self.groups, geometry.weight[1]
         self.taps = axes[0].taps * axes[1].taps * axes[2].taps
-        vectors = 1 if self.outputs <= l.width else 2
-        self.vectors, self.panel = vectors, vectors * l.width
+        vectors = 1 if self.outputs <= v.width else 2
+        self.vectors, self.panel = vectors, vectors * v.width
         self.slots = slots_for(
             geometry.operand[0], self.groups, self.outputs, self.panel, self.taps * self.channels
         )
         most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
         self.images, self.lines = strip_extents(
-            axes, self.channels, BYTES[l.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
+            axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
         apart = self.channels * self.groups
-        self.strip = strip_of(l, axes, self.channels, apart, self.images, self.lines)
+        self.strip = strip_of(v, axes, self.channels, apart, self.images, self.lines)
         self.joins_taps = self.strip.taps_touch and self._joining_pays(most)
         self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
         self.across = 1 if self.joins_taps else axes[2].taps
@@ -82,7 +82,7 @@ class SlotSums:
         self.height, self.taller = divmod(self.run, max(1, -(-self.run // most)))
         # The longest loop is the innermost: where it ends, the processor guesses wrong.
         self.images_last = self.images > axes[2].count
-        shape = (l, axes, self.outputs * self.groups, self.outputs, vectors)
+        shape = (v, axes, self.outputs * self.groups, self.outputs, vectors)
         self.gradient = CopiedGradientPanel(*shape, self.images, self.lines)
         if self.slots.rows <= min(most, self.run):
             self.gradient = GradientPanel(*shape)
@@ -102,7 +102,7 @@ class SlotSums:
         )
         return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
 
-    def row_of(self, l: Lanes, column: Index) -> Index:
+    def row_of(self, v: Vectors, column: Index) -> Index:
         """Where the sums of an element of the flat [C / groups, *kernel] are."""
         channel, tap = divmod(column, self.taps)
         return tap * self.channels + channel
@@ -114,21 +114,21 @@ class SlotSums:
     @property
     def adds_at_once(self) -> bool:
         """Whether a task has all that a panel is the sum of, in memory of its own."""
-        needed = self.stack_bytes + self.slots.rows * self.panel * BYTES[self.l.element]
+        needed = self.stack_bytes + self.slots.rows * self.panel * BYTES[self.v.element]
         return self.slots.count == 1 and needed <= STACK_BYTES
 
     def kernel(self, name: str) -> GeneratedKernel:
         """The partial sums: "gradient", "operand", "partial"."""
-        l, slots = self.l, self.slots
+        v, slots = self.v, self.slots
         size = slots.rows * slots.panel
-        self._emit("%p0", "%p1", lambda unit: l.at("%p2", unit * size, l.element), None)
+        self._emit("%p0", "%p1", lambda unit: v.at("%p2", unit * size, v.element), None)
         return self._finished(name, ("gradient", "operand", "partial"))
 
     def whole_kernel(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
         """The gradient itself.  What its epilogue waits for, others can compute meanwhile."""
-        l, slots = self.l, self.slots
-        adder = Adder(l, slots, self.row_of, epilogue)
-        partial = reserved(self.b, slots.rows * slots.panel, l.element)
+        v, slots = self.v, self.slots
+        adder = Adder(v, slots, self.row_of, epilogue)
+        partial = reserved(self.b, slots.rows * slots.panel, v.element)
 
         def add(group: Index, panel: Index) -> None:
             self.b.loop(0, adder.squares, 1, [], lambda square, _: adder.add(
@@ -168,12 +168,12 @@ class SlotSums:
 
     def _unit(self, unit: str) -> tuple[Index, Index]:
         """All images of one slot, for one panel of output channels: its (group, panel)."""
-        l, b, slots = self.l, self.b, self.slots
+        v, b, slots = self.v, self.b, self.slots
         slot, part = divmod(unit, slots.groups * slots.panels)
         group, panel = divmod(part, slots.panels)
         size = slots.rows * slots.panel
-        b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, self.partial, i))
-        first, last = images_of(l, slot, b.number(0), slots.count)
+        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
+        first, last = images_of(v, slot, b.number(0), slots.count)
         column = panel * self.panel
 
         def images(n: str, _) -> None:
@@ -188,7 +188,7 @@ class SlotSums:
         return group, panel
 
     def _strip(self, group, column, image, count, deep, line) -> None:
-        l, b, (_, high, wide) = self.l, self.b, self.axes
+        v, b, (_, high, wide) = self.v, self.b, self.axes
         lines = self.lines
         if high.count % self.lines:
             lines = least(self.lines, high.count - line)
@@ -203,16 +203,16 @@ class SlotSums:
         def segment(d: Index, h: Index, w: Index) -> None:
             down = (0, lines)
             if not self.joins_lines:
-                first, end = (x - line for x in positions_inside(l, high, h))
+                first, end = (x - line for x in positions_inside(v, high, h))
                 down = most(0, first), least(lines, end)
-            across = (0, wide.count) if self.joins_taps else positions_inside(l, wide, w)
+            across = (0, wide.count) if self.joins_taps else positions_inside(v, wide, w)
             tap = (d * high.taps + h) * wide.taps + w
-            source = l.at(self.strip.memory, self.strip.tap(d, h, w), l.element)
-            target = l.at(self.partial, tap * (self.channels * self.panel), l.element)
+            source = v.at(self.strip.memory, self.strip.tap(d, h, w), v.element)
+            target = v.at(self.partial, tap * (self.channels * self.panel), v.element)
 
             def block(k: Index, rows: int) -> None:
-                here = l.at(source, k, l.element)
-                there = l.at(target, k * self.panel, l.element)
+                here = v.at(source, k, v.element)
+                there = v.at(target, k * self.panel, v.element)
                 self._block(here, there, rows, count, down, across)
 
             for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
@@ -230,23 +230,23 @@ class SlotSums:
 
         down, across  the first line and column, and those after the last
         """
-        l, b, count = self.l, self.b, self.vectors
-        places = [r * self.panel + v * l.width for r in range(rows) for v in range(count)]
+        v, b, count = self.v, self.b, self.vectors
+        places = [r * self.panel + u * v.width for r in range(rows) for u in range(count)]
         ends = ((0, images), down, across)
         order = (1, 2, 0) if self.images_last else (0, 1, 2)
 
         def typed(values: list[str]) -> list[tuple[str, str]]:
-            return [(l.vector, value) for value in values]
+            return [(v.vector, value) for value in values]
 
         def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
-            left = l.at(source, self.strip.place(n, i, j), l.element)
+            left = v.at(source, self.strip.place(n, i, j), v.element)
             ys, result = self.gradient.read(n, i, j), []
             self.strip.fetch(left, rows)
             for r in range(rows):
                 h, k = divmod(r, self.line_run)
-                x = l.splat(l.computed_scalar(left, self.strip.tap(0, h, 0) + k))
-                for v, y in enumerate(ys):
-                    result.append(l.multiply_add(x, y, values[r * count + v]))
+                x = v.splat(v.computed_scalar(left, self.strip.tap(0, h, 0) + k))
+                for u, y in enumerate(ys):
+                    result.append(v.multiply_add(x, y, values[r * count + u]))
             return result
 
         def walk(place: dict[int, Index], values: list[str]) -> list[str]:
@@ -257,6 +257,6 @@ class SlotSums:
                 *ends[axis], 1, typed(values), lambda k, inner: walk({**place, axis: k}, inner)
             )
 
-        sums = walk({}, [l.zero] * len(places))
+        sums = walk({}, [v.zero] * len(places))
         for value, place in zip(sums, places):
-            l.store_computed(l.add(l.load_computed(target, place), value), target, place)
+            v.store_computed(v.add(v.load_computed(target, place), value), target, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import BYTES, Lanes, multiples, reserved, shuffled, transposed
+from ltc.llvm.emit.vectors import BYTES, Vectors, multiples, reserved, shuffled, transposed
 from ltc.llvm.conv.axes import Axes
 
 FETCHED_VECTORS = 4
@@ -19,9 +19,9 @@ class WeightPacker:
     depth   left channels that are packed at once
     """
 
-    def __init__(self, l: Lanes, axes: Axes, kernel, left: int, right: int, panel: int,
+    def __init__(self, v: Vectors, axes: Axes, kernel, left: int, right: int, panel: int,
                  depth: int, forward: bool):  # fmt: skip
-        self.l, self.left, self.right, self.panel = l, left, right, panel
+        self.v, self.left, self.right, self.panel = v, left, right, panel
         self.depth, self.forward = depth, forward
         deep, high, wide = axes
         self.size = kernel[0] * kernel[1] * kernel[2]
@@ -32,11 +32,11 @@ class WeightPacker:
             for c in _elements(wide)
         ]
         self.rows = len(self.elements) * depth
-        self.bytes = (self.rows + 1) * panel * BYTES[l.element]
+        self.bytes = (self.rows + 1) * panel * BYTES[v.element]
 
     def reserve(self) -> None:
         # One row more: what has no place is put there.
-        self.memory = reserved(self.l.builder, (self.rows + 1) * self.panel, self.l.element)
+        self.memory = reserved(self.v.builder, (self.rows + 1) * self.panel, self.v.element)
 
     def pack(self, group: Index, column: Index, start: Index, depth: Index) -> None:
         """Packs the weights of left channels from `start` on, for right ones from `column` on."""
@@ -47,69 +47,69 @@ class WeightPacker:
 
     def _pack_forward(self, group, column, start, depth) -> None:
         """Squares of (right, left and tap), turned; each row goes where its tap and channel are."""
-        l, n, size = self.l, self.l.width, self.size
+        v, n, size = self.v, self.v.width, self.size
         run, limit = self.left * size, depth * size
-        base = l.at("%p0", group * (self.right * run) + start * size)
+        base = v.at("%p0", group * (self.right * run) + start * size)
 
-        def square(q: Index, v: Index) -> None:
-            mask = l.first(limit - q)
+        def square(q: Index, j: Index) -> None:
+            mask = v.first(limit - q)
             lines = []
             for i in range(n):
-                channel = column + v + i
+                channel = column + j + i
                 if self.right % self.panel:
                     channel = least(channel, self.right - 1)
                 line = channel * run + q
-                l.builder.prefetch(l.at(base, line + FETCHED_VECTORS * n))
-                lines.append(l.load(base, line, mask))
-            for i, line in enumerate(transposed(l.builder, lines, l.element)):
+                v.builder.prefetch(v.at(base, line + FETCHED_VECTORS * n))
+                lines.append(v.load(base, line, mask))
+            for i, line in enumerate(transposed(v.builder, lines, v.element)):
                 at = q + i
                 channel, tap = divmod(at, size)
                 row = tap * self.depth + channel
                 if not isinstance(limit, int) or limit % n:
-                    exists = l.builder.value(f"icmp slt i64 {at}, {limit}")
-                    row = l.builder.where(exists, row, self.rows)
-                l.store_computed(line, self.memory, row * self.panel + v)
+                    exists = v.builder.value(f"icmp slt i64 {at}, {limit}")
+                    row = v.builder.where(exists, row, self.rows)
+                v.store_computed(line, self.memory, row * self.panel + j)
 
-        l.builder.loop(0, limit, n, [], lambda q, _: l.builder.loop(
-            0, self.panel, n, [], lambda v, _: square(q, v)
+        v.builder.loop(0, limit, n, [], lambda q, _: v.builder.loop(
+            0, self.panel, n, [], lambda j, _: square(q, j)
         ) and None)  # fmt: skip
 
     def _pack_gradient(self, group, column, start, depth) -> None:
-        l, size = self.l, self.size
+        v, size = self.v, self.size
         first = group * self.left + start
-        base = l.at("%p0", (first * self.right + column) * size)
+        base = v.at("%p0", (first * self.right + column) * size)
 
-        def channel(k: str, v: Index) -> None:
-            here = l.at(base, (k * self.right + v) * size)
-            left = self.right - (column + v) if self.right % self.panel else None
+        def channel(k: str, j: Index) -> None:
+            here = v.at(base, (k * self.right + j) * size)
+            left = self.right - (column + j) if self.right % self.panel else None
             vectors = self._picked(here, left)
             for tap, value in enumerate(vectors):
                 row = k + tap * self.depth
-                l.store_computed(value, self.memory, row * self.panel + v)
+                v.store_computed(value, self.memory, row * self.panel + j)
 
-        l.builder.loop(0, depth, 1, [], lambda k, _: l.builder.loop(
-            0, self.panel, l.width, [], lambda v, _: channel(k, v)
+        v.builder.loop(0, depth, 1, [], lambda k, _: v.builder.loop(
+            0, self.panel, v.width, [], lambda j, _: channel(k, j)
         ) and None)  # fmt: skip
 
     def _picked(self, here: str, left: Index | None) -> list[str]:
         """For each tap, a vector of adjacent right channels, of which `left` exist."""
-        l, n, size = self.l, self.l.width, self.size
+        v, n, size = self.v, self.v.width, self.size
         if size > MOST_SHUFFLED_TAPS:
-            mask = None if left is None else l.first(left)
+            mask = None if left is None else v.first(left)
             lanes = multiples(n, size)
-            return [l.gather(l.at(here, element), lanes, mask) for element in self.elements]
+            return [v.gather(v.at(here, element), lanes, mask) for element in self.elements]
         limit = None if left is None else left * size
         for k in range(size):
-            l.builder.prefetch(l.at(here, FETCHED_ROWS * self.right * size + k * n))
+            v.builder.prefetch(v.at(here, FETCHED_ROWS * self.right * size + k * n))
         parts = [
-            l.load(here, k * n, None if limit is None else l.first(limit - k * n))
+            v.load(here, k * n, None if limit is None else v.first(limit - k * n))
             for k in range(size)
         ]
         return [self._every(parts, element) for element in self.elements]
 
     def _every(self, parts: list[str], element: int) -> str:
         """Lanes element, element + size, ... of the parts, which lie side by side."""
-        l, n, size = self.l, self.l.width, self.size
+        v, n, size = self.v, self.v.width, self.size
         result = parts[0]
         for k in range(size):
             wanted = [element + lane * size - k * n for lane in range(n)]
@@ -119,7 +119,7 @@ class WeightPacker:
             lanes = [n + at if ok else lane for lane, (at, ok) in enumerate(zip(wanted, inside))]
             if k == 0:
                 lanes = [at if ok else 0 for at, ok in zip(wanted, inside)]
-            result = shuffled(l.builder, l.vector, result, parts[k], lanes)
+            result = shuffled(v.builder, v.vector, result, parts[k], lanes)
         return result
 
 

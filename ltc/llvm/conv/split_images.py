@@ -13,7 +13,7 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import BYTES, Epilogue, GeneratedKernel, Lanes, tasks_for, transposed
+from ltc.llvm.emit.vectors import BYTES, Epilogue, GeneratedKernel, Vectors, tasks_for, transposed
 
 FETCHED_SQUARES = 4  # ahead of the one that is stored
 UNITS = 16  # that a launch falls into, where the images allow it
@@ -51,16 +51,16 @@ def slots_for(images: int, groups: int, outputs: int, panel: int, rows: int) -> 
     return Slots(count, groups, outputs, panel, rows)
 
 
-def images_of(l: Lanes, slot: Index, images: Index, slots: int) -> tuple[Index, Index]:
+def images_of(v: Vectors, slot: Index, images: Index, slots: int) -> tuple[Index, Index]:
     """The first image of a slot, and the first that it has no more."""
-    b = l.builder
+    b = v.builder
     first = b.index(b.value(f"udiv i64 {slot * images}, {slots}"))
     return first, b.index(b.value(f"udiv i64 {(slot + 1) * images}, {slots}"))
 
 
 def adding_kernel(
     name: str, dtype: torch.dtype, isa: Isa, slots: Slots,
-    row_of: Callable[[Lanes, Index], Index], epilogue: Epilogue | None, operands: int,
+    row_of: Callable[[Vectors, Index], Index], epilogue: Epilogue | None, operands: int,
 ) -> GeneratedKernel:  # fmt: skip
     """result[group, o, column]: the sum over slots, in their order: "partial", "result".
 
@@ -68,13 +68,13 @@ def adding_kernel(
     epilogue  its row is the output channel
     """
     b = Builder()
-    l = Lanes(b, isa, dtype)
-    adder = Adder(l, slots, row_of, epilogue)
+    v = Vectors(b, isa, dtype)
+    adder = Adder(v, slots, row_of, epilogue)
     units = slots.groups * slots.panels * adder.squares
 
     def unit(number: str, _) -> None:
         part, square = divmod(number, adder.squares)
-        panel = l.at("%p0", part * (slots.rows * slots.panel), l.element)
+        panel = v.at("%p0", part * (slots.rows * slots.panel), v.element)
         adder.add(panel, *divmod(part, slots.panels), square)
 
     if units:
@@ -92,53 +92,53 @@ class Adder:
     """
 
     def __init__(
-        self, l: Lanes, slots: Slots, row_of: Callable[[Lanes, Index], Index],
+        self, v: Vectors, slots: Slots, row_of: Callable[[Vectors, Index], Index],
         epilogue: Epilogue | None,
     ):  # fmt: skip
-        self.l, self.slots, self.row_of, self.epilogue = l, slots, row_of, epilogue
-        self.squares = -(-slots.rows // l.width)
+        self.v, self.slots, self.row_of, self.epilogue = v, slots, row_of, epilogue
+        self.squares = -(-slots.rows // v.width)
 
     def add(self, memory: str, group: Index, panel: Index, square: Index) -> None:
         """One square; `memory`: where the panel's sums of the first slot are."""
-        l, slots = self.l, self.slots
-        column = square * l.width
-        mask = l.first(slots.rows - column) if slots.rows % l.width else None
-        spots = [self._spot(column + i) for i in range(l.width)]
+        v, slots = self.v, self.slots
+        column = square * v.width
+        mask = v.first(slots.rows - column) if slots.rows % v.width else None
+        spots = [self._spot(column + i) for i in range(v.width)]
 
-        def strip(v: str, _) -> None:
-            first = panel * slots.panel + v
-            sums = self._summed(l.at(memory, v, l.element), spots)
-            for i, line in enumerate(transposed(l.builder, sums, l.element)):
+        def strip(j: str, _) -> None:
+            first = panel * slots.panel + j
+            sums = self._summed(v.at(memory, j, v.element), spots)
+            for i, line in enumerate(transposed(v.builder, sums, v.element)):
                 self._store_existing(line, group, first + i, column, mask)
 
-        l.builder.loop(0, slots.panel, l.width, [], strip)
+        v.builder.loop(0, slots.panel, v.width, [], strip)
 
     def _spot(self, column: Index) -> Index:
-        l = self.l
-        if self.slots.rows % l.width:
+        v = self.v
+        if self.slots.rows % v.width:
             column = least(column, self.slots.rows - 1)
-        return self.row_of(l, column) * self.slots.panel
+        return self.row_of(v, column) * self.slots.panel
 
     def _summed(self, memory: str, spots: list[Index]) -> list[str]:
-        l, slots = self.l, self.slots
+        v, slots = self.v, self.slots
 
         def slot(s: str, sums: list[str]) -> list[str]:
-            base = l.at(memory, s * slots.of_one, l.element)
-            return [l.add(total, l.load_computed(base, one)) for total, one in zip(sums, spots)]
+            base = v.at(memory, s * slots.of_one, v.element)
+            return [v.add(total, v.load_computed(base, one)) for total, one in zip(sums, spots)]
 
-        starts = [(l.vector, l.load_computed(memory, one)) for one in spots]
-        return l.builder.loop(1, slots.count, 1, starts, slot)
+        starts = [(v.vector, v.load_computed(memory, one)) for one in spots]
+        return v.builder.loop(1, slots.count, 1, starts, slot)
 
     def _store_existing(self, value, group, channel, column, mask) -> None:
-        b, outputs = self.l.builder, self.slots.outputs
+        b, outputs = self.v.builder, self.slots.outputs
         exists = b.value(f"icmp slt i64 {channel}, {outputs}")
         flat = group * outputs + channel
         b.when(exists, [], lambda: self._store(value, flat, column, mask))
 
     def _store(self, value: str, flat: Index, column: Index, mask: str | None) -> None:
-        l, b = self.l, self.l.builder
-        l.fetch(self.epilogue, flat, column + FETCHED_SQUARES * l.width)
+        v, b = self.v, self.v.builder
+        v.fetch(self.epilogue, flat, column + FETCHED_SQUARES * v.width)
         if self.epilogue is not None:
-            with b.lanes(l.width):
+            with b.lanes(v.width):
                 value = self.epilogue(b, value, flat, column, mask)
-        l.store(value, "%p1", flat * self.slots.rows + column, mask)
+        v.store(value, "%p1", flat * self.slots.rows + column, mask)

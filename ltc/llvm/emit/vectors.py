@@ -52,7 +52,7 @@ class GeneratedKernel:
         return replace(self, arguments=(*first, *self.arguments[len(first) :]))
 
 
-class Lanes:
+class Vectors:
     """One vector register's worth of elements, computed in float32 or float64.
 
     dtype    how the elements are stored; bfloat16 is computed in float32
@@ -260,9 +260,8 @@ class Lanes:
     def multiply_add(self, x: str, y: str, total: str) -> str:
         """x * y + total, with one rounding where the processor has that."""
         name = f"llvm.fmuladd.v{self.width}{SUFFIX[self.element]}"
-        v = self.vector
-        self.builder.declare(name, v, v, v, v)
-        return self.builder.value(f"call {v} @{name}({v} {x}, {v} {y}, {v} {total})")
+        type = self.vector
+        return self.builder.pure_call(name, type, (type, x), (type, y), (type, total))
 
     def add(self, x: str, y: str) -> str:
         return self.builder.value(f"fadd {self.vector} {x}, {y}")
@@ -332,7 +331,7 @@ def reserved(builder: Builder, count: int, element: str) -> str:
 
 
 def add_in_pieces(
-    lanes: Lanes,
+    v: Vectors,
     depth: Index,
     sums: list[str],
     step: Callable[[str, list[str]], list[str]],
@@ -342,18 +341,18 @@ def add_in_pieces(
 
     totals  memory for the sums, where `depth` may be more than one piece
     """
-    l, b = lanes, lanes.builder
+    b = v.builder
     if isinstance(depth, int) and depth <= LONGEST_SUM:
-        return b.loop(0, depth, 1, [(l.vector, value) for value in sums], step)
+        return b.loop(0, depth, 1, [(v.vector, value) for value in sums], step)
     for i, value in enumerate(sums):
-        l.store_computed(value, totals, i * l.width)
+        v.store_computed(value, totals, i * v.width)
 
     def piece(start: str, _) -> None:
         end = least(start + LONGEST_SUM, depth)
-        zeros = [(l.vector, l.zero)] * len(sums)
+        zeros = [(v.vector, v.zero)] * len(sums)
         for i, value in enumerate(b.loop(start, end, 1, zeros, step)):
-            total = l.add(l.load_computed(totals, i * l.width), value)
-            l.store_computed(total, totals, i * l.width)
+            total = v.add(v.load_computed(totals, i * v.width), value)
+            v.store_computed(total, totals, i * v.width)
 
     b.loop(0, depth, LONGEST_SUM, [], piece)
-    return [l.load_computed(totals, i * l.width) for i in range(len(sums))]
+    return [v.load_computed(totals, i * v.width) for i in range(len(sums))]

@@ -16,7 +16,7 @@ from ltc.llvm.gemm.microkernel import Block, Dots, add_to_memory, pieces
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Lanes, reserved, tasks_for
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, reserved, tasks_for
 from ltc.llvm.gemm.blocking import (
     SQUARE,
     Blocking,
@@ -149,7 +149,7 @@ class _Product:
     def __init__(self, plan: Plan, epilogue: Epilogue | None):
         self.b = Builder()
         self.plan, self.epilogue = plan, epilogue
-        self.l = Lanes(self.b, plan.isa, plan.dtype)
+        self.v = Vectors(self.b, plan.isa, plan.dtype)
         self.m, self.k, self.outer, self.strip_blocks = map(self.b.number, range(NUMBERS))
         # Sums go straight to the result where nothing is to be done to them.
         self.is_direct = epilogue is None and not plan.is_long and not plan.splits
@@ -167,13 +167,13 @@ class _Product:
     # --- the walk over panels and blocks ----------------------------------------------------------
 
     def _emit_panels(self) -> None:
-        l, plan = self.l, self.plan
-        self.panel = PackedPanel(l, plan) if plan.packs else None
-        self.strip = PackedRows(l, plan, self.k) if plan.packs_left else None
-        self.block = Block(l, plan, self.panel, self.strip)
+        v, plan = self.v, self.plan
+        self.panel = PackedPanel(v, plan) if plan.packs else None
+        self.strip = PackedRows(v, plan, self.k) if plan.packs_left else None
+        self.block = Block(v, plan, self.panel, self.strip)
         if not self.is_direct:
             blocks = STRIP_BLOCKS if plan.splits else 1
-            self.totals = reserved(self.b, blocks * self._block_size(), l.element)
+            self.totals = reserved(self.b, blocks * self._block_size(), v.element)
         m = plan.rows or self.m
         self.full, self.tail = divmod(m, plan.height)
         self.blocks = (m + (plan.height - 1)) // plan.height
@@ -228,7 +228,7 @@ class _Product:
 
     def _locate(self, batch: Index) -> None:
         """Sets the pointers to this batch's matrices."""
-        l, remaining, plan = self.l, batch, self.plan
+        v, remaining, plan = self.v, batch, self.plan
         self.batch_index = batch
         matrices = (plan.left, plan.right, plan.result)
         offsets: list[Index] = [0, 0, 0]
@@ -240,7 +240,7 @@ class _Product:
             for i, matrix in enumerate(matrices):
                 offsets[i] = offsets[i] + index * matrix.batch[dim]
         pointers = ("%p1", "%p0", "%p2") if plan.is_turned else ("%p0", "%p1", "%p2")
-        self.left_at, self.right_at, self.result_at = map(l.at, pointers, offsets)
+        self.left_at, self.right_at, self.result_at = map(v.at, pointers, offsets)
 
     def _panel(self, panel: Index, first: Index, last: Index) -> None:
         """The blocks from `first` up to `last` of one panel; the last one may be narrower."""
@@ -255,9 +255,9 @@ class _Product:
             ))  # fmt: skip
 
     def _panel_of(self, panel: Index, width: int, first: Index, last: Index) -> None:
-        l = self.l
+        v = self.v
         self.column = panel * self.plan.panel_width
-        self.masks = [l.first(width - start) for start in range(0, width, l.width)]
+        self.masks = [v.first(width - start) for start in range(0, width, v.width)]
         if self.plan.splits:
             self.b.loop(first, last, STRIP_BLOCKS, [], lambda low, _: self._strip(
                 width, low, least(low + STRIP_BLOCKS, last)
@@ -300,12 +300,12 @@ class _Product:
 
     def _line(self) -> int:
         """Elements of a row of sums in memory."""
-        return len(self.masks) * self.l.width
+        return len(self.masks) * self.v.width
 
     def _clear(self, memory: str, blocks: Index) -> None:
-        l = self.l
+        v = self.v
         size = blocks * self._block_size()
-        self.b.loop(0, size, l.width, [], lambda i, _: l.store_computed(l.zero, memory, i) and None)
+        self.b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, memory, i) and None)
 
     def _each_height(self, number: Index, start: Index, depth: Index, spot: Index) -> None:
         """The sums of block `number`: a whole one, or what rows are left by powers of two."""
@@ -331,29 +331,29 @@ class _Product:
 
         before  rows of the block that come before them
         """
-        l, plan = self.l, self.plan
+        v, plan = self.v, self.plan
         row = number * plan.height + before
         if self.strip is not None:
             left = self.strip.at(number - self.first_of_strip, start, before)
         else:
-            left = l.at(self.left_at, row * plan.left.row + start * plan.left.column)  # fmt: skip
-        right = "" if plan.packs else l.at(self.right_at, self.column)
+            left = v.at(self.left_at, row * plan.left.row + start * plan.left.column)  # fmt: skip
+        right = "" if plan.packs else v.at(self.right_at, self.column)
 
         def sums(first: Index, end: Index) -> list[str]:
             return self.block.sums(left, right, rows, self.masks, first, end)
 
         if self.is_direct:
-            line = l.at(self.result_at, row * plan.result.row + self.column)
+            line = v.at(self.result_at, row * plan.result.row + self.column)
             for i, value in enumerate(sums(0, depth)):
-                r, v = divmod(i, len(self.masks))
-                l.store(value, line, r * plan.result.row + v * l.width, self.masks[v])
+                r, j = divmod(i, len(self.masks))
+                v.store(value, line, r * plan.result.row + j * v.width, self.masks[j])
             return
-        memory = l.at(self.totals, spot, l.element)
+        memory = v.at(self.totals, spot, v.element)
         if plan.is_long or plan.splits:
-            pieces(l, 0, depth, lambda first, end: add_to_memory(l, memory, sums(first, end)))
+            pieces(v, 0, depth, lambda first, end: add_to_memory(v, memory, sums(first, end)))
             return
         for i, value in enumerate(sums(0, depth)):
-            l.store_computed(value, memory, i * l.width)
+            v.store_computed(value, memory, i * v.width)
 
     def _rows_of(self, number: Index) -> str:
         """How many rows a block has."""
@@ -364,11 +364,11 @@ class _Product:
         """Asks for what the epilogue of a block reads: it comes while the block is summed."""
         if not getattr(self.epilogue, "fetches", False):
             return
-        l = self.l
+        v = self.v
         first = self.batch_index * self.m + number * self.plan.height
         self.b.loop(0, self._rows_of(number), 1, [], lambda r, _: [
-            l.fetch(self.epilogue, first + r, self.column + v * l.width)
-            for v in range(len(self.masks))
+            v.fetch(self.epilogue, first + r, self.column + j * v.width)
+            for j in range(len(self.masks))
         ] and None)  # fmt: skip
 
     def _finish(self, number: Index, spot: Index) -> None:
@@ -376,20 +376,20 @@ class _Product:
         self._finish_rows(number * self.plan.height, self._rows_of(number), spot)
 
     def _finish_rows(self, row: Index, rows: Index, spot: Index) -> None:
-        l, m = self.l, self.plan.rows or self.m
-        line = l.at(self.result_at, row * self.plan.result.row + self.column)
+        v, m = self.v, self.plan.rows or self.m
+        line = v.at(self.result_at, row * self.plan.result.row + self.column)
         flat = self.batch_index * m + row
 
         def one(r: str, _) -> None:
-            at = l.at(line, r * self.plan.result.row)
-            for v, mask in enumerate(self.masks):
-                place = spot + (r * self._line() + v * l.width)
-                value = l.load_computed(self.totals, place)
+            at = v.at(line, r * self.plan.result.row)
+            for j, mask in enumerate(self.masks):
+                place = spot + (r * self._line() + j * v.width)
+                value = v.load_computed(self.totals, place)
                 if self.epilogue is not None:
-                    where = (flat + r, self.column + v * l.width)
-                    with self.b.lanes(l.width):
+                    where = (flat + r, self.column + j * v.width)
+                    with self.b.lanes(v.width):
                         value = self.epilogue(self.b, value, *where, mask)
-                l.store(value, at, v * l.width, mask)
+                v.store(value, at, j * v.width, mask)
 
         # A loop: an epilogue may be long, and its text is needed once.
         self.b.loop(0, rows, 1, [], one)
@@ -397,22 +397,22 @@ class _Product:
     # --- few rows ---------------------------------------------------------------------------------
 
     def _emit_dots(self) -> None:
-        l, plan = self.l, self.plan
-        self.totals = reserved(self.b, plan.rows * l.width, l.element)
-        dots = Dots(l, plan, self.totals)
+        v, plan = self.v, self.plan
+        self.totals = reserved(self.b, plan.rows * v.width, v.element)
+        dots = Dots(v, plan, self.totals)
 
         def group(panel: Index, _first: Index, _last: Index) -> None:
-            self.column = panel * l.width
+            self.column = panel * v.width
             dots.sums(self.left_at, self.right_at, self.column, self.k)
-            is_cut = plan.n % l.width != 0
-            self.masks = [l.first(plan.n - self.column) if is_cut else None]
+            is_cut = plan.n % v.width != 0
+            self.masks = [v.first(plan.n - self.column) if is_cut else None]
             self._finish_rows(0, plan.rows, 0)
 
         self._each_group(plan.panels, 1, group)
 
     def _emit_squares(self) -> None:
-        l, plan = self.l, self.plan
-        squares = Squares(l, plan, self.m, self.k)
+        v, plan = self.v, self.plan
+        squares = Squares(v, plan, self.m, self.k)
         self.totals = squares.memory
         count = (self.m + (SQUARE - 1)) // SQUARE
 
@@ -422,9 +422,9 @@ class _Product:
             self._finish_rows(row, least(last * SQUARE, self.m) - row, 0)
 
         def panel(number: Index, first: Index, last: Index) -> None:
-            self.column = number * l.width
-            is_cut = plan.n % l.width != 0
-            self.masks = [l.first(plan.n - self.column) if is_cut else None]
+            self.column = number * v.width
+            is_cut = plan.n % v.width != 0
+            self.masks = [v.first(plan.n - self.column) if is_cut else None]
             self.b.loop(first, last, STRIP_SQUARES, [], lambda i, _: strip(
                 i, least(i + STRIP_SQUARES, last)
             ))  # fmt: skip

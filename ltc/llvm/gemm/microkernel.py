@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import LONGEST_SUM, Lanes
+from ltc.llvm.emit.vectors import LONGEST_SUM, Vectors
 from ltc.llvm.gemm.blocking import Plan
 from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 
@@ -21,9 +21,9 @@ class Block:
     """
 
     def __init__(
-        self, lanes: Lanes, plan: Plan, panel: PackedPanel | None, strip: PackedRows | None
+        self, v: Vectors, plan: Plan, panel: PackedPanel | None, strip: PackedRows | None
     ):
-        self.l, self.b, self.plan = lanes, lanes.builder, plan
+        self.v, self.b, self.plan = v, v.builder, plan
         self.panel, self.strip = panel, strip
         # A column of the left operand is in another page at each step.
         self.prefetches_left = plan.left.column * plan.dtype.itemsize >= FAR_BYTES
@@ -35,10 +35,10 @@ class Block:
         right  where the panel begins, where it is read in place
         masks  of the panel's vectors
         """
-        l = self.l
+        v = self.v
         if self.plan.pairs:
             first, end = first // 2, end // 2
-        zeros = [(l.vector, l.zero)] * (rows * len(masks))
+        zeros = [(v.vector, v.zero)] * (rows * len(masks))
 
         def step(k: str, sums: list[str]) -> list[str]:
             vectors = self._right(right, k, masks)
@@ -49,58 +49,58 @@ class Block:
         return self.b.loop(first, end, 1, zeros, step)
 
     def _right(self, right: str, k: str, masks) -> list[str]:
-        l = self.l
+        v = self.v
         if self.panel is not None:
             return self.panel.row(k, len(masks))
-        line = l.at(right, k * self.plan.right.row)
-        vectors = [l.load(line, v * l.width, mask) for v, mask in enumerate(masks)]
-        for v in range(len(masks) if self.plan.prefetches else 0):
-            self.b.prefetch(l.at(line, PREFETCHED_ROWS * self.plan.right.row + v * l.width))
+        line = v.at(right, k * self.plan.right.row)
+        vectors = [v.load(line, j * v.width, mask) for j, mask in enumerate(masks)]
+        for j in range(len(masks) if self.plan.prefetches else 0):
+            self.b.prefetch(v.at(line, PREFETCHED_ROWS * self.plan.right.row + j * v.width))
         return vectors
 
     def _step(self, left, k, rows, vectors, sums) -> list[str]:
-        l, plan = self.l, self.plan
-        here, result = l.at(left, k * plan.left.column), []
+        v, plan = self.v, self.plan
+        here, result = v.at(left, k * plan.left.column), []
         if plan.foresees and rows == plan.height:
             # The next block's rows follow: a line of them at each step, before they are wanted.
             line = LINE_BYTES // plan.dtype.itemsize
-            self.b.prefetch(l.at(l.at(left, rows * plan.left.row), k * line))
+            self.b.prefetch(v.at(v.at(left, rows * plan.left.row), k * line))
         if self.prefetches_left:
-            ahead = l.at(here, PREFETCHED_ROWS * plan.left.column)
+            ahead = v.at(here, PREFETCHED_ROWS * plan.left.column)
             self.b.prefetch(ahead)
             if rows > 1:  # a block's rows may lie in two lines
-                self.b.prefetch(l.at(ahead, (rows - 1) * plan.left.row))
+                self.b.prefetch(v.at(ahead, (rows - 1) * plan.left.row))
         for r in range(rows):
-            x = l.splat(l.scalar(here, r * plan.left.row))
-            for v, y in enumerate(vectors):
-                result.append(l.multiply_add(x, y, sums[r * len(vectors) + v]))
+            x = v.splat(v.scalar(here, r * plan.left.row))
+            for j, y in enumerate(vectors):
+                result.append(v.multiply_add(x, y, sums[r * len(vectors) + j]))
         return result
 
     def _pair_step(self, left, k, rows, vectors, sums) -> list[str]:
         """As `_step` for two elements of K; their products are added before the sum."""
-        l, b = self.l, self.b
-        pair, words = f"<{2 * l.width} x bfloat>", f"<{l.width} x i32>"
+        v, b = self.v, self.b
+        pair, words = f"<{2 * v.width} x bfloat>", f"<{v.width} x i32>"
         function = "llvm.x86.avx512bf16.dpbf16ps.512"
         here, result = "", []
         if self.strip is None:
-            here = l.at(left, k * 2 * self.plan.left.column)
+            here = v.at(left, k * 2 * self.plan.left.column)
         ys = [b.value(f"bitcast {words} {y} to {pair}") for y in vectors]
         for r in range(rows):
             if self.strip is not None:
                 word = self.strip.pair(left, k, r)
             else:
-                word = self._left_pair(l.at(here, r * self.plan.left.row))
-            x = b.value(f"bitcast {words} {l.splat(word, 'i32')} to {pair}")
-            for v, y in enumerate(ys):
-                total = (l.vector, sums[r * len(vectors) + v])
-                result.append(b.pure_call(function, l.vector, total, (pair, x), (pair, y)))
+                word = self._left_pair(v.at(here, r * self.plan.left.row))
+            x = b.value(f"bitcast {words} {v.splat(word, 'i32')} to {pair}")
+            for j, y in enumerate(ys):
+                total = (v.vector, sums[r * len(vectors) + j])
+                result.append(b.pure_call(function, v.vector, total, (pair, x), (pair, y)))
         return result
 
     def _left_pair(self, pointer: str) -> str:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         if self.plan.left.column == 1:
             return b.effect(f"load i32, ptr {pointer}, align 2")
-        second = l.at(pointer, self.plan.left.column)
+        second = v.at(pointer, self.plan.left.column)
         low, high = (b.effect(f"load i16, ptr {p}, align 2") for p in (pointer, second))
         low, high = (b.value(f"zext i16 {x} to i32") for x in (low, high))
         return b.value(f"or i32 {low}, {b.value(f'shl i32 {high}, 16')}")
@@ -109,59 +109,59 @@ class Block:
 class Dots:
     """Few rows by a transposed right operand: its rows are read once, as dot products."""
 
-    def __init__(self, lanes: Lanes, plan: Plan, memory: str):
+    def __init__(self, v: Vectors, plan: Plan, memory: str):
         """`memory`: of plan.rows vectors, where the sums of one group of columns go."""
-        self.l, self.b, self.plan, self.memory = lanes, lanes.builder, plan, memory
+        self.v, self.b, self.plan, self.memory = v, v.builder, plan, memory
         self.together = 1
-        while plan.rows * self.together * 2 <= lanes.isa.registers // 2:
+        while plan.rows * self.together * 2 <= v.isa.registers // 2:
             self.together *= 2
-        self.together = min(self.together, lanes.width, MOST_STREAMS)
+        self.together = min(self.together, v.width, MOST_STREAMS)
 
     def sums(self, left: str, right: str, column: Index, depth: Index) -> None:
         """The sums of the columns from `column` on, one vector of them for each row."""
-        self.b.loop(0, self.l.width, self.together, [], lambda j, _: self._some(
+        self.b.loop(0, self.v.width, self.together, [], lambda j, _: self._some(
             left, right, column, j, depth
         ))  # fmt: skip
 
     def _some(self, left: str, right: str, column: Index, j: Index, depth: Index) -> None:
-        l, b, m = self.l, self.b, self.plan.rows
+        v, b, m = self.v, self.b, self.plan.rows
         lines = [
-            l.at(right, least(column + j + i, self.plan.n - 1) * self.plan.right.column)
+            v.at(right, least(column + j + i, self.plan.n - 1) * self.plan.right.column)
             for i in range(self.together)
         ]  # fmt: skip
 
         def step(k: Index, mask: str | None, sums: list[str]) -> list[str]:
-            ys = [l.load(line, k, mask) for line in lines]
+            ys = [v.load(line, k, mask) for line in lines]
             result = []
             for r in range(m):
-                x = l.load(left, k + r * self.plan.left.row, mask)
+                x = v.load(left, k + r * self.plan.left.row, mask)
                 for i, y in enumerate(ys):
-                    result.append(l.multiply_add(x, y, sums[r * self.together + i]))
+                    result.append(v.multiply_add(x, y, sums[r * self.together + i]))
             return result
 
-        whole = depth - depth % l.width
-        zeros = [(l.vector, l.zero)] * (m * self.together)
-        sums = b.loop(0, whole, l.width, zeros, lambda k, values: step(k, None, values))
+        whole = depth - depth % v.width
+        zeros = [(v.vector, v.zero)] * (m * self.together)
+        sums = b.loop(0, whole, v.width, zeros, lambda k, values: step(k, None, values))
         rest = depth - whole
-        carried = [(l.vector, value) for value in sums]
+        carried = [(v.vector, value) for value in sums]
         sums = b.when(
-            b.value(f"icmp sgt i64 {rest}, 0"), carried, lambda: step(whole, l.first(rest), sums)
+            b.value(f"icmp sgt i64 {rest}, 0"), carried, lambda: step(whole, v.first(rest), sums)
         )
         for r in range(m):
             for i in range(self.together):
-                spot = l.at(self.memory, j + (r * l.width + i), l.element)
-                b.emit(f"store {l.element} {l.total(sums[r * self.together + i])}, ptr {spot}")
+                spot = v.at(self.memory, j + (r * v.width + i), v.element)
+                b.emit(f"store {v.element} {v.total(sums[r * self.together + i])}, ptr {spot}")
 
 
-def add_to_memory(l: Lanes, memory: str, values: list[str]) -> None:
+def add_to_memory(v: Vectors, memory: str, values: list[str]) -> None:
     """Adds vectors to those that lie one after another in memory."""
     for i, value in enumerate(values):
-        total = l.add(l.load_computed(memory, i * l.width), value)
-        l.store_computed(total, memory, i * l.width)
+        total = v.add(v.load_computed(memory, i * v.width), value)
+        v.store_computed(total, memory, i * v.width)
 
 
-def pieces(l: Lanes, first: Index, end: Index, body) -> None:
+def pieces(v: Vectors, first: Index, end: Index, body) -> None:
     """body(start, stop) for each LONGEST_SUM steps: a sum of such sums errs less than one chain."""
-    l.builder.loop(first, end, LONGEST_SUM, [], lambda start, _: body(
+    v.builder.loop(first, end, LONGEST_SUM, [], lambda start, _: body(
         start, least(start + LONGEST_SUM, end)
     ))  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.vectors import BYTES, GeneratedKernel, Lanes, multiples, tasks_for
+from ltc.llvm.emit.vectors import BYTES, GeneratedKernel, Vectors, multiples, tasks_for
 from ltc.llvm.conv.axes import Axis, Windows, met, padded
 
 
@@ -30,57 +30,57 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
     indices  i64, flat in *spatial: the first of equals, and the last NaN where there is one
     """
     b = Builder()
-    l = Lanes(b, isa, dtype)
+    v = Vectors(b, isa, dtype)
     axes = deep, high, wide = pool.axes
-    words, n = f"<{l.width} x i32>", l.width
-    lowest = f"splat ({l.element} 0xFFF0000000000000)"
+    words, n = f"<{v.width} x i32>", v.width
+    lowest = f"splat ({v.element} 0xFFF0000000000000)"
 
     def line(number: str, _) -> None:
-        plane, place, (o, p) = _line(l, number, axes)
-        source = l.at("%p0", plane * _extent(axes))
+        plane, place, (o, p) = _line(v, number, axes)
+        source = v.at("%p0", plane * _extent(axes))
         b.loop(0, wide.count, n, [], lambda column, _: columns(source, place, o, p, column))
 
     def columns(source, place, o, p, column) -> None:
         # No element is at -1: until one is found, the first in the window is taken.
-        start = [(l.vector, lowest), (words, "splat (i32 -1)")]
+        start = [(v.vector, lowest), (words, "splat (i32 -1)")]
         best, index = b.loop(0, deep.taps, 1, start, lambda d, best: b.loop(
             0, high.taps, 1, typed(best), lambda h, best: taps(source, o, p, column, d, h, best)
         ))  # fmt: skip
-        mask = l.first(wide.count - column)
+        mask = v.first(wide.count - column)
         at = place + column
-        l.store(best, "%p1", at, mask)
+        v.store(best, "%p1", at, mask)
         long = b.value(f"sext {words} {index} to <{n} x i64>")
-        l.raw_store(long, l.at("%p2", at, "i64"), mask, "i64", n)
+        v.raw_store(long, v.at("%p2", at, "i64"), mask, "i64", n)
 
     def taps(source, o, p, column, d, h, best) -> list[str]:
-        down, across = met(l, deep, o, d), met(l, high, p, h)
-        limit = _limit_inside(l, axes, down, across)
+        down, across = met(v, deep, o, d), met(v, high, p, h)
+        limit = _limit_inside(v, axes, down, across)
         line = (down * high.extent + across) * wide.extent
-        here = l.at(source, line)
+        here = v.at(source, line)
         return b.loop(0, wide.taps, 1, typed(best), lambda w, best: tap(
-            here, line, limit, met(l, wide, column, w), best
+            here, line, limit, met(v, wide, column, w), best
         ))  # fmt: skip
 
     def tap(here, line, limit, first, best) -> list[str]:
         value, index = best
-        x = l.strided(here, first, wide.stride, l.masks_of(first, wide.stride, limit))
-        inside = l.between(first, limit, wide.stride)
-        larger = b.value(f"fcmp ogt {l.vector} {x}, {value}")
-        larger = b.value(f"or {l.mask_type} {larger}, {b.value(f'fcmp uno {l.vector} {x}, {x}')}")
+        x = v.strided(here, first, wide.stride, v.masks_of(first, wide.stride, limit))
+        inside = v.between(first, limit, wide.stride)
+        larger = b.value(f"fcmp ogt {v.vector} {x}, {value}")
+        larger = b.value(f"or {v.mask_type} {larger}, {b.value(f'fcmp uno {v.vector} {x}, {x}')}")
         none = b.value(f"icmp eq {words} {index}, splat (i32 -1)")
-        taken = b.value(f"or {l.mask_type} {larger}, {none}")
-        taken = b.value(f"and {l.mask_type} {taken}, {inside}")
-        at = l.splat(l.narrow(line + first), "i32")
+        taken = b.value(f"or {v.mask_type} {larger}, {none}")
+        taken = b.value(f"and {v.mask_type} {taken}, {inside}")
+        at = v.splat(v.narrow(line + first), "i32")
         at = b.value(f"add {words} {at}, {multiples(n, wide.stride)}")
         return [
-            b.value(f"select {l.mask_type} {taken}, {l.vector} {x}, {l.vector} {value}"),
-            b.value(f"select {l.mask_type} {taken}, {words} {at}, {words} {index}"),
+            b.value(f"select {v.mask_type} {taken}, {v.vector} {x}, {v.vector} {value}"),
+            b.value(f"select {v.mask_type} {taken}, {words} {at}, {words} {index}"),
         ]
 
     def typed(best) -> list[tuple[str, str]]:
-        return [(l.vector, best[0]), (words, best[1])]
+        return [(v.vector, best[0]), (words, best[1])]
 
-    return _over_lines(name, l, ("operand", "result", "indices"), pool.planes, axes, line)
+    return _over_lines(name, v, ("operand", "result", "indices"), pool.planes, axes, line)
 
 
 def max_pool_gradient(
@@ -93,31 +93,31 @@ def max_pool_gradient(
     fault              one i64, set to 1 where an index lies outside its plane, which adds nothing
     """
     b = Builder()
-    l = Lanes(b, isa, dtype)
+    v = Vectors(b, isa, dtype)
     size, count = _product(operand), _product(result)
-    stored = l.stored == l.element
+    stored = v.stored == v.element
 
     def plane(number: str, _) -> None:
-        target = l.at("%p2", number * size)
-        b.loop(0, size, l.width, [], lambda i, _: l.store(
-            l.zero, target, i, l.first(size - i)
+        target = v.at("%p2", number * size)
+        b.loop(0, size, v.width, [], lambda i, _: v.store(
+            v.zero, target, i, v.first(size - i)
         ))  # fmt: skip
         start = number * count
         b.loop(0, count, 1, [], lambda i, _: add(target, start + i))
 
     def add(target: str, at: Index) -> None:
-        index = b.index(b.effect(f"load i64, ptr {l.at('%p1', at, 'i64')}, align 8"))
+        index = b.index(b.effect(f"load i64, ptr {v.at('%p1', at, 'i64')}, align 8"))
         inside = b.value(f"icmp ult i64 {index}, {size}")
-        b.when(inside, [], lambda: add_one(l.at(target, index), at))
+        b.when(inside, [], lambda: add_one(v.at(target, index), at))
         outside = b.value(f"xor i1 {inside}, true")
         b.when(outside, [], lambda: b.emit("store i64 1, ptr %p3, align 8"))
 
     def add_one(spot: str, at: Index) -> None:
-        total = b.value(f"fadd {l.element} {l.scalar(spot)}, {l.scalar('%p0', at)}")
+        total = b.value(f"fadd {v.element} {v.scalar(spot)}, {v.scalar('%p0', at)}")
         if stored:
-            b.emit(f"store {l.element} {total}, ptr {spot}, align {BYTES[l.element]}")
+            b.emit(f"store {v.element} {total}, ptr {spot}, align {BYTES[v.element]}")
             return
-        l.store(l.splat(total), spot, 0, l.first(1))
+        v.store(v.splat(total), spot, 0, v.first(1))
 
     if planes and size:
         b.loop(*b.share(planes), 1, [], plane)
@@ -136,37 +136,37 @@ def average_pool(
     divisor        what sums are divided by in place of the count, or 0
     """
     b = Builder()
-    l = Lanes(b, isa, dtype)
+    v = Vectors(b, isa, dtype)
     axes = deep, high, wide = pool.axes
 
     def line(number: str, _) -> None:
-        plane, place, (o, p) = _line(l, number, axes)
-        source = l.at("%p0", plane * _extent(axes))
-        b.loop(0, wide.count, l.width, [], lambda column, _: columns(source, place, o, p, column))
+        plane, place, (o, p) = _line(v, number, axes)
+        source = v.at("%p0", plane * _extent(axes))
+        b.loop(0, wide.count, v.width, [], lambda column, _: columns(source, place, o, p, column))
 
     def columns(source, place, o, p, column) -> None:
-        (total,) = b.loop(0, deep.taps, 1, [(l.vector, l.zero)], lambda d, total: b.loop(
-            0, high.taps, 1, [(l.vector, total[0])], lambda h, total: taps(
+        (total,) = b.loop(0, deep.taps, 1, [(v.vector, v.zero)], lambda d, total: b.loop(
+            0, high.taps, 1, [(v.vector, total[0])], lambda h, total: taps(
                 source, o, p, column, d, h, total
             )
         ))  # fmt: skip
-        by = _divisors(l, pool, (o, p), _numbers(l, column), count_padding, divisor)
-        mean = b.value(f"fdiv {l.vector} {total}, {by}")
-        l.store(mean, "%p1", place + column, l.first(wide.count - column))
+        by = _divisors(v, pool, (o, p), _numbers(v, column), count_padding, divisor)
+        mean = b.value(f"fdiv {v.vector} {total}, {by}")
+        v.store(mean, "%p1", place + column, v.first(wide.count - column))
 
     def taps(source, o, p, column, d, h, total) -> list[str]:
-        down, across = met(l, deep, o, d), met(l, high, p, h)
-        limit = _limit_inside(l, axes, down, across)
-        here = l.at(source, (down * high.extent + across) * wide.extent)
+        down, across = met(v, deep, o, d), met(v, high, p, h)
+        limit = _limit_inside(v, axes, down, across)
+        here = v.at(source, (down * high.extent + across) * wide.extent)
 
         def tap(w: Index, total: list[str]) -> list[str]:
-            first = met(l, wide, column, w)
-            masks = l.masks_of(first, wide.stride, limit)
-            return [l.add(total[0], l.strided(here, first, wide.stride, masks))]
+            first = met(v, wide, column, w)
+            masks = v.masks_of(first, wide.stride, limit)
+            return [v.add(total[0], v.strided(here, first, wide.stride, masks))]
 
-        return b.loop(0, wide.taps, 1, [(l.vector, total[0])], tap)
+        return b.loop(0, wide.taps, 1, [(v.vector, total[0])], tap)
 
-    return _over_lines(name, l, ("operand", "result"), pool.planes, axes, line)
+    return _over_lines(name, v, ("operand", "result"), pool.planes, axes, line)
 
 
 def average_pool_gradient(
@@ -177,7 +177,7 @@ def average_pool_gradient(
     Each element adds the shares of the windows that cover it, in their order.
     """
     b = Builder()
-    l = Lanes(b, isa, dtype)
+    v = Vectors(b, isa, dtype)
     windows = deep, high, wide = pool.axes
     # The lines walked over are those of the operand, which is the result here.
     axes = tuple(Axis(0, axis.extent, 1, 0, 1, 1) for axis in windows)
@@ -185,61 +185,61 @@ def average_pool_gradient(
     most = -(-wide.taps // wide.stride)  # windows that cover one column
 
     def line(number: str, _) -> None:
-        plane, place, (i, j) = _line(l, number, axes)
-        source = l.at("%p0", plane * size)
-        b.loop(0, wide.extent, l.width, [], lambda column, _: columns(source, place, i, j, column))
+        plane, place, (i, j) = _line(v, number, axes)
+        source = v.at("%p0", plane * size)
+        b.loop(0, wide.extent, v.width, [], lambda column, _: columns(source, place, i, j, column))
 
     def columns(source, place, i, j, column) -> None:
-        first_deep, last_deep = _covering(l, deep, i)
-        first_high, last_high = _covering(l, high, j)
-        zero = [(l.vector, l.zero)]
+        first_deep, last_deep = _covering(v, deep, i)
+        first_high, last_high = _covering(v, high, j)
+        zero = [(v.vector, v.zero)]
         (total,) = b.loop(first_deep, last_deep, 1, zero, lambda o, total: b.loop(
-            first_high, last_high, 1, [(l.vector, total[0])], lambda p, total: b.loop(
-                0, most, 1, [(l.vector, total[0])], lambda u, total: [
-                    l.add(total[0], share_of(source, o, p, column, u))
+            first_high, last_high, 1, [(v.vector, total[0])], lambda p, total: b.loop(
+                0, most, 1, [(v.vector, total[0])], lambda u, total: [
+                    v.add(total[0], share_of(source, o, p, column, u))
                 ]
             )
         ))  # fmt: skip
-        l.store(total, "%p1", place + column, l.first(wide.extent - column))
+        v.store(total, "%p1", place + column, v.first(wide.extent - column))
 
     def share_of(source, o, p, column, u) -> str:
         """What the u-th of the windows that may cover them gives to adjacent columns."""
-        words, n = f"<{l.width} x i32>", l.width
+        words, n = f"<{v.width} x i32>", v.width
         at = b.value(
-            f"add {words} {l.splat(l.narrow(column + (-wide.first)), 'i32')}, {multiples(n)}"
+            f"add {words} {v.splat(v.narrow(column + (-wide.first)), 'i32')}, {multiples(n)}"
         )
         last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
-        back = l.splat(l.narrow(most - 1 - u), "i32")
+        back = v.splat(v.narrow(most - 1 - u), "i32")
         window = b.value(f"sub {words} {last}, {back}")
         known = b.value(f"icmp ult {words} {window}, splat (i32 {wide.count})")
         start = b.value(f"mul {words} {window}, splat (i32 {wide.stride})")
         within = b.value(f"sub {words} {at}, {start}")
         covers = b.value(f"icmp ult {words} {within}, splat (i32 {wide.taps})")
-        mask = b.value(f"and {l.mask_type} {known}, {covers}")
-        line = l.at(source, (o * high.count + p) * wide.count)
-        gradient = l.gather(line, window, mask)
-        by = _divisors(l, pool, (o, p), window, count_padding, divisor)
-        part = b.value(f"fdiv {l.vector} {gradient}, {by}")
-        return b.value(f"select {l.mask_type} {mask}, {l.vector} {part}, {l.vector} {l.zero}")
+        mask = b.value(f"and {v.mask_type} {known}, {covers}")
+        line = v.at(source, (o * high.count + p) * wide.count)
+        gradient = v.gather(line, window, mask)
+        by = _divisors(v, pool, (o, p), window, count_padding, divisor)
+        part = b.value(f"fdiv {v.vector} {gradient}, {by}")
+        return b.value(f"select {v.mask_type} {mask}, {v.vector} {part}, {v.vector} {v.zero}")
 
-    return _over_lines(name, l, ("gradient", "result"), pool.planes, axes, line)
+    return _over_lines(name, v, ("gradient", "result"), pool.planes, axes, line)
 
 
 # --- what they share ----------------------------------------------------------------------------
 
 
-def _over_lines(name, l: Lanes, arguments, planes, axes, line) -> GeneratedKernel:
+def _over_lines(name, v: Vectors, arguments, planes, axes, line) -> GeneratedKernel:
     """The kernel that runs `line` for every line of every plane of the result."""
     lines = planes * axes[0].count * axes[1].count
     if lines and axes[2].count:
-        l.builder.loop(*l.builder.share(lines), 1, [], line)
+        v.builder.loop(*v.builder.share(lines), 1, [], line)
     taps = axes[0].taps * axes[1].taps * axes[2].taps
     work = lines * axes[2].count * taps
-    text = function_text(name, len(arguments), l.builder)
+    text = function_text(name, len(arguments), v.builder)
     return GeneratedKernel(name, text, arguments, tasks_for(8 * work, lines, 1), work)
 
 
-def _line(l: Lanes, number: Index, axes):
+def _line(v: Vectors, number: Index, axes):
     """The plane of a line of the result, where the line begins, and its depth and height."""
     deep, high, wide = axes
     plane, line = divmod(number, deep.count * high.count)
@@ -257,21 +257,21 @@ def _extent(axes) -> int:
     return _product(axis.extent for axis in axes)
 
 
-def _limit_inside(l: Lanes, axes, down: Index, across: Index) -> str:
+def _limit_inside(v: Vectors, axes, down: Index, across: Index) -> str:
     """How much of the operand's line is there: nothing where it lies in the padding."""
-    b = l.builder
+    b = v.builder
     above = b.value(f"icmp ult i64 {down}, {axes[0].extent}")
     beside = b.value(f"icmp ult i64 {across}, {axes[1].extent}")
     inside = b.value(f"and i1 {above}, {beside}")
     return b.where(inside, axes[2].extent, 0)
 
 
-def _numbers(l: Lanes, first: Index) -> str:
-    words = f"<{l.width} x i32>"
-    return l.builder.value(f"add {words} {l.splat(l.narrow(first), 'i32')}, {multiples(l.width)}")
+def _numbers(v: Vectors, first: Index) -> str:
+    words = f"<{v.width} x i32>"
+    return v.builder.value(f"add {words} {v.splat(v.narrow(first), 'i32')}, {multiples(v.width)}")
 
 
-def _covering(l: Lanes, axis: Axis, element: Index) -> tuple[Index, Index]:
+def _covering(v: Vectors, axis: Axis, element: Index) -> tuple[Index, Index]:
     """The windows, from the first up to but not including the second, that cover an element."""
     at = element + (-axis.first)
     last = at // axis.stride
@@ -279,27 +279,27 @@ def _covering(l: Lanes, axis: Axis, element: Index) -> tuple[Index, Index]:
     return beyond // axis.stride, least(last + 1, axis.count)
 
 
-def _divisors(l: Lanes, pool: Pool, lines, columns: str, count_padding: bool, divisor: int) -> str:
+def _divisors(v: Vectors, pool: Pool, lines, columns: str, count_padding: bool, divisor: int) -> str:
     """What the sums of adjacent windows are divided by; `columns` are their i32 numbers."""
     if divisor:
-        return l.constant(divisor)
-    b, words = l.builder, f"<{l.width} x i32>"
+        return v.constant(divisor)
+    b, words = v.builder, f"<{v.width} x i32>"
     total = None
     places = (*lines, columns)
     for place, axis, padding in zip(places, pool.axes, padded(pool.padding, 0)):
-        at = place if place is columns else l.splat(l.narrow(place), "i32")
+        at = place if place is columns else v.splat(v.narrow(place), "i32")
         start = b.value(f"mul {words} {at}, splat (i32 {axis.stride})")
         start = b.value(f"add {words} {start}, splat (i32 {axis.first})")
         end = b.value(f"add {words} {start}, splat (i32 {axis.taps})")
-        end = _bounded(l, "smin", end, axis.extent + padding)
+        end = _bounded(v, "smin", end, axis.extent + padding)
         if not count_padding:
-            start, end = _bounded(l, "smax", start, 0), _bounded(l, "smin", end, axis.extent)
+            start, end = _bounded(v, "smax", start, 0), _bounded(v, "smin", end, axis.extent)
         covered = b.value(f"sub {words} {end}, {start}")
         total = covered if total is None else b.value(f"mul {words} {total}, {covered}")
-    return b.value(f"sitofp {words} {total} to {l.vector}")
+    return b.value(f"sitofp {words} {total} to {v.vector}")
 
 
-def _bounded(l: Lanes, which: str, x: str, limit: int) -> str:
-    words = f"<{l.width} x i32>"
-    function = f"llvm.{which}.v{l.width}i32"
-    return l.builder.pure_call(function, words, (words, x), (words, f"splat (i32 {limit})"))
+def _bounded(v: Vectors, which: str, x: str, limit: int) -> str:
+    words = f"<{v.width} x i32>"
+    function = f"llvm.{which}.v{v.width}i32"
+    return v.builder.pure_call(function, words, (words, x), (words, f"splat (i32 {limit})"))

@@ -14,7 +14,7 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Lanes, tasks_for
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for
 from ltc.llvm.conv.axes import Axis, Windows, met, padded
 
 MOST_UNROLLED_TAPS = 9
@@ -44,34 +44,34 @@ def turned_max_pool(name: str, dtype: torch.dtype, pool: TurnedPool, isa: Isa) -
     indices  as max_pool's: i64, flat in *spatial
     """
     walk = _Walk(dtype, pool, isa, pool.axes, over_operand=False)
-    l, b, axes = walk.l, walk.b, pool.axes
-    words, n = f"<{l.width} x i32>", l.width
-    lowest = f"splat ({l.element} 0xFFF0000000000000)"
+    v, b, axes = walk.v, walk.b, pool.axes
+    words, n = f"<{v.width} x i32>", v.width
+    lowest = f"splat ({v.element} 0xFFF0000000000000)"
 
     def tap(spot: tuple[Index, Index, Index], best: list[str], is_first: bool) -> list[str]:
         flat = walk.flat(spot, axes)
-        at = l.splat(l.narrow(flat), "i32")
-        x = l.load(walk.operand_at(flat), 0, walk.mask)
+        at = v.splat(v.narrow(flat), "i32")
+        x = v.load(walk.operand_at(flat), 0, walk.mask)
         if is_first:
             return [x, at]
         value, index = best
-        larger = b.value(f"fcmp ogt {l.vector} {x}, {value}")
-        taken = b.value(f"or {l.mask_type} {larger}, {b.value(f'fcmp uno {l.vector} {x}, {x}')}")
+        larger = b.value(f"fcmp ogt {v.vector} {x}, {value}")
+        taken = b.value(f"or {v.mask_type} {larger}, {b.value(f'fcmp uno {v.vector} {x}, {x}')}")
         if not walk.unrolls:  # no element is at -1: until one is found, the first is taken
             none = b.value(f"icmp eq {words} {index}, splat (i32 -1)")
-            taken = b.value(f"or {l.mask_type} {taken}, {none}")
+            taken = b.value(f"or {v.mask_type} {taken}, {none}")
         return [
-            b.value(f"select {l.mask_type} {taken}, {l.vector} {x}, {l.vector} {value}"),
-            b.value(f"select {l.mask_type} {taken}, {words} {at}, {words} {index}"),
+            b.value(f"select {v.mask_type} {taken}, {v.vector} {x}, {v.vector} {value}"),
+            b.value(f"select {v.mask_type} {taken}, {words} {at}, {words} {index}"),
         ]
 
     def body(place: tuple[Index, Index, Index], channel: Index, position: Index) -> None:
-        start = [(l.vector, lowest), (words, "splat (i32 -1)")]
+        start = [(v.vector, lowest), (words, "splat (i32 -1)")]
         best, index = walk.over_taps(place, start, tap)
         at = position * pool.channels + channel
-        l.store(best, "%p1", at, walk.mask)
+        v.store(best, "%p1", at, walk.mask)
         long = b.value(f"sext {words} {index} to <{n} x i64>")
-        l.raw_store(long, l.at("%p2", at, "i64"), walk.mask, "i64", n)
+        v.raw_store(long, v.at("%p2", at, "i64"), walk.mask, "i64", n)
 
     return walk.kernel(name, ("operand", "result", "indices"), body)
 
@@ -86,20 +86,20 @@ def turned_max_pool_gradient(
     epilogue  its row is the position in the operand, its column the channel
     """
     walk = _Walk(dtype, pool, isa, pool.axes, over_operand=True)
-    l, b, n = walk.l, walk.b, walk.l.width
+    v, b, n = walk.v, walk.b, walk.v.width
 
     def body(place, channel: Index, position: Index) -> None:
-        own = l.splat(walk.flat_operand(place), "i64")
+        own = v.splat(walk.flat_operand(place), "i64")
 
         def window(spot: Index, total: str) -> str:
             at = spot * pool.channels + channel
-            index = l.raw_load(l.at("%p1", at, "i64"), walk.mask, "i64", n)
+            index = v.raw_load(v.at("%p1", at, "i64"), walk.mask, "i64", n)
             chosen = b.value(f"icmp eq <{n} x i64> {index}, {own}")
-            gradient = l.load("%p0", at, walk.mask)
+            gradient = v.load("%p0", at, walk.mask)
             part = b.value(
-                f"select {l.mask_type} {chosen}, {l.vector} {gradient}, {l.vector} {l.zero}"
+                f"select {v.mask_type} {chosen}, {v.vector} {gradient}, {v.vector} {v.zero}"
             )
-            return l.add(total, part)
+            return v.add(total, part)
 
         total = walk.over_windows(place, window)
         walk.store(total, position, channel, epilogue, "%p2")
@@ -113,16 +113,16 @@ def turned_average_pool(
 ) -> GeneratedKernel:
     """The mean of each window: "operand", "result"; arguments as average_pool's."""
     walk = _Walk(dtype, pool, isa, pool.axes, over_operand=False)
-    l, b = walk.l, walk.b
+    v, b = walk.v, walk.b
 
     def tap(spot, best: list[str], is_first: bool) -> list[str]:
-        x = l.load(walk.operand_at(walk.flat(spot, pool.axes)), 0, walk.mask)
-        return [x if is_first else l.add(best[0], x)]
+        x = v.load(walk.operand_at(walk.flat(spot, pool.axes)), 0, walk.mask)
+        return [x if is_first else v.add(best[0], x)]
 
     def body(place, channel: Index, position: Index) -> None:
-        (total,) = walk.over_taps(place, [(l.vector, l.zero)], tap)
-        by = _divisor(l, pool, place, count_padding, divisor)
-        mean = b.value(f"fdiv {l.vector} {total}, {by}")
+        (total,) = walk.over_taps(place, [(v.vector, v.zero)], tap)
+        by = _divisor(v, pool, place, count_padding, divisor)
+        mean = b.value(f"fdiv {v.vector} {total}, {by}")
         walk.store(mean, position, channel, None, "%p1")
 
     return walk.kernel(name, ("operand", "result"), body)
@@ -133,13 +133,13 @@ def turned_average_pool_gradient(
 ) -> GeneratedKernel:
     """The gradient of average_pool's operand: "gradient", "result"."""
     walk = _Walk(dtype, pool, isa, pool.axes, over_operand=True)
-    l, b = walk.l, walk.b
+    v, b = walk.v, walk.b
 
     def body(place, channel: Index, position: Index) -> None:
         def window(spot: Index, total: str) -> str:
-            gradient = l.load("%p0", spot * pool.channels + channel, walk.mask)
-            by = _divisor(l, pool, walk.window, count_padding, divisor)
-            return l.add(total, b.value(f"fdiv {l.vector} {gradient}, {by}"))
+            gradient = v.load("%p0", spot * pool.channels + channel, walk.mask)
+            by = _divisor(v, pool, walk.window, count_padding, divisor)
+            return v.add(total, b.value(f"fdiv {v.vector} {gradient}, {by}"))
 
         walk.store(walk.over_windows(place, window), position, channel, None, "%p1")
 
@@ -157,14 +157,14 @@ class _Walk:
 
     def __init__(self, dtype, pool: TurnedPool, isa: Isa, axes, over_operand: bool):
         self.b = Builder()
-        self.l = Lanes(self.b, isa, dtype)
+        self.v = Vectors(self.b, isa, dtype)
         self.pool, self.axes, self.over_operand = pool, axes, over_operand
         self.taps = axes[0].taps * axes[1].taps * axes[2].taps
         self.unrolls = pool.stays_inside and self.taps <= MOST_UNROLLED_TAPS
         self.extents = [axis.extent if over_operand else axis.count for axis in axes]
 
     def kernel(self, name: str, arguments: tuple[str, ...], body: Callable) -> GeneratedKernel:
-        l, b, pool = self.l, self.b, self.pool
+        v, b, pool = self.v, self.b, self.pool
         deep, high, wide = self.extents
         size = deep * high * wide
         lines = b.number(0) * (deep * high)
@@ -180,12 +180,12 @@ class _Walk:
                 self.channel = channel
                 body(place, channel, position)
 
-            whole = pool.channels // l.width * l.width
+            whole = pool.channels // v.width * v.width
             self.mask = None
             if whole:
-                b.loop(0, whole, l.width, [], lambda c, _: vector(c))
+                b.loop(0, whole, v.width, [], lambda c, _: vector(c))
             if whole < pool.channels:
-                self.mask = l.first(pool.channels - whole)
+                self.mask = v.first(pool.channels - whole)
                 vector(whole)
 
         if size and pool.channels:
@@ -196,11 +196,11 @@ class _Walk:
         return GeneratedKernel(name, text, arguments, tasks, work, (pool.images,))
 
     def store(self, value: str, position: Index, channel: Index, epilogue, pointer: str) -> None:
-        l = self.l
+        v = self.v
         if epilogue is not None:
-            with self.b.lanes(l.width):
+            with self.b.lanes(v.width):
                 value = epilogue(self.b, value, position, channel, self.mask)
-        l.store(value, pointer, position * self.pool.channels + channel, self.mask)
+        v.store(value, pointer, position * self.pool.channels + channel, self.mask)
 
     # --- from a window to its elements ------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class _Walk:
             for k in range(self.taps):
                 d, rest = divmod(k, axes[1].taps * axes[2].taps)
                 h, w = divmod(rest, axes[2].taps)
-                spot = tuple(met(self.l, x, p, t) for x, p, t in zip(axes, place, (d, h, w)))
+                spot = tuple(met(self.v, x, p, t) for x, p, t in zip(axes, place, (d, h, w)))
                 values = tap(spot, values, k == 0)
             return values
         return self._taps_of(0, place, (), start, tap)
@@ -223,7 +223,7 @@ class _Walk:
         axis = self.axes[dim]
 
         def one(t: str, values: list[str]) -> list[str]:
-            at = met(self.l, axis, place[dim], t)
+            at = met(self.v, axis, place[dim], t)
             inside = self.b.value(f"icmp ult i64 {at}, {axis.extent}")
             typed = [(type, value) for (type, _), value in zip(carried, values)]
             return self.b.when(
@@ -243,19 +243,19 @@ class _Walk:
         return self.flat(place, self.axes)
 
     def operand_at(self, flat: Index) -> str:
-        l = self.l
+        v = self.v
         size = self.axes[0].extent * self.axes[1].extent * self.axes[2].extent
         at = self.image * size + flat
-        return l.at("%p0", at * self.pool.channels + self.channel)
+        return v.at("%p0", at * self.pool.channels + self.channel)
 
     # --- from an element to its windows -----------------------------------------------------------
 
     def over_windows(self, place, window: Callable) -> str:
         """The sum that window(its position in the whole result, total) makes, in their order."""
-        return self._windows_of(0, place, (), self.l.zero, window)
+        return self._windows_of(0, place, (), self.v.zero, window)
 
     def _windows_of(self, dim: int, place, spot, total: str, window: Callable) -> str:
-        l, b = self.l, self.b
+        v, b = self.v, self.b
         if dim == 3:
             self.window = spot
             flat: Index = self.image
@@ -273,11 +273,11 @@ class _Walk:
             # Between the taps of a dilated window are elements that it does not cover.
             apart = place[dim] - axis.first - o * axis.stride
             touches = b.value(f"icmp eq i64 {b.value(f'urem i64 {apart}, {axis.step}')}, 0")
-            return b.when(touches, [(l.vector, values[0])], lambda: [
+            return b.when(touches, [(v.vector, values[0])], lambda: [
                 self._windows_of(dim + 1, place, (*spot, o), values[0], window)
             ])  # fmt: skip
 
-        return b.loop(low, high, 1, [(l.vector, total)], one)[0]
+        return b.loop(low, high, 1, [(v.vector, total)], one)[0]
 
     def _covering(self, axis: Axis, element: Index) -> tuple[Index, Index]:
         """The windows, from the first up to but not including the second, around an element."""
@@ -288,13 +288,13 @@ class _Walk:
         return beyond // axis.stride, least(last + 1, axis.count)
 
 
-def _divisor(l: Lanes, pool: TurnedPool, place, count_padding: bool, divisor: int) -> str:
+def _divisor(v: Vectors, pool: TurnedPool, place, count_padding: bool, divisor: int) -> str:
     """What the sum of a window is divided by."""
     if divisor:
-        return l.constant(divisor)
+        return v.constant(divisor)
     if pool.stays_inside and not any(pool.padding):
-        return l.constant(pool.axes[0].taps * pool.axes[1].taps * pool.axes[2].taps)
-    b, total = l.builder, 1
+        return v.constant(pool.axes[0].taps * pool.axes[1].taps * pool.axes[2].taps)
+    b, total = v.builder, 1
     for at, axis, padding in zip(place, pool.axes, padded(pool.padding, 0)):
         start = at * axis.stride + axis.first
         end = least(start + axis.taps, axis.extent + padding)
@@ -302,5 +302,5 @@ def _divisor(l: Lanes, pool: TurnedPool, place, count_padding: bool, divisor: in
             start, end = most(start, 0), least(end, axis.extent)
         total = total * (end - start)
     if isinstance(total, int):
-        return l.constant(total)
-    return l.splat(b.value(f"sitofp i64 {total} to {l.element}"))
+        return v.constant(total)
+    return v.splat(b.value(f"sitofp i64 {total} to {v.element}"))
