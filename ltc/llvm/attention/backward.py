@@ -117,7 +117,7 @@ class _Gradient(Scores):
 
     # --- one share of the blocks of one matrix
 
-    def _unit(self, unit: str, _) -> None:
+    def _unit(self, unit: Index, _) -> None:
         batch, number = divmod(unit, self.shares)
         offsets = self.t.locate(batch, self.a.batch, self.matrices)
         self.sums = {}
@@ -140,7 +140,7 @@ class _Gradient(Scores):
     def _clear(self, rows: Rows, columns: int) -> None:
         v = self.v
 
-        def row(k: str, _) -> None:
+        def row(k: Index, _) -> None:
             line = self.t.moved(rows, k)
             for c in range(0, columns, v.width):
                 at = v.at(line.pointer, c, v.element)
@@ -183,7 +183,7 @@ class _Gradient(Scores):
         a, v, b = self.a, self.v, self.b
         results = self.t.moved(self.operands["result"], self.first_query)
 
-        def query(q: str, _) -> None:
+        def query(q: Index, _) -> None:
             x, y = self.t.moved(results, q), self.t.moved(self.gradient_rows, q)
             total = self._dot(x, y, a.width)
             b.emit(f"store {v.element} {total}, ptr {v.at(self.along, q, v.element)}")
@@ -199,7 +199,7 @@ class _Gradient(Scores):
                 total = v.multiply_add(self.t.vector(x, c, mask), self.t.vector(y, c, mask), total)
             return v.total(total)
 
-        def step(c: str, sums: list[str]) -> list[str]:
+        def step(c: Index, sums: list[str]) -> list[str]:
             left = self.t.number(x, c * x.column)
             product = b.value(f"fmul {v.element} {left}, {self.t.number(y, c)}")
             return [b.value(f"fadd {v.element} {sums[0]}, {product}")]
@@ -216,7 +216,7 @@ class _Gradient(Scores):
         if kept != 1:
             at = self.row_buffer
 
-            def query(q: str, _) -> None:
+            def query(q: Index, _) -> None:
                 x = v.computed_scalar(logs.pointer, q * kept)
                 b.emit(f"store {v.element} {x}, ptr {v.at(at, q, v.element)}")
 
@@ -239,7 +239,7 @@ class _Gradient(Scores):
 
     # --- one tile of keys
 
-    def _tile(self, start: str, _) -> None:
+    def _tile(self, start: Index, _) -> None:
         a = self.a
         count = least(self.tile, self.limit - start)
         keys = self.tile_rows("key", a.extent, start, count)
@@ -355,10 +355,10 @@ class _Gradient(Scores):
         )
         rows = self.batch * a.queries + self.first_query
 
-        def query(q: str, _) -> None:
+        def query(q: Index, _) -> None:
             line = (rows + q) * a.keys + start
 
-            def chunk(c: str, _) -> None:
+            def chunk(c: Index, _) -> None:
                 value = v.load_computed(self.bias_rows, q * pitch + c)
                 mask = v.first(count - c)
                 v.store(value, self.pointer("bias_gradient"), line + c, mask)
@@ -377,7 +377,7 @@ def _sum_kernel(
     v: Vectors = t.v
     size = a.keys * columns
 
-    def row(number: str, _) -> None:
+    def row(number: Index, _) -> None:
         batch, k = divmod(number, a.keys)
         (offset,) = t.locate(batch, a.batch, {"target": target}).values()
         line = offset + k * target.row

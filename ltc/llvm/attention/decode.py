@@ -58,7 +58,7 @@ class _Few(Scores):
             tasks_for(work, units, 1), work, (units,),
         )  # fmt: skip
 
-    def _unit(self, unit: str, _) -> None:
+    def _unit(self, unit: Index, _) -> None:
         a, v = self.a, self.v
         self.unit = unit
         batch, self.row = divmod(unit, a.queries)
@@ -108,7 +108,7 @@ class _Few(Scores):
         b, v = self.b, self.v
         minus = v.constant(-numbers.inf)
 
-        def step(k: str, best: list[str]) -> list[str]:
+        def step(k: Index, best: list[str]) -> list[str]:
             mask = v.first(self.seen - k)
             score = v.load_computed(self.line, k)
             if self.a.bias is not None:
@@ -131,7 +131,7 @@ class _Few(Scores):
         a, b, v = self.a, self.b, self.v
         first = self.unit * a.keys
 
-        def step(k: str, sums: list[str]) -> list[str]:
+        def step(k: Index, sums: list[str]) -> list[str]:
             x = v.load_computed(self.line, k)
             weight = self.exp(b.value(f"fsub {v.vector} {x}, {top}"))
             total = v.add(sums[0], weight)
@@ -173,7 +173,7 @@ class _Few(Scores):
         v = self.v
         values = self.operands["value"]
 
-        def step(k: str, sums: list[str]) -> list[str]:
+        def step(k: Index, sums: list[str]) -> list[str]:
             weight = v.splat(v.computed_scalar(self.line, k))
             row = self.t.moved(values, k, first)
             return [

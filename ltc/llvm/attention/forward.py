@@ -57,7 +57,7 @@ class _Forward(Scores):
             tasks_for(work, units, 1), work, (units,),
         )  # fmt: skip
 
-    def _unit(self, unit: str, _) -> None:
+    def _unit(self, unit: Index, _) -> None:
         a, b, v = self.a, self.b, self.v
         batch, block = divmod(unit, self.blocks)
         if a.causal:
@@ -89,7 +89,7 @@ class _Forward(Scores):
             v.store_computed(v.zero, self.result_tile, i)
         ))  # fmt: skip
 
-    def _tile(self, start: str, carried: list[str]) -> list[str]:
+    def _tile(self, start: Index, carried: list[str]) -> list[str]:
         a, v, b, n = self.a, self.v, self.b, self.vectors
         tops, totals = carried[:n], carried[n:]
         count = least(self.tile, self.limit - start)
@@ -123,7 +123,7 @@ class _Forward(Scores):
         a, v, b, n = self.a, self.v, self.b, self.vectors
         together = self.kept_together if a.dropped else 1
 
-        def step(k: str, sums: list[str]) -> list[str]:
+        def step(k: Index, sums: list[str]) -> list[str]:
             sums = list(sums)
             kept = self.kept(start + k) if a.dropped else None
             for r in range(together):

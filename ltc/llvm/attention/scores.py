@@ -215,7 +215,7 @@ class Scores:
             )
             return
 
-        def key(k: str, _) -> None:
+        def key(k: Index, _) -> None:
             offset, place = k * a.bias.column, k * self.block
             if a.bias.row == 0:
                 number = v.splat(self.bias_number(here.pointer, offset))
@@ -223,7 +223,7 @@ class Scores:
                     v.store_computed(number, self.bias_tile, place + j * v.width)
                 return
 
-            def query(q: str, _) -> None:
+            def query(q: Index, _) -> None:
                 number = self.bias_number(here.pointer, offset + q * a.bias.row)
                 at = v.at(self.bias_tile, place + q, v.element)
                 b.emit(f"store {v.element} {number}, ptr {at}")

@@ -93,7 +93,7 @@ class Tiles:
         """
         v, b = self.v, self.b
 
-        def step(d: str, values: list[str]) -> list[str]:
+        def step(d: Index, values: list[str]) -> list[str]:
             line, here = d * right.row, d * left.column
             ys = [self.vector(right, line + j * v.width, m) for j, m in enumerate(masks)]
             element = v.stored if left.stored else v.element
@@ -132,7 +132,7 @@ class Tiles:
         """`count` rows of `columns` numbers as they are computed, `pitch` apart."""
         v, b = self.v, self.b
 
-        def row(i: str, _) -> None:
+        def row(i: Index, _) -> None:
             line, place = self.moved(x, i), i * pitch
             if x.column == 1:
                 for c in range(0, columns, v.width):
@@ -166,7 +166,7 @@ class Tiles:
         load = load or self.vector
         pitch = vectors * w
 
-        def square(c: str, j: int) -> None:
+        def square(c: Index, j: int) -> None:
             is_whole = isinstance(columns, int) and columns % w == 0
             mask = None if is_whole else v.first(columns - c)
             lines = []
@@ -194,7 +194,7 @@ class Tiles:
         v, b, w = self.v, self.b, self.v.width
         pitch, padded = vectors * w, -(-columns // w) * w
 
-        def square(c: str, j: int) -> None:
+        def square(c: Index, j: int) -> None:
             lines = [
                 finish(v.load_computed(source, (c + i) * pitch + j * w), j)
                 for i in range(w)
@@ -210,7 +210,7 @@ class Tiles:
         v, b = self.v, self.b
         padded = -(-columns // v.width) * v.width
 
-        def row(q: str, _) -> None:
+        def row(q: Index, _) -> None:
             line = self.moved(target, q)
             for c in range(0, columns, v.width):
                 value = v.load_computed(source, q * padded + c)

@@ -117,10 +117,10 @@ def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa
     size = prod(kernel)
     low, high = b.share(groups * channels)
 
-    def row(number: str, _) -> None:
+    def row(number: Index, _) -> None:
         group, channel = divmod(number, channels)
 
-        def output(o: str, _) -> None:
+        def output(o: Index, _) -> None:
             first = group * outputs + o
             source = v.at("%p0", (first * channels + channel) * size)
             target = v.at("%p1", start + (number * outputs + o) * taps)  # fmt: skip

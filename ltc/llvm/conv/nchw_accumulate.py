@@ -171,7 +171,7 @@ class Sums:
                 spot = self._spot(p, row, *divmod(i, self.vectors))
                 v.store_computed(value, self.waiting, spot)
 
-        def piece(start: str, _) -> None:
+        def piece(start: Index, _) -> None:
             depth = least(self.depth, self.channels - start)
             self._gather(start, depth, tile)
             self._each_block(count, lambda p, row, rows: keep(p, row, rows, self._accumulate(
@@ -194,11 +194,11 @@ class Sums:
         """body(first column, first row, rows) for every block of a tile of `count` columns."""
         b, split = self.b, (self.height + 1) * self.taller
 
-        def blocks(p: str, rows: int, low: int, high: int) -> None:
+        def blocks(p: Index, rows: int, low: int, high: int) -> None:
             if low < high:
                 b.loop(low, high, rows, [], lambda row, _: body(p, row, rows))
 
-        def panel(p: str, _) -> None:
+        def panel(p: Index, _) -> None:
             blocks(p, self.height + 1, 0, split)
             blocks(p, self.height, split, self.rows)
 
@@ -213,7 +213,7 @@ class Sums:
         right = v.at(self.gathered, p, v.element)
         sums = sums or [v.zero] * (rows * self.vectors)
 
-        def step(k: str, values: list[str]) -> list[str]:
+        def step(k: Index, values: list[str]) -> list[str]:
             line = v.at(right, k * self.columns, v.element)
             ys = [v.load_computed(line, j * v.width) for j in range(self.vectors)]
             here, result = v.at(left, k), []
@@ -302,13 +302,13 @@ class Sums:
             target = k * self.columns + i * width
             b.loop(0, width, v.width, [], lambda j, _: vectors(at, limit, target + j, j))
 
-        def vectors(at: str, limit: str, target: Index, j: Index) -> None:
+        def vectors(at: str, limit: Index, target: Index, j: Index) -> None:
             def one(w: Index) -> None:
                 first = met(v, wide, column + j, w)
                 masks = v.masks_of(first, wide.stride, limit)
                 spot = target + w * self.columns
 
-                def channel(c: str, _) -> None:
+                def channel(c: Index, _) -> None:
                     here = v.at(at, c * self.size)
                     value = v.strided(here, first, wide.stride, masks)
                     place = spot + c * (self.taps * self.columns)

@@ -20,7 +20,7 @@ class DirectSums(Sums):
         lines = self.images * self.groups * self.lines
         self.b.loop(*self.b.share(lines), 1, [], self._direct_line)
 
-    def _direct_line(self, number: str, _) -> None:
+    def _direct_line(self, number: Index, _) -> None:
         """One line of the result."""
         v, b = self.v, self.b
         part, line = divmod(number, self.lines)
@@ -29,14 +29,14 @@ class DirectSums(Sums):
         sums = [(v.vector, v.zero)] * (self.rows * self.vectors)
         together = max(1, LONGEST_SUM // max(1, self.taps))  # channels of one piece of a long sum
 
-        def columns(column: str, _) -> None:
-            def channel(c: str, values: list[str]) -> list[str]:
+        def columns(column: Index, _) -> None:
+            def channel(c: Index, values: list[str]) -> list[str]:
                 source = v.at(self.operand_at, c * self.size)
 
-                def outer(d: str, values: list[str]) -> list[str]:
+                def outer(d: Index, values: list[str]) -> list[str]:
                     return b.loop(0, high.taps, 1, pairs(values), lambda h, j: middle(d, h, j))
 
-                def middle(d: str, h: str, values: list[str]) -> list[str]:
+                def middle(d: Index, h: Index, values: list[str]) -> list[str]:
                     at, limit = self._operand_line(source, line, d, h)
                     k = (c * deep.taps + d) * high.taps + h
                     weights = v.at(self.weight_at, k * wide.taps)
@@ -58,7 +58,7 @@ class DirectSums(Sums):
                         result.append(v.multiply_add(x, y, values[r * self.vectors + j]))
                 return result
 
-            def piece(start: str, totals: list[str]) -> list[str]:
+            def piece(start: Index, totals: list[str]) -> list[str]:
                 end = least(start + together, self.channels)
                 parts = b.loop(start, end, 1, sums, channel)
                 return [v.add(total, part) for total, part in zip(totals, parts)]
@@ -78,7 +78,7 @@ class DirectSums(Sums):
 
         b.loop(0, self.width, self.panel, [], columns)
 
-    def _operand_vector(self, line: str, column: Index, w: Index, limit: str) -> str:
+    def _operand_vector(self, line: str, column: Index, w: Index, limit: Index) -> str:
         """What adjacent columns of the result meet at one tap."""
         v, axis = self.v, self.axes[2]
         first = met(v, axis, column, w)

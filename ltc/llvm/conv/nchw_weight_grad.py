@@ -128,7 +128,7 @@ class _SlotSums:
         tasks = tasks_for(work, units, 1)
         return GeneratedKernel(name, text, ("gradient", "operand", "partial"), tasks, work)
 
-    def _unit(self, unit: str, _) -> None:
+    def _unit(self, unit: Index, _) -> None:
         """All images of one slot, for one panel of output channels."""
         v, b = self.v, self.b
         slot, part = divmod(unit, self.groups * self.panels)
@@ -139,7 +139,7 @@ class _SlotSums:
         first = slot * self.images // self.slots
         last = (slot + 1) * self.images // self.slots
 
-        def image(n: str, _) -> None:
+        def image(n: Index, _) -> None:
             part = n * self.groups + group
             gradient = v.at("%p0", part * (self.outputs * self.positions))
             operand = v.at("%p1", part * (self.channels * self.size))
@@ -157,7 +157,7 @@ class _SlotSums:
         start = (deep * high.count + line) * wide.count
         self._turn(v.at(gradient, start), panel, lines * wide.count)
 
-        def channels(first: str, _) -> None:
+        def channels(first: Index, _) -> None:
             count = least(self.depth, self.channels - first)
             self._copy(v.at(operand, first * self.size), count, deep, line)
             if self.static:
@@ -171,7 +171,7 @@ class _SlotSums:
         """turned[position, output channel] of one panel."""
         v, n = self.v, self.v.width
 
-        def square(p: str, j: str) -> None:
+        def square(p: Index, j: Index) -> None:
             mask = v.first(positions - p)
             lines = []
             for i in range(n):
@@ -191,7 +191,7 @@ class _SlotSums:
         """copied[channel, depth tap, line, column]: what the strip meets, zero outside."""
         v, b, (axis, high, wide) = self.v, self.b, self.axes
 
-        def one_line(c: str, d: str, i: str) -> None:
+        def one_line(c: Index, d: Index, i: Index) -> None:
             down = met(v, axis, deep, d)
             across = line * high.stride + high.first + i
             inside = b.value(
@@ -205,7 +205,7 @@ class _SlotSums:
             target = v.at(self.copied, target + i * self.pitch, v.element)
             limit = b.where(inside, wide.extent, 0)
 
-            def vector(j: str, _) -> None:
+            def vector(j: Index, _) -> None:
                 mask = v.between(j + wide.first, limit)
                 v.store_computed(v.load(source, j, mask), target, j)
 
@@ -277,11 +277,11 @@ class _SlotSums:
         places = [spot + u * v.width for spot in spots for u in range(count)]
         sums = [(v.vector, v.zero)] * len(places)
 
-        def line(i: str, values: list[str]) -> list[str]:
+        def line(i: Index, values: list[str]) -> list[str]:
             here = v.at(source, i * (high.stride * self.pitch), v.element)
             there = v.at(self.turned, i * (wide.count * self.panel), v.element)
 
-            def position(j: str, values: list[str]) -> list[str]:
+            def position(j: Index, values: list[str]) -> list[str]:
                 right = v.at(there, j * self.panel, v.element)
                 ys = [v.load_computed(right, u * v.width) for u in range(count)]
                 left, result = v.at(here, j * wide.stride, v.element), []
@@ -309,14 +309,14 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
     taps = deep.taps * high.taps * wide.taps
     units = groups * outputs * channels * deep.taps * high.taps
 
-    def unit(number: str, _) -> None:
+    def unit(number: Index, _) -> None:
         rest, h = divmod(number, high.taps)
         rest, d = divmod(rest, deep.taps)
         output, channel = divmod(rest, channels)
         operand = output // outputs * channels + channel
         sums = [(v.vector, v.zero)] * wide.taps
 
-        def image(n: str, values: list[str]) -> list[str]:
+        def image(n: Index, values: list[str]) -> list[str]:
             gradient = v.at("%p0", (n * (groups * outputs) + output) * positions)
             source = v.at("%p1", (n * (groups * channels) + operand) * size)
             carried = [(v.vector, x) for x in values]
@@ -344,7 +344,7 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
         gradient = v.at(gradient, i * wide.count)
         end = b.where(inside, wide.count, 0)
 
-        def vector(j: str, sums: list[str]) -> list[str]:
+        def vector(j: Index, sums: list[str]) -> list[str]:
             mask = v.first(wide.count - j)
             x = v.load(gradient, j, mask)
             result = []

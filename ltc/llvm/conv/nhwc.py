@@ -194,14 +194,13 @@ class _Tiles:
         self.packer.reserve()
         if self.waits:
             self.waiting = reserved(b, self.pixels * self.panel, v.element)
-        rounded_up = b.number(0) + (self.images - 1)
-        blocks = b.index(b.value(f"udiv i64 {rounded_up}, {self.images}"))
+        blocks = (b.number(0) + (self.images - 1)) // self.images
         strips = blocks * (deep.count * self.strips)
         units = strips * self.sizes.groups * b.number(1)
 
-        def unit(number: str, _) -> None:
+        def unit(number: Index, _) -> None:
             # One after the other, the strips that read the same weights.
-            rest = b.index(b.value(f"udiv i64 {number}, {strips}"))
+            rest = number // strips
             strip = number - rest * strips
             part, group = divmod(rest, self.sizes.groups)
             self._strip(strip, part, group)
@@ -223,8 +222,8 @@ class _Tiles:
         self.strip.copy(
             "%p1", channel, self.first_image, self.image_count, self.deep, self.first_line
         )
-        first = b.index(b.value(f"udiv i64 {part * self.panels}, %n1"))
-        last = b.index(b.value(f"udiv i64 {(part + 1) * self.panels}, %n1"))
+        parts = b.number(1)
+        first, last = part * self.panels // parts, (part + 1) * self.panels // parts
         b.loop(first, last, 1, [], lambda panel, _: self._panel(panel * self.panel))
 
     def _panel(self, column: Index) -> None:
@@ -238,7 +237,7 @@ class _Tiles:
             return
         self._each_tile(lambda _, spot, shape: self._keep(spot, shape, None))
 
-        def block(start: str, _) -> None:
+        def block(start: Index, _) -> None:
             depth = least(self.depth, left - start)
             self.packer.pack(self.group, column, start, depth)
             self._each_tile(lambda place, spot, shape: self._keep(
@@ -293,7 +292,7 @@ class _Tiles:
         _, high, wide = self.kernel_taps
         sums = sums or [v.zero] * (len(rows) * count)
 
-        def step(left: str, right: str, k: str, values: list[str]) -> list[str]:
+        def step(left: str, right: str, k: Index, values: list[str]) -> list[str]:
             line = v.at(right, k * self.panel, v.element)
             ys = [v.load_computed(line, j * v.width) for j in range(count)]
             here, result = v.at(left, k, v.element), []

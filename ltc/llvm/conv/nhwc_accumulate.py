@@ -87,8 +87,7 @@ class StripSums(Strips):
             self.strip.reserve()
             self.packed = reserved(b, packed_size, v.element)
             self._pack()
-            rounded_up = b.number(0) + (self.images - 1)
-            blocks = b.index(b.value(f"udiv i64 {rounded_up}, {self.images}"))
+            blocks = (b.number(0) + (self.images - 1)) // self.images
             b.loop(*b.share(blocks * each), 1, [], lambda unit, _: self._unit(unit))
         arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
         text = function_text(name, len(arguments), b, 1)

@@ -126,13 +126,13 @@ class _SlotSums(Strips):
         images = self.geometry.operand[0]
         return GeneratedKernel(name, text, arguments, tasks, self.work, (images,))
 
-    def _slot(self, slot: str, _) -> None:
+    def _slot(self, slot: Index, _) -> None:
         v, b, size = self.v, self.b, self.slots.of_one
         self.partial = v.at("%p2", slot * size, v.element)
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
         first, last = images_of(v, slot, b.number(0), self.slots.count)
 
-        def images(n: str, _) -> None:
+        def images(n: Index, _) -> None:
             count = least(self.images, last - n)
             b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
                 0, self.strips, 1, [], lambda strip, _: self._strip(
@@ -170,7 +170,7 @@ class _SlotSums(Strips):
                 there = at * (wide.count * self.channels) + channel
                 gradient = v.at("%p0", there)
 
-                def position(j: str, values: list[str]) -> list[str]:
+                def position(j: Index, values: list[str]) -> list[str]:
                     g = v.load(gradient, j * self.channels, mask)
                     spot = v.at(here, self.strip.place(0, 0, j), v.element)
                     return [

@@ -103,12 +103,12 @@ class Strip:
             ) and None
         ) and None)  # fmt: skip
 
-    def _short_pixels(self, source: str, target: str, columns: str) -> None:
+    def _short_pixels(self, source: str, target: str, columns: Index) -> None:
         """All channels of all columns, which lie side by side and fill no whole vectors."""
         v, shift = self.v, self.axes[2].first * self.channels
         limit = columns * self.channels
 
-        def vector(j: str, _) -> None:
+        def vector(j: Index, _) -> None:
             v.store_computed(v.load(source, j, v.between(j + shift, limit)), target, j)
 
         v.builder.loop(0, self.line, v.width, [], vector)
@@ -119,7 +119,7 @@ class Strip:
             low, high = first * self.pixel, end * self.pixel
             v.builder.loop(low, high, v.width, [], lambda j, _: v.store_computed(v.zero, target, j))
 
-    def _pixels(self, source: str, target: str, low: int, end: str) -> None:
+    def _pixels(self, source: str, target: str, low: int, end: Index) -> None:
         """The columns from `low` on."""
         v, b = self.v, self.v.builder
         ahead = FETCHED_BYTES // BYTES[v.stored] * -(-self.apart // self.channels)
@@ -128,7 +128,7 @@ class Strip:
             b.prefetch(v.at(source, at + ahead))
             v.store_computed(v.load(source, at, mask), target, to)
 
-        def pixel(j: str, _) -> None:
+        def pixel(j: Index, _) -> None:
             at, to = j * self.apart, j * self.pixel
             whole = self.channels // v.width * v.width
             b.loop(0, whole, v.width, [], lambda c, _: vector(at + c, to + c, None))

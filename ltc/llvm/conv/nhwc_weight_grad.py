@@ -148,7 +148,7 @@ class SlotSums:
         self.strip.reserve()
         self.gradient.reserve()
 
-        def unit(number: str, _) -> None:
+        def unit(number: Index, _) -> None:
             self.partial = partial_of(number)
             group, panel = self._unit(number)
             if then is not None:
@@ -166,7 +166,7 @@ class SlotSums:
         text = function_text(name, len(arguments), self.b, 1)
         return GeneratedKernel(name, text, arguments, tasks, work, (images,))
 
-    def _unit(self, unit: str) -> tuple[Index, Index]:
+    def _unit(self, unit: Index) -> tuple[Index, Index]:
         """All images of one slot, for one panel of output channels: its (group, panel)."""
         v, b, slots = self.v, self.b, self.slots
         slot, part = divmod(unit, slots.groups * slots.panels)
@@ -176,7 +176,7 @@ class SlotSums:
         first, last = images_of(v, slot, b.number(0), slots.count)
         column = panel * self.panel
 
-        def images(n: str, _) -> None:
+        def images(n: Index, _) -> None:
             count = least(self.images, last - n)
             b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
                 0, self.strips, 1, [], lambda strip, _: self._strip(

@@ -79,7 +79,7 @@ class WeightPacker:
         first = group * self.left + start
         base = v.at("%p0", (first * self.right + column) * size)
 
-        def channel(k: str, j: Index) -> None:
+        def channel(k: Index, j: Index) -> None:
             here = v.at(base, (k * self.right + j) * size)
             left = self.right - (column + j) if self.right % self.panel else None
             vectors = self._picked(here, left)

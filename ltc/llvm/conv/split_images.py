@@ -53,9 +53,7 @@ def slots_for(images: int, groups: int, outputs: int, panel: int, rows: int) -> 
 
 def images_of(v: Vectors, slot: Index, images: Index, slots: int) -> tuple[Index, Index]:
     """The first image of a slot, and the first that it has no more."""
-    b = v.builder
-    first = b.index(b.value(f"udiv i64 {slot * images}, {slots}"))
-    return first, b.index(b.value(f"udiv i64 {(slot + 1) * images}, {slots}"))
+    return slot * images // slots, (slot + 1) * images // slots
 
 
 def adding_kernel(
@@ -72,7 +70,7 @@ def adding_kernel(
     adder = Adder(v, slots, row_of, epilogue)
     units = slots.groups * slots.panels * adder.squares
 
-    def unit(number: str, _) -> None:
+    def unit(number: Index, _) -> None:
         part, square = divmod(number, adder.squares)
         panel = v.at("%p0", part * (slots.rows * slots.panel), v.element)
         adder.add(panel, *divmod(part, slots.panels), square)
@@ -105,7 +103,7 @@ class Adder:
         mask = v.first(slots.rows - column) if slots.rows % v.width else None
         spots = [self._spot(column + i) for i in range(v.width)]
 
-        def strip(j: str, _) -> None:
+        def strip(j: Index, _) -> None:
             first = panel * slots.panel + j
             sums = self._summed(v.at(memory, j, v.element), spots)
             for i, line in enumerate(transposed(v.builder, sums, v.element)):
@@ -122,7 +120,7 @@ class Adder:
     def _summed(self, memory: str, spots: list[Index]) -> list[str]:
         v, slots = self.v, self.slots
 
-        def slot(s: str, sums: list[str]) -> list[str]:
+        def slot(s: Index, sums: list[str]) -> list[str]:
             base = v.at(memory, s * slots.of_one, v.element)
             return [v.add(total, v.load_computed(base, one)) for total, one in zip(sums, spots)]
 

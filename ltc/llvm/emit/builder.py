@@ -190,8 +190,7 @@ class Builder:
     def share(self, units: Index) -> tuple[Index, Index]:
         """The units of this task: from the first up to but not including the second."""
         task, tasks = self.index("%task"), self.index("%tasks")
-        low = self.index(self.value(f"udiv i64 {task * units}, {tasks}"))
-        return low, self.index(self.value(f"udiv i64 {(task + 1) * units}, {tasks}"))
+        return task * units // tasks, (task + 1) * units // tasks
 
     def multiply(self, x: str, y: str | int) -> str:
         """The product of two scalar i64."""

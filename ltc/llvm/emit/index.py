@@ -64,19 +64,20 @@ class IndexRegister(Register):
 
     def __floordiv__(self, other: Index) -> Index:
         """The quotient of numbers that are not negative."""
-        return divmod(self, other)[0]
+        return self if other == 1 else self._written("udiv", self, other)
 
     def __rfloordiv__(self, other: int) -> Index:
         return self._written("udiv", other, self)
 
     def __mod__(self, other: Index) -> Index:
         """The remainder of numbers that are not negative."""
-        return divmod(self, other)[1]
+        return 0 if other == 1 else self._written("urem", self, other)
 
     def __divmod__(self, other: Index) -> tuple[Index, Index]:
+        """Both, by one division."""
         if other == 1:
             return self, 0
-        quotient = self._written("udiv", self, other)
+        quotient = self // other
         return quotient, self - quotient * other
 
     def _times(self, other: int) -> Index:

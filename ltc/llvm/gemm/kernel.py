@@ -184,7 +184,7 @@ class _Product:
             self._each_group(plan.panels, self.blocks, self._panel)
 
     def _strips(self) -> Index:
-        return self._quotient(self.blocks + (self.strip_blocks - 1), self.strip_blocks)
+        return (self.blocks + (self.strip_blocks - 1)) // self.strip_blocks
 
     def _each_group(self, groups: Index, members: Index, body) -> None:
         """body(group, first member, last member) for what this task has of each group.
@@ -196,11 +196,11 @@ class _Product:
             count = count * extent
         low, high = self.b.share(count * members)
         divisor = most(members, 1)
-        first_group = self._quotient(low, divisor)
-        end_group = self._quotient(high + (divisor - 1), divisor)
+        first_group = low // divisor
+        end_group = (high + (divisor - 1)) // divisor
 
-        def group(number: str, _) -> None:
-            batch = self._quotient(number, groups)
+        def group(number: Index, _) -> None:
+            batch = number // groups
             done = number * members
             self._locate(batch)
             first, last = most(low - done, 0), least(high - done, members)
@@ -216,9 +216,6 @@ class _Product:
         self.b.loop(first_panel, last_panel, 1, [], lambda panel, _: self._panel(
             panel, self.first_of_strip, last
         ))  # fmt: skip
-
-    def _quotient(self, x: Index, y: Index) -> Index:
-        return x // y if isinstance(y, int) else self.b.index(self.b.value(f"udiv i64 {x}, {y}"))
 
     def _holds(self, predicate: str, x: Index, y: Index) -> str:
         return self.b.value(f"icmp {predicate} i64 {x}, {y}")
@@ -266,7 +263,7 @@ class _Product:
         if self.panel is not None:
             self.panel.fill(self.right_at, self.column, width, 0, self.k)
 
-        def block(number: str, _) -> None:
+        def block(number: Index, _) -> None:
             self._fetch(number)
             if self.plan.is_long:
                 self._clear(self.totals, 1)
@@ -283,7 +280,7 @@ class _Product:
         def spot(number: Index) -> Index:
             return (number - first) * self._block_size()
 
-        def piece(start: str, _) -> None:
+        def piece(start: Index, _) -> None:
             depth = least(self.plan.depth, self.k - start)
             self.panel.fill(self.right_at, self.column, width, start, depth)
             self.b.loop(first, last, 1, [], lambda number, _: self._each_height(
@@ -416,7 +413,7 @@ class _Product:
         self.totals = squares.memory
         count = (self.m + (SQUARE - 1)) // SQUARE
 
-        def strip(first: str, last: Index) -> None:
+        def strip(first: Index, last: Index) -> None:
             squares.sums(self.left_at, self.right_at, self.column, first, last)
             row = first * SQUARE
             self._finish_rows(row, least(last * SQUARE, self.m) - row, 0)

@@ -40,7 +40,7 @@ class Block:
             first, end = first // 2, end // 2
         zeros = [(v.vector, v.zero)] * (rows * len(masks))
 
-        def step(k: str, sums: list[str]) -> list[str]:
+        def step(k: Index, sums: list[str]) -> list[str]:
             vectors = self._right(right, k, masks)
             if self.plan.pairs:
                 return self._pair_step(left, k, rows, vectors, sums)
@@ -48,7 +48,7 @@ class Block:
 
         return self.b.loop(first, end, 1, zeros, step)
 
-    def _right(self, right: str, k: str, masks) -> list[str]:
+    def _right(self, right: str, k: Index, masks) -> list[str]:
         v = self.v
         if self.panel is not None:
             return self.panel.row(k, len(masks))

@@ -44,13 +44,13 @@ class PackedPanel:
         source = v.at(right, start * stride + column)
         masks = [v.first(width - j * v.width) for j in range(-(-width // v.width))]
 
-        def row(k: str, _) -> None:
+        def row(k: Index, _) -> None:
             line = v.at(source, k * stride)
             target = v.at(self.memory, k * self.plan.panel_width, v.element)
             for j, mask in enumerate(masks):
                 v.store_computed(v.load(line, j * v.width, mask), target, j * v.width)
 
-        def pair(k: str, _) -> None:
+        def pair(k: Index, _) -> None:
             line = v.at(source, k * 2 * stride)
             target = v.at(self.memory, k * self.plan.panel_width, "i32")
             for j, mask in enumerate(masks):
@@ -68,7 +68,7 @@ class PackedPanel:
         per_lane = 2 if self.plan.pairs else 1
         source = v.at(right, start)
 
-        def square(k: str, j: str) -> None:
+        def square(k: Index, j: Index) -> None:
             mask = v.first(depth - k, per_lane * n)
             lines = []
             for i in range(n):
@@ -97,7 +97,7 @@ class PackedPanel:
         v, b, pairs = self.v, self.b, self.plan.pairs
         element, kept = (v.stored, "i16") if pairs else (v.element, v.element)
 
-        def one(k: str, j: str) -> None:
+        def one(k: Index, j: Index) -> None:
             offset = (start + k) * self.plan.right.row + (column + j) * self.plan.right.column
             if pairs:
                 x = b.effect(f"load i16, ptr {v.at(right, offset)}, align 2")
@@ -137,7 +137,7 @@ class PackedRows:
             first, safe, 1, [], lambda number, _: self._copy(left, number, first, k, None)
         ) and None)  # fmt: skip
 
-        def rest(number: str, _) -> None:
+        def rest(number: Index, _) -> None:
             count = rows - number * height
             self.b.loop(0, self.pairs, 1, [], lambda k, _: self._copy(
                 left, number, first, k, least(count, height)

@@ -35,7 +35,7 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
     words, n = f"<{v.width} x i32>", v.width
     lowest = f"splat ({v.element} 0xFFF0000000000000)"
 
-    def line(number: str, _) -> None:
+    def line(number: Index, _) -> None:
         plane, place, (o, p) = _line(v, number, axes)
         source = v.at("%p0", plane * _extent(axes))
         b.loop(0, wide.count, n, [], lambda column, _: columns(source, place, o, p, column))
@@ -97,7 +97,7 @@ def max_pool_gradient(
     size, count = _product(operand), _product(result)
     stored = v.stored == v.element
 
-    def plane(number: str, _) -> None:
+    def plane(number: Index, _) -> None:
         target = v.at("%p2", number * size)
         b.loop(0, size, v.width, [], lambda i, _: v.store(
             v.zero, target, i, v.first(size - i)
@@ -139,7 +139,7 @@ def average_pool(
     v = Vectors(b, isa, dtype)
     axes = deep, high, wide = pool.axes
 
-    def line(number: str, _) -> None:
+    def line(number: Index, _) -> None:
         plane, place, (o, p) = _line(v, number, axes)
         source = v.at("%p0", plane * _extent(axes))
         b.loop(0, wide.count, v.width, [], lambda column, _: columns(source, place, o, p, column))
@@ -184,7 +184,7 @@ def average_pool_gradient(
     size = deep.count * high.count * wide.count
     most = -(-wide.taps // wide.stride)  # windows that cover one column
 
-    def line(number: str, _) -> None:
+    def line(number: Index, _) -> None:
         plane, place, (i, j) = _line(v, number, axes)
         source = v.at("%p0", plane * size)
         b.loop(0, wide.extent, v.width, [], lambda column, _: columns(source, place, i, j, column))
@@ -206,7 +206,7 @@ def average_pool_gradient(
         """What the u-th of the windows that may cover them gives to adjacent columns."""
         words, n = f"<{v.width} x i32>", v.width
         at = b.value(
-            f"add {words} {v.splat(v.narrow(column + (-wide.first)), 'i32')}, {multiples(n)}"
+            f"add {words} {v.splat(v.narrow(column - wide.first), 'i32')}, {multiples(n)}"
         )
         last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
         back = v.splat(v.narrow(most - 1 - u), "i32")
@@ -273,7 +273,7 @@ def _numbers(v: Vectors, first: Index) -> str:
 
 def _covering(v: Vectors, axis: Axis, element: Index) -> tuple[Index, Index]:
     """The windows, from the first up to but not including the second, that cover an element."""
-    at = element + (-axis.first)
+    at = element - axis.first
     last = at // axis.stride
     beyond = most(at + (axis.stride - axis.taps), 0)
     return beyond // axis.stride, least(last + 1, axis.count)

@@ -169,7 +169,7 @@ class _Walk:
         size = deep * high * wide
         lines = b.number(0) * (deep * high)
 
-        def line(number: str, _) -> None:
+        def line(number: Index, _) -> None:
             self.image, rest = divmod(number, deep * high)
             place = divmod(rest, high)
             start = number * wide
@@ -222,7 +222,7 @@ class _Walk:
             return tap(spot, [value for _, value in carried], False)
         axis = self.axes[dim]
 
-        def one(t: str, values: list[str]) -> list[str]:
+        def one(t: Index, values: list[str]) -> list[str]:
             at = met(self.v, axis, place[dim], t)
             inside = self.b.value(f"icmp ult i64 {at}, {axis.extent}")
             typed = [(type, value) for (type, _), value in zip(carried, values)]
@@ -267,12 +267,12 @@ class _Walk:
             return self._windows_of(dim + 1, place, (*spot, place[dim]), total, window)
         low, high = self._covering(axis, place[dim])
 
-        def one(o: str, values: list[str]) -> list[str]:
+        def one(o: Index, values: list[str]) -> list[str]:
             if axis.step == 1:
                 return [self._windows_of(dim + 1, place, (*spot, o), values[0], window)]
             # Between the taps of a dilated window are elements that it does not cover.
             apart = place[dim] - axis.first - o * axis.stride
-            touches = b.value(f"icmp eq i64 {b.value(f'urem i64 {apart}, {axis.step}')}, 0")
+            touches = b.value(f"icmp eq i64 {apart % axis.step}, 0")
             return b.when(touches, [(v.vector, values[0])], lambda: [
                 self._windows_of(dim + 1, place, (*spot, o), values[0], window)
             ])  # fmt: skip
@@ -281,7 +281,7 @@ class _Walk:
 
     def _covering(self, axis: Axis, element: Index) -> tuple[Index, Index]:
         """The windows, from the first up to but not including the second, around an element."""
-        at = element + (-axis.first)
+        at = element - axis.first
         last = at // axis.stride
         reach = (axis.taps - 1) * axis.step + 1
         beyond = most(at + (axis.stride - reach), 0)
