@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.vectors import Vectors
 
 Axes = tuple["Axis", "Axis", "Axis"]
 
@@ -36,6 +35,41 @@ class Axis:
     kernel: tuple[int, int] = (0, 1)
     place: tuple[int, int] = (0, 1)
     result: int = 0
+
+    def met(self, position: Index, tap: Index) -> Index:
+        """The operand's element that a position meets at a tap; it may lie outside."""
+        return position * self.stride + tap * self.step + self.first
+
+    @property
+    def is_always_inside(self) -> bool:
+        """Whether no position meets anything outside the operand; the axis ascends."""
+        last = (self.count - 1) * self.stride + self.first + max(0, self.taps - 1) * self.step
+        return self.first >= 0 and last < self.extent
+
+    def taps_inside(self, first: Index, last: Index) -> tuple[Index, Index]:
+        """The taps, from one up to another, at which positions `first` to `last` meet any element.
+
+        The axis ascends.  All other taps meet only the padding, and add nothing.
+        """
+        if self.is_always_inside or not self.taps:
+            return 0, self.taps
+        below = -self.first - last * self.stride
+        above = self.extent - self.first - first * self.stride
+        low, end = (_rounded_up(most(0, x), self.step) for x in (below, above))
+        return low, least(self.taps, end)
+
+    def positions_inside(self, tap: Index) -> tuple[Index, Index]:
+        """The positions, from one up to another, that meet an element at a tap; it ascends."""
+        if self.is_always_inside:
+            return 0, self.count
+        below = -self.first - tap * self.step
+        above = self.extent - self.first - tap * self.step
+        low, end = (_rounded_up(most(0, x), self.stride) for x in (below, above))
+        return low, least(self.count, end)
+
+
+def _rounded_up(x: Index, by: int) -> Index:
+    return (x + (by - 1)) // by
 
 
 def padded(values: tuple[int, ...], missing: int) -> tuple[int, int, int]:
@@ -92,41 +126,3 @@ def _phase(i: int, k: int, o: int, s: int, p: int, d: int, residue: int) -> Axis
     apart = s // math.gcd(s, d)
     first, step = (residue + p - taps[0] * d) // s, -(d * apart // s)
     return Axis(o, count, 1, first, step, len(taps), (taps[0], apart), (residue, s), i)
-
-
-def met(v: Vectors, axis, position: Index, tap: Index) -> Index:
-    """The operand's element that a position meets at a tap; it may lie outside."""
-    return position * axis.stride + tap * axis.step + axis.first
-
-
-def always_inside(axis: Axis) -> bool:
-    """Whether no position meets anything outside the operand; the axis ascends."""
-    last = (axis.count - 1) * axis.stride + axis.first + max(0, axis.taps - 1) * axis.step
-    return axis.first >= 0 and last < axis.extent
-
-
-def taps_inside(v: Vectors, axis: Axis, first: Index, last: Index) -> tuple[Index, Index]:
-    """The taps, from one up to another, at which positions `first` to `last` meet any element.
-
-    The axis ascends.  All other taps meet only the padding, and add nothing.
-    """
-    if always_inside(axis) or not axis.taps:
-        return 0, axis.taps
-    below = -axis.first - last * axis.stride
-    above = axis.extent - axis.first - first * axis.stride
-    low, end = (_rounded_up(v, most(0, x), axis.step) for x in (below, above))
-    return low, least(axis.taps, end)
-
-
-def positions_inside(v: Vectors, axis: Axis, tap: Index) -> tuple[Index, Index]:
-    """The positions, from one up to another, that meet an element at a tap; the axis ascends."""
-    if always_inside(axis):
-        return 0, axis.count
-    below = -axis.first - tap * axis.step
-    above = axis.extent - axis.first - tap * axis.step
-    low, end = (_rounded_up(v, most(0, x), axis.stride) for x in (below, above))
-    return low, least(axis.count, end)
-
-
-def _rounded_up(v: Vectors, x: Index, by: int) -> Index:
-    return (x + (by - 1)) // by

@@ -25,7 +25,7 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
-from ltc.llvm.conv.axes import Axes, met
+from ltc.llvm.conv.axes import Axes
 
 GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
 MOST_COLUMNS = 512
@@ -304,7 +304,7 @@ class Sums:
 
         def vectors(at: str, limit: Index, target: Index, j: Index) -> None:
             def one(w: Index) -> None:
-                first = met(v, wide, column + j, w)
+                first = wide.met(column + j, w)
                 masks = v.masks_of(first, wide.stride, limit)
                 spot = target + w * self.columns
 
@@ -329,8 +329,8 @@ class Sums:
         v, b = self.v, self.b
         deep, high, wide = self.axes
         o, p = divmod(line, high.count)
-        down = met(v, deep, o, d)
-        across = met(v, high, p, h)
+        down = deep.met(o, d)
+        across = high.met(p, h)
         inside = b.value(
             f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
             f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"

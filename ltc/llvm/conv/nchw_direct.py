@@ -5,7 +5,6 @@ from __future__ import annotations
 from ltc.llvm.conv.nchw_accumulate import Sums
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import LONGEST_SUM, multiples
-from ltc.llvm.conv.axes import met
 
 
 class DirectSums(Sums):
@@ -81,7 +80,7 @@ class DirectSums(Sums):
     def _operand_vector(self, line: str, column: Index, w: Index, limit: Index) -> str:
         """What adjacent columns of the result meet at one tap."""
         v, axis = self.v, self.axes[2]
-        first = met(v, axis, column, w)
+        first = axis.met(column, w)
         return v.strided(line, first, axis.stride, v.masks_of(first, axis.stride, limit))
 
     def _store_spread_line(self, value, row, line, column, mask) -> None:

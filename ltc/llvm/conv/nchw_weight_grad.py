@@ -26,7 +26,7 @@ from ltc.llvm.emit.vectors import (
     transposed,
 )
 from ltc.llvm.conv.split_images import UNITS, Slots, adding_kernel
-from ltc.llvm.conv.axes import Axes, forward_axes, met
+from ltc.llvm.conv.axes import Axes, forward_axes
 
 COPIED_BYTES = 128 * 1024  # of the operand, beside the turned gradient in a level-2 cache
 TURNED_POSITIONS = 1024
@@ -54,7 +54,7 @@ def convolution_weight_gradient(
         return KernelSequence((_direct(name, dtype, geometry, axes, isa, epilogue, operands),), {})
     body = _SlotSums(dtype, geometry, axes, isa)
     slots = Slots(body.slots, body.groups, body.outputs, body.panel, body.rows)
-    last = adding_kernel(name, dtype, isa, slots, lambda v, column: column, epilogue, operands)
+    last = adding_kernel(name, dtype, isa, slots, lambda column: column, epilogue, operands)
     kernels = (body.kernel(name), last)
     return KernelSequence(kernels, {"partial": body.partial_bytes})
 
@@ -192,7 +192,7 @@ class _SlotSums:
         v, b, (axis, high, wide) = self.v, self.b, self.axes
 
         def one_line(c: Index, d: Index, i: Index) -> None:
-            down = met(v, axis, deep, d)
+            down = axis.met(deep, d)
             across = line * high.stride + high.first + i
             inside = b.value(
                 f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
@@ -335,7 +335,7 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
 
     def line(gradient, source, i, d, h, values) -> list[str]:
         o, p = divmod(i, high.count)
-        down, across = met(v, deep, o, d), met(v, high, p, h)
+        down, across = deep.met(o, d), high.met(p, h)
         inside = b.value(
             f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
             f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
@@ -349,7 +349,7 @@ def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands
             x = v.load(gradient, j, mask)
             result = []
             for w, total in enumerate(sums):
-                first = met(v, wide, j, w)
+                first = wide.met(j, w)
                 y = v.strided(
                     source, first, wide.stride, v.masks_of(first, wide.stride, wide.extent)
                 )

@@ -33,7 +33,7 @@ from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
 from ltc.llvm.conv.nhwc_input_tile import ascending, most_images, strip_extents, strip_of
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.conv.nhwc_tiling import tile_shape
-from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded, taps_inside
+from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
@@ -314,11 +314,11 @@ class _Tiles:
             return [(v.vector, value) for value in values]
 
         line = self.first_line + spot[1]
-        low_deep, end_deep = taps_inside(v, self.axes[0], self.deep, self.deep)
-        low, end = taps_inside(v, self.axes[1], line, line + (shape[0] - 1))
+        low_deep, end_deep = self.axes[0].taps_inside(self.deep, self.deep)
+        low, end = self.axes[1].taps_inside(line, line + (shape[0] - 1))
         first, last = 0, wide
         if self.tile.across_images:
-            first, last = taps_inside(v, self.axes[2], spot[2], spot[2])
+            first, last = self.axes[2].taps_inside(spot[2], spot[2])
 
         def row(d: Index, h: Index, values: list[str]) -> list[str]:
             if self.joins_taps:

@@ -55,7 +55,7 @@ def depthwise_weight_gradient(
     """The gradient [C, 1, *kernel] of the weight; arguments as channels_last_weight_gradient's."""
     body = _SlotSums(dtype, geometry, isa)
     last = adding_kernel(
-        name, dtype, isa, body.slots, lambda v, column: column, epilogue, operands
+        name, dtype, isa, body.slots, lambda column: column, epilogue, operands
     )
     return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.v.element)})
 
@@ -130,7 +130,7 @@ class _SlotSums(Strips):
         v, b, size = self.v, self.b, self.slots.of_one
         self.partial = v.at("%p2", slot * size, v.element)
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
-        first, last = images_of(v, slot, b.number(0), self.slots.count)
+        first, last = images_of(slot, b.number(0), self.slots.count)
 
         def images(n: Index, _) -> None:
             count = least(self.images, last - n)

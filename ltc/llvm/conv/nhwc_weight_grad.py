@@ -26,7 +26,7 @@ from ltc.llvm.emit.vectors import (
 )
 from ltc.llvm.conv.split_images import Adder, adding_kernel, images_of, slots_for
 from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents, strip_of
-from ltc.llvm.conv.axes import always_inside, forward_axes, positions_inside
+from ltc.llvm.conv.axes import forward_axes
 
 STRIP_PIXELS = 512
 STRIP_BYTES = 1280 * 1024
@@ -93,7 +93,7 @@ class SlotSums:
         Where they do not, the columns at which a tap lies in the padding are left out.
         """
         wide, channels = self.axes[2], self.channels
-        if always_inside(wide):
+        if wide.is_always_inside:
             return True
         inside = sum(
             0 <= o * wide.stride + wide.first + t * wide.step < wide.extent
@@ -102,7 +102,7 @@ class SlotSums:
         )
         return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
 
-    def row_of(self, v: Vectors, column: Index) -> Index:
+    def row_of(self, column: Index) -> Index:
         """Where the sums of an element of the flat [C / groups, *kernel] are."""
         channel, tap = divmod(column, self.taps)
         return tap * self.channels + channel
@@ -173,7 +173,7 @@ class SlotSums:
         group, panel = divmod(part, slots.panels)
         size = slots.rows * slots.panel
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
-        first, last = images_of(v, slot, b.number(0), slots.count)
+        first, last = images_of(slot, b.number(0), slots.count)
         column = panel * self.panel
 
         def images(n: Index, _) -> None:
@@ -203,9 +203,9 @@ class SlotSums:
         def segment(d: Index, h: Index, w: Index) -> None:
             down = (0, lines)
             if not self.joins_lines:
-                first, end = (x - line for x in positions_inside(v, high, h))
+                first, end = (x - line for x in high.positions_inside(h))
                 down = most(0, first), least(lines, end)
-            across = (0, wide.count) if self.joins_taps else positions_inside(v, wide, w)
+            across = (0, wide.count) if self.joins_taps else wide.positions_inside(w)
             tap = (d * high.taps + h) * wide.taps + w
             source = v.at(self.strip.memory, self.strip.tap(d, h, w), v.element)
             target = v.at(self.partial, tap * (self.channels * self.panel), v.element)

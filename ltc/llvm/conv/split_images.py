@@ -51,14 +51,14 @@ def slots_for(images: int, groups: int, outputs: int, panel: int, rows: int) -> 
     return Slots(count, groups, outputs, panel, rows)
 
 
-def images_of(v: Vectors, slot: Index, images: Index, slots: int) -> tuple[Index, Index]:
+def images_of(slot: Index, images: Index, slots: int) -> tuple[Index, Index]:
     """The first image of a slot, and the first that it has no more."""
     return slot * images // slots, (slot + 1) * images // slots
 
 
 def adding_kernel(
     name: str, dtype: torch.dtype, isa: Isa, slots: Slots,
-    row_of: Callable[[Vectors, Index], Index], epilogue: Epilogue | None, operands: int,
+    row_of: Callable[[Index], Index], epilogue: Epilogue | None, operands: int,
 ) -> GeneratedKernel:  # fmt: skip
     """result[group, o, column]: the sum over slots, in their order: "partial", "result".
 
@@ -90,7 +90,7 @@ class Adder:
     """
 
     def __init__(
-        self, v: Vectors, slots: Slots, row_of: Callable[[Vectors, Index], Index],
+        self, v: Vectors, slots: Slots, row_of: Callable[[Index], Index],
         epilogue: Epilogue | None,
     ):  # fmt: skip
         self.v, self.slots, self.row_of, self.epilogue = v, slots, row_of, epilogue
@@ -115,7 +115,7 @@ class Adder:
         v = self.v
         if self.slots.rows % v.width:
             column = least(column, self.slots.rows - 1)
-        return self.row_of(v, column) * self.slots.panel
+        return self.row_of(column) * self.slots.panel
 
     def _summed(self, memory: str, spots: list[Index]) -> list[str]:
         v, slots = self.v, self.slots

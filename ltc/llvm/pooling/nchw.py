@@ -13,7 +13,7 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import BYTES, GeneratedKernel, Vectors, multiples, tasks_for
-from ltc.llvm.conv.axes import Axis, Windows, met, padded
+from ltc.llvm.conv.axes import Axis, Windows, padded
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
         v.raw_store(long, v.at("%p2", at, "i64"), mask, "i64", n)
 
     def taps(source, o, p, column, d, h, best) -> list[str]:
-        down, across = met(v, deep, o, d), met(v, high, p, h)
+        down, across = deep.met(o, d), high.met(p, h)
         limit = _limit_inside(v, axes, down, across)
         line = (down * high.extent + across) * wide.extent
         here = v.at(source, line)
         return b.loop(0, wide.taps, 1, typed(best), lambda w, best: tap(
-            here, line, limit, met(v, wide, column, w), best
+            here, line, limit, wide.met(column, w), best
         ))  # fmt: skip
 
     def tap(here, line, limit, first, best) -> list[str]:
@@ -155,12 +155,12 @@ def average_pool(
         v.store(mean, "%p1", place + column, v.first(wide.count - column))
 
     def taps(source, o, p, column, d, h, total) -> list[str]:
-        down, across = met(v, deep, o, d), met(v, high, p, h)
+        down, across = deep.met(o, d), high.met(p, h)
         limit = _limit_inside(v, axes, down, across)
         here = v.at(source, (down * high.extent + across) * wide.extent)
 
         def tap(w: Index, total: list[str]) -> list[str]:
-            first = met(v, wide, column, w)
+            first = wide.met(column, w)
             masks = v.masks_of(first, wide.stride, limit)
             return [v.add(total[0], v.strided(here, first, wide.stride, masks))]
 

@@ -15,7 +15,7 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for
-from ltc.llvm.conv.axes import Axis, Windows, met, padded
+from ltc.llvm.conv.axes import Axis, Windows, padded
 
 MOST_UNROLLED_TAPS = 9
 
@@ -212,7 +212,7 @@ class _Walk:
             for k in range(self.taps):
                 d, rest = divmod(k, axes[1].taps * axes[2].taps)
                 h, w = divmod(rest, axes[2].taps)
-                spot = tuple(met(self.v, x, p, t) for x, p, t in zip(axes, place, (d, h, w)))
+                spot = tuple(x.met(p, t) for x, p, t in zip(axes, place, (d, h, w)))
                 values = tap(spot, values, k == 0)
             return values
         return self._taps_of(0, place, (), start, tap)
@@ -223,7 +223,7 @@ class _Walk:
         axis = self.axes[dim]
 
         def one(t: Index, values: list[str]) -> list[str]:
-            at = met(self.v, axis, place[dim], t)
+            at = axis.met(place[dim], t)
             inside = self.b.value(f"icmp ult i64 {at}, {axis.extent}")
             typed = [(type, value) for (type, _), value in zip(carried, values)]
             return self.b.when(
