@@ -154,8 +154,9 @@ class Builder:
     def declare(self, function: str, result: str, *types: str) -> None:
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
 
-    def splat(self, scalar: str, x: str) -> str:
+    def splat(self, scalar: str, x: str | int) -> str:
         """A scalar in every lane."""
+        x = str(x) if isinstance(x, int) else x
         if self.width == 1:
             return x
         if x[0] != "%":
@@ -181,23 +182,13 @@ class Builder:
 
     # --- addresses, in elements ------------------------------------------------------------------
 
-    def add(self, x: str, y: str | int) -> str:
-        """The sum of two scalar i64."""
-        if str(y) == "0":
-            return x
-        return str(y) if x == "0" else self.value(f"add i64 {x}, {y}")
-
     def share(self, units: Index) -> tuple[Index, Index]:
         """The units of this task: from the first up to but not including the second."""
         task, tasks = self.index("%task"), self.index("%tasks")
         return task * units // tasks, (task + 1) * units // tasks
 
-    def multiply(self, x: str, y: str | int) -> str:
-        """The product of two scalar i64."""
-        return x if str(y) == "1" else self.value(f"mul i64 {x}, {y}")
-
-    def address(self, pointer: str, offset: str | int, element: str) -> str:
-        if str(offset) == "0":
+    def address(self, pointer: str, offset: Index, element: str) -> str:
+        if offset == 0:
             return pointer
         return self.value(f"getelementptr inbounds {element}, ptr {pointer}, i64 {offset}")
 

@@ -98,7 +98,7 @@ def power(b: Builder, form: Form, x: str, y: str) -> str:
         return [result, b.binary("mul", type, square, square), b.binary("lshr", type, left, one)]
 
     starts = [(vector, one), (vector, x), (vector, y)]
-    result = b.loop("0", 8 * form.bytes, 1, starts, step)[0]
+    result = b.loop(0, 8 * form.bytes, 1, starts, step)[0]
     if form.kind != "signed":
         return result
     minus = b.constant(type, -1)

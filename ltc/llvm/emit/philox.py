@@ -118,7 +118,7 @@ def _keys(b: Builder, seed: str) -> list[tuple[str, str]]:
         for number in range(ROUNDS):
             keys.append(
                 tuple(
-                    _low(b, b.add(word, step * number & 0xFFFFFFFF))
+                    _low(b, b.index(word) + (step * number & 0xFFFFFFFF))
                     for word, step in zip(key, INCREMENTS)
                 )
             )

@@ -18,6 +18,7 @@ from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.dtype import FORMS, rounded_to_float
+from ltc.llvm.emit.index import Index
 
 NEAR = 64  # elements: neighbours of a point, as a stencil reads them, are part of the text
 PLAIN = frozenset({0.0, 0.5, 1.0, 2.0, math.inf})  # constants of a formula, never of a shape
@@ -35,13 +36,13 @@ class Arguments:
         self.b, self.is_open = builder, is_open
         self.shifts: dict[Node, int] = {}
         self._values: dict[Hashable, int] = {}
-        self._constants: dict[Value, int | str] = {}
+        self._constants: dict[Value, Index] = {}
 
     @property
     def numbers(self) -> tuple[int, ...]:
         return tuple(self._values.values())
 
-    def number(self, key: Hashable, value: int) -> int | str:
+    def number(self, key: Hashable, value: int) -> Index:
         """The name of the argument with that key; the value itself where there are none.
 
         By key, not by value: two numbers that happen to be equal stay two.
@@ -49,7 +50,7 @@ class Arguments:
         if not self.is_open:
             return value
         self._values.setdefault(key, value)
-        return f"%n{list(self._values).index(key)}"
+        return self.b.number(list(self._values).index(key))
 
     # --- where loads begin -----------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class Arguments:
                 constant = self.number(key, constant)
             self._constants[load] = constant
 
-    def constant_of(self, load: Value) -> int | str:
+    def constant_of(self, load: Value) -> Index:
         """What the offset of a load adds to its variables' part."""
         return self._constants[load]
 

@@ -22,6 +22,7 @@ from ltc.llvm.emit.builder import LANES, Builder, function_text
 from ltc.llvm.loops.bounds_checks import faults_of
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.elementwise import COSTLY
 from ltc.llvm.emit.vectors import transposed
 from ltc.llvm.loops.iteration_space import Space, forms_of, position_of
@@ -68,7 +69,7 @@ class Emitter(TurnedRows):
         self.summed = self.space.renumbered(kernel.summed())
         self.turned = self._loads_to_turn()
         self.turned_at: dict[Value, str] = {}  # memory of the rows of a group
-        self.turned_row = "0"  # of the group
+        self.turned_row: Index = 0  # of the group
         self.group = self._rows_of_a_group(self.turned) if self.turned else 0
         self.vector = self._vector_variable()
         is_epilogue = builder is not None  # whose product says where each vector of it lies
@@ -83,7 +84,7 @@ class Emitter(TurnedRows):
         self.pointer = {node: f"%p{k}" for k, node in enumerate(kernel.reads())}
         first = len(self.pointer)
         self.target = {node: f"%p{first + k}" for k, node in enumerate(kernel.writes())}
-        self.variables: dict[int, str] = {}
+        self.variables: dict[int, Index] = {}
         self.mask: str | None = None
         self.known: list[dict[Value, str]] = [{}]
         self.row_of: dict[Value, str] = {}  # memory of functions that several passes read
@@ -246,19 +247,19 @@ class Emitter(TurnedRows):
         work = prod(self.space.extents) * max(1, len(self.order) // 8) * (1 + len(self.reductions))
         return max(1, min(self._units(), -(-work // TASK_WORK), MOST_TASKS))
 
-    def _unit(self, unit: str) -> None:
-        rest, strips, strip = unit, self._strips(), "0"
+    def _unit(self, unit: Index) -> None:
+        rest, strips, strip = unit, self._strips(), 0
         rows = self._row_variables()
         if (self._has_strips or self.turned) and not rows:
             strip = unit
         elif strips > 1 and self.transposes:
             each = self.arguments.number("rows", self._units() // strips)
-            rest, strip = self._divided(unit, each)
+            rest, strip = unit % each, unit // each
         elif strips > 1:
-            strip, rest = self._divided(unit, strips)
+            strip, rest = unit % strips, unit // strips
         self._locate(rows, rest)
         if self.tiles:  # what depends on this variable is not hoisted: each row has its own
-            self.first_row = self.b.multiply(self.variables.pop(rows[-1]), self.lanes)
+            self.first_row = self.variables.pop(rows[-1]) * self.lanes
         with self._scope():
             self._hoist([store.value for store in self.kernel.stores])
             if self.turned:
@@ -270,35 +271,25 @@ class Emitter(TurnedRows):
             else:
                 self._row()
 
-    def _locate(self, variables: list[int], number: str) -> None:
+    def _locate(self, variables: list[int], number: Index) -> None:
         """The variables of a row, from its number."""
         for v in reversed(variables[1:]):
             extent = self.space.extents[v]
             if self.tiles and v == variables[-1]:
                 extent //= self.lanes
-            self.variables[v], number = self._divided(number, extent)
+            self.variables[v], number = number % extent, number // extent
         if variables:
             self.variables[variables[0]] = number
 
-    def at_rows(self, number: str) -> None:
+    def at_rows(self, number: Index) -> None:
         """The variables before the boundary, from the number of a row."""
         self._locate(list(range(self.depth)), number)
 
-    def _divided(self, x: str, extent: int | str) -> tuple[str, str]:
-        """(x % extent, x // extent)"""
-        return (
-            self.b.value(f"urem i64 {x}, {extent}"),
-            self.b.value(f"udiv i64 {x}, {extent}"),
-        )
-
-    def _over_strip(self, strip: str) -> None:
+    def _over_strip(self, strip: Index) -> None:
         extent, length = self.extent(self.vector), self._strip()
-        first = self.b.multiply(strip, length) if strip != "0" else "0"
-        limit: str | int = extent
-        if isinstance(extent, str) or extent > length:
-            end = self.b.add(first, length)
-            short = self.b.value(f"icmp slt i64 {end}, {extent}")
-            limit = self.b.value(f"select i1 {short}, i64 {end}, i64 {extent}")
+        first, limit = strip * length, extent
+        if not isinstance(extent, int) or extent > length:
+            limit = least(first + length, extent)
         body = self._tile if self.tiles else self._point
         self._over_vectors(first, limit, (), lambda carried: body())
 
@@ -310,12 +301,12 @@ class Emitter(TurnedRows):
         turned = {load: self._turned(load, row, column) for load in self._column_loads()}
         for k in range(self.lanes):
             with self._scope():
-                self.variables[row] = self.b.add(self.first_row, k)
+                self.variables[row] = self.first_row + k
                 for load, vectors in turned.items():
                     self.known[-1][load] = from_memory(self.b, FORMS[load.dtype], vectors[k])
                 self._store_all(list(self.kernel.stores))
 
-    def _turned(self, load: Value, row: int, column: str) -> list[str]:
+    def _turned(self, load: Value, row: int, column: Index) -> list[str]:
         """The stored elements of each row of the tile, one vector each."""
         node, offset = load.data
         form, offset = FORMS[load.dtype], self.space.form(offset)
@@ -323,7 +314,7 @@ class Emitter(TurnedRows):
         for k in range(self.lanes):
             with self._scope():
                 self.variables[row] = self.first_row
-                self.variables[self.vector] = self.b.add(column, k)
+                self.variables[self.vector] = column + k
                 base = self._element(load, offset)
             address = self.b.address(self.pointer[node], base, form.stored)
             columns.append(memory_ops.load(self.b, address, form))
@@ -352,13 +343,13 @@ class Emitter(TurnedRows):
             self._row()
             return
 
-        def one(i: str, _) -> None:
+        def one(i: Index, _) -> None:
             with self._scope():
                 self.variables[variables[0]] = i
                 self._hoist([store.value for store in self.kernel.stores])
                 self._each_row(variables[1:])
 
-        self.b.loop("0", self.extent(variables[0]), 1, (), one)
+        self.b.loop(0, self.extent(variables[0]), 1, (), one)
 
     def _row(self) -> None:
         inner = list(range(self.depth, len(self.space.extents)))
@@ -406,7 +397,7 @@ class Emitter(TurnedRows):
     def prefetch(self, load: Value, step: int = 0) -> None:
         node, offset = load.data
         with self.b.lanes(1):
-            base = self.b.add(self._element(load, self.space.form(offset)), step)
+            base = self._element(load, self.space.form(offset)) + step
             address = self.b.address(self.pointer[node], base, FORMS[node.dtype].stored)
         self.b.prefetch(address)
 

@@ -8,6 +8,7 @@ from ltc.llvm.emit import memory_ops
 from ltc.llvm.loops import reduction_ops
 from ltc.llvm.loops.bounds_checks import Report, inside_of, report_where, wrapped
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.elementwise import computed
 from ltc.llvm.loops.values import PointValues
 from ltc.llvm.emit.conversions import from_memory, to_memory
@@ -23,14 +24,14 @@ class PointMemory(PointValues):
         return self._read(self.pointer[node], base, offset, value.guards, form)
 
     def _read(
-        self, pointer: str, base: str, offset: Affine, guards: tuple[Guard, ...], form: Form
+        self, pointer: str, base: Index, offset: Affine, guards: tuple[Guard, ...], form: Form
     ) -> str:
         """What is at `base`, and over the lanes where `offset` goes from there."""
         step = offset.coefficient(self.vector) if self.vector is not None else 0
         if self.b.width == 1:
             if guards:
                 inside = self._inside(guards, 1)
-                base = self.b.value(f"select i1 {inside}, i64 {base}, i64 0")
+                base = self.b.where(inside, base, 0)
             address = self.b.address(pointer, base, form.stored)
             loaded = self.b.effect(f"load {form.stored}, ptr {address}, align {form.bytes}")
         elif step == 1:
@@ -65,7 +66,7 @@ class PointMemory(PointValues):
         if width == 1 or not self.is_vector[position]:
             with b.lanes(1):
                 found = inside_of(b, self.lanes_of(position, 1), size)
-                pointer = b.address(pointer, b.multiply(found, step), form.stored)
+                pointer = b.address(pointer, b.index(found) * step, form.stored)
             return self._read(pointer, self._uniform(offset), offset, value.guards, form)
         found = inside_of(b, self.lanes_of(position, width), size)
         found = b.binary("mul", "i64", found, b.constant("i64", step))

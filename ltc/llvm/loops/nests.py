@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from ltc.ir.loop_nest import Value
+from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.loads_stores import PointMemory
 
 
 class Nests(PointMemory):
     """Loops over variables around what is done at one point."""
 
-    def extent(self, variable: int) -> int | str:
+    def extent(self, variable: int) -> Index:
         """What the variable stays below: the name of an argument, or a number."""
         if variable in self.open:
             return self.arguments.number(("extent", variable), self.space.extents[variable])
         return self.space.extents[variable]
 
-    def _over_vectors(self, first: str, limit: str | int, carried, body) -> list[str]:
+    def _over_vectors(self, first: Index, limit: Index, carried, body) -> list[str]:
         """The vector variable from first (a multiple of the lanes) to limit, the rest masked."""
         extent = self.extent(self.vector)
-        if isinstance(extent, str):
+        if not isinstance(extent, int):
             return self._over_any_vectors(first, limit, carried, body)
         whole = extent // self.lanes * self.lanes
         values = [value for _, value in carried]
@@ -26,7 +27,7 @@ class Nests(PointMemory):
             until = (
                 whole
                 if extent == whole or isinstance(limit, int)
-                else self.b.value(f"and i64 {limit}, -{self.lanes}")
+                else self._whole_multiples(limit, self.lanes)
             )
             until = limit if extent == whole else until
             values = self.b.loop(
@@ -37,7 +38,7 @@ class Nests(PointMemory):
 
             def rest() -> list[str]:
                 inside = [value for _, value in again]
-                return self._at(str(whole), self._tail(extent - whole), inside, body)
+                return self._at(whole, self._tail(extent - whole), inside, body)
 
             if isinstance(limit, int):
                 values = rest()
@@ -46,9 +47,9 @@ class Nests(PointMemory):
                 values = self.b.when(at_end, again, rest)
         return values
 
-    def _over_any_vectors(self, first: str, limit: str, carried, body) -> list[str]:
+    def _over_any_vectors(self, first: Index, limit: Index, carried, body) -> list[str]:
         """The same where the extent is an argument, and with it how many lanes the rest has."""
-        until = self.b.value(f"and i64 {limit}, -{self.lanes}")
+        until = self._whole_multiples(limit, self.lanes)
         values = self.b.loop(
             first, until, self.lanes, carried, lambda i, inside: self._at(i, None, inside, body)
         )
@@ -56,17 +57,21 @@ class Nests(PointMemory):
         has_rest = self.b.value(f"icmp slt i64 {until}, {limit}")
 
         def rest() -> list[str]:
-            mask = self._some_lanes(self.b.value(f"sub i64 {limit}, {until}"))
+            mask = self._some_lanes(limit - until)
             return self._at(until, mask, [value for _, value in again], body)
 
         return self.b.when(has_rest, again, rest)
 
-    def _some_lanes(self, count: str) -> str:
+    def _whole_multiples(self, x: Index, power: int) -> Index:
+        """The largest multiple of a power of two up to x."""
+        return self.b.index(self.b.value(f"and i64 {x}, -{power}"))
+
+    def _some_lanes(self, count: Index) -> str:
         """The mask of the first `count` lanes."""
         with self.b.lanes(self.lanes):
-            return self.b.compare("slt", "i64", self._stepping("0", 1), self.b.splat("i64", count))
+            return self.b.compare("slt", "i64", self._stepping(0, 1), self.b.splat("i64", count))
 
-    def _at(self, i: str, mask: str | None, carried: list[str], body) -> list[str]:
+    def _at(self, i: Index, mask: str | None, carried: list[str], body) -> list[str]:
         with self._scope():
             self.variables[self.vector], self.mask = i, mask
             result = body(carried)
@@ -87,16 +92,16 @@ class Nests(PointMemory):
                 return body([value for _, value in carried]) or []
         variable = inner[0]
         if variable == self.vector:
-            return self._over_vectors("0", self.extent(variable), carried, body)
+            return self._over_vectors(0, self.extent(variable), carried, body)
 
         return self.b.loop(
-            "0", self.extent(variable), 1, carried, self._step_of(inner, roots, carried, body)
+            0, self.extent(variable), 1, carried, self._step_of(inner, roots, carried, body)
         )
 
     def _step_of(self, inner: list[int], roots: list[Value], carried, body):
         """What a loop over the first inner variable does: the loops inside it."""
 
-        def step(i: str, values: list[str]) -> list[str]:
+        def step(i: Index, values: list[str]) -> list[str]:
             with self._scope():
                 self.variables[inner[0]] = i
                 self._hoist(roots)

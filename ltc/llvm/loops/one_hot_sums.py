@@ -15,6 +15,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, Value
 from ltc.llvm.loops import reduction_ops
 from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.nests import Nests
 
 ZEROS = ("0", "0.0")
@@ -62,8 +63,7 @@ class SingleTerms(Nests):
         with self.b.lanes(1):
             place, extent = self.lanes_of(asked, 1), self.extent(self.vector)
             inside = self.b.value(f"icmp ult i64 {place}, {extent}")
-            place = self.b.value(f"select i1 {inside}, i64 {place}, i64 -1")
-            lane = self.b.value(f"sub i64 {place}, {self.variables[self.vector]}")
+            lane = self.b.where(inside, place, -1) - self.variables[self.vector]
             lane = self.b.value(f"trunc i64 {lane} to i32")
         lanes = "<" + ", ".join(f"i32 {k}" for k in range(width)) + ">"
         return self.b.compare("eq", "i32", lanes, self.b.splat("i32", lane))
@@ -77,7 +77,7 @@ class SingleTerms(Nests):
         index, term = self.single[value]
         form, b = FORMS[value.dtype], self.b
         with b.lanes(1):
-            at = self.lanes_of(index, 1)
+            at = b.index(self.lanes_of(index, 1))
             inside = b.value(f"icmp ult i64 {at}, {self.extent(self.vector)}")
             zero = b.constant(form.computed, 0)
 
@@ -90,7 +90,7 @@ class SingleTerms(Nests):
             self.known[-1][value] = reduction_ops.finished(b, form, total)
 
     @contextmanager
-    def _at_one_point(self, place: str) -> Iterator[None]:
+    def _at_one_point(self, place: Index) -> Iterator[None]:
         """Values made inside are those of one element of the row, scalars all."""
         before = self.is_vector, self.row_of
         with self._scope():

@@ -11,6 +11,7 @@ from ltc.ir.loop_nest import Value
 from ltc.llvm.loops import reduction_ops
 from ltc.llvm.emit.memory_ops import CACHE_LINE
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.loops.values import ACCUMULATORS
 from ltc.llvm.loops.one_hot_sums import SingleTerms
 
@@ -132,15 +133,13 @@ class RowReductions(SingleTerms):
         is_open, limit = variable in self.open, self.extent(variable)
         sizes = [size for size in sizes if is_open or size < self.space.extents[variable]]
 
-        def sum_from(low: str, limit: str | int, sizes: list[int]) -> list[str]:
+        def sum_from(low: Index, limit: Index, sizes: list[int]) -> list[str]:
             if not sizes:
                 step = self._step_of(inner, values, starts, body)
                 return self.b.loop(low, limit, 1, starts, step)
 
-            def block(low: str, carried: list[str]) -> list[str]:
-                end = self.b.add(low, sizes[0])
-                short = self.b.value(f"icmp slt i64 {end}, {limit}")
-                end = self.b.value(f"select i1 {short}, i64 {end}, i64 {limit}")
+            def block(low: Index, carried: list[str]) -> list[str]:
+                end = least(low + sizes[0], limit)
                 parts = sum_from(low, end, sizes[1:])
                 return [
                     reduction_ops.combine(self.b, value.op, FORMS[value.dtype], x, y)
@@ -149,7 +148,7 @@ class RowReductions(SingleTerms):
 
             return self.b.loop(low, limit, sizes[0], starts, block)
 
-        return sum_from("0", limit, sizes)
+        return sum_from(0, limit, sizes)
 
     def _unrolls(self, inner: list[int]) -> bool:
         if len(inner) > 1:
@@ -161,14 +160,14 @@ class RowReductions(SingleTerms):
         step = self._step
         starts = [(type, first)] * ACCUMULATORS
 
-        def several(i: str, carried: list[str]) -> list[str]:
+        def several(i: Index, carried: list[str]) -> list[str]:
             return [
-                self._at(self.b.add(i, k * self.lanes), None, [one], body)[0]
+                self._at(i + k * self.lanes, None, [one], body)[0]
                 for k, one in enumerate(carried)
             ]
 
-        def block(i: str, carried: list[str]) -> list[str]:
-            parts = self.b.loop(i, self.b.add(i, step * CHAIN), step, starts, several)
+        def block(i: Index, carried: list[str]) -> list[str]:
+            parts = self.b.loop(i, i + step * CHAIN, step, starts, several)
             return [reduction_ops.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)]
 
         totals = [first] * ACCUMULATORS
@@ -189,22 +188,22 @@ class RowReductions(SingleTerms):
         blocks = whole // (step * CHAIN) * step * CHAIN
         totals = [value for _, value in starts]
         if blocks:
-            totals = self.b.loop("0", blocks, step * CHAIN, starts, block)
+            totals = self.b.loop(0, blocks, step * CHAIN, starts, block)
         if blocks < whole:
             again = [(type, one) for (type, _), one in zip(starts, totals)]
             totals = self.b.loop(blocks, whole, step, again, several)
         for position in range(whole, extent, self.lanes):
             mask = self._tail(extent - position) if extent - position < self.lanes else None
             k = (position - whole) // self.lanes
-            (totals[k],) = self._at(str(position), mask, [totals[k]], body)
+            (totals[k],) = self._at(position, mask, [totals[k]], body)
         return totals
 
     def _of_any_extent(self, starts, block, several, body) -> list[str]:
         extent, step = self.extent(self.vector), self._step
         assert step & (step - 1) == 0, step
-        blocks = self.b.value(f"and i64 {extent}, -{step * CHAIN}")
-        whole = self.b.value(f"and i64 {extent}, -{step}")
-        totals = self.b.loop("0", blocks, step * CHAIN, starts, block)
+        blocks = self._whole_multiples(extent, step * CHAIN)
+        whole = self._whole_multiples(extent, step)
+        totals = self.b.loop(0, blocks, step * CHAIN, starts, block)
         again = [(type, one) for (type, _), one in zip(starts, totals)]
         totals = self.b.loop(blocks, whole, step, again, several)
         rest = self._over_any_vectors(whole, extent, [(starts[0][0], totals[0])], body)

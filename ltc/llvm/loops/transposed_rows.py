@@ -12,6 +12,7 @@ from ltc.ir.loop_nest import Value
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import LANES
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import transposed
 from ltc.llvm.loops.reductions import RowReductions
 from ltc.llvm.emit.conversions import from_memory
@@ -62,53 +63,51 @@ class TurnedRows(RowReductions):
             size, stored = self.group * self._pitch(), FORMS[load.data[0].dtype].stored
             self.turned_at[load] = self.b.effect(f"alloca [{size} x {stored}], align 64")
 
-    def _over_turned(self, group: str) -> None:
+    def _over_turned(self, group: Index) -> None:
         """Everything that a group of rows is for."""
         row = self.depth - 1
-        first = self.b.multiply(group, self.group)
-        left = self.b.value(f"sub i64 {self.space.extents[row]}, {first}")
+        first = group * self.group
+        left = self.space.extents[row] - first
         for load in self.turned:
             self._turn(load, first, left)
-        short = self.b.value(f"icmp slt i64 {left}, {self.group}")
-        count = self.b.value(f"select i1 {short}, i64 {left}, i64 {self.group}")
+        count = least(left, self.group)
 
-        def one(i: str, _) -> None:
+        def one(i: Index, _) -> None:
             with self._scope():
-                self.variables[row], self.turned_row = self.b.add(first, i), i
+                self.variables[row], self.turned_row = first + i, i
                 self._hoist([store.value for store in self.kernel.stores])
                 self._row()
 
-        self.b.loop("0", count, 1, (), one)
+        self.b.loop(0, count, 1, (), one)
 
-    def _turn(self, load: Value, first: str, left: str) -> None:
+    def _turn(self, load: Value, first: Index, left: Index) -> None:
         """Copies a group of rows from number `first` on, of which so many are left."""
 
-        def squares(i: str, _) -> None:
+        def squares(i: Index, _) -> None:
             for start in range(0, self.group, LANES):
                 self._square(load, first, left, start, i)
 
-        self.b.loop("0", self.space.extents[-1], LANES, (), squares)
+        self.b.loop(0, self.space.extents[-1], LANES, (), squares)
 
-    def _square(self, load: Value, first: str, left: str, start: int, i: str) -> None:
+    def _square(self, load: Value, first: Index, left: Index, start: int, i: Index) -> None:
         """The elements from i on of the rows from `start` on of a group."""
         form, extents, b = FORMS[load.data[0].dtype], self.space.extents, self.b
         mask = None
         if extents[self.depth - 1] % self.group:
-            mask = self._some_lanes(b.value(f"sub i64 {left}, {start}"))
+            mask = self._some_lanes(left - start)
         lines = []
         for k in range(LANES):
-            at = b.add(i, k)
+            at = i + k
             if extents[-1] % LANES:  # what is beyond the row may be anything
-                inside = b.value(f"icmp slt i64 {at}, {extents[-1]}")
-                at = b.value(f"select i1 {inside}, i64 {at}, i64 {extents[-1] - 1}")
-            lines.append(self._line(load, b.add(first, start), at, mask))
+                at = least(at, extents[-1] - 1)
+            lines.append(self._line(load, first + start, at, mask))
         target = b.address(self.turned_at[load], i, form.stored)
         with b.lanes(LANES):
             for k, line in enumerate(transposed(b, lines, form.stored)):
                 address = b.address(target, (start + k) * self._pitch(), form.stored)
                 memory_ops.store(b, line, address, form)
 
-    def _line(self, load: Value, row: str, at: str, mask: str | None) -> str:
+    def _line(self, load: Value, row: Index, at: Index, mask: str | None) -> str:
         """One element of a vector of rows, as it is stored."""
         node, offset = load.data
         form, offset = FORMS[node.dtype], self.space.form(offset)
@@ -125,7 +124,6 @@ class TurnedRows(RowReductions):
     def _load(self, value: Value, form: Form) -> str:
         if value not in self.turned_at:
             return super()._load(value, form)
-        row = self.b.multiply(self.turned_row, self._pitch())
-        place = self.b.add(row, self.variables[self.vector])
+        place = self.turned_row * self._pitch() + self.variables[self.vector]
         address = self.b.address(self.turned_at[value], place, form.stored)
         return from_memory(self.b, form, memory_ops.load(self.b, address, form, self.mask))

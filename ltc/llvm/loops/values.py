@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ltc.ir.loop_nest import Affine, Guard, Store, Value
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.elementwise import COSTLY, computed
 from ltc.llvm.emit.philox import adjacent_bits, random_bits
 
@@ -187,31 +188,31 @@ class PointValues:
         (result,) = self.b.when(condition, [(self.b.of(form.computed), other)], then)
         return result
 
-    def _uniform(self, form: Affine) -> str:
+    def _uniform(self, form: Affine) -> Index:
         """The part of a form that is the same for every lane, the vector variable at lane 0."""
-        total = str(form.constant)
+        total: Index = form.constant
         for v, c in form.terms:
-            total = self.b.add(self.b.multiply(self.variables[v], self._factor(v, c)), total)
+            total = self.variables[v] * self._factor(v, c) + total
         return total
 
-    def _factor(self, variable: int, coefficient: int) -> int | str:
+    def _factor(self, variable: int, coefficient: int) -> Index:
         """A coefficient, or an argument where it may be a multiple of an extent that is one."""
         if variable != 0 or variable == self.vector or not any(v > 0 for v in self.open):
             return coefficient
         return self.arguments.number(("coefficient", coefficient), coefficient)
 
-    def _element(self, load: Value, offset: Affine) -> str:
+    def _element(self, load: Value, offset: Affine) -> Index:
         """Where a load begins, in elements from where its pointer does."""
         base = self._uniform(Affine(0, offset.terms))
-        return self.b.add(base, self.arguments.constant_of(load))
+        return base + self.arguments.constant_of(load)
 
-    def _position(self, form: Affine, width: int) -> str:
+    def _position(self, form: Affine, width: int) -> Index | str:
         base, step = self._uniform(form), form.coefficient(self.vector)
         if width == 1:
             return base
         return self._stepping(base, step)
 
-    def _stepping(self, base: str, step: int) -> str:
+    def _stepping(self, base: Index, step: int) -> str:
         """base, base + step, ... over the lanes, as i64."""
         type = self.b.of("i64")
         lanes = "<" + ", ".join(f"i64 {lane * step}" for lane in range(self.b.width)) + ">"
@@ -235,16 +236,18 @@ class PointValues:
             return self.b.constant("i1", True)
         return result
 
-    def _guard(self, guard: Guard) -> tuple[Affine, tuple[str, str]]:
+    def _guard(self, guard: Guard) -> tuple[Affine, tuple[Index, Index]]:
         """A guard's form without its constant, and the bounds of that form."""
         form = self.space.form(guard.form)
         low, high = guard.low - form.constant, guard.high - form.constant
-        names = (self.arguments.number(("low", guard), low), )
-        names += (self.arguments.number(("high", guard), high), )
-        return Affine(0, form.terms), names
+        bounds = (
+            self.arguments.number(("low", guard), low),
+            self.arguments.number(("high", guard), high),
+        )
+        return Affine(0, form.terms), bounds
 
-    def _between(self, at: str, bounds: tuple[str, str]) -> str:
-        low, high = (self.b.splat("i64", str(bound)) for bound in bounds)
+    def _between(self, at: Index | str, bounds: tuple[Index, Index]) -> str:
+        low, high = (self.b.splat("i64", bound) for bound in bounds)
         low = self.b.compare("sge", "i64", at, low)
         high = self.b.compare("slt", "i64", at, high)
         return self.b.binary("and", "i1", low, high)

@@ -11,6 +11,7 @@ from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import LANES, Builder
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.index import Index
 from ltc.llvm.ops.per_line import along_lines, lines_along
 from ltc.llvm.emit.conversions import from_memory
 
@@ -28,13 +29,13 @@ def arg_reduce_codes(product: Product) -> list[KernelCode]:
     lines = lines_along(node.inputs[0], node.attr("dim"))
     search = _Search(form, node.op is ops.ARGMAX)
 
-    def walk(b: Builder, start: str, outer: str, column: str, mask: str | None) -> None:
+    def walk(b: Builder, start: Index, outer: Index, column: Index, mask: str | None) -> None:
         if lines.inner == 1 and lines.extent >= LONG:
             with b.lanes(LANES):
                 found = search.contiguous(b, start, lines.extent)
         else:
             found = search.strided(b, start, lines.extent, lines.inner, mask)
-        place = b.address("%p1", b.add(b.multiply(outer, lines.inner), column), "i64")
+        place = b.address("%p1", outer * lines.inner + column, "i64")
         memory_ops.store(b, found, place, index, mask)
 
     return [along_lines(lines, (operand.node, product.results[0]), walk)]
@@ -46,7 +47,7 @@ class _Search:
     def __init__(self, form: Form, largest: bool):
         self.form, self.largest = form, largest
 
-    def _load(self, b: Builder, place: str, mask: str | None) -> str:
+    def _load(self, b: Builder, place: Index, mask: str | None) -> str:
         address = b.address("%p0", place, self.form.stored)
         return from_memory(b, self.form, memory_ops.load(b, address, self.form, mask))
 
@@ -68,36 +69,36 @@ class _Search:
         type = self.form.computed
         return [b.select(better, type, x, best[0]), b.select(better, "i64", at, best[1])]
 
-    def strided(self, b: Builder, start: str, extent: int, step: int, mask: str | None) -> str:
+    def strided(self, b: Builder, start: Index, extent: int, step: int, mask: str | None) -> str:
         """The position in each of `b.width` lines that lie side by side."""
 
-        def next_one(i: str, best: list[str]) -> list[str]:
-            x = self._load(b, b.add(start, b.multiply(i, step)), mask)
+        def next_one(i: Index, best: list[str]) -> list[str]:
+            x = self._load(b, start + i * step, mask)
             return self._kept(b, best, x, b.splat("i64", i), None)
 
         begin = [
             (b.of(self.form.computed), self._load(b, start, mask)),
             (b.of("i64"), b.constant("i64", 0)),
         ]
-        return b.loop("1", extent, 1, begin, next_one)[1]
+        return b.loop(1, extent, 1, begin, next_one)[1]
 
-    def contiguous(self, b: Builder, start: str, extent: int) -> str:
+    def contiguous(self, b: Builder, start: Index, extent: int) -> str:
         """The position in one line: lanes search for themselves, then the first of the best."""
         numbers = "<" + ", ".join(f"i64 {k}" for k in range(b.width)) + ">"
         whole = extent // b.width * b.width
 
-        def at(i: str) -> str:
+        def at(i: Index) -> str:
             return b.value(f"add {b.of('i64')} {b.splat('i64', i)}, {numbers}")
 
-        def next_one(i: str, best: list[str]) -> list[str]:
-            return self._kept(b, best, self._load(b, b.add(start, i), None), at(i), None)
+        def next_one(i: Index, best: list[str]) -> list[str]:
+            return self._kept(b, best, self._load(b, start + i, None), at(i), None)
 
         begin = [(b.of(self.form.computed), self._load(b, start, None)), (b.of("i64"), numbers)]
         best = b.loop(b.width, whole, b.width, begin, next_one)
         if extent > whole:
             mask = memory_ops.first_lanes(b, extent - whole)
-            x = self._load(b, b.add(start, whole), mask)
-            best = self._kept(b, best, x, at(str(whole)), mask)
+            x = self._load(b, start + whole, mask)
+            best = self._kept(b, best, x, at(whole), mask)
         return self._across(b, best)
 
     def _across(self, b: Builder, best: list[str]) -> str:

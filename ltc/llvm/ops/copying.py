@@ -7,6 +7,7 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.index import Index
 
 BYTES_OF_A_TASK = 1 << 18
 MOST_TASKS = 64
@@ -41,20 +42,20 @@ def fill_code(element, result, count: int, dtype: torch.dtype) -> KernelCode:
     is_zero = b.value(f"icmp eq {word} {value}, 0")
 
     def clear() -> None:
-        nbytes = b.multiply(length, form.bytes)
-        _call(b, "llvm.memset.p0.i64", "i8", "0", b.multiply(first, form.bytes), nbytes)
+        nbytes = length * form.bytes
+        _call(b, "llvm.memset.p0.i64", "i8", "0", first * form.bytes, nbytes)
 
     def fill() -> None:
         with b.lanes(VECTOR):
             vector = b.splat(word, value)
-        whole = b.value(f"and i64 {length}, -{VECTOR}")
-        limit, end = b.add(first, whole), b.add(first, length)
+        whole = b.index(b.value(f"and i64 {length}, -{VECTOR}"))
+        limit, end = first + whole, first + length
         type = f"<{VECTOR} x {word}>"
 
-        def several(i: str, _) -> None:
+        def several(i: Index, _) -> None:
             b.emit(f"store {type} {vector}, ptr {b.address('%p1', i, word)}, align {form.bytes}")
 
-        def one(i: str, _) -> None:
+        def one(i: Index, _) -> None:
             b.emit(f"store {word} {value}, ptr {b.address('%p1', i, word)}, align {form.bytes}")
 
         b.loop(first, limit, VECTOR, (), several)
@@ -66,15 +67,13 @@ def fill_code(element, result, count: int, dtype: torch.dtype) -> KernelCode:
     return KernelCode(text, (element, result), task_count(count * form.bytes), numbers=(count,))
 
 
-def _share(b: Builder, nbytes: int) -> tuple[str, str]:
+def _share(b: Builder, nbytes: int) -> tuple[Index, Index]:
     """Where this task begins and how long it is, in units of `nbytes` bytes each."""
-    with b.lanes(1):
-        low, high = b.share("%n0")
-        low, high = b.multiply(low, nbytes), b.multiply(high, nbytes)
-        return low, b.value(f"sub i64 {high}, {low}")
+    low, high = (unit * nbytes for unit in b.share(b.number(0)))
+    return low, high - low
 
 
-def _call(b: Builder, function: str, type: str, source: str, first: str, nbytes: str) -> None:
+def _call(b: Builder, function: str, type: str, source: str, first: Index, nbytes: Index) -> None:
     """memcpy or memset of `nbytes` bytes to the result's byte `first`."""
     b.declare(function, "void", "ptr", type, "i64", "i1")
     target = b.address("%p1", first, "i8")

@@ -16,7 +16,7 @@ from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.elementwise import rounded
 from ltc.llvm.emit.isa import Isa, host_isa
-from ltc.llvm.emit.vectors import Index
+from ltc.llvm.emit.index import Index
 from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
 from ltc.llvm.loops.emitter import Emitter
 from ltc.llvm.gemm.kernel import matmul
@@ -115,8 +115,8 @@ class _Epilogue:
     def __call__(self, b: Builder, value: str, row: Index, column: Index, mask: str | None) -> str:
         emitter = self._begin(b)
         emitter.mask = mask
-        emitter.at_rows(str(row))
-        emitter.variables[emitter.vector] = str(column)
+        emitter.at_rows(row)
+        emitter.variables[emitter.vector] = column
         form = FORMS[self.node.dtype]
         for one in emitter.order:
             if one.kind == "load" and one.data[0] is self.node:
@@ -128,12 +128,12 @@ class _Epilogue:
             emitter.store(store)
         return result
 
-    def fetch(self, b: Builder, row: str | int, column: str | int) -> None:
+    def fetch(self, b: Builder, row: Index, column: Index) -> None:
         """Asks memory for what a vector of results will meet there."""
         emitter = self._begin(b)
         emitter.mask = None
-        emitter.at_rows(str(row))
-        emitter.variables[emitter.vector] = str(column)
+        emitter.at_rows(row)
+        emitter.variables[emitter.vector] = column
         for one in emitter.order:
             if self._differs_by_row(one):
                 emitter.prefetch(one)

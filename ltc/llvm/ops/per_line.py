@@ -13,13 +13,14 @@ from math import prod
 from ltc.ir.node import Node
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import LANES, Builder, function_text
+from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.kernel_code import KernelCode
 
 ELEMENTS_OF_A_TASK = 1 << 14
 MOST_TASKS = 64
 
 # (builder, offset of the first element, number of the outer index, of the inner, mask) -> None
-Walk = Callable[[Builder, str, str, str, "str | None"], None]
+Walk = Callable[[Builder, Index, Index, Index, "str | None"], None]
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,12 @@ def along_lines(lines: Lines, nodes: tuple, walk: Walk) -> KernelCode:
     b = Builder()
     width = LANES if lines.inner > 1 else 1
     groups = -(-lines.inner // width)
-    low, high = b.share("%n0")
+    low, high = b.share(b.number(0))
     size = lines.extent * lines.inner
 
-    def one(group: str, _) -> None:
-        outer = b.value(f"udiv i64 {group}, {groups}")
-        column = b.multiply(b.value(f"urem i64 {group}, {groups}"), width)
-        first = b.add(b.multiply(outer, size), column)
+    def one(group: Index, _) -> None:
+        outer, column = group // groups, group % groups * width
+        first = outer * size + column
         rest = lines.inner % width
         with b.lanes(width):
             if not rest:

@@ -14,6 +14,7 @@ from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.elementwise import ROWS, cast
 from ltc.llvm.ops.per_line import along_lines, lines_along
 from ltc.llvm.emit.conversions import from_memory, to_memory
@@ -32,9 +33,9 @@ def scan_codes(product: Product) -> list[KernelCode]:
     total = FORMS[torch.float64] if node.dtype == torch.float32 else _unrounded(form)
     lines = lines_along(node, node.attr("dim"))
 
-    def walk(b: Builder, start: str, outer: str, column: str, mask: str | None) -> None:
-        def step(i: str, carried: list[str]) -> list[str]:
-            place = b.add(start, b.multiply(i, lines.inner))
+    def walk(b: Builder, start: Index, outer: Index, column: Index, mask: str | None) -> None:
+        def step(i: Index, carried: list[str]) -> list[str]:
+            place = start + i * lines.inner
             address = b.address("%p0", place, form.stored)
             x = from_memory(b, form, memory_ops.load(b, address, form, mask))
             sum_ = ROWS[op](b, total, carried[0], cast(b, form, total, x))
@@ -43,7 +44,7 @@ def scan_codes(product: Product) -> list[KernelCode]:
             return [sum_]
 
         begin = [(b.of(total.computed), b.constant(total.computed, first))]
-        b.loop("0", lines.extent, 1, begin, step)
+        b.loop(0, lines.extent, 1, begin, step)
 
     return [along_lines(lines, (operand.node, product.results[0]), walk)]
 

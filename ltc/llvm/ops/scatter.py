@@ -20,6 +20,7 @@ from ltc.llvm.emit.builder import LANES, Builder, function_text
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.ops.copying import copy_code, fill_code
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.elementwise import ROWS, rounded
 from ltc.llvm.emit.conversions import from_memory, to_memory
 
@@ -55,43 +56,44 @@ def _put(node: Node, index, new, result) -> KernelCode:
 
     with b.lanes(1):
         line, low, size = _range(b)
+        taken, rows_of_line = b.number(0), b.number(1)
 
-        def one(i: str, _) -> None:
-            row = b.effect(f"load i64, ptr {b.address('%p0', i, 'i64')}, align 8")
-            inside = b.value(f"icmp ult i64 {b.value(f'sub i64 {row}, {low}')}, {size}")
+        def one(i: Index, _) -> None:
+            row = b.index(b.effect(f"load i64, ptr {b.address('%p0', i, 'i64')}, align 8"))
+            inside = b.value(f"icmp ult i64 {row - low}, {size}")
 
             def write() -> None:
-                target = b.multiply(b.add(b.multiply(line, "%n1"), row), width)
-                source = b.multiply(b.add(b.multiply(line, "%n0"), i), width)
+                target = (line * rows_of_line + row) * width
+                source = (line * taken + i) * width
                 _row(b, form, width, source, target, move)
 
             b.when(inside, (), write)
 
-        b.loop("0", "%n0", 1, (), one)
+        b.loop(0, taken, 1, (), one)
     text = function_text("kernel", 3, b, numbers=3)
     return KernelCode(text, (index, new, result), lead * parts, numbers=(count, rows, parts))
 
 
-def _row(b: Builder, form: Form, width: int, source: str, target: str, move) -> None:
+def _row(b: Builder, form: Form, width: int, source: Index, target: Index, move) -> None:
     """`width` neighbouring elements, in vectors where there are enough."""
     if width < LANES // 2:
-        b.loop("0", width, 1, (), lambda k, _: move(b.add(source, k), b.add(target, k), None))
+        b.loop(0, width, 1, (), lambda k, _: move(source + k, target + k, None))
         return
     with b.lanes(LANES):
         whole = width // LANES * LANES
         if whole:
             b.loop(
-                "0", whole, LANES, (), lambda k, _: move(b.add(source, k), b.add(target, k), None)
+                0, whole, LANES, (), lambda k, _: move(source + k, target + k, None)
             )
         if width > whole:
             mask = memory_ops.first_lanes(b, width - whole)
-            move(b.add(source, whole), b.add(target, whole), mask)
+            move(source + whole, target + whole, mask)
 
 
 def _mover(b: Builder, form: Form, mode: str):
     """What takes elements of %p1 to %p2, or adds them to what is there."""
 
-    def move(source: str, target: str, mask: str | None) -> None:
+    def move(source: Index, target: Index, mask: str | None) -> None:
         address = b.address("%p2", target, form.stored)
         new = memory_ops.load(b, b.address("%p1", source, form.stored), form, mask)
         if mode == "add":
@@ -113,23 +115,23 @@ def _scatter(node: Node, index, new, result) -> KernelCode:
     move = _mover(b, form, node.attr("mode"))
     with b.lanes(1):
         line, low, size = _range(b)
-        start = _position(b, line, taken[:dim], strides[:dim])
+        start = _position(line, taken[:dim], strides[:dim])
 
-        def one(t: str, i: str) -> None:
-            place = b.add(b.multiply(b.add(b.multiply(line, "%n0"), i), trail), t)
-            row = b.effect(f"load i64, ptr {b.address('%p0', place, 'i64')}, align 8")
-            inside = b.value(f"icmp ult i64 {b.value(f'sub i64 {row}, {low}')}, {size}")
+        def one(t: Index, i: Index) -> None:
+            place = (line * b.number(0) + i) * trail + t
+            row = b.index(b.effect(f"load i64, ptr {b.address('%p0', place, 'i64')}, align 8"))
+            inside = b.value(f"icmp ult i64 {row - low}, {size}")
 
             def write() -> None:
-                column = _position(b, t, taken[dim + 1 :], strides[dim + 1 :])
-                target = b.add(b.add(start, b.multiply(row, strides[dim])), column)
+                column = _position(t, taken[dim + 1 :], strides[dim + 1 :])
+                target = start + row * strides[dim] + column
                 move(place, target, None)
 
             b.when(inside, (), write)
 
         b.loop(
-            "0", "%n0", 1, (),
-            lambda i, _: b.loop("0", trail, 1, (), lambda t, _: one(t, i)) and None,
+            0, b.number(0), 1, (),
+            lambda i, _: b.loop(0, trail, 1, (), lambda t, _: one(t, i)) and None,
         )  # fmt: skip
     text = function_text("kernel", 3, b, numbers=3)
     numbers = (count, shape[dim], parts)
@@ -143,19 +145,19 @@ def _parts(lead: int, rows: int, elements: int, width: int) -> int:
     return max(1, min(most // min(lead, most), by_work, rows))
 
 
-def _range(b: Builder) -> tuple[str, str, str]:
+def _range(b: Builder) -> tuple[Index, Index, Index]:
     """This task's line, and its first row and how many it has; %n1 rows are cut in %n2 parts."""
-    line, part = b.value("udiv i64 %task, %n2"), b.value("urem i64 %task, %n2")
-    low = b.value(f"udiv i64 {b.multiply(part, '%n1')}, %n2")
-    high = b.value(f"udiv i64 {b.multiply(b.add(part, 1), '%n1')}, %n2")
-    return line, low, b.value(f"sub i64 {high}, {low}")
+    task, rows, parts = b.index("%task"), b.number(1), b.number(2)
+    line, part = task // parts, task % parts
+    low, high = part * rows // parts, (part + 1) * rows // parts
+    return line, low, high - low
 
 
-def _position(b: Builder, number: str, extents, strides) -> str:
+def _position(number: Index, extents, strides) -> Index:
     """Where the element of that number, of a box of these extents, lies."""
-    total = "0"
+    total: Index = 0
     for k in reversed(range(len(extents))):
-        coordinate = number if k == 0 else b.value(f"urem i64 {number}, {extents[k]}")
-        total = b.add(b.multiply(coordinate, strides[k]), total)
-        number = b.value(f"udiv i64 {number}, {extents[k]}") if k else number
+        coordinate = number if k == 0 else number % extents[k]
+        total = coordinate * strides[k] + total
+        number = number // extents[k] if k else number
     return total
