@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.index import Index, least, most
 
 Axes = tuple["Axis", "Axis", "Axis"]
@@ -66,6 +67,13 @@ class Axis:
         above = self.extent - self.first - tap * self.step
         low, end = (_rounded_up(most(0, x), self.stride) for x in (below, above))
         return low, least(self.count, end)
+
+
+def count_inside(b: Builder, axes: Axes, down: Index, across: Index, count: int) -> Index:
+    """`count`, or 0 where the operand's line of that depth and height lies in the padding."""
+    deep = b.value(f"icmp ult i64 {down}, {axes[0].extent}")
+    high = b.value(f"icmp ult i64 {across}, {axes[1].extent}")
+    return b.where(b.value(f"and i1 {deep}, {high}"), count, 0)
 
 
 def _rounded_up(x: Index, by: int) -> Index:

@@ -117,40 +117,33 @@ def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa
     size = prod(kernel)
     low, high = b.share(groups * channels)
 
-    def row(number: Index, _) -> None:
+    def weights(number: Index, o: Index) -> None:
         group, channel = divmod(number, channels)
+        first = group * outputs + o
+        source = v.at("%p0", (first * channels + channel) * size)
+        target = v.at("%p1", start + (number * outputs + o) * taps)
+        each_tap(b, axes, lambda tap, k: copy(v.at(source, kernel_element(tap)), v.at(target, k)))
 
-        def output(o: Index, _) -> None:
-            first = group * outputs + o
-            source = v.at("%p0", (first * channels + channel) * size)
-            target = v.at("%p1", start + (number * outputs + o) * taps)  # fmt: skip
+    def kernel_element(tap: tuple[Index, Index, Index]) -> Index:
+        at: Index = 0
+        for index, axis, extent in zip(tap, axes, kernel):
+            at = at * extent + (index * axis.kernel[1] + axis.kernel[0])
+        return at
 
-            def tap(t: tuple[Index, Index, Index], k: Index) -> None:
-                at: Index = 0
-                for index, axis, extent in zip(t, axes, kernel):
-                    element = index * axis.kernel[1] + axis.kernel[0]
-                    at = at * extent + element
-                bits = f"i{8 * dtype.itemsize}"
-                x = b.effect(f"load {bits}, ptr {v.at(source, at)}")
-                b.emit(f"store {bits} {x}, ptr {v.at(target, k)}")
-
-            each_tap(v, axes, tap)
-
-        b.loop(0, outputs, 1, [], output)
+    def copy(source: str, target: str) -> None:
+        bits = f"i{8 * dtype.itemsize}"
+        b.emit(f"store {bits} {b.effect(f'load {bits}, ptr {source}')}, ptr {target}")
 
     if taps:
-        b.loop(low, high, 1, [], row)
+        b.nest([(low, high, 1), outputs], [], lambda number, o, _: weights(number, o))
     tasks = tasks_for(20 * groups * channels * outputs * taps, groups * channels, 1)
     return GeneratedKernel(name, function_text(name, 2, b), ("weight", "turned"), tasks, 0)
 
 
-def each_tap(v: Vectors, axes: Axes, body) -> None:
+def each_tap(b: Builder, axes: Axes, body) -> None:
     """Loops body((d, h, w), flat number) over the taps."""
     depth, height, width = (axis.taps for axis in axes)
-    v.builder.loop(0, depth, 1, [], lambda d, _: v.builder.loop(
-        0, height, 1, [], lambda h, _: v.builder.loop(
-            0, width, 1, [], lambda w, _: body(
-                (d, h, w), (d * height + h) * width + w
-            )
-        ) and None
-    ) and None)  # fmt: skip
+    b.nest(
+        (depth, height, width), [],
+        lambda d, h, w, _: body((d, h, w), (d * height + h) * width + w),
+    )  # fmt: skip

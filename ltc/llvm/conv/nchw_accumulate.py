@@ -25,7 +25,7 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
-from ltc.llvm.conv.axes import Axes
+from ltc.llvm.conv.axes import Axes, count_inside
 
 GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
 MOST_COLUMNS = 512
@@ -296,44 +296,35 @@ class Sums:
         deep, high, wide = self.axes
         source = v.at(self.operand_at, start * self.size)
 
-        def line(d: Index, h: Index, i: Index) -> None:
+        def line(d: Index, h: Index, i: Index, _) -> None:
             at, limit = self._operand_line(source, first_line + i, d, h)
             k = (d * high.taps + h) * wide.taps
             target = k * self.columns + i * width
-            b.loop(0, width, v.width, [], lambda j, _: vectors(at, limit, target + j, j))
+            b.nest([(0, width, v.width), wide.taps], [], lambda j, w, _: self._gather_vectors(
+                at, limit, depth, wide.met(column + j, w), target + j + w * self.columns
+            ))  # fmt: skip
 
-        def vectors(at: str, limit: Index, target: Index, j: Index) -> None:
-            def one(w: Index) -> None:
-                first = wide.met(column + j, w)
-                masks = v.masks_of(first, wide.stride, limit)
-                spot = target + w * self.columns
+        b.nest((deep.taps, high.taps, lines), [], line)
 
-                def channel(c: Index, _) -> None:
-                    here = v.at(at, c * self.size)
-                    value = v.strided(here, first, wide.stride, masks)
-                    place = spot + c * (self.taps * self.columns)
-                    v.store_computed(value, self.gathered, place)
+    def _gather_vectors(
+        self, line: str, limit: Index, depth: Index, first: Index, target: Index
+    ) -> None:
+        """What adjacent columns of every channel meet at one tap, from its element `first` on."""
+        v, stride = self.v, self.axes[2].stride
+        masks = v.masks_of(first, stride, limit)
 
-                b.loop(0, depth, 1, [], channel)
+        def channel(c: Index, _) -> None:
+            value = v.strided(v.at(line, c * self.size), first, stride, masks)
+            v.store_computed(value, self.gathered, target + c * (self.taps * self.columns))
 
-            b.loop(0, wide.taps, 1, [], lambda w, _: one(w))
+        self.b.loop(0, depth, 1, [], channel)
 
-        b.loop(0, deep.taps, 1, [], lambda d, _: b.loop(
-            0, high.taps, 1, [], lambda h, _: b.loop(
-                0, lines, 1, [], lambda i, _: line(d, h, i)
-            ) and None
-        ) and None)  # fmt: skip
-
-    def _operand_line(self, source: str, line: Index, d: Index, h: Index) -> tuple[str, str]:
+    def _operand_line(self, source: str, line: Index, d: Index, h: Index) -> tuple[str, Index]:
         """Where the operand's line begins that a line of the result meets, and how much of it."""
         v, b = self.v, self.b
         deep, high, wide = self.axes
         o, p = divmod(line, high.count)
         down = deep.met(o, d)
         across = high.met(p, h)
-        inside = b.value(
-            f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
-            f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
-        )
         at = v.at(source, (down * high.extent + across) * wide.extent)
-        return at, b.where(inside, wide.extent, 0)
+        return at, count_inside(b, self.axes, down, across, wide.extent)

@@ -21,61 +21,62 @@ class DirectSums(Sums):
 
     def _direct_line(self, number: Index, _) -> None:
         """One line of the result."""
-        v, b = self.v, self.b
         part, line = divmod(number, self.lines)
         self._locate(part)
-        deep, high, wide = self.axes
-        sums = [(v.vector, v.zero)] * (self.rows * self.vectors)
+        self.b.loop(0, self.width, self.panel, [], lambda column, _: self._direct_columns(
+            line, column
+        ))  # fmt: skip
+
+    def _direct_columns(self, line: Index, column: Index) -> None:
+        """A panel of columns of every row of the result."""
+        v, b = self.v, self.b
+        zeros = v.typed([v.zero] * (self.rows * self.vectors))
         together = max(1, LONGEST_SUM // max(1, self.taps))  # channels of one piece of a long sum
 
-        def columns(column: Index, _) -> None:
-            def channel(c: Index, values: list[str]) -> list[str]:
-                source = v.at(self.operand_at, c * self.size)
+        def piece(start: Index, totals: list[str]) -> list[str]:
+            end = least(start + together, self.channels)
+            parts = b.loop(start, end, 1, zeros, lambda c, sums: self._direct_channel(
+                line, column, c, sums
+            ))  # fmt: skip
+            return [v.add(total, part) for total, part in zip(totals, parts)]
 
-                def outer(d: Index, values: list[str]) -> list[str]:
-                    return b.loop(0, high.taps, 1, pairs(values), lambda h, j: middle(d, h, j))
+        for i, value in enumerate(b.loop(0, self.channels, together, zeros, piece)):
+            r, j = divmod(i, self.vectors)
+            at = column + j * v.width
+            mask = v.first(self.width - at)
+            if self.spread:
+                self._store_spread_line(value, r, line, at, mask)
+            else:
+                self._store_vector(value, r, line * self.width + at, mask)
 
-                def middle(d: Index, h: Index, values: list[str]) -> list[str]:
-                    at, limit = self._operand_line(source, line, d, h)
-                    k = (c * deep.taps + d) * high.taps + h
-                    weights = v.at(self.weight_at, k * wide.taps)
-                    return b.loop(0, wide.taps, 1, pairs(values), lambda w, j: tap(
-                        at, limit, weights, w, j
-                    ))  # fmt: skip
+    def _direct_channel(
+        self, line: Index, column: Index, channel: Index, sums: list[str]
+    ) -> list[str]:
+        """The sums, and what one channel adds to them at every tap."""
+        v, b, (deep, high, wide) = self.v, self.b, self.axes
+        source = v.at(self.operand_at, channel * self.size)
 
-                return b.loop(0, deep.taps, 1, pairs(values), outer)
+        def taps(d: Index, h: Index, sums: list[str]) -> list[str]:
+            at, limit = self._operand_line(source, line, d, h)
+            k = (channel * deep.taps + d) * high.taps + h
+            weights = v.at(self.weight_at, k * wide.taps)
+            return b.loop(0, wide.taps, 1, v.typed(sums), lambda w, sums: self._direct_tap(
+                at, limit, weights, column, w, sums
+            ))  # fmt: skip
 
-            def tap(at, limit, weights, w, values) -> list[str]:
-                ys = [
-                    self._operand_vector(at, column + j * v.width, w, limit)
-                    for j in range(self.vectors)
-                ]
-                result = []
-                for r in range(self.rows):
-                    x = v.splat(v.scalar(weights, w + r * self.channels * self.taps))
-                    for j, y in enumerate(ys):
-                        result.append(v.multiply_add(x, y, values[r * self.vectors + j]))
-                return result
+        return b.nest((deep.taps, high.taps), v.typed(sums), taps)
 
-            def piece(start: Index, totals: list[str]) -> list[str]:
-                end = least(start + together, self.channels)
-                parts = b.loop(start, end, 1, sums, channel)
-                return [v.add(total, part) for total, part in zip(totals, parts)]
-
-            values = b.loop(0, self.channels, together, sums, piece)
-            for i, value in enumerate(values):
-                r, j = divmod(i, self.vectors)
-                at = column + j * v.width
-                mask = v.first(self.width - at)
-                if self.spread:
-                    self._store_spread_line(value, r, line, at, mask)
-                else:
-                    self._store_vector(value, r, line * self.width + at, mask)
-
-        def pairs(values: list[str]) -> list[tuple[str, str]]:
-            return [(v.vector, value) for value in values]
-
-        b.loop(0, self.width, self.panel, [], columns)
+    def _direct_tap(self, line, limit, weights, column, w, sums: list[str]) -> list[str]:
+        v = self.v
+        ys = [
+            self._operand_vector(line, column + j * v.width, w, limit) for j in range(self.vectors)
+        ]
+        result = []
+        for r in range(self.rows):
+            x = v.splat(v.scalar(weights, w + r * self.channels * self.taps))
+            for j, y in enumerate(ys):
+                result.append(v.multiply_add(x, y, sums[r * self.vectors + j]))
+        return result
 
     def _operand_vector(self, line: str, column: Index, w: Index, limit: Index) -> str:
         """What adjacent columns of the result meet at one tap."""
@@ -88,8 +89,7 @@ class DirectSums(Sums):
         o, p = divmod(line, self.axes[1].count)
         at: Index = 0
         for index, axis in zip((o, p, column), self.axes):
-            element = index * axis.place[1] + axis.place[0]
-            at = at * axis.result + element
-        base = v.at("%p2", (self.result_row + row) * self.result_size + at)  # fmt: skip
+            at = at * axis.result + (index * axis.place[1] + axis.place[0])
+        base = v.at("%p2", (self.result_row + row) * self.result_size + at)
         step = self.axes[2].place[1]
         v.scatter(value, base, multiples(v.width, step), mask)

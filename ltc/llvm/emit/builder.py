@@ -21,6 +21,9 @@ ATTRIBUTES = (
 METADATA = "!0 = !{i32 1}\n"  # what !nontemporal refers to
 FLUSH = "  fence seq_cst\n"  # after it, other threads see what went past the caches
 
+# What an index of `nest` runs through: from 0 up to a number, or (from, up to, step).
+Range = Index | tuple[Index, Index, int]
+
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
 
@@ -243,6 +246,25 @@ class Builder:
             self._phi(type, f"[ {first}, %{before} ], [ {after[k]}, %{latch} ]")
             for k, (type, first) in enumerate(carried)
         ]
+
+    def nest(
+        self,
+        ranges: Sequence[Range],
+        carried: Sequence[tuple[str, str]],
+        body: Callable[..., list[str] | None],
+    ) -> list[str]:
+        """Loops around each other, the last one innermost: carried = body(i, j, ..., carried)."""
+        types = [type for type, _ in carried]
+
+        def inside(indices: tuple[IndexRegister, ...], values: list[str]) -> list[str] | None:
+            if len(indices) == len(ranges):
+                return body(*indices, values)
+            one = ranges[len(indices)]
+            low, high, step = one if isinstance(one, tuple) else (0, one, 1)
+            again = list(zip(types, values))
+            return self.loop(low, high, step, again, lambda i, now: inside((*indices, i), now))
+
+        return inside((), [value for _, value in carried]) or []
 
     def when(
         self,

@@ -263,6 +263,10 @@ class Vectors:
         type = self.vector
         return self.builder.pure_call(name, type, (type, x), (type, y), (type, total))
 
+    def typed(self, values: list[str]) -> list[tuple[str, str]]:
+        """Vectors as a loop carries them."""
+        return [(self.vector, value) for value in values]
+
     def add(self, x: str, y: str) -> str:
         return self.builder.value(f"fadd {self.vector} {x}, {y}")
 
