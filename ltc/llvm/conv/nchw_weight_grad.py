@@ -9,6 +9,8 @@ Letters: N images, O output channels of a group, C operand channels of a group, 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
@@ -26,7 +28,7 @@ from ltc.llvm.emit.vectors import (
     transposed,
 )
 from ltc.llvm.conv.split_images import UNITS, Slots, adding_kernel
-from ltc.llvm.conv.axes import Axes, forward_axes
+from ltc.llvm.conv.axes import Axes, count_inside, forward_axes
 
 COPIED_BYTES = 128 * 1024  # of the operand, beside the turned gradient in a level-2 cache
 TURNED_POSITIONS = 1024
@@ -143,11 +145,9 @@ class _SlotSums:
             part = n * self.groups + group
             gradient = v.at("%p0", part * (self.outputs * self.positions))
             operand = v.at("%p1", part * (self.channels * self.size))
-            b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
-                0, self.strips, 1, [], lambda strip, _: self._strip(
-                    gradient, operand, panel, deep, strip * self.lines
-                )
-            ) and None)  # fmt: skip
+            b.nest((self.axes[0].count, self.strips), [], lambda deep, strip, _: self._strip(
+                gradient, operand, panel, deep, strip * self.lines
+            ))  # fmt: skip
 
         b.loop(first, last, 1, [], image)
 
@@ -171,7 +171,7 @@ class _SlotSums:
         """turned[position, output channel] of one panel."""
         v, n = self.v, self.v.width
 
-        def square(p: Index, j: Index) -> None:
+        def square(p: Index, j: Index, _) -> None:
             mask = v.first(positions - p)
             lines = []
             for i in range(n):
@@ -183,27 +183,20 @@ class _SlotSums:
             for i, line in enumerate(transposed(self.b, lines, v.element)):
                 v.store_computed(line, target, i * self.panel)
 
-        self.b.loop(0, positions, n, [], lambda p, _: self.b.loop(
-            0, self.panel, n, [], lambda j, _: square(p, j)
-        ) and None)  # fmt: skip
+        self.b.nest([(0, positions, n), (0, self.panel, n)], [], square)
 
     def _copy(self, operand: str, channels: Index, deep: Index, line: Index) -> None:
         """copied[channel, depth tap, line, column]: what the strip meets, zero outside."""
         v, b, (axis, high, wide) = self.v, self.b, self.axes
 
-        def one_line(c: Index, d: Index, i: Index) -> None:
+        def one_line(c: Index, d: Index, i: Index, _) -> None:
             down = axis.met(deep, d)
             across = line * high.stride + high.first + i
-            inside = b.value(
-                f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
-                f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
-            )
-            source = c * axis.extent + down
-            source = source * high.extent + across
+            limit = count_inside(b, self.axes, down, across, wide.extent)
+            source = (c * axis.extent + down) * high.extent + across
             source = v.at(operand, source * wide.extent + wide.first)
-            target = c * self.channel_pitch + d * self.plane
-            target = v.at(self.copied, target + i * self.pitch, v.element)
-            limit = b.where(inside, wide.extent, 0)
+            target = c * self.channel_pitch + d * self.plane + i * self.pitch
+            target = v.at(self.copied, target, v.element)
 
             def vector(j: Index, _) -> None:
                 mask = v.between(j + wide.first, limit)
@@ -211,11 +204,7 @@ class _SlotSums:
 
             b.loop(0, self.pitch, v.width, [], vector)
 
-        b.loop(0, channels, 1, [], lambda c, _: b.loop(
-            0, axis.taps, 1, [], lambda d, _: b.loop(
-                0, self.copied_lines, 1, [], lambda i, _: one_line(c, d, i)
-            ) and None
-        ) and None)  # fmt: skip
+        b.nest((channels, axis.taps, self.copied_lines), [], one_line)
 
     def _tap_offset(self, d: Index, h: Index, w: Index) -> Index:
         (_, high, wide) = self.axes
@@ -240,42 +229,40 @@ class _SlotSums:
         """Many channels: a block has some of them at one tap."""
         v, b, (_, height, width) = self.v, self.b, self.kernel_taps
 
-        def tap(d: Index, h: Index, w: Index) -> None:
-            t = (d * height + h) * width + w
+        size = self.block
+        whole = count // size * size
+
+        def tap(d: Index, h: Index, w: Index, _) -> None:
+            row = first * self.taps + (d * height + h) * width + w
             source = v.at(self.copied, self._tap_offset(d, h, w), v.element)
-            row = first * self.taps + t
             target = v.at(self.partial, row * self.panel, v.element)
-            size = self.block
-            whole = count // size * size
-
-            def block(c: Index, rows: int) -> None:
-                here = v.at(source, c * self.channel_pitch, v.element)
-                there = v.at(target, c * (self.taps * self.panel), v.element)
-                offsets = [r * self.channel_pitch for r in range(rows)]
-                spots = [r * self.taps * self.panel for r in range(rows)]
-                self._block(here, offsets, there, spots, lines)
-
+            block = partial(self._channel_block, source, target, lines)
             b.loop(0, whole, size, [], lambda c, _: block(c, size))
             c, rest = whole, size
             while rest > 1:  # what is left, in halves: any number of channels by few codes
                 rest = (rest + 1) // 2
                 fits = b.value(f"icmp sle i64 {c + rest}, {count}")
-                (c,) = b.when(fits, [("i64", c)], lambda c=c, rest=rest: (
-                    block(c, rest), [c + rest]
-                )[1])  # fmt: skip
+                (c,) = b.when(fits, [("i64", c)], partial(block, c, rest))
 
-        depth = self.kernel_taps[0]
-        b.loop(0, depth, 1, [], lambda d, _: b.loop(
-            0, height, 1, [], lambda h, _: b.loop(
-                0, width, 1, [], lambda w, _: tap(d, h, w)
-            ) and None
-        ) and None)  # fmt: skip
+        b.nest(self.kernel_taps, [], tap)
+
+    def _channel_block(
+        self, source: str, target: str, lines: Index, channel: Index, rows: int
+    ) -> list[Index]:
+        """Some channels of one tap, from one on; gives the one after them."""
+        v = self.v
+        here = v.at(source, channel * self.channel_pitch, v.element)
+        there = v.at(target, channel * (self.taps * self.panel), v.element)
+        offsets = [r * self.channel_pitch for r in range(rows)]
+        spots = [r * self.taps * self.panel for r in range(rows)]
+        self._block(here, offsets, there, spots, lines)
+        return [channel + rows]
 
     def _block(self, source: str, offsets, target: str, spots, lines: Index) -> None:
         """Add all positions of a strip to the sums of a few rows."""
         v, b, (_, high, wide), count = self.v, self.b, self.axes, self.vectors
         places = [spot + u * v.width for spot in spots for u in range(count)]
-        sums = [(v.vector, v.zero)] * len(places)
+        sums = v.typed([v.zero] * len(places))
 
         def line(i: Index, values: list[str]) -> list[str]:
             here = v.at(source, i * (high.stride * self.pitch), v.element)
@@ -291,7 +278,7 @@ class _SlotSums:
                         result.append(v.multiply_add(x, y, values[r * count + u]))
                 return result
 
-            return b.loop(0, wide.count, 1, [(v.vector, x) for x in values], position)
+            return b.loop(0, wide.count, 1, v.typed(values), position)
 
         for value, place in zip(b.loop(0, lines, 1, sums, line), places):
             v.store_computed(v.add(v.load_computed(target, place), value), target, place)
@@ -299,78 +286,83 @@ class _SlotSums:
 
 def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands):
     """For depthwise and narrow groups: each weight's gradient is one sum along the lines."""
-    b = Builder()
-    v = Vectors(b, isa, dtype)
-    deep, high, wide = axes
-    images, groups = geometry.operand[0], geometry.groups
-    outputs, channels = geometry.weight[0] // groups, geometry.weight[1]
-    size = deep.extent * high.extent * wide.extent
-    positions = deep.count * high.count * wide.count
-    taps = deep.taps * high.taps * wide.taps
-    units = groups * outputs * channels * deep.taps * high.taps
+    body = _LineSums(dtype, geometry, axes, isa, epilogue)
+    units = body.kernels * axes[0].taps * axes[1].taps
+    if units:
+        body.b.loop(*body.b.share(units), 1, [], body.unit)
+    arguments = ("gradient", "operand", "result", *(f"operand{i}" for i in range(operands)))
+    work = 2 * body.images * body.positions * body.kernels * body.taps
+    text = function_text(name, len(arguments), body.b)
+    return GeneratedKernel(name, text, arguments, tasks_for(4 * work, units, 1), work)
 
-    def unit(number: Index, _) -> None:
+
+class _LineSums:
+    """The gradient of one line of taps of one pair of channels, in vectors along the lines.
+
+    The pointers are the gradient, the operand and the result.
+
+    kernels  pairs of an output channel and an operand channel
+    """
+
+    def __init__(self, dtype, geometry: Geometry, axes: Axes, isa: Isa, epilogue):
+        deep, high, wide = axes
+        self.b = Builder()
+        self.v = v = Vectors(self.b, isa, dtype)
+        self.axes, self.epilogue = axes, epilogue
+        self.images, self.groups = geometry.operand[0], geometry.groups
+        self.outputs, self.channels = geometry.weight[0] // self.groups, geometry.weight[1]
+        self.kernels = geometry.weight[0] * self.channels
+        self.size = deep.extent * high.extent * wide.extent
+        self.positions = deep.count * high.count * wide.count
+        self.taps = deep.taps * high.taps * wide.taps
+        self.row = reserved(self.b, wide.taps + v.width, v.element)
+
+    def unit(self, number: Index, _) -> None:
+        v, b, (deep, high, wide) = self.v, self.b, self.axes
         rest, h = divmod(number, high.taps)
         rest, d = divmod(rest, deep.taps)
-        output, channel = divmod(rest, channels)
-        operand = output // outputs * channels + channel
-        sums = [(v.vector, v.zero)] * wide.taps
+        output, channel = divmod(rest, self.channels)
+        operand = output // self.outputs * self.channels + channel
 
-        def image(n: Index, values: list[str]) -> list[str]:
-            gradient = v.at("%p0", (n * (groups * outputs) + output) * positions)
-            source = v.at("%p1", (n * (groups * channels) + operand) * size)
-            carried = [(v.vector, x) for x in values]
-            return b.loop(0, deep.count * high.count, 1, carried, lambda i, u: line(
-                gradient, source, i, d, h, u
-            ))  # fmt: skip
+        def line(n: Index, i: Index, sums: list[str]) -> list[str]:
+            gradient = (n * (self.groups * self.outputs) + output) * self.positions
+            source = (n * (self.groups * self.channels) + operand) * self.size
+            return self._line(v.at("%p0", gradient), v.at("%p1", source), i, d, h, sums)
 
-        totals = b.loop(0, images, 1, sums, image)
-        row = reserved_row
+        zeros = v.typed([v.zero] * wide.taps)
+        totals = b.nest((self.images, deep.count * high.count), zeros, line)
         for w, total in enumerate(totals):
-            spot = v.at(row, w, v.element)
-            b.emit(f"store {v.element} {v.total(total)}, ptr {spot}")
-        b.loop(0, wide.taps, v.width, [], lambda w, _: store(
-            output, number % (deep.taps * high.taps) * wide.taps, channel, w
-        ))  # fmt: skip
+            b.emit(f"store {v.element} {v.total(total)}, ptr {v.at(self.row, w, v.element)}")
+        tap = number % (deep.taps * high.taps) * wide.taps
+        column = channel * self.taps + tap
+        b.loop(0, wide.taps, v.width, [], lambda w, _: self._store(output, column, w))
 
-    def line(gradient, source, i, d, h, values) -> list[str]:
+    def _line(self, gradient: str, source: str, i: Index, d: Index, h: Index, sums) -> list[str]:
+        """The sums, and what line `i` of an image adds to each of them."""
+        v, b, (deep, high, wide) = self.v, self.b, self.axes
         o, p = divmod(i, high.count)
         down, across = deep.met(o, d), high.met(p, h)
-        inside = b.value(
-            f"and i1 {b.value(f'icmp ult i64 {down}, {deep.extent}')}, "
-            f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
-        )
+        end = count_inside(b, self.axes, down, across, wide.count)
         source = v.at(source, (down * high.extent + across) * wide.extent)
         gradient = v.at(gradient, i * wide.count)
-        end = b.where(inside, wide.count, 0)
 
         def vector(j: Index, sums: list[str]) -> list[str]:
-            mask = v.first(wide.count - j)
-            x = v.load(gradient, j, mask)
+            x = v.load(gradient, j, v.first(wide.count - j))
             result = []
             for w, total in enumerate(sums):
                 first = wide.met(j, w)
-                y = v.strided(
-                    source, first, wide.stride, v.masks_of(first, wide.stride, wide.extent)
-                )
+                masks = v.masks_of(first, wide.stride, wide.extent)
+                y = v.strided(source, first, wide.stride, masks)
                 result.append(v.multiply_add(x, y, total))
             return result
 
-        return b.loop(0, end, v.width, [(v.vector, x) for x in values], vector)
+        return b.loop(0, end, v.width, v.typed(sums), vector)
 
-    def store(output, tap, channel, w) -> None:
-        value = v.load_computed(reserved_row, w)
-        mask = v.first(wide.taps - w)
-        column = channel * taps + (tap + w)
-        if epilogue is not None:
+    def _store(self, output: Index, column: Index, w: Index) -> None:
+        """A vector of taps of a line, the first of which is number `column` of its output."""
+        v, b = self.v, self.b
+        value, mask = v.load_computed(self.row, w), v.first(self.axes[2].taps - w)
+        if self.epilogue is not None:
             with b.lanes(v.width):
-                value = epilogue(b, value, output, column, mask)
-        v.store(value, "%p2", output * (channels * taps) + column, mask)
-
-    reserved_row = reserved(b, wide.taps + v.width, v.element)
-    if units:
-        b.loop(*b.share(units), 1, [], unit)
-    arguments = ("gradient", "operand", "result", *(f"operand{i}" for i in range(operands)))
-    work = 2 * images * positions * geometry.weight[0] * channels * taps
-    text = function_text(name, len(arguments), b)
-    return GeneratedKernel(name, text, arguments, tasks_for(4 * work, units, 1), work)
+                value = self.epilogue(b, value, output, column + w, mask)
+        v.store(value, "%p2", output * (self.channels * self.taps) + (column + w), mask)

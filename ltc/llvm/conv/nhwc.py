@@ -252,7 +252,7 @@ class _Tiles:
         """body(where its first tap is, (image, line, column), (height, width)) for every tile."""
         v, b, tile = self.v, self.b, self.tile
 
-        def line(n: Index, i: Index) -> None:
+        def line(n: Index, i: Index, _) -> None:
             start = 0
             for width, count in tile.widths:
                 def one(j: Index, _=None, width=width) -> None:
@@ -265,9 +265,7 @@ class _Tiles:
                     b.loop(start, start + width * count, width, [], one)
                 start += width * count
 
-        b.loop(0, self.image_count, tile.images, [], lambda n, _: b.loop(
-            0, self.line_count, tile.height, [], lambda i, _: line(n, i)
-        ) and None)  # fmt: skip
+        b.nest([(0, self.image_count, tile.images), (0, self.line_count, tile.height)], [], line)
 
     def _members(self, shape) -> list[tuple[int, int, int]]:
         """(image, line, column) of each position of a tile, counted from its first."""
@@ -305,13 +303,8 @@ class _Tiles:
         def segment(d: Index, h: Index, w: Index, run: Index, values: list[str]) -> list[str]:
             left = v.at(place, self.strip.tap(d, h, w) + start, v.element)
             tap = (d * high + h) * wide + w
-            right = v.at(
-                self.packer.memory, tap * (self.depth * self.panel), v.element
-            )
-            return b.loop(0, run, 1, typed(values), lambda k, j: step(left, right, k, j))
-
-        def typed(values: list[str]) -> list[tuple[str, str]]:
-            return [(v.vector, value) for value in values]
+            right = v.at(self.packer.memory, tap * (self.depth * self.panel), v.element)
+            return b.loop(0, run, 1, v.typed(values), lambda k, j: step(left, right, k, j))
 
         line = self.first_line + spot[1]
         low_deep, end_deep = self.axes[0].taps_inside(self.deep, self.deep)
@@ -324,12 +317,10 @@ class _Tiles:
             if self.joins_taps:
                 return segment(d, h, first, (last - first) * depth, values)
             return b.loop(
-                first, last, 1, typed(values), lambda w, values: segment(d, h, w, depth, values)
+                first, last, 1, v.typed(values), lambda w, values: segment(d, h, w, depth, values)
             )
 
-        return b.loop(low_deep, end_deep, 1, typed(sums), lambda d, values: b.loop(
-            low, end, 1, typed(values), lambda h, values: row(d, h, values)
-        ))  # fmt: skip
+        return b.nest([(low_deep, end_deep, 1), (low, end, 1)], v.typed(sums), row)
 
     def _spots(self, spot, shape):
         """The place in the waiting sums of each vector of a tile."""

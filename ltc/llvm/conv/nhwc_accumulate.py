@@ -120,14 +120,9 @@ class StripSums(Strips):
         first, line = block * self.images, number * self.lines
         images, lines = least(self.images, self.b.number(0) - first), self.lines_from(line)
         self.strip.copy("%p1", 0, first, images, deep, line)
-
-        def one_line(n: Index, i: Index) -> None:
-            position = self._position(first + n, deep, line + i)
-            self._line(n, i, position)
-
-        b.loop(0, images, 1, [], lambda n, _: b.loop(
-            0, lines, 1, [], lambda i, _: one_line(n, i)
-        ) and None)  # fmt: skip
+        b.nest((images, lines), [], lambda n, i, _: self._line(
+            n, i, self._position(first + n, deep, line + i)
+        ))  # fmt: skip
 
     def _line(self, image: Index, line: Index, position: Index) -> None:
         """Computes a line of the strip; `position`: where its first result is, counted flat."""
@@ -158,6 +153,3 @@ class StripSums(Strips):
     def _row(self, position: Index, column: Index, r: int) -> Index:
         """The flat position of the r-th result of a tile that begins at a column."""
         return position + (column + r) * self.axes[2].place[1]
-
-    def typed(self, values: list[str]) -> list[tuple[str, str]]:
-        return [(self.v.vector, value) for value in values]

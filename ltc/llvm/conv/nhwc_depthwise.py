@@ -6,6 +6,8 @@ their padding; a few positions of a line keep their sums in registers over all t
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from ltc.llvm.emit.builder import function_text
@@ -87,11 +89,8 @@ class _Sums(StripSums):
                 for r, value in enumerate(values)
             ]
 
-        sums = b.loop(0, deep.taps, 1, self.typed([v.zero] * width), lambda d, values: b.loop(
-            0, high.taps, 1, self.typed(values), lambda h, values: b.loop(
-                0, wide.taps, 1, self.typed(values), lambda w, values: tap(d, h, w, values)
-            )
-        ))  # fmt: skip
+        zeros = v.typed([v.zero] * width)
+        sums = b.nest((deep.taps, high.taps, wide.taps), zeros, tap)
         for r, value in enumerate(sums):
             self._store(value, self._row(position, column, r), channel)
 
@@ -134,11 +133,9 @@ class _SlotSums(Strips):
 
         def images(n: Index, _) -> None:
             count = least(self.images, last - n)
-            b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
-                0, self.strips, 1, [], lambda strip, _: self._strip(
-                    n, count, deep, strip * self.lines
-                )
-            ) and None)  # fmt: skip
+            b.nest((self.axes[0].count, self.strips), [], lambda deep, strip, _: self._strip(
+                n, count, deep, strip * self.lines
+            ))  # fmt: skip
 
         b.loop(first, last, self.images, [], images)
 
@@ -150,47 +147,46 @@ class _SlotSums(Strips):
         together = self.taps <= MOST_TAPS_TOGETHER
         outer = (1, 1) if together else (axis.taps, high.taps)
         inner = (axis.taps, high.taps) if together else (1, 1)
-        rest = [(x, y, z) for x in range(inner[0]) for y in range(inner[1])
-                for z in range(wide.taps)]  # fmt: skip
+        rest = itertools.product(range(inner[0]), range(inner[1]), range(wide.taps))
         offsets = [self.strip.tap(*tap) for tap in rest]
+        zeros = v.typed([v.zero] * len(offsets))
 
-        def vector(channel: Index) -> None:
-            b.loop(0, outer[0], 1, [], lambda d, _: b.loop(
-                0, outer[1], 1, [], lambda h, _: taps(channel, d, h)
-            ) and None)  # fmt: skip
-
-        def taps(channel: Index, d: Index, h: Index) -> None:
+        def taps(channel: Index, d: Index, h: Index, _) -> None:
             source = v.at(self.strip.memory, self.strip.tap(d, h, 0) + channel, v.element)
             mask = self.mask(channel)
 
-            def one_line(n: Index, i: Index, values: list[str]) -> list[str]:
+            def one_line(n: Index, i: Index, sums: list[str]) -> list[str]:
                 here = v.at(source, self.strip.place(n, i, 0), v.element)
-                at = (first + n) * axis.count + deep
-                at = at * high.count + (line + i)
-                there = at * (wide.count * self.channels) + channel
-                gradient = v.at("%p0", there)
+                at = ((first + n) * axis.count + deep) * high.count + (line + i)
+                gradient = v.at("%p0", at * (wide.count * self.channels) + channel)
+                return self._line(here, gradient, mask, offsets, sums)
 
-                def position(j: Index, values: list[str]) -> list[str]:
-                    g = v.load(gradient, j * self.channels, mask)
-                    spot = v.at(here, self.strip.place(0, 0, j), v.element)
-                    return [
-                        v.multiply_add(g, v.load_computed(spot, offset), value)
-                        for offset, value in zip(offsets, values)
-                    ]
-
-                return b.loop(0, wide.count, 1, typed(values), position)
-
-            sums = b.loop(0, images, 1, typed([v.zero] * len(rest)), lambda n, values: b.loop(
-                0, lines, 1, typed(values), lambda i, values: one_line(n, i, values)
-            ))  # fmt: skip
+            sums = b.nest((images, lines), zeros, one_line)
             row = (d * high.taps + h) * wide.taps
             spot = channel * self.taps + row * v.width
-            target = v.at(self.partial, spot, v.element)
-            for k, value in enumerate(sums):
-                total = v.add(v.load_computed(target, k * v.width), value)
-                v.store_computed(total, target, k * v.width)
+            self._add(sums, v.at(self.partial, spot, v.element))
 
-        def typed(values: list[str]) -> list[tuple[str, str]]:
-            return [(v.vector, value) for value in values]
+        b.nest([(0, self.channels, v.width), *outer], [], taps)
 
-        b.loop(0, self.channels, v.width, [], lambda c, _: vector(c))
+    def _line(
+        self, operand: str, gradient: str, mask: str | None, offsets: list[Index], sums: list[str]
+    ) -> list[str]:
+        """The sums of the taps at `offsets`, and what one line adds to them."""
+        v = self.v
+
+        def position(j: Index, sums: list[str]) -> list[str]:
+            factor = v.load(gradient, j * self.channels, mask)
+            spot = v.at(operand, self.strip.place(0, 0, j), v.element)
+            return [
+                v.multiply_add(factor, v.load_computed(spot, offset), value)
+                for offset, value in zip(offsets, sums)
+            ]
+
+        return self.b.loop(0, self.axes[2].count, 1, v.typed(sums), position)
+
+    def _add(self, sums: list[str], target: str) -> None:
+        """Adds vectors to those that lie one after another in memory."""
+        v = self.v
+        for k, value in enumerate(sums):
+            total = v.add(v.load_computed(target, k * v.width), value)
+            v.store_computed(total, target, k * v.width)

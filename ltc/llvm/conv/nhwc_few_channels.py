@@ -46,14 +46,12 @@ class ChannelTotals(StripSums):
             row = (d * high.taps + h) * (self.axes[2].taps * self.right)
             weights = v.at(self.packed, row * self.packed_row, v.element)
             here = v.at(place, self.strip.tap(d, h, 0), v.element)
-            return b.loop(0, self.channels, v.width, self.typed(values), lambda c, values: (
+            return b.loop(0, self.channels, v.width, v.typed(values), lambda c, values: (
                 self._vector(v.at(here, c, v.element), v.at(weights, c, v.element), c, values)
             ))  # fmt: skip
 
-        zeros = self.typed([v.zero] * (width * self.right))
-        return b.loop(0, deep.taps, 1, zeros, lambda d, values: b.loop(
-            0, high.taps, 1, self.typed(values), lambda h, values: line(d, h, values)
-        ))  # fmt: skip
+        zeros = v.typed([v.zero] * (width * self.right))
+        return b.nest((deep.taps, high.taps), zeros, line)
 
     def _vector(self, here: str, weights: str, channel: Index, values: list[str]) -> list[str]:
         """One vector of channels of a line of taps: each element is loaded once."""

@@ -73,10 +73,8 @@ class CopiedGradientPanel(GradientPanel):
 
     def fill(self, images: Index, lines: Index) -> None:
         """Copies so many lines of so many images."""
-        b = self.v.builder
-        b.loop(0, images, 1, [], lambda n, _: b.loop(0, lines, 1, [], lambda i, _: b.loop(
-            0, self.axes[2].count, 1, [], lambda j, _: self._copy(n, i, j)
-        ) and None) and None)  # fmt: skip
+        ranges = images, lines, self.axes[2].count
+        self.v.builder.nest(ranges, [], lambda n, i, j, _: self._copy(n, i, j))
 
     def _copy(self, image: Index, line: Index, column: Index) -> None:
         to = self._place(image, line, column)

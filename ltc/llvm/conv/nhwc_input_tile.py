@@ -71,21 +71,18 @@ class Strip:
         """
         v, b, (axis, high, wide) = self.v, self.v.builder, self.axes
         size = axis.extent * high.extent * wide.extent * self.apart
-        
-        def one_line(n: Index, d: Index, i: Index) -> None:
-            down = deep * axis.stride + d * axis.step + axis.first
+
+        def one_line(n: Index, d: Index, i: Index, _) -> None:
+            down = axis.met(deep, d)
             across = line * high.stride + high.first + i
             inside = b.value(
                 f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
                 f"{b.value(f'icmp ult i64 {across}, {high.extent}')}"
             )
-            at = down * high.extent + across
-            at = at * wide.extent + wide.first
-            at = at * self.apart + channel
-            at = at + (first + n) * size
-            source = v.at(operand, at)
-            target = n * self.image + d * self.plane
-            target = v.at(self.memory, target + i * self.line, v.element)
+            at = (down * high.extent + across) * wide.extent + wide.first
+            source = v.at(operand, at * self.apart + channel + (first + n) * size)
+            target = n * self.image + d * self.plane + i * self.line
+            target = v.at(self.memory, target, v.element)
             if self.channels % v.width and self.apart == self.pixel:
                 columns = b.where(inside, wide.extent, 0)
                 self._short_pixels(source, target, columns)
@@ -97,11 +94,7 @@ class Strip:
             self._clear(target, end, self.columns)
             self._pixels(source, target, low, end)
 
-        b.loop(0, images, 1, [], lambda n, _: b.loop(
-            0, axis.taps, 1, [], lambda d, _: b.loop(
-                0, self.copied_lines, 1, [], lambda i, _: one_line(n, d, i)
-            ) and None
-        ) and None)  # fmt: skip
+        b.nest((images, axis.taps, self.copied_lines), [], one_line)
 
     def _short_pixels(self, source: str, target: str, columns: Index) -> None:
         """All channels of all columns, which lie side by side and fill no whole vectors."""
@@ -144,14 +137,13 @@ class Strip:
     def place(self, image: Index, line: Index, column: Index) -> Index:
         """Where the first tap of a position of the strip lies."""
         (_, high, wide) = self.axes
-        at = image * self.image + line * (high.stride * self.line)
-        return at + column * (wide.stride * self.pixel)
+        down = line * (high.stride * self.line)
+        return image * self.image + down + column * (wide.stride * self.pixel)
 
     def tap(self, d: Index, h: Index, w: Index) -> Index:
         """How far a tap lies from the first one."""
         (_, high, wide) = self.axes
-        at = d * self.plane + h * (high.step * self.line)
-        return at + w * (wide.step * self.pixel)
+        return d * self.plane + h * (high.step * self.line) + w * (wide.step * self.pixel)
 
     def fetch(self, place: str, channels: int) -> None:
         """A copy is near."""

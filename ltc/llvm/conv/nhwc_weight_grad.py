@@ -178,11 +178,9 @@ class SlotSums:
 
         def images(n: Index, _) -> None:
             count = least(self.images, last - n)
-            b.loop(0, self.axes[0].count, 1, [], lambda deep, _: b.loop(
-                0, self.strips, 1, [], lambda strip, _: self._strip(
-                    group, column, n, count, deep, strip * self.lines
-                )
-            ) and None)  # fmt: skip
+            b.nest((self.axes[0].count, self.strips), [], lambda deep, strip, _: self._strip(
+                group, column, n, count, deep, strip * self.lines
+            ))  # fmt: skip
 
         b.loop(first, last, self.images, [], images)
         return group, panel
@@ -200,7 +198,7 @@ class SlotSums:
         self.gradient.fill(count, lines)
         split = (self.height + 1) * self.taller
 
-        def segment(d: Index, h: Index, w: Index) -> None:
+        def segment(d: Index, h: Index, w: Index, _) -> None:
             down = (0, lines)
             if not self.joins_lines:
                 first, end = (x - line for x in high.positions_inside(h))
@@ -219,11 +217,7 @@ class SlotSums:
                 if low < end:
                     b.loop(low, end, rows, [], lambda k, _, rows=rows: block(k, rows))
 
-        b.loop(0, self.axes[0].taps, 1, [], lambda d, _: b.loop(
-            0, self.down, 1, [], lambda h, _: b.loop(
-                0, self.across, 1, [], lambda w, _: segment(d, h, w)
-            ) and None
-        ) and None)  # fmt: skip
+        b.nest((self.axes[0].taps, self.down, self.across), [], segment)
 
     def _block(self, source: str, target: str, rows: int, images: Index, down, across) -> None:
         """Add the positions of a strip to the sums of a few rows.
@@ -234,9 +228,6 @@ class SlotSums:
         places = [r * self.panel + u * v.width for r in range(rows) for u in range(count)]
         ends = ((0, images), down, across)
         order = (1, 2, 0) if self.images_last else (0, 1, 2)
-
-        def typed(values: list[str]) -> list[tuple[str, str]]:
-            return [(v.vector, value) for value in values]
 
         def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
             left = v.at(source, self.strip.place(n, i, j), v.element)
@@ -254,7 +245,7 @@ class SlotSums:
                 return position(place[0], place[1], place[2], values)
             axis = order[len(place)]
             return b.loop(
-                *ends[axis], 1, typed(values), lambda k, inner: walk({**place, axis: k}, inner)
+                *ends[axis], 1, v.typed(values), lambda k, inner: walk({**place, axis: k}, inner)
             )
 
         sums = walk({}, [v.zero] * len(places))

@@ -51,7 +51,7 @@ class WeightPacker:
         run, limit = self.left * size, depth * size
         base = v.at("%p0", group * (self.right * run) + start * size)
 
-        def square(q: Index, j: Index) -> None:
+        def square(q: Index, j: Index, _) -> None:
             mask = v.first(limit - q)
             lines = []
             for i in range(n):
@@ -70,16 +70,14 @@ class WeightPacker:
                     row = v.builder.where(exists, row, self.rows)
                 v.store_computed(line, self.memory, row * self.panel + j)
 
-        v.builder.loop(0, limit, n, [], lambda q, _: v.builder.loop(
-            0, self.panel, n, [], lambda j, _: square(q, j)
-        ) and None)  # fmt: skip
+        v.builder.nest([(0, limit, n), (0, self.panel, n)], [], square)
 
     def _pack_gradient(self, group, column, start, depth) -> None:
         v, size = self.v, self.size
         first = group * self.left + start
         base = v.at("%p0", (first * self.right + column) * size)
 
-        def channel(k: Index, j: Index) -> None:
+        def channel(k: Index, j: Index, _) -> None:
             here = v.at(base, (k * self.right + j) * size)
             left = self.right - (column + j) if self.right % self.panel else None
             vectors = self._picked(here, left)
@@ -87,9 +85,7 @@ class WeightPacker:
                 row = k + tap * self.depth
                 v.store_computed(value, self.memory, row * self.panel + j)
 
-        v.builder.loop(0, depth, 1, [], lambda k, _: v.builder.loop(
-            0, self.panel, v.width, [], lambda j, _: channel(k, j)
-        ) and None)  # fmt: skip
+        v.builder.nest([depth, (0, self.panel, v.width)], [], channel)
 
     def _picked(self, here: str, left: Index | None) -> list[str]:
         """For each tap, a vector of adjacent right channels, of which `left` exist."""

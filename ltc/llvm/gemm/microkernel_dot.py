@@ -34,15 +34,13 @@ class Squares:
         size = squares * (SQUARE * v.width)
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.memory, i) and None)
 
-        def square(start: Index, j: Index, i: Index) -> None:
+        def square(start: Index, j: Index, i: Index, _) -> None:
             row = (first + i) * SQUARE
             place = i * (SQUARE * v.width) + j
             self._square(left, right, row, column + j, start, place)
 
-        b.loop(0, self.depth, PIECE_VECTORS * v.width, [], lambda start, _: b.loop(
-            0, v.width, SQUARE, [], lambda j, _: b.loop(
-                0, squares, 1, [], lambda i, _: square(start, j, i)
-            ) and None) and None)  # fmt: skip
+        pieces, columns = (0, self.depth, PIECE_VECTORS * v.width), (0, v.width, SQUARE)
+        b.nest((pieces, columns, squares), [], square)
 
     def _square(self, left, right, row: Index, column: Index, start: Index, place: Index) -> None:
         """Adds to memory what the steps from `start` on give."""

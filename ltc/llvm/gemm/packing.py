@@ -68,7 +68,7 @@ class PackedPanel:
         per_lane = 2 if self.plan.pairs else 1
         source = v.at(right, start)
 
-        def square(k: Index, j: Index) -> None:
+        def square(k: Index, j: Index, _) -> None:
             mask = v.first(depth - k, per_lane * n)
             lines = []
             for i in range(n):
@@ -82,36 +82,30 @@ class PackedPanel:
                     lines.append(b.value(f"bitcast <{2 * n} x i16> {raw} to <{n} x i32>"))
                 else:
                     lines.append(v.load(line, 0, mask))
-            row = k // per_lane
-            spot = row * self.plan.panel_width + j
+            spot = k // per_lane * self.plan.panel_width + j
             target = v.at(self.memory, spot, self.element)
             for i, line in enumerate(transposed(b, lines, self.element)):
                 at = v.at(target, i * self.plan.panel_width, self.element)
                 v.raw_store(line, at, None, self.element, n)
 
-        b.loop(0, depth, per_lane * n, [], lambda k, _: b.loop(
-            0, width, n, [], lambda j, _: square(k, j)
-        ) and None)  # fmt: skip
+        b.nest([(0, depth, per_lane * n), (0, width, n)], [], square)
 
     def _elements(self, right, column, width, start, depth) -> None:
         v, b, pairs = self.v, self.b, self.plan.pairs
         element, kept = (v.stored, "i16") if pairs else (v.element, v.element)
 
-        def one(k: Index, j: Index) -> None:
+        def one(k: Index, j: Index, _) -> None:
             offset = (start + k) * self.plan.right.row + (column + j) * self.plan.right.column
             if pairs:
                 x = b.effect(f"load i16, ptr {v.at(right, offset)}, align 2")
                 row, parity = divmod(k, 2)
-                column_of_pair = row * self.plan.panel_width + j
-                spot = column_of_pair * 2 + parity
+                spot = (row * self.plan.panel_width + j) * 2 + parity
             else:
                 x = v.scalar(right, offset)
                 spot = k * self.plan.panel_width + j
             b.emit(f"store {kept} {x}, ptr {v.at(self.memory, spot, element)}")
 
-        b.loop(0, depth, 1, [], lambda k, _: b.loop(
-            0, width, 1, [], lambda j, _: one(k, j)
-        ) and None)  # fmt: skip
+        b.nest((depth, width), [], one)
 
 
 class PackedRows:
@@ -133,9 +127,9 @@ class PackedRows:
         height = self.plan.height
         beyond = self.line - height  # elements that a block's vectors take from the next one
         safe = least(last, most(rows - beyond, 0) // height)
-        self.b.loop(0, self.pairs, 1, [], lambda k, _: self.b.loop(
-            first, safe, 1, [], lambda number, _: self._copy(left, number, first, k, None)
-        ) and None)  # fmt: skip
+        self.b.nest([self.pairs, (first, safe, 1)], [], lambda k, number, _: self._copy(
+            left, number, first, k, None
+        ))  # fmt: skip
 
         def rest(number: Index, _) -> None:
             count = rows - number * height

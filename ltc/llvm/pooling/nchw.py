@@ -13,7 +13,7 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import BYTES, GeneratedKernel, Vectors, multiples, tasks_for
-from ltc.llvm.conv.axes import Axis, Windows, padded
+from ltc.llvm.conv.axes import Axis, Windows, count_inside, padded
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
     def columns(source, place, o, p, column) -> None:
         # No element is at -1: until one is found, the first in the window is taken.
         start = [(v.vector, lowest), (words, "splat (i32 -1)")]
-        best, index = b.loop(0, deep.taps, 1, start, lambda d, best: b.loop(
-            0, high.taps, 1, typed(best), lambda h, best: taps(source, o, p, column, d, h, best)
+        best, index = b.nest((deep.taps, high.taps), start, lambda d, h, best: taps(
+            source, o, p, column, d, h, best
         ))  # fmt: skip
         mask = v.first(wide.count - column)
         at = place + column
@@ -54,10 +54,11 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
 
     def taps(source, o, p, column, d, h, best) -> list[str]:
         down, across = deep.met(o, d), high.met(p, h)
-        limit = _limit_inside(v, axes, down, across)
+        limit = count_inside(b, axes, down, across, wide.extent)
         line = (down * high.extent + across) * wide.extent
         here = v.at(source, line)
-        return b.loop(0, wide.taps, 1, typed(best), lambda w, best: tap(
+        typed = [(v.vector, best[0]), (words, best[1])]
+        return b.loop(0, wide.taps, 1, typed, lambda w, best: tap(
             here, line, limit, wide.met(column, w), best
         ))  # fmt: skip
 
@@ -76,9 +77,6 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
             b.value(f"select {v.mask_type} {taken}, {v.vector} {x}, {v.vector} {value}"),
             b.value(f"select {v.mask_type} {taken}, {words} {at}, {words} {index}"),
         ]
-
-    def typed(best) -> list[tuple[str, str]]:
-        return [(v.vector, best[0]), (words, best[1])]
 
     return _over_lines(name, v, ("operand", "result", "indices"), pool.planes, axes, line)
 
@@ -145,10 +143,8 @@ def average_pool(
         b.loop(0, wide.count, v.width, [], lambda column, _: columns(source, place, o, p, column))
 
     def columns(source, place, o, p, column) -> None:
-        (total,) = b.loop(0, deep.taps, 1, [(v.vector, v.zero)], lambda d, total: b.loop(
-            0, high.taps, 1, [(v.vector, total[0])], lambda h, total: taps(
-                source, o, p, column, d, h, total
-            )
+        (total,) = b.nest((deep.taps, high.taps), v.typed([v.zero]), lambda d, h, total: taps(
+            source, o, p, column, d, h, total
         ))  # fmt: skip
         by = _divisors(v, pool, (o, p), _numbers(v, column), count_padding, divisor)
         mean = b.value(f"fdiv {v.vector} {total}, {by}")
@@ -156,7 +152,7 @@ def average_pool(
 
     def taps(source, o, p, column, d, h, total) -> list[str]:
         down, across = deep.met(o, d), high.met(p, h)
-        limit = _limit_inside(v, axes, down, across)
+        limit = count_inside(b, axes, down, across, wide.extent)
         here = v.at(source, (down * high.extent + across) * wide.extent)
 
         def tap(w: Index, total: list[str]) -> list[str]:
@@ -164,7 +160,7 @@ def average_pool(
             masks = v.masks_of(first, wide.stride, limit)
             return [v.add(total[0], v.strided(here, first, wide.stride, masks))]
 
-        return b.loop(0, wide.taps, 1, [(v.vector, total[0])], tap)
+        return b.loop(0, wide.taps, 1, v.typed(total), tap)
 
     return _over_lines(name, v, ("operand", "result"), pool.planes, axes, line)
 
@@ -182,7 +178,7 @@ def average_pool_gradient(
     # The lines walked over are those of the operand, which is the result here.
     axes = tuple(Axis(0, axis.extent, 1, 0, 1, 1) for axis in windows)
     size = deep.count * high.count * wide.count
-    most = -(-wide.taps // wide.stride)  # windows that cover one column
+    covering = -(-wide.taps // wide.stride)  # windows that cover one column
 
     def line(number: Index, _) -> None:
         plane, place, (i, j) = _line(v, number, axes)
@@ -190,16 +186,10 @@ def average_pool_gradient(
         b.loop(0, wide.extent, v.width, [], lambda column, _: columns(source, place, i, j, column))
 
     def columns(source, place, i, j, column) -> None:
-        first_deep, last_deep = _covering(v, deep, i)
-        first_high, last_high = _covering(v, high, j)
-        zero = [(v.vector, v.zero)]
-        (total,) = b.loop(first_deep, last_deep, 1, zero, lambda o, total: b.loop(
-            first_high, last_high, 1, [(v.vector, total[0])], lambda p, total: b.loop(
-                0, most, 1, [(v.vector, total[0])], lambda u, total: [
-                    v.add(total[0], share_of(source, o, p, column, u))
-                ]
-            )
-        ))  # fmt: skip
+        ranges = (*_covering(deep, i), 1), (*_covering(high, j), 1), covering
+        (total,) = b.nest(ranges, v.typed([v.zero]), lambda o, p, u, total: [
+            v.add(total[0], share_of(source, o, p, column, u))
+        ])  # fmt: skip
         v.store(total, "%p1", place + column, v.first(wide.extent - column))
 
     def share_of(source, o, p, column, u) -> str:
@@ -209,7 +199,7 @@ def average_pool_gradient(
             f"add {words} {v.splat(v.narrow(column - wide.first), 'i32')}, {multiples(n)}"
         )
         last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
-        back = v.splat(v.narrow(most - 1 - u), "i32")
+        back = v.splat(v.narrow(covering - 1 - u), "i32")
         window = b.value(f"sub {words} {last}, {back}")
         known = b.value(f"icmp ult {words} {window}, splat (i32 {wide.count})")
         start = b.value(f"mul {words} {window}, splat (i32 {wide.stride})")
@@ -257,21 +247,12 @@ def _extent(axes) -> int:
     return _product(axis.extent for axis in axes)
 
 
-def _limit_inside(v: Vectors, axes, down: Index, across: Index) -> str:
-    """How much of the operand's line is there: nothing where it lies in the padding."""
-    b = v.builder
-    above = b.value(f"icmp ult i64 {down}, {axes[0].extent}")
-    beside = b.value(f"icmp ult i64 {across}, {axes[1].extent}")
-    inside = b.value(f"and i1 {above}, {beside}")
-    return b.where(inside, axes[2].extent, 0)
-
-
 def _numbers(v: Vectors, first: Index) -> str:
     words = f"<{v.width} x i32>"
     return v.builder.value(f"add {words} {v.splat(v.narrow(first), 'i32')}, {multiples(v.width)}")
 
 
-def _covering(v: Vectors, axis: Axis, element: Index) -> tuple[Index, Index]:
+def _covering(axis: Axis, element: Index) -> tuple[Index, Index]:
     """The windows, from the first up to but not including the second, that cover an element."""
     at = element - axis.first
     last = at // axis.stride
