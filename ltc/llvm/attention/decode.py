@@ -9,10 +9,10 @@ import math as numbers
 
 from ltc.llvm.emit import math_float
 from ltc.llvm.attention.scores import KEEP_BITS, Attention, Scores, operand_names
-from ltc.llvm.emit.builder import function_text
+from ltc.llvm.emit.builder import function_text, multiples
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import LONGEST_SUM, GeneratedKernel, add_in_pieces, multiples, tasks_for
+from ltc.llvm.emit.vectors import LONGEST_SUM, GeneratedKernel, add_in_pieces, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.emit.philox import random_bits
 from ltc.llvm.attention.tiles import Rows

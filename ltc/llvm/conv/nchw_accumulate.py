@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from math import prod
 
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.builder import Builder, function_text, multiples
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import (
-    BYTES,
     LONGEST_SUM,
     GeneratedKernel,
     Vectors,
     add_in_pieces,
-    multiples,
     require_stack,
     reserved,
     tasks_for,
@@ -178,9 +177,9 @@ class Sums:
                 p, row, rows, start, depth, waiting(p, row, rows)
             )))  # fmt: skip
 
-        self._each_block(count, lambda p, row, rows: keep(
-            p, row, rows, [v.zero] * (rows * self.vectors)
-        ))  # fmt: skip
+        self._each_block(
+            count, lambda p, row, rows: keep(p, row, rows, [v.zero] * (rows * self.vectors))
+        )
         b.loop(0, self.channels, self.depth, [], piece)
         self._each_block(count, lambda p, row, rows: self._finish(
             p, row, rows, waiting(p, row, rows), tile, count

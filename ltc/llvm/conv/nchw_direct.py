@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ltc.llvm.conv.nchw_accumulate import Sums
+from ltc.llvm.emit.builder import multiples
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import LONGEST_SUM, multiples
+from ltc.llvm.emit.vectors import LONGEST_SUM
 
 
 class DirectSums(Sums):
@@ -23,9 +24,9 @@ class DirectSums(Sums):
         """One line of the result."""
         part, line = divmod(number, self.lines)
         self._locate(part)
-        self.b.loop(0, self.width, self.panel, [], lambda column, _: self._direct_columns(
-            line, column
-        ))  # fmt: skip
+        self.b.loop(
+            0, self.width, self.panel, [], lambda column, _: self._direct_columns(line, column)
+        )
 
     def _direct_columns(self, line: Index, column: Index) -> None:
         """A panel of columns of every row of the result."""
@@ -35,9 +36,9 @@ class DirectSums(Sums):
 
         def piece(start: Index, totals: list[str]) -> list[str]:
             end = least(start + together, self.channels)
-            parts = b.loop(start, end, 1, zeros, lambda c, sums: self._direct_channel(
-                line, column, c, sums
-            ))  # fmt: skip
+            parts = b.loop(
+                start, end, 1, zeros, lambda c, sums: self._direct_channel(line, column, c, sums)
+            )
             return [v.add(total, part) for total, part in zip(totals, parts)]
 
         for i, value in enumerate(b.loop(0, self.channels, together, zeros, piece)):

@@ -15,10 +15,10 @@ import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import (
-    BYTES,
     Epilogue,
     GeneratedKernel,
     Vectors,

@@ -6,16 +6,15 @@ registers over all taps.
 
 from __future__ import annotations
 
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.builder import Builder, function_text, multiples
 from ltc.llvm.conv.geometry import Geometry
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import (
-    BYTES,
     Epilogue,
     GeneratedKernel,
     Vectors,
-    multiples,
     require_stack,
     reserved,
     tasks_for,

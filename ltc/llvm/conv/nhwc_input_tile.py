@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.isa import ALIASING_BYTES
 from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.vectors import BYTES, Vectors, reserved
+from ltc.llvm.emit.vectors import Vectors, reserved
 from ltc.llvm.conv.axes import Axes, Axis
 
 FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead

@@ -12,10 +12,10 @@ import torch
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel, GradientPanel
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import (
-    BYTES,
     STACK_BYTES,
     Epilogue,
     GeneratedKernel,
@@ -131,9 +131,9 @@ class SlotSums:
         partial = reserved(self.b, slots.rows * slots.panel, v.element)
 
         def add(group: Index, panel: Index) -> None:
-            self.b.loop(0, adder.squares, 1, [], lambda square, _: adder.add(
-                partial, group, panel, square
-            ))  # fmt: skip
+            self.b.loop(
+                0, adder.squares, 1, [], lambda square, _: adder.add(partial, group, panel, square)
+            )
 
         self._emit("%p0", f"%p{2 + operands}", lambda unit: partial, add)
         read = tuple(f"operand{i}" for i in range(operands))

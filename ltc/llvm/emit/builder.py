@@ -298,6 +298,11 @@ class Builder:
         return "\n".join(self._lines)
 
 
+def multiples(width: int, step: int = 1, element: str = "i32") -> str:
+    """The vector 0, step, 2 * step, ..."""
+    return f"<{', '.join(f'{element} {i * step}' for i in range(width))}>"
+
+
 def function_text(name: str, pointers: int, builder: Builder, numbers: int = 0) -> str:
     """A module: `void @name(ptr %p0, ..., i64 %n0, ..., i64 %task, i64 %tasks)` and its entry.
 

@@ -51,6 +51,10 @@ FORMS: dict[torch.dtype, Form] = {
 }
 
 
+# Of each scalar type in memory.
+BYTES = {"float": 4, "double": 8, "half": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
+
+
 def literal(value: float | int | bool, computed: str) -> str:
     """A scalar constant of a register type; floats are rounded to float first where they are."""
     if computed == "double":

@@ -12,16 +12,16 @@ from typing import NoReturn
 
 
 class Register(str):
-    """The name of a value of the function being written; it is no text to be joined to other text."""
+    """The name of a value of the function being written: no text, to be joined to other text."""
 
     __slots__ = ()
 
     def _refused(self, other: object) -> NoReturn:
         raise TypeError(
-            f"{self!r} {type(self).__name__} and {other!r} {type(other).__name__} are no operands "
-            f"of index arithmetic: it takes numbers and registers of i64. Builder.index(name) makes "
-            f"one of the name of an i64 value; other values have instructions of their own, "
-            f"comparisons of indices are Builder.compare, least and most."
+            f"{self!r}, a {type(self).__name__}, and {other!r}, a {type(other).__name__}, can not "
+            f"be calculated with or compared: index arithmetic takes numbers and registers of i64. "
+            f"Builder.index(name) makes one of the name of an i64 value, least and most compare "
+            f"two, and every other value has instructions of its own."
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refused

@@ -6,7 +6,7 @@ threads nor the width of vectors changes them.
 
 from __future__ import annotations
 
-from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.builder import Builder, multiples
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -44,9 +44,9 @@ def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> 
     """
     blocks = b.width // 4
     with b.lanes(blocks):
-        lanes = ", ".join(f"i64 {lane}" for lane in range(blocks))
         start = b.splat("i64", _shifted_scalar(b, first, 2))
-        words = _philox(b, seed, b.value(f"add <{blocks} x i64> {start}, <{lanes}>"), stream)
+        block = b.value(f"add <{blocks} x i64> {start}, {multiples(blocks, 1, 'i64')}")
+        words = _philox(b, seed, block, stream)
         words = [_shifted(b, word, 32 - bits) for word in words]
     pairs = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
     return _interleaved(b, *pairs, 2 * blocks, 2)

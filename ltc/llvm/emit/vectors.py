@@ -1,7 +1,4 @@
-"""Vectors of one element type in the text of a kernel: addresses, loads, stores, masks, products.
-
-Offsets and counts are Python integers, folded here, or names of i64 values of the kernel.
-"""
+"""Vectors of one element type in the text of a kernel: addresses, loads, stores and products."""
 
 from __future__ import annotations
 
@@ -11,17 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from ltc.errors import Unsupported
-from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.dtype import FORMS, literal
+from ltc.llvm.emit import memory_ops
+from ltc.llvm.emit.builder import Builder, multiples
+from ltc.llvm.emit.conversions import from_memory
+from ltc.llvm.emit.dtype import BYTES, FORMS, literal
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 
 LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
 
 STACK_BYTES = 3 << 20  # threads are made with 8 MiB
-
-BYTES = {"float": 4, "double": 8, "half": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
-SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
 # Computes what is stored in place of a vector of results: the builder, the vector, its flat row,
 # its first column, and the mask of its lanes that exist, or None where all do.  One that reads
@@ -81,13 +77,8 @@ class Vectors:
 
     def first(self, count: Index, width: int = 0) -> str | None:
         """The mask of the first `count` lanes; None where that is all of them."""
-        width = width or self.width
-        if isinstance(count, int):
-            if count >= width:
-                return None
-            return f"<{', '.join(f'i1 {str(i < count).lower()}' for i in range(width))}>"
-        lanes, limit = multiples(width, 1, "i64"), self.splat(count, "i64", width)
-        return self.builder.value(f"icmp slt <{width} x i64> {lanes}, {limit}")
+        with self.builder.lanes(width or self.width):
+            return memory_ops.first_lanes(self.builder, count)
 
     def between(self, first: Index, limit: Index, stride: int = 1) -> str:
         """The mask of the lanes whose number, first + lane * stride, is in [0, limit)."""
@@ -96,7 +87,7 @@ class Vectors:
         at = b.value(f"add {words} {self.splat(self.narrow(first), 'i32')}, {lanes}")
         return b.value(f"icmp ult {words} {at}, {self.splat(self.narrow(limit), 'i32')}")
 
-    def narrow(self, x: Index) -> Index:
+    def narrow(self, x: Index) -> str | int:
         """An i64 as an i32."""
         return x if isinstance(x, int) else self.builder.value(f"trunc i64 {x} to i32")
 
@@ -111,48 +102,24 @@ class Vectors:
     def constant(self, number: float) -> str:
         return f"splat ({self.element} {literal(number, self.element)})"
 
-    def splat(self, value: Index, element: str = "", width: int = 0) -> str:
+    def splat(self, value: str | int, element: str = "", width: int = 0) -> str:
         """A vector whose lanes all are the scalar `value`."""
-        element, width = element or self.element, width or self.width
-        if isinstance(value, int):
-            return f"splat ({element} {value})"
-        vector = f"<{width} x {element}>"
-        one = self.builder.value(f"insertelement {vector} poison, {element} {value}, i64 0")
-        return self.builder.value(
-            f"shufflevector {vector} {one}, {vector} poison, <{width} x i32> zeroinitializer"
-        )
+        with self.builder.lanes(width or self.width):
+            return self.builder.splat(element or self.element, value)
 
     def raw_load(self, pointer: str, mask: str | None, element: str, width: int) -> str:
         """`width` stored elements, zero where the mask is off."""
-        vector, size = f"<{width} x {element}>", BYTES[element]
-        if mask is None:
-            return self.builder.effect(f"load {vector}, ptr {pointer}, align {size}")
-        name = f"llvm.masked.load.v{width}{SUFFIX.get(element, element)}.p0"
-        self.builder.declare(name, vector, "ptr", "i32", f"<{width} x i1>", vector)
-        return self.builder.effect(
-            f"call {vector} @{name}(ptr {pointer}, i32 {size}, <{width} x i1> {mask}, "
-            f"{vector} zeroinitializer)"
-        )
+        with self.builder.lanes(width):
+            return memory_ops.load(self.builder, pointer, element, mask)
 
     def raw_store(self, value: str, pointer: str, mask: str | None, element: str, width: int):
-        vector, size = f"<{width} x {element}>", BYTES[element]
-        if mask is None:
-            self.builder.emit(f"store {vector} {value}, ptr {pointer}, align {size}")
-            return
-        if mask == self.first(1, width):  # LLVM 22 would store a truncated lane at its full size
-            lane = self.builder.value(f"extractelement {vector} {value}, i64 0")
-            self.builder.emit(f"store {element} {lane}, ptr {pointer}, align {size}")
-            return
-        name = f"llvm.masked.store.v{width}{SUFFIX.get(element, element)}.p0"
-        self.builder.declare(name, "void", vector, "ptr", "i32", f"<{width} x i1>")
-        self.builder.emit(
-            f"call void @{name}({vector} {value}, ptr {pointer}, i32 {size}, <{width} x i1> {mask})"
-        )
+        with self.builder.lanes(width):
+            memory_ops.store(self.builder, value, pointer, element, mask)
 
     def load(self, pointer: str, offset: Index = 0, mask: str | None = None) -> str:
         """A vector of stored elements, widened to what they are computed in."""
         raw = self.raw_load(self.at(pointer, offset), mask, self.stored, self.width)
-        return raw if self.stored == self.element else self._widened(raw)
+        return self._widened(raw, self.width)
 
     def store(self, value: str, pointer: str, offset: Index = 0, mask: str | None = None) -> None:
         """Store a vector, rounded to the stored type to nearest even."""
@@ -161,15 +128,10 @@ class Vectors:
 
     def gather(self, pointer: str, offsets: str, mask: str | None) -> str:
         """Stored elements at i32 offsets, widened; zero where the mask is off."""
-        n, pointers = self.width, self._pointers(pointer, offsets)
-        vector = f"<{n} x {self.stored}>"
-        name = f"llvm.masked.gather.v{n}{self._stored_suffix}.v{n}p0"
-        self.builder.declare(name, vector, f"<{n} x ptr>", "i32", self.mask_type, vector)
-        raw = self.builder.effect(
-            f"call {vector} @{name}(<{n} x ptr> {pointers}, i32 {BYTES[self.stored]}, "
-            f"{self.mask_type} {mask or 'splat (i1 true)'}, {vector} zeroinitializer)"
-        )
-        return raw if self.stored == self.element else self._widened(raw)
+        with self.builder.lanes(self.width):
+            pointers = memory_ops.addresses(self.builder, pointer, offsets, self.stored, "i32")
+            raw = memory_ops.gather(self.builder, pointers, self.stored, mask)
+        return self._widened(raw, self.width)
 
     def masks_of(self, first: Index, stride: int, limit: Index) -> tuple[str, ...]:
         """What `strided` needs to leave out elements that are not in [0, limit)."""
@@ -191,24 +153,10 @@ class Vectors:
 
     def scatter(self, value: str, pointer: str, offsets: str, mask: str | None) -> None:
         """Store a vector, rounded to the stored type, at i32 offsets."""
-        n, pointers = self.width, self._pointers(pointer, offsets)
         raw = value if self.stored == self.element else self._rounded(value)
-        vector = f"<{n} x {self.stored}>"
-        name = f"llvm.masked.scatter.v{n}{self._stored_suffix}.v{n}p0"
-        self.builder.declare(name, "void", vector, f"<{n} x ptr>", "i32", self.mask_type)
-        self.builder.emit(
-            f"call void @{name}({vector} {raw}, <{n} x ptr> {pointers}, i32 {BYTES[self.stored]}, "
-            f"{self.mask_type} {mask or 'splat (i1 true)'})"
-        )
-
-    @property
-    def _stored_suffix(self) -> str:
-        return SUFFIX.get(self.stored, self.stored)
-
-    def _pointers(self, pointer: str, offsets: str) -> str:
-        return self.builder.value(
-            f"getelementptr {self.stored}, ptr {pointer}, <{self.width} x i32> {offsets}"
-        )
+        with self.builder.lanes(self.width):
+            pointers = memory_ops.addresses(self.builder, pointer, offsets, self.stored, "i32")
+            memory_ops.scatter(self.builder, raw, pointers, self.stored, mask)
 
     def load_computed(self, pointer: str, offset: Index = 0, mask: str | None = None) -> str:
         """A vector of elements that are kept as they are computed."""
@@ -222,26 +170,17 @@ class Vectors:
         """One stored element, widened."""
         size = BYTES[self.stored]
         x = self.builder.effect(f"load {self.stored}, ptr {self.at(pointer, offset)}, align {size}")
-        if self.stored == self.element:
-            return x
-        if self.stored == "half":
-            return self.builder.value(f"fpext half {x} to float")
-        wide = self.builder.value(f"zext i16 {x} to i32")
-        high = self.builder.value(f"shl i32 {wide}, 16")
-        return self.builder.value(f"bitcast i32 {high} to float")
+        return self._widened(x, 1)
 
     def computed_scalar(self, pointer: str, offset: Index = 0) -> str:
         """One element that is kept as it is computed."""
         at = self.at(pointer, offset, self.element)
         return self.builder.effect(f"load {self.element}, ptr {at}, align {BYTES[self.element]}")
 
-    def _widened(self, raw: str) -> str:
-        n, value = self.width, self.builder.value
-        if self.stored == "half":
-            return value(f"fpext <{n} x half> {raw} to {self.vector}")
-        wide = value(f"zext <{n} x i16> {raw} to <{n} x i32>")
-        high = value(f"shl <{n} x i32> {wide}, splat (i32 16)")
-        return value(f"bitcast <{n} x i32> {high} to {self.vector}")
+    def _widened(self, raw: str, width: int) -> str:
+        """Stored elements as they are computed."""
+        with self.builder.lanes(width):
+            return from_memory(self.builder, FORMS[self.dtype], raw)
 
     def _rounded(self, x: str) -> str:
         """float32 to 16 bits: nearest even, denormals kept; every NaN of bfloat16 is 0x7FC0."""
@@ -259,9 +198,8 @@ class Vectors:
 
     def multiply_add(self, x: str, y: str, total: str) -> str:
         """x * y + total, with one rounding where the processor has that."""
-        name = f"llvm.fmuladd.v{self.width}{SUFFIX[self.element]}"
-        type = self.vector
-        return self.builder.pure_call(name, type, (type, x), (type, y), (type, total))
+        with self.builder.lanes(self.width):
+            return self.builder.intrinsic("fmuladd", self.element, x, y, total)
 
     def typed(self, values: list[str]) -> list[tuple[str, str]]:
         """Vectors as a loop carries them."""
@@ -272,16 +210,12 @@ class Vectors:
 
     def total(self, x: str) -> str:
         """The sum of the lanes, as a scalar, added pairwise."""
-        name = f"llvm.vector.reduce.fadd.v{self.width}{SUFFIX[self.element]}"
+        with self.builder.lanes(self.width):
+            name = f"llvm.vector.reduce.fadd.{self.builder.suffix(self.element)}"
         self.builder.declare(name, self.element, self.element, self.vector)
         return self.builder.value(
             f"call reassoc {self.element} @{name}({self.element} 0.0, {self.vector} {x})"
         )
-
-
-def multiples(width: int, step: int = 1, element: str = "i32") -> str:
-    """The vector 0, step, 2 * step, ..."""
-    return f"<{', '.join(f'{element} {i * step}' for i in range(width))}>"
 
 
 def transposed(builder: Builder, rows: list[str], element: str) -> list[str]:

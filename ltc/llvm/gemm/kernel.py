@@ -220,9 +220,6 @@ class _Product:
     def _holds(self, predicate: str, x: Index, y: Index) -> str:
         return self.b.value(f"icmp {predicate} i64 {x}, {y}")
 
-    def _when(self, condition: str, body) -> None:
-        self.b.when(condition, [], lambda: body() and None)
-
     def _locate(self, batch: Index) -> None:
         """Sets the pointers to this batch's matrices."""
         v, remaining, plan = self.v, batch, self.plan
@@ -243,11 +240,11 @@ class _Product:
         """The blocks from `first` up to `last` of one panel; the last one may be narrower."""
         full, rest = divmod(self.plan.n, self.plan.panel_width)
         if full:
-            self._when(self._holds("slt", panel, full), lambda: self._panel_of(
+            self.b.when(self._holds("slt", panel, full), [], lambda: self._panel_of(
                 panel, self.plan.panel_width, first, last
             ))  # fmt: skip
         if rest:
-            self._when(self._holds("eq", panel, full), lambda: self._panel_of(
+            self.b.when(self._holds("eq", panel, full), [], lambda: self._panel_of(
                 panel, rest, first, last
             ))  # fmt: skip
 
@@ -302,7 +299,7 @@ class _Product:
     def _clear(self, memory: str, blocks: Index) -> None:
         v = self.v
         size = blocks * self._block_size()
-        self.b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, memory, i) and None)
+        self.b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, memory, i))
 
     def _each_height(self, number: Index, start: Index, depth: Index, spot: Index) -> None:
         """The sums of block `number`: a whole one, or what rows are left by powers of two."""
@@ -311,14 +308,14 @@ class _Product:
             self._rows(number, 0, 1, start, depth, spot)
             return
         is_whole = self._holds("slt", number, self.full)
-        self._when(is_whole, lambda: self._rows(number, 0, height, start, depth, spot))
+        self.b.when(is_whole, [], lambda: self._rows(number, 0, height, start, depth, spot))
         rest = self.b.where(is_whole, 0, self.tail)
         rows = 1 << (height - 1).bit_length() - 1
         while rows:
             bit = self.b.value(f"and i64 {rest}, {rows}")
             before = self.b.index(self.b.value(f"and i64 {rest}, {-2 * rows}"))
             at = spot + before * self._line()
-            self._when(self._holds("ne", bit, 0), functools.partial(
+            self.b.when(self._holds("ne", bit, 0), [], functools.partial(
                 self._rows, number, before, rows, start, depth, at
             ))  # fmt: skip
             rows //= 2
@@ -363,10 +360,12 @@ class _Product:
             return
         v = self.v
         first = self.batch_index * self.m + number * self.plan.height
-        self.b.loop(0, self._rows_of(number), 1, [], lambda r, _: [
-            v.fetch(self.epilogue, first + r, self.column + j * v.width)
-            for j in range(len(self.masks))
-        ] and None)  # fmt: skip
+
+        def row(r: Index, _) -> None:
+            for j in range(len(self.masks)):
+                v.fetch(self.epilogue, first + r, self.column + j * v.width)
+
+        self.b.loop(0, self._rows_of(number), 1, [], row)
 
     def _finish(self, number: Index, spot: Index) -> None:
         """Stores what becomes of the sums of a block, which lie in memory."""

@@ -7,8 +7,9 @@ sixteen results.
 
 from __future__ import annotations
 
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import BYTES, Vectors, reserved, shuffled, transposed
+from ltc.llvm.emit.vectors import Vectors, reserved, shuffled, transposed
 from ltc.llvm.gemm.blocking import SQUARE, Plan
 
 STRIP_SQUARES = 16  # squares of rows whose sums wait in memory, one vector of columns wide
@@ -32,7 +33,7 @@ class Squares:
         v, b = self.v, self.b
         squares = last - first
         size = squares * (SQUARE * v.width)
-        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.memory, i) and None)
+        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.memory, i))
 
         def square(start: Index, j: Index, i: Index, _) -> None:
             row = (first + i) * SQUARE

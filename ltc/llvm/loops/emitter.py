@@ -317,7 +317,7 @@ class Emitter(TurnedRows):
                 self.variables[self.vector] = column + k
                 base = self._element(load, offset)
             address = self.b.address(self.pointer[node], base, form.stored)
-            columns.append(memory_ops.load(self.b, address, form))
+            columns.append(memory_ops.load(self.b, address, form.stored))
         return transposed(self.b, columns, form.stored)
 
     def _point(self) -> None:

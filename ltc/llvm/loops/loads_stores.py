@@ -36,12 +36,16 @@ class PointMemory(PointValues):
             loaded = self.b.effect(f"load {form.stored}, ptr {address}, align {form.bytes}")
         elif step == 1:
             address = self.b.address(pointer, base, form.stored)
-            loaded = memory_ops.load(self.b, address, form, self._load_mask(guards))
+            loaded = memory_ops.load(self.b, address, form.stored, self._load_mask(guards))
         else:
             positions = self._stepping(base, step)
             mask = self._load_mask(guards)
-            loaded = memory_ops.gather(self.b, pointer, positions, form, mask)
+            loaded = self._gathered(pointer, positions, form, mask)
         return from_memory(self.b, form, loaded)
+
+    def _gathered(self, pointer: str, positions: str, form: Form, mask: str | None) -> str:
+        pointers = memory_ops.addresses(self.b, pointer, positions, form.stored)
+        return memory_ops.gather(self.b, pointers, form.stored, mask)
 
     def _checked(self, value: Value, operands: list[str], width: int) -> str:
         """A cell that reports what it can not compute."""
@@ -72,7 +76,7 @@ class PointMemory(PointValues):
         found = b.binary("mul", "i64", found, b.constant("i64", step))
         positions = b.binary("add", "i64", self._position(offset, width), found)
         mask = self._load_mask(value.guards)
-        return from_memory(b, form, memory_ops.gather(b, pointer, positions, form, mask))
+        return from_memory(b, form, self._gathered(pointer, positions, form, mask))
 
     def _load_mask(self, guards: tuple[Guard, ...]) -> str | None:
         if not guards:
@@ -130,13 +134,16 @@ class PointMemory(PointValues):
             mask = self.mask if width > 1 else None
             if width > 1 and offset.coefficient(self.vector) != 1:
                 positions = self._position(offset, width)
-                memory_ops.scatter(self.b, stored, self.target[store.node], positions, form, mask)
+                pointers = memory_ops.addresses(
+                    self.b, self.target[store.node], positions, form.stored
+                )
+                memory_ops.scatter(self.b, stored, pointers, form.stored, mask)
                 return
             address = self._address(store)
             if mask is None and self._passes_caches(store, offset):
-                memory_ops.stream(self.b, stored, address, form)
+                memory_ops.stream(self.b, stored, address, form.stored)
             else:
-                memory_ops.store(self.b, stored, address, form, mask)
+                memory_ops.store(self.b, stored, address, form.stored, mask)
 
     def _passes_caches(self, store: Store, offset: Affine) -> bool:
         """Whether it is written for a later reader: totals are read again at the next row."""

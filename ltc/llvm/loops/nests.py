@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ltc.ir.loop_nest import Value
+from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.loads_stores import PointMemory
 
@@ -38,7 +39,7 @@ class Nests(PointMemory):
 
             def rest() -> list[str]:
                 inside = [value for _, value in again]
-                return self._at(whole, self._tail(extent - whole), inside, body)
+                return self._at(whole, self._first_lanes(extent - whole), inside, body)
 
             if isinstance(limit, int):
                 values = rest()
@@ -57,7 +58,7 @@ class Nests(PointMemory):
         has_rest = self.b.value(f"icmp slt i64 {until}, {limit}")
 
         def rest() -> list[str]:
-            mask = self._some_lanes(limit - until)
+            mask = self._first_lanes(limit - until)
             return self._at(until, mask, [value for _, value in again], body)
 
         return self.b.when(has_rest, again, rest)
@@ -66,10 +67,10 @@ class Nests(PointMemory):
         """The largest multiple of a power of two up to x."""
         return self.b.index(self.b.value(f"and i64 {x}, -{power}"))
 
-    def _some_lanes(self, count: Index) -> str:
+    def _first_lanes(self, count: Index) -> str | None:
         """The mask of the first `count` lanes."""
         with self.b.lanes(self.lanes):
-            return self.b.compare("slt", "i64", self._stepping(0, 1), self.b.splat("i64", count))
+            return memory_ops.first_lanes(self.b, count)
 
     def _at(self, i: Index, mask: str | None, carried: list[str], body) -> list[str]:
         with self._scope():
@@ -77,10 +78,6 @@ class Nests(PointMemory):
             result = body(carried)
         self.mask = None
         return result or []
-
-    def _tail(self, count: int) -> str:
-        bits = ", ".join(f"i1 {'true' if lane < count else 'false'}" for lane in range(self.lanes))
-        return f"<{bits}>"
 
     def _nest(self, inner: list[int], roots: list[Value], carried, body) -> list[str]:
         """Loops over the inner variables around a body that takes and gives what is carried.

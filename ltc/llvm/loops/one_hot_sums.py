@@ -14,6 +14,7 @@ import torch
 from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, Value
 from ltc.llvm.loops import reduction_ops
+from ltc.llvm.emit.builder import multiples
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.nests import Nests
@@ -65,8 +66,7 @@ class SingleTerms(Nests):
             inside = self.b.value(f"icmp ult i64 {place}, {extent}")
             lane = self.b.where(inside, place, -1) - self.variables[self.vector]
             lane = self.b.value(f"trunc i64 {lane} to i32")
-        lanes = "<" + ", ".join(f"i32 {k}" for k in range(width)) + ">"
-        return self.b.compare("eq", "i32", lanes, self.b.splat("i32", lane))
+        return self.b.compare("eq", "i32", multiples(width), self.b.splat("i32", lane))
 
     def _has_few_places(self) -> bool:
         is_open = self.vector in self.open  # the text is for rows of any length then

@@ -193,7 +193,7 @@ class RowReductions(SingleTerms):
             again = [(type, one) for (type, _), one in zip(starts, totals)]
             totals = self.b.loop(blocks, whole, step, again, several)
         for position in range(whole, extent, self.lanes):
-            mask = self._tail(extent - position) if extent - position < self.lanes else None
+            mask = self._first_lanes(extent - position)
             k = (position - whole) // self.lanes
             (totals[k],) = self._at(position, mask, [totals[k]], body)
         return totals

@@ -94,7 +94,7 @@ class TurnedRows(RowReductions):
         form, extents, b = FORMS[load.data[0].dtype], self.space.extents, self.b
         mask = None
         if extents[self.depth - 1] % self.group:
-            mask = self._some_lanes(left - start)
+            mask = self._first_lanes(left - start)
         lines = []
         for k in range(LANES):
             at = i + k
@@ -105,7 +105,7 @@ class TurnedRows(RowReductions):
         with b.lanes(LANES):
             for k, line in enumerate(transposed(b, lines, form.stored)):
                 address = b.address(target, (start + k) * self._pitch(), form.stored)
-                memory_ops.store(b, line, address, form)
+                memory_ops.store(b, line, address, form.stored)
 
     def _line(self, load: Value, row: Index, at: Index, mask: str | None) -> str:
         """One element of a vector of rows, as it is stored."""
@@ -119,11 +119,11 @@ class TurnedRows(RowReductions):
             ahead = SQUARES_AHEAD * LANES * offset.coefficient(self.vector)
             self.b.prefetch(self.b.address(address, ahead, form.stored))
             with self.b.lanes(LANES):
-                return memory_ops.load(self.b, address, form, mask)
+                return memory_ops.load(self.b, address, form.stored, mask)
 
     def _load(self, value: Value, form: Form) -> str:
         if value not in self.turned_at:
             return super()._load(value, form)
         place = self.turned_row * self._pitch() + self.variables[self.vector]
         address = self.b.address(self.turned_at[value], place, form.stored)
-        return from_memory(self.b, form, memory_ops.load(self.b, address, form, self.mask))
+        return from_memory(self.b, form, memory_ops.load(self.b, address, form.stored, self.mask))

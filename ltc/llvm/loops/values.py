@@ -6,6 +6,7 @@ A value is a vector of lanes where it depends on the vector variable, else a sca
 from __future__ import annotations
 
 from ltc.ir.loop_nest import Affine, Guard, Store, Value
+from ltc.llvm.emit.builder import multiples
 from ltc.llvm.emit.dtype import FORMS, Form
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.elementwise import COSTLY, computed
@@ -215,7 +216,7 @@ class PointValues:
     def _stepping(self, base: Index, step: int) -> str:
         """base, base + step, ... over the lanes, as i64."""
         type = self.b.of("i64")
-        lanes = "<" + ", ".join(f"i64 {lane * step}" for lane in range(self.b.width)) + ">"
+        lanes = multiples(self.b.width, step, "i64")
         return self.b.value(f"add {type} {self.b.splat('i64', base)}, {lanes}")
 
     def _inside(self, guards: tuple[Guard, ...], width: int) -> str:

@@ -8,7 +8,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
 from ltc.llvm.emit import memory_ops
-from ltc.llvm.emit.builder import LANES, Builder
+from ltc.llvm.emit.builder import LANES, Builder, multiples
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS, Form
 from ltc.llvm.emit.index import Index
@@ -36,7 +36,7 @@ def arg_reduce_codes(product: Product) -> list[KernelCode]:
         else:
             found = search.strided(b, start, lines.extent, lines.inner, mask)
         place = b.address("%p1", outer * lines.inner + column, "i64")
-        memory_ops.store(b, found, place, index, mask)
+        memory_ops.store(b, found, place, index.stored, mask)
 
     return [along_lines(lines, (operand.node, product.results[0]), walk)]
 
@@ -49,7 +49,7 @@ class _Search:
 
     def _load(self, b: Builder, place: Index, mask: str | None) -> str:
         address = b.address("%p0", place, self.form.stored)
-        return from_memory(b, self.form, memory_ops.load(b, address, self.form, mask))
+        return from_memory(b, self.form, memory_ops.load(b, address, self.form.stored, mask))
 
     def _is_better(self, b: Builder, x: str, best: str) -> str:
         """Whether x goes before the best one though it comes later."""
@@ -84,7 +84,7 @@ class _Search:
 
     def contiguous(self, b: Builder, start: Index, extent: int) -> str:
         """The position in one line: lanes search for themselves, then the first of the best."""
-        numbers = "<" + ", ".join(f"i64 {k}" for k in range(b.width)) + ">"
+        numbers = multiples(b.width, 1, "i64")
         whole = extent // b.width * b.width
 
         def at(i: Index) -> str:

@@ -37,10 +37,10 @@ def scan_codes(product: Product) -> list[KernelCode]:
         def step(i: Index, carried: list[str]) -> list[str]:
             place = start + i * lines.inner
             address = b.address("%p0", place, form.stored)
-            x = from_memory(b, form, memory_ops.load(b, address, form, mask))
+            x = from_memory(b, form, memory_ops.load(b, address, form.stored, mask))
             sum_ = ROWS[op](b, total, carried[0], cast(b, form, total, x))
             result = to_memory(b, form, cast(b, total, form, sum_))
-            memory_ops.store(b, result, b.address("%p1", place, form.stored), form, mask)
+            memory_ops.store(b, result, b.address("%p1", place, form.stored), form.stored, mask)
             return [sum_]
 
         begin = [(b.of(total.computed), b.constant(total.computed, first))]

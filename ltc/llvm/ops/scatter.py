@@ -95,12 +95,12 @@ def _mover(b: Builder, form: Form, mode: str):
 
     def move(source: Index, target: Index, mask: str | None) -> None:
         address = b.address("%p2", target, form.stored)
-        new = memory_ops.load(b, b.address("%p1", source, form.stored), form, mask)
+        new = memory_ops.load(b, b.address("%p1", source, form.stored), form.stored, mask)
         if mode == "add":
-            old = from_memory(b, form, memory_ops.load(b, address, form, mask))
+            old = from_memory(b, form, memory_ops.load(b, address, form.stored, mask))
             total = ROWS[ops.ADD](b, form, old, from_memory(b, form, new))
             new = to_memory(b, form, rounded(b, form, total))
-        memory_ops.store(b, new, address, form, mask)
+        memory_ops.store(b, new, address, form.stored, mask)
 
     return move
 
@@ -117,7 +117,7 @@ def _scatter(node: Node, index, new, result) -> KernelCode:
         line, low, size = _range(b)
         start = _position(line, taken[:dim], strides[:dim])
 
-        def one(t: Index, i: Index) -> None:
+        def one(i: Index, t: Index, _) -> None:
             place = (line * b.number(0) + i) * trail + t
             row = b.index(b.effect(f"load i64, ptr {b.address('%p0', place, 'i64')}, align 8"))
             inside = b.value(f"icmp ult i64 {row - low}, {size}")
@@ -129,10 +129,7 @@ def _scatter(node: Node, index, new, result) -> KernelCode:
 
             b.when(inside, (), write)
 
-        b.loop(
-            0, b.number(0), 1, (),
-            lambda i, _: b.loop(0, trail, 1, (), lambda t, _: one(t, i)) and None,
-        )  # fmt: skip
+        b.nest((b.number(0), trail), (), one)
     text = function_text("kernel", 3, b, numbers=3)
     numbers = (count, shape[dim], parts)
     return KernelCode(text, (index, new, result), lead * parts, numbers=numbers)
