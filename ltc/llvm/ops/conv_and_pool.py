@@ -1,8 +1,4 @@
-"""The generated kernels of the primitives that are more than loops: products, windows.
-
-Operands that are only looked at differently, permuted, expanded or reshaped, are read where they
-lie: a transposition is never copied before a product.
-"""
+"""The generated kernels of convolutions and poolings, and of their gradients."""
 
 from __future__ import annotations
 
@@ -35,8 +31,6 @@ from ltc.llvm.conv.nhwc_depthwise import (
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.emit.isa import SSE2, Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel
-from ltc.llvm.gemm.kernel import matmul
-from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.pooling.nchw import (
     Pool,
     average_pool,
@@ -72,7 +66,7 @@ def kernels_of(
 ) -> NodeKernels | None:
     """The kernels of a node, or None where it has none.
 
-    epilogue, operands  as matmul and convolution take them; other ops take none
+    epilogue, operands  as convolutions take them; other ops take none
     """
     maker = _MAKERS.get(node.op)
     if maker is None or not all(t.dtype in dtypes(isa) for t in _floating_types(node)):
@@ -111,47 +105,6 @@ def _named(
         for kernel in sequence.kernels
     )
     return NodeKernels(sequence.kernels, tuple(reads.values()), pointers, sequence.scratch)
-
-
-# --- products -----------------------------------------------------------------------------------
-
-
-def seen_through(node: Node) -> tuple[Node, tuple[int, ...]]:
-    """The node in whose buffer this node's elements lie, and their strides in it."""
-    base, view = _view(node)
-    return base, view.stride()
-
-
-def _view(node: Node) -> tuple[Node, torch.Tensor]:
-    if node.op is ops.PERMUTE:
-        base, view = _view(node.inputs[0])
-        return base, view.permute(node.attr("dims"))
-    if node.op is ops.EXPAND:
-        base, view = _view(node.inputs[0])
-        return base, view.expand(node.shape)
-    if node.op is ops.RESHAPE:
-        base, view = _view(node.inputs[0])
-        try:
-            return base, view.view(node.shape)
-        except RuntimeError:  # these elements have no one stride there
-            pass
-    return node, torch.empty(node.shape, dtype=node.dtype, device="meta")
-
-
-def _matmul(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
-    (left, x), (right, y) = (seen_through(n) for n in node.inputs)
-    *batch, m, n = node.shape
-    k = node.inputs[0].shape[-1]
-    result = torch.empty(node.shape, device="meta").stride()
-    kernel = matmul(
-        NAME, node.dtype, tuple(batch), (m, n, k), *(_matrix(s) for s in (x, y)),
-        Matrix(n, 1, result[:-2]), isa, epilogue, operands,
-    )  # fmt: skip
-    return _named(kernel, {"left": left, "right": right}, ("result",))
-
-
-def _matrix(strides: tuple[int, ...]) -> Matrix:
-    return Matrix(strides[-2], strides[-1], tuple(strides[:-2]))
 
 
 # --- windows ------------------------------------------------------------------------------------
@@ -271,7 +224,6 @@ def _average_pool_gradient(node: Node, isa: Isa):
 
 
 _MAKERS: dict[ops.Op, Callable[..., NodeKernels]] = {
-    ops.MATMUL: _matmul,
     ops.CONVOLUTION: _convolution,
     ops.CONVOLUTION_INPUT_GRADIENT: _input_gradient,
     ops.CONVOLUTION_WEIGHT_GRADIENT: _weight_gradient,
