@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
 from ltc.backends.llvm import executable
-from ltc.backends.llvm.workspace import Block
+from ltc.backends.llvm.workspace import WorkBlock
 from ltc.runtime.buffer import Buffer
 
 STEPS = 4
@@ -89,7 +89,7 @@ class LiveBuffers:
         objects = gc.get_objects()
         handles = [x.handle for x in objects if type(x) is Buffer]
         tensors = tensors_among([*handles, *values])
-        blocks = [x.tensor for x in objects if type(x) is Block]
+        blocks = [x.tensor for x in objects if type(x) is WorkBlock]
         storages = {
             x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
             for x in (*tensors, *blocks, computation._constants)

@@ -63,7 +63,7 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 @fault
 def sums_are_never_begun():
     """Rows are added to what their sum's memory holds already."""
-    replace(emitter.Emitter, "_begin_sums", lambda right: lambda self, sums: None)
+    replace(emitter.LoopEmitter, "_begin_sums", lambda right: lambda self, sums: None)
 
 
 @fault

@@ -16,7 +16,7 @@ import torch
 from ltc.ir.collective import Collective
 
 
-class Runner(Protocol):
+class CollectiveRunner(Protocol):
     """What ltc.distributed.collectives provides."""
 
     def current(self) -> Any:
@@ -44,14 +44,14 @@ class Runner(Protocol):
         """Tell the other replicas that this one will not take part any more."""
 
 
-RUNNER: list[Runner] = []
+RUNNER: list[CollectiveRunner] = []
 
 
-class _Thread(threading.local):
+class _ReplicaOfThread(threading.local):
     replica: Any = None
 
 
-_thread = _Thread()
+_thread = _ReplicaOfThread()
 
 
 def current_replica() -> Any:

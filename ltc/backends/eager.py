@@ -370,7 +370,7 @@ TAKES_OUT = frozenset(
 )
 
 
-class Step(NamedTuple):
+class ReferenceStep(NamedTuple):
     """One node made runnable.
 
     compute   called with the values in `operands`
@@ -431,7 +431,7 @@ class EagerComputation:
             result.append((self._slots[output], _owned if fresh else _copied))
         return result
 
-    def _make_steps(self, graph: Graph, order: list[Node], overwritten) -> list[Step]:
+    def _make_steps(self, graph: Graph, order: list[Node], overwritten) -> list[ReferenceStep]:
         last_reader = {n: node for node in order for n in node.inputs}
         last_reader.update({target: node for node, target in overwritten.items()})
         last_reader.update(dict.fromkeys(graph.outputs))
@@ -448,7 +448,7 @@ class EagerComputation:
                 compute, operands = _writing(compute, node.op), (*operands, target)
             dead = {n for n in operands if last_reader[n] is node and n.op is not ops.CONSTANT}
             steps.append(
-                Step(
+                ReferenceStep(
                     compute,
                     tuple(self._slots[n] for n in operands),
                     self._slots[node],

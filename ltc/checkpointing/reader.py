@@ -17,7 +17,7 @@ from ltc.device.torch_api import DEVICE_TYPE
 from ltc.checkpointing.tree_codec import DTYPES, check_table, find, from_table
 from ltc.checkpointing.safetensors_format import (
     DamagedFile,
-    Entry,
+    TensorEntry,
     Header,
     is_list_of_places,
     is_shape,
@@ -67,7 +67,7 @@ class SavedData:
         with ThreadPoolExecutor(max_workers=1) as self._summing:
             return self._flat(keys) if self._content is None else self._nested(keys)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> TensorEntry:
         file, number = self._place[name]
         return file.header.entries[number]
 
@@ -136,7 +136,7 @@ class SavedData:
             self._done(len(content))
         return self._read[name]
 
-    def _typed(self, content: torch.Tensor, entry: Entry) -> torch.Tensor:
+    def _typed(self, content: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
         """The bytes of an entry as what they stand for."""
         if entry.dtype is torch.bool and bool((content > 1).any()):
             raise DamagedFile(f"{self._path}: tensor {entry.name!r} has booleans beside 0 and 1.")
@@ -197,7 +197,7 @@ def _check_metadata(metadata: dict[str, str], first: dict[str, str]) -> None:
         raise ValueError("its parts hold different tensors")
 
 
-def _checked_order(order: Any, entries: list[Entry]) -> list[str]:
+def _checked_order(order: Any, entries: list[TensorEntry]) -> list[str]:
     if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
         raise ValueError("the order of the tensors is not a list of names")
     if sorted(order) != sorted(entry.name for entry in entries):
@@ -205,7 +205,7 @@ def _checked_order(order: Any, entries: list[Entry]) -> list[str]:
     return order
 
 
-def _checked_raw(raw: Any, entries: list[Entry]) -> dict[str, torch.dtype]:
+def _checked_raw(raw: Any, entries: list[TensorEntry]) -> dict[str, torch.dtype]:
     entry_of = {e.name: e for e in entries}
     checked = {}
     for name, text in raw.items() if isinstance(raw, dict) else [(None, None)]:

@@ -38,7 +38,7 @@ class DamagedFile(LtcError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file; its bytes are [begin, end) behind the header."""
 
     name: str
@@ -56,7 +56,7 @@ class Header:
     data_start  position in the file of the first tensor's first byte
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     metadata: dict[str, str]
     data_start: int
 
@@ -74,17 +74,17 @@ _BETWEEN = b'","ltc.crc32":"'
 _SUM_DIGITS = 8
 
 
-def placed(types: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple[Entry, ...]:
+def placed(types: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple[TensorEntry, ...]:
     """Entries for tensors of (name, dtype, shape), one behind the other."""
     entries, begin = [], 0
     for name, dtype, shape in types:
         end = begin + bytes_of_type(dtype, shape)
-        entries.append(Entry(name, dtype, shape, begin, end))
+        entries.append(TensorEntry(name, dtype, shape, begin, end))
         begin = end
     return tuple(entries)
 
 
-def header_bytes(entries: tuple[Entry, ...], metadata: Mapping[str, str]) -> bytearray:
+def header_bytes(entries: tuple[TensorEntry, ...], metadata: Mapping[str, str]) -> bytearray:
     """The header with its length, and zeros where `fill_sums` will put the checksums."""
     sums = {"ltc.header": "0" * _SUM_DIGITS, "ltc.crc32": "0" * _SUM_DIGITS * len(entries)}
     content: dict[str, Any] = {"__metadata__": {**sums, **metadata}}
@@ -175,7 +175,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _checked_entries(content: dict[str, Any], path: str, data_bytes: int) -> tuple[Entry, ...]:
+def _checked_entries(content: dict[str, Any], path: str, data_bytes: int) -> tuple[TensorEntry, ...]:
     entries = sorted(
         (_checked_entry(name, said, path) for name, said in content.items()),
         key=lambda e: (e.begin, e.end),
@@ -196,7 +196,7 @@ def _checked_entries(content: dict[str, Any], path: str, data_bytes: int) -> tup
     return tuple(entries)
 
 
-def _checked_entry(name: str, said: Any, path: str) -> Entry:
+def _checked_entry(name: str, said: Any, path: str) -> TensorEntry:
     def fault(text: str) -> DamagedFile:
         return DamagedFile(f"{path}: tensor {name!r} {text}.")
 
@@ -213,7 +213,7 @@ def _checked_entry(name: str, said: Any, path: str) -> Entry:
     begin, end = offsets
     if end - begin != bytes_of_type(dtype, shape):
         raise fault(f"has {end - begin} bytes, and its type needs {bytes_of_type(dtype, shape)}")
-    return Entry(name, dtype, tuple(shape), begin, end)
+    return TensorEntry(name, dtype, tuple(shape), begin, end)
 
 
 def is_list_of_places(x: Any) -> bool:

@@ -39,7 +39,7 @@ class Layout:
 
 
 @dataclass
-class Entry:
+class StoredBytes:
     """Something to be stored.
 
     name    of the first tensor in it
@@ -72,7 +72,7 @@ class View:
 class Placement:
     """The entry a tensor is in, and which part of it; None: the entry as it is."""
 
-    entry: Entry
+    entry: StoredBytes
     view: View | None
 
 
@@ -85,7 +85,7 @@ def contiguous_strides(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def arranged(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[Entry], list[Placement]]:
+def arranged(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[StoredBytes], list[Placement]]:
     """The entries that hold named tensors, and the placement of each tensor, in the given order.
 
     Nothing is computed or copied yet.
@@ -195,15 +195,15 @@ def _placements(cluster: Members, tensors: list) -> dict[int, Placement]:
     return {number: _part(entry, begin, layout, None) for number, layout in cluster}
 
 
-def _part(entry: Entry, begin: int, layout: Layout, whole: Layout | None) -> Placement:
+def _part(entry: StoredBytes, begin: int, layout: Layout, whole: Layout | None) -> Placement:
     if layout == whole:
         return Placement(entry, None)
     offset = layout.offset - begin // layout.dtype.itemsize
     return Placement(entry, View(layout.dtype, layout.shape, layout.strides, offset))
 
 
-def _whole(tensor: torch.Tensor, name: str) -> Entry:
-    return Entry(name, tensor.dtype, tuple(tensor.shape), tensor, lambda: _on_host(tensor))
+def _whole(tensor: torch.Tensor, name: str) -> StoredBytes:
+    return StoredBytes(name, tensor.dtype, tuple(tensor.shape), tensor, lambda: _on_host(tensor))
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -213,9 +213,9 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return plain.cpu().resolve_conj().resolve_neg().contiguous()
 
 
-def _stretch(tensor: torch.Tensor, begin: int, end: int, name: str) -> Entry:
+def _stretch(tensor: torch.Tensor, begin: int, end: int, name: str) -> StoredBytes:
     """The bytes [begin, end) of the storage of a tensor."""
-    return Entry(name, torch.uint8, (end - begin,), None, lambda: _bytes_under(tensor)[begin:end])
+    return StoredBytes(name, torch.uint8, (end - begin,), None, lambda: _bytes_under(tensor)[begin:end])
 
 
 def _bytes_under(tensor: torch.Tensor) -> torch.Tensor:

@@ -193,7 +193,7 @@ _stash = _Stash()
 _next_type = itertools.repeat(PRIVATE_USE_1).__next__
 
 
-class Guard(torch._C._acc.DeviceGuard):
+class DeviceGuard(torch._C._acc.DeviceGuard):
     """The device guard.
 
     C++ calls `type_` (noexcept) while it unwinds an exception raised by a Python hook of a
@@ -226,7 +226,7 @@ def register_device(module) -> None:
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(DEVICE_TYPE, module)
-    register_device.kept = (Hooks(), Guard())  # C++ holds plain pointers to them
+    register_device.kept = (Hooks(), DeviceGuard())  # C++ holds plain pointers to them
     torch._C._acc.register_python_privateuseone_hook(register_device.kept[0])
     torch._C._acc.register_python_privateuseone_device_guard(register_device.kept[1])
 

@@ -26,7 +26,7 @@ from ltc.device.torch_api import plain_functions
 from ltc.distributed.transport import session as sessions
 from ltc.distributed import world
 from ltc.distributed.transport.folds import check_reduction
-from ltc.distributed.transport.progress_thread import CHANNELS, Runner
+from ltc.distributed.transport.progress_thread import CHANNELS, ProgressRunner
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.ops.one_shot_sync import is_possible
@@ -43,7 +43,7 @@ Groups = Sequence[Sequence[int]] | None
 MOST_SHARERS = 4
 ADDED_IN_PLACE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 
-backend_collective.RUNNER[:] = [Runner()]
+backend_collective.RUNNER[:] = [ProgressRunner()]
 
 
 def replica_count() -> int:

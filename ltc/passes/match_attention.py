@@ -33,7 +33,7 @@ def _need(holds: bool) -> None:
 
 
 @dataclass
-class Scores:
+class MatchedScores:
     """What softmax was taken of.
 
     product     the matrix product of the queries and the transposed keys
@@ -219,7 +219,7 @@ class _Finder:
             _need(set(self._readers(node)) == readers)
         return scores
 
-    def _scores(self, node: Node) -> Scores:
+    def _scores(self, node: Node) -> MatchedScores:
         conditions: list[Node] = []
         bias: Node | None = None
         first = node
@@ -247,7 +247,7 @@ class _Finder:
         if node is not first:
             self._only_reader(node)
         _need(node.shape[-2:] == first.shape[-2:])
-        return Scores(node, conditions, bias, scale or constant(1.0, torch.float64))
+        return MatchedScores(node, conditions, bias, scale or constant(1.0, torch.float64))
 
     def _bias(self, node: Node) -> tuple[Node, Node]:
         """(what leads to the product, what was added to it)"""
@@ -307,7 +307,7 @@ class _Finder:
     def _is(self, node: Node, other: Node) -> bool:
         return node is other or node.op is ops.RESHAPE and node.inputs[0] is other
 
-    def _forward(self, weights, parts: Scores, dropout, forward: Node, value: Node) -> Found:
+    def _forward(self, weights, parts: MatchedScores, dropout, forward: Node, value: Node) -> Found:
         left, right = parts.product.inputs
         batch, (rows, columns) = weights.shape[:-2], weights.shape[-2:]
         self.query = build.reshape(left, (*batch, rows, left.shape[-1]))
@@ -323,7 +323,7 @@ class _Finder:
         )  # fmt: skip
         return Found(node, None, {forward: build.reshape(build.get(node, 0), forward.shape)})
 
-    def _rest(self, parts: Scores, dropout: Dropout | None, shape) -> tuple[list[Node], dict]:
+    def _rest(self, parts: MatchedScores, dropout: Dropout | None, shape) -> tuple[list[Node], dict]:
         bias = parts.bias
         for condition in parts.conditions:
             if bias is not None and bias.dtype != torch.bool:
@@ -405,7 +405,7 @@ class _Finder:
             self._only_reader(node)
         return node, more
 
-    def _to_operands(self, node: Node, parts: Scores, factor: Node | None):
+    def _to_operands(self, node: Node, parts: MatchedScores, factor: Node | None):
         """(what gradients are multiplied by, that of the query, that of the transposed key)"""
         while True:
             readers = self._readers(node)

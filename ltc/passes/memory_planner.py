@@ -32,7 +32,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
-class Host:
+class OutputBuffer:
     """The buffer of an output, free for others before the step `first`, which writes it."""
 
     name: Hashable
@@ -78,7 +78,7 @@ class _Region:
 
 
 def plan(
-    lifetimes: Sequence[Lifetime], hosts: Sequence[Host] = (), long: int = 0, guard: int = 0
+    lifetimes: Sequence[Lifetime], hosts: Sequence[OutputBuffer] = (), long: int = 0, guard: int = 0
 ) -> tuple[dict[Hashable, Place], int]:
     """(place of each value, bytes of the block): values that live at one time do not overlap.
 
@@ -102,7 +102,7 @@ def plan(
     return places, block.nbytes
 
 
-def _hosted(value: Lifetime, houses: dict[Host, _Region]) -> Place | None:
+def _hosted(value: Lifetime, houses: dict[OutputBuffer, _Region]) -> Place | None:
     """A place in the buffer of an output that is written after the value's life."""
     for host, region in houses.items():
         if value.last < host.first and value.nbytes <= host.nbytes:

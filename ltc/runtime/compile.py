@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 from ltc import config
-from ltc.aten.call import Call, Numbering, Scalar, Value
+from ltc.aten.call import Call, Numbering, Scalar, CallResult
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface, RemembersPrograms
@@ -92,7 +92,7 @@ def _positions(found: Iterable[int]) -> tuple[int, ...]:
 def program_for(
     known: Ending | None,
     path: Callable[[], list[Call]],
-    outputs: tuple[Value, ...],
+    outputs: tuple[CallResult, ...],
     device: int,
     replaced: dict[int, int],
 ) -> tuple[Program, Ending]:
@@ -126,7 +126,7 @@ def _note_program(program: Program, counter: str) -> None:
     metrics.note(((counter, 1),), (("TensorsGraphSize", program.calls, "value"),))
 
 
-def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, int]) -> Ending:
+def _ending(calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[int, int]) -> Ending:
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
@@ -141,7 +141,7 @@ def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, i
 
 
 def _output_order(
-    calls: list[Call], outputs: tuple[Value, ...], given: dict[int, int]
+    calls: list[Call], outputs: tuple[CallResult, ...], given: dict[int, int]
 ) -> list[int]:
     """The outputs in the program's order, whatever order the walk met its inputs in.
 
@@ -163,7 +163,7 @@ def _output_order(
     return sorted(range(len(outputs)), key=rank)
 
 
-def live_calls(path: list[Call], outputs: tuple[Value, ...]) -> list[Call]:
+def live_calls(path: list[Call], outputs: tuple[CallResult, ...]) -> list[Call]:
     """The calls of `path` that the outputs need: in recorded order, but inputs where first used.
 
     So neither the order in which a walk met its inputs nor a call that nobody needs shows.
@@ -180,7 +180,7 @@ def live_calls(path: list[Call], outputs: tuple[Value, ...]) -> list[Call]:
     return list(ordered)
 
 
-def _producers_of_needed(outputs: tuple[Value, ...]) -> dict[Call, list[Call]]:
+def _producers_of_needed(outputs: tuple[CallResult, ...]) -> dict[Call, list[Call]]:
     needed: dict[Call, list[Call]] = {}
     waiting = [value.call for value in outputs]
     while waiting:  # a list, not recursion: walks are long
@@ -195,7 +195,7 @@ def _producers_of_needed(outputs: tuple[Value, ...]) -> dict[Call, list[Call]]:
 def _add_producers(operands: Iterable[Any], found: list[Call]) -> None:
     for operand in operands:
         kind = operand.__class__
-        if kind is Value:
+        if kind is CallResult:
             found.append(operand.call)
         elif kind is list or kind is tuple:
             _add_producers(operand, found)

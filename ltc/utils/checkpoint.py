@@ -175,14 +175,14 @@ class CheckpointManager:
         folder = self._folder / f"step-{step:08d}"
         return folder if is_complete(folder) else folder.with_name(f"{folder.name}.safetensors")
 
-    def _write(self, step: int, metric: float | None, plan: serialization.Plan) -> None:
+    def _write(self, step: int, metric: float | None, plan: serialization.SavePlan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         serialization.write(plan, self._folder / f"step-{step:08d}.safetensors")
         self._tidy(step, metric)
 
     def _write_share(
         self, step: int, metric: float | None, ordinal: int, count: int,
-        share: serialization.Plan, own: serialization.Plan,
+        share: serialization.SavePlan, own: serialization.SavePlan,
     ) -> None:
         folder = self._folder / f"step-{step:08d}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ from ltc.checkpointing.safetensors_format import (
 )
 from ltc.checkpointing.reader import Done, OpenFile, SavedData, bytes_in
 from ltc.checkpointing.saving import writing
-from ltc.checkpointing.storage_sharing import Entry, Placement, arranged, as_bytes
+from ltc.checkpointing.storage_sharing import StoredBytes, Placement, arranged, as_bytes
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
 
@@ -69,17 +69,17 @@ def save(
 
 
 @dataclass(frozen=True)
-class Plan:
+class SavePlan:
     """What a save is going to write.
 
     entries   in the order of their bytes; each is fetched when its turn comes
     metadata  what surrounds them
     """
 
-    entries: list[Entry]
+    entries: list[StoredBytes]
     metadata: dict[str, str]
 
-    def part(self, number: int, count: int) -> Plan:
+    def part(self, number: int, count: int) -> SavePlan:
         """The share of one replica out of `count`: nearly as many bytes as every other's."""
         loads, share = [0] * count, []
         for entry in sorted(self.entries, key=lambda e: -e.nbytes):
@@ -88,10 +88,10 @@ class Plan:
             if lightest == number:
                 share.append(entry)
         share.sort(key=lambda e: -e.dtype.itemsize)
-        return Plan(share, {**self.metadata, "ltc.part": f"{number} of {count}"})
+        return SavePlan(share, {**self.metadata, "ltc.part": f"{number} of {count}"})
 
 
-def planned(data: Any) -> Plan:
+def planned(data: Any) -> SavePlan:
     """What saving `data` takes; everything its tensors wait for is started, on every replica alike.
 
     Raises TypeError where `data` hold something that can not be saved, saying where it sits.
@@ -116,7 +116,7 @@ def planned(data: Any) -> Plan:
         "ltc.raw": _compact(raw),
         "ltc.tree": _compact(table),
     }
-    return Plan(entries, metadata)
+    return SavePlan(entries, metadata)
 
 
 def _compact(x: Any) -> str:
@@ -131,7 +131,7 @@ def _start(tensors: list[torch.Tensor]) -> None:
             ready_buffer(state if state.base is None else state.base)
 
 
-def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
+def write(plan: SavePlan, path: str | os.PathLike, progress: bool = False) -> None:
     """Carry a plan out: one tensor at a time, then the checksums, then the new file's name."""
     path, total = os.fspath(path), sum(e.nbytes for e in plan.entries)
     header = header_bytes(placed(_stored_type(e) for e in plan.entries), plan.metadata)
@@ -145,7 +145,7 @@ def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
     xser_legacy.remove_tensors_of(path)
 
 
-def _name_apart(entries: list[Entry]) -> None:
+def _name_apart(entries: list[StoredBytes]) -> None:
     """Make the names of entries different from each other and from what the format reserves."""
     taken = {"__metadata__"}
     for entry in entries:
@@ -158,7 +158,7 @@ def _name_apart(entries: list[Entry]) -> None:
         entry.name = name
 
 
-def _stored_type(entry: Entry) -> tuple[str, torch.dtype, tuple[int, ...]]:
+def _stored_type(entry: StoredBytes) -> tuple[str, torch.dtype, tuple[int, ...]]:
     """As what the file lists it: dtypes the format lacks are bytes, in one dimension more."""
     if entry.dtype in NAME_OF_DTYPE:
         return entry.name, entry.dtype, entry.shape
@@ -186,7 +186,7 @@ def _text(dtype: torch.dtype) -> str:
 
 
 def _stream(
-    entry: Entry, file: BinaryIO, done: Done, summing: ThreadPoolExecutor
+    entry: StoredBytes, file: BinaryIO, done: Done, summing: ThreadPoolExecutor
 ) -> int:
     """Write the bytes of an entry; returns their checksum, found in another thread meanwhile."""
     content = memoryview(as_bytes(entry.fetch()).numpy())

@@ -21,7 +21,7 @@ from ltc.debug import metrics
 from ltc.device.recording.tensors import state_of
 from ltc.distributed import collectives
 from ltc.distributed.transport import session
-from ltc.distributed.transport.progress_thread import Runner
+from ltc.distributed.transport.progress_thread import ProgressRunner
 from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.ir import ops
 from ltc.ir.collective import Collective
@@ -405,7 +405,7 @@ def test_a_small_exchange_does_not_wait_where_it_begins():
     begun = threading.Event()
 
     def both(ordinal, device):
-        progress = Runner().current()
+        progress = ProgressRunner().current()
         operands = [torch.full((3,), float(ordinal + 1)), torch.tensor([[10.0 * ordinal]])]
         if ordinal:
             assert begun.wait(LIMIT_SECONDS), "replica 0 waits for replica 1 where it begins"

@@ -6,12 +6,12 @@ import pytest
 
 from ltc import config
 from ltc.llvm.compiler import host_cpu, llvm_binding
-from ltc.llvm.compiler.host_cpu import Host, known_host
+from ltc.llvm.compiler.host_cpu import HostCpu, known_host
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="other machines are asked in every process"
 )
-SAID = Host("x86_64-somewhere", "fast", "+avx2", "20.1.0")
+SAID = HostCpu("x86_64-somewhere", "fast", "+avx2", "20.1.0")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ class Asked:
     def __init__(self):
         self.times = 0
 
-    def __call__(self) -> Host:
+    def __call__(self) -> HostCpu:
         self.times += 1
         return SAID
 

@@ -63,7 +63,7 @@ def native_take(monkeypatch):
             if isinstance(unit, Node) and unit.op is ops.TAKE:
                 code = take_with_check(unit, error, message)
                 # a unit that is no Node makes the step native
-                return schedule.Step(code, unit.inputs, (unit,), (code,))
+                return schedule.ProgramStep(code, unit.inputs, (unit,), (code,))
             return reference(unit, kernels)
 
         in_loops = schedule.is_native

@@ -148,7 +148,7 @@ def test_values_have_their_guards_for_themselves():
         first = drawn.randrange(20)
         bytes_of[name] = drawn.randrange(1, 300)
         lifetimes.append(memory_planner.Lifetime(name, bytes_of[name], first, first + drawn.randrange(6)))
-    hosts = [memory_planner.Host("output", 1000, 12)]
+    hosts = [memory_planner.OutputBuffer("output", 1000, 12)]
     places, size = memory_planner.plan(lifetimes, hosts, 2, guard=64)
     assert {host for host, _ in places.values()} == {memory_planner.BLOCK, "output"}
     ends = {memory_planner.BLOCK: size, "output": 1000}
@@ -181,7 +181,7 @@ def as_kernel(monkeypatch):
             body(b)
             code = KernelCode(function_text("kernel", 3, b), (*unit.inputs, unit), 1)
             # a unit that is no Node makes the step native
-            return schedule.Step(code, unit.inputs, (unit,), (code,))
+            return schedule.ProgramStep(code, unit.inputs, (unit,), (code,))
 
         monkeypatch.setattr(schedule, "_step", step)
         monkeypatch.setattr(

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ltc.backends.llvm.liveness import Lifetimes, nbytes_of
-from ltc.backends.llvm.schedule import Step
+from ltc.backends.llvm.schedule import ProgramStep
 from ltc.errors import MemoryFault
 from ltc.ir import ops
 from ltc.ir.graph import Origin
@@ -105,7 +105,7 @@ class CheckedSteps:
     """
 
     def __init__(
-        self, steps: list[Step], lives: Lifetimes, made: Iterable[Node],
+        self, steps: list[ProgramStep], lives: Lifetimes, made: Iterable[Node],
         origins: Mapping[Node, Origin],
     ):  # fmt: skip
         """
@@ -148,7 +148,7 @@ def _digests(checks: Iterable[_StepCheck]) -> dict[Node, int]:
     return {node: WORD_BYTES * number for number, node in enumerate(nodes)}
 
 
-def _is_unchecked(step: Step) -> bool:
+def _is_unchecked(step: ProgramStep) -> bool:
     return isinstance(step.unit, Product) and step.unit.node.op in _UNCHECKED
 
 
@@ -160,7 +160,7 @@ class _StepCheck:
     """
 
     def __init__(
-        self, step: Step, lies_in: Mapping[Node, Node], guarded: Collection[Node],
+        self, step: ProgramStep, lies_in: Mapping[Node, Node], guarded: Collection[Node],
         origins: Mapping[Node, Origin],
     ):  # fmt: skip
         self.step, self._kernels = step, step.codes

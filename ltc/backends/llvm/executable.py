@@ -16,7 +16,7 @@ from ltc import errors
 from ltc.backends import collective_runner
 from ltc.backends.llvm import launch_queue
 from ltc.backends.eager import LOWERING, EagerComputation
-from ltc.backends.llvm.workspace import Block, Blocks
+from ltc.backends.llvm.workspace import WorkBlock, Blocks
 from ltc.backends.llvm.scalar_arguments import Cells
 from ltc.backends.llvm.plan import (
     COPIED,
@@ -26,7 +26,7 @@ from ltc.backends.llvm.plan import (
     TWIN,
     FailedCheck,
     InBlock,
-    Plan,
+    ProgramPlan,
     PlannedCall,
     ReferenceCall,
 )  # fmt: skip
@@ -75,7 +75,7 @@ class LlvmComputation:
         """What a thread takes launches from that are given ahead; None where there is none."""
         return LlvmQueue(_blocks) if launch_queue.is_possible() else None
 
-    def __init__(self, plan: Plan, kernels: Mapping[str, LoadedKernel]):
+    def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]):
         """`kernels`: those that the plan names."""
         self.plan, self._kernels = plan, kernels  # which stay loaded as long as this is held
         self.frames = Blocks()
@@ -147,7 +147,7 @@ class LlvmComputation:
         error = functools.partial(self._error_of, frame, block, values)
         return LlvmLaunch(self._runs[0].run, frame, outputs, self.frames, error)
 
-    def _error_of(self, frame: Block, block: Block, values: list[Any], failed: int) -> Exception:
+    def _error_of(self, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int) -> Exception:
         """What made the call of that number fail, in a program of kernels alone."""
         (run,) = self._runs
         try:
@@ -168,7 +168,7 @@ class LlvmComputation:
             self.frames.give_back(frame)
             _blocks.give_back(block)
 
-    def _begin(self, frame: Block, block: Block, buffers, scalars, lent=_NOTHING) -> list[Any]:
+    def _begin(self, frame: WorkBlock, block: WorkBlock, buffers, scalars, lent=_NOTHING) -> list[Any]:
         """The values that the launch starts with, their addresses and the scalars in the frame.
 
         lent  memory for outputs, by their positions; the others get new memory
@@ -196,7 +196,7 @@ class LlvmComputation:
             self._begin_reference(block, values, scalars)
         return values
 
-    def _begin_reference(self, block: Block, values: list[Any], scalars) -> None:
+    def _begin_reference(self, block: WorkBlock, values: list[Any], scalars) -> None:
         for value, constant in self._fixed:
             values[value] = constant
         for value, slot, dtype in self.plan.scalars:
@@ -204,7 +204,7 @@ class LlvmComputation:
         for value, where in self.plan.in_block:
             values[value] = _in_block(block, where)
 
-    def _run(self, frame: Block, block: Block, values: list[Any]) -> None:
+    def _run(self, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
         done: list[int] = []  # positions of the inputs that were written over
         for run in self._runs:
             try:
@@ -240,7 +240,7 @@ class _Kernels:
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
 
-    def __call__(self, plan: Plan, frame: Block, block: Block, values: list[Any]) -> None:
+    def __call__(self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
         failed = self.run.launch(frame.address)
         while failed in self._rests:  # others are late: the kernel has given up, and Python sleeps
             self._await(plan, failed)
@@ -249,7 +249,7 @@ class _Kernels:
         if failed >= 0:
             self.fail(plan, frame, block, values, failed)
 
-    def _await(self, plan: Plan, number: int) -> None:
+    def _await(self, plan: ProgramPlan, number: int) -> None:
         """Wait for the other replicas in place of a call that has given up."""
         call = self._calls[number]
         try:
@@ -266,7 +266,7 @@ class _Kernels:
         return tuple(p for call in calls for p in call.overwrites)
 
     def fail(
-        self, plan: Plan, frame: Block, block: Block, values: list[Any], failed: int
+        self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int
     ) -> NoReturn:
         """Raise what the call of that number stands for."""
         call = self._calls[failed]
@@ -283,7 +283,7 @@ class _Kernels:
 
 
 def _error_of(
-    plan: Plan, check: FailedCheck, code: int, block: Block, values: list[Any]
+    plan: ProgramPlan, check: FailedCheck, code: int, block: WorkBlock, values: list[Any]
 ) -> Exception:
     """The error that a fault stands for; where the reference finds one, it raises it."""
     if check.error == errors.MemoryFault.__name__:
@@ -312,7 +312,7 @@ class _Reference:
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
 
-    def __call__(self, plan: Plan, frame: Block, block: Block, values: list[Any]) -> None:
+    def __call__(self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
         call = self._call
         if call.is_counted:
             metrics.count("extern.python")
@@ -331,14 +331,14 @@ class _Reference:
             values[value] = None
 
 
-def _in_block(block: Block, where: InBlock) -> torch.Tensor:
+def _in_block(block: WorkBlock, where: InBlock) -> torch.Tensor:
     # A storage of its own: as_strided counts from where the storage begins.
     count = torch.Size(where.shape).numel()
     flat = torch.frombuffer(block.memory, dtype=where.dtype, count=count, offset=where.offset)
     return flat.view(where.shape)
 
 
-def _constants_of(plan: Plan) -> torch.Tensor:
+def _constants_of(plan: ProgramPlan) -> torch.Tensor:
     """The memory of the constants that kernels read, and of the rows of the checks."""
     rows = b"" if plan.memory is None else plan.memory.rows
     end = ALIGNMENT * len(plan.constants)

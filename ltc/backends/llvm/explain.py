@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ltc.backends.llvm.schedule import Step, planned_steps
+from ltc.backends.llvm.schedule import ProgramStep, planned_steps
 from ltc.ir.graph import Graph, show
 from ltc.ir.loop_nest_text import units_text
 from ltc.llvm.compiler import llvm_binding
@@ -29,7 +29,7 @@ def explained(
     yield "assembly", _of_each_kernel(steps, graph, llvm_binding.assembly)
 
 
-def _of_each_kernel(steps: list[Step], graph: Graph, form) -> str:
+def _of_each_kernel(steps: list[ProgramStep], graph: Graph, form) -> str:
     """The form of every kernel's text, equal ones once, behind the users' lines it computes."""
     lines: dict[str, dict[str, None]] = {}
     for step in steps:

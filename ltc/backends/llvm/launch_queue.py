@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ltc.backends.llvm.workspace import Block, Blocks
+from ltc.backends.llvm.workspace import WorkBlock, Blocks
 from ltc.llvm.native import runner, thread_pool
 from ltc.llvm.native.kernel_run import KernelRun
 from ltc.llvm.native.launch_ring import Ring
@@ -30,7 +30,7 @@ class LlvmLaunch:
     """
 
     run: KernelRun
-    frame: Block
+    frame: WorkBlock
     outputs: list[torch.Tensor]
     frames: Blocks
     error: Callable[[int], Exception]
@@ -45,9 +45,9 @@ class LlvmQueue:
 
     def __init__(self, blocks: Blocks):
         self._ring, self._blocks = Ring(), blocks
-        self._taken: list[Block] = []  # that queued launches work in
+        self._taken: list[WorkBlock] = []  # that queued launches work in
 
-    def block(self, nbytes: int) -> Block:
+    def block(self, nbytes: int) -> WorkBlock:
         """Memory for launches from now on, until `rest`."""
         if not self._taken or self._taken[-1].nbytes < nbytes:
             self._taken.append(self._blocks.take(nbytes))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from ltc.backends.llvm.schedule import Step, in_place, sent_by, stores_of
+from ltc.backends.llvm.schedule import ProgramStep, in_place, sent_by, stores_of
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.ops.dispatch import ScratchBuffer
-from ltc.passes.memory_planner import Host, Lifetime
+from ltc.passes.memory_planner import OutputBuffer, Lifetime
 
 
 def nbytes_of(type: TensorType) -> int:
@@ -29,7 +29,7 @@ class Lifetimes:
     """
 
     def __init__(
-        self, steps: list[Step], graph: Graph, shares: dict[Node, Node],
+        self, steps: list[ProgramStep], graph: Graph, shares: dict[Node, Node],
         placed: Container[Node], fixed: Container[Node],
     ):  # fmt: skip
         """
@@ -68,11 +68,11 @@ class Lifetimes:
             )
         return values
 
-    def hosts(self, made: Iterable[Node]) -> list[Host]:
+    def hosts(self, made: Iterable[Node]) -> list[OutputBuffer]:
         """The buffers that a launch makes for outputs, until the steps that fill them."""
         wanted = set(made)
         return [
-            Host(node, nbytes_of(node.type), position)
+            OutputBuffer(node, nbytes_of(node.type), position)
             for position, step in enumerate(self._steps)
             for node in step.writes
             if node in wanted
@@ -100,7 +100,7 @@ class Lifetimes:
             for node in sent_by(unit):
                 yield self._shares.get(node, node), waits.get(unit, ends)
 
-    def _choose_places(self, position: int, step: Step) -> None:
+    def _choose_places(self, position: int, step: ProgramStep) -> None:
         """Each value that may: in the place of one that this step reads as the last one."""
         kernel, operands = stores_of(step.unit)
         dying = {

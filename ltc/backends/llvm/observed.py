@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ltc.backends.interface import Observer
-from ltc.backends.llvm.workspace import Block
+from ltc.backends.llvm.workspace import WorkBlock
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.plan import SteppedPlan
 from ltc.ir import ops
@@ -52,7 +52,7 @@ class _Stepped(LlvmComputation):
         twin._observer = observer
         return twin
 
-    def _run(self, frame: Block, block: Block, values: list[Any]) -> None:
+    def _run(self, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
         done: list[int] = []  # positions of the inputs that were written over
         for step, run in zip(self._stepped.steps, self._runs, strict=True):
             for node in filter(self._is_shown, step.reads):
@@ -71,13 +71,13 @@ class _Stepped(LlvmComputation):
         is_there = node in self._stepped.place or node in self._stepped.value
         return is_there and node.op not in _GIVEN and isinstance(node.type, TensorType)
 
-    def _value(self, node: Node, frame: Block, values: list[Any]) -> Any:
+    def _value(self, node: Node, frame: WorkBlock, values: list[Any]) -> Any:
         number = self._stepped.value.get(node, -1)
         if number >= 0 and values[number] is not None:
             return values[number]
         return self._in_memory(node, frame)
 
-    def _in_memory(self, node: Node, frame: Block) -> torch.Tensor:
+    def _in_memory(self, node: Node, frame: WorkBlock) -> torch.Tensor:
         word, offset = self._stepped.place[node]
         (address,) = struct.unpack_from("=q", frame.memory, WORD * word)
         nbytes = node.type.size * node.dtype.itemsize

@@ -17,7 +17,7 @@ import torch
 from ltc.backends.llvm.checked_steps import GUARD_BYTES, CheckedSteps, MemoryChecks
 from ltc.backends.llvm.liveness import Lifetimes
 from ltc.backends.llvm.one_shot_buffers import MeetingPlaces, Meetings
-from ltc.backends.llvm.schedule import MAY_SHARE, Step, memory_of, planned_steps
+from ltc.backends.llvm.schedule import MAY_SHARE, ProgramStep, memory_of, planned_steps
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
@@ -98,7 +98,7 @@ class ReferenceCall:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProgramPlan:
     """One program.
 
     positions   of the inputs that it uses, in the launch's buffers
@@ -155,7 +155,7 @@ class Plan:
 def plan_of(
     graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None,
     checked: bool = False,
-) -> tuple[Plan, dict[str, str]]:  # fmt: skip
+) -> tuple[ProgramPlan, dict[str, str]]:  # fmt: skip
     """The program of a graph, and the text of each of its kernels by name.
 
     donated  positions of the inputs that may be written over
@@ -176,9 +176,9 @@ class SteppedPlan:
     value  the number of what the reference reads or makes, as a tensor
     """
 
-    plan: Plan
+    plan: ProgramPlan
     texts: dict[str, str]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     place: Mapping[Any, tuple[int, int]]
     value: Mapping[Node, int]
 
@@ -192,7 +192,7 @@ class _Planner:
     """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
 
     def __init__(
-        self, graph: Graph, steps: list[Step], donated: frozenset[int], checked: bool
+        self, graph: Graph, steps: list[ProgramStep], donated: frozenset[int], checked: bool
     ):
         self.texts: dict[str, str] = {}
         self._checked, self._checks = checked, None
@@ -210,7 +210,7 @@ class _Planner:
         self._by_reference.update(graph.outputs)
         self._by_reference.update(n for f in self._faults if not f.error for n in f.node.inputs)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ProgramPlan:
         self._place_inputs_and_outputs()
         self._place_constants()
         self._place_scalars()
@@ -218,7 +218,7 @@ class _Planner:
         self._number_results()
         self._place_block()
         runs = tuple(self._runs())
-        return Plan(
+        return ProgramPlan(
             tuple(n.attr("index") for n in self._inputs),
             tuple((n.shape, n.dtype) for n in self._made),
             self._values,
@@ -376,7 +376,7 @@ class _Planner:
                 self._graph.origins.get(node),
             )  # fmt: skip
 
-    def _calls(self, step: Step) -> Iterable[PlannedCall]:
+    def _calls(self, step: ProgramStep) -> Iterable[PlannedCall]:
         overwrites = tuple(target.attr("index") for target in step.overwrites.values())
         for code in step.codes:
             shifts = code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
@@ -409,12 +409,12 @@ class _Planner:
         origin = self._graph.origins.get(fault.node)
         return FailedCheck(fault.node, fault.error, fault.message, origin, operands)
 
-    def _dead_after(self) -> dict[Step, list[Node]]:
+    def _dead_after(self) -> dict[ProgramStep, list[Node]]:
         """What the reference made, at the reference step after which no one reads it."""
         made = {n for s in self._steps if not s.is_native for n in s.writes}
-        dead: dict[Step, list[Node]] = {step: [] for step in self._steps}
+        dead: dict[ProgramStep, list[Node]] = {step: [] for step in self._steps}
         seen = set(self._graph.outputs)
-        following: Step | None = None
+        following: ProgramStep | None = None
         for step in reversed(self._steps):
             if not step.is_native:
                 following = step
@@ -443,7 +443,7 @@ class _Planner:
             yield self._number[node], way
 
 
-def _faults_of(steps: Iterable[Step]) -> dict[Fault, int]:
+def _faults_of(steps: Iterable[ProgramStep]) -> dict[Fault, int]:
     """The faults of all kernels, numbered."""
     nodes = (node for step in steps for code in step.codes for node in code.nodes)
     found = dict.fromkeys(node for node in nodes if isinstance(node, Fault))

@@ -17,7 +17,7 @@ import torch
 
 from ltc import config
 from ltc.backends.llvm.checked_steps import MemoryChecks
-from ltc.backends.llvm.plan import FailedCheck, InBlock, Plan, PlannedCall, ReferenceCall
+from ltc.backends.llvm.plan import FailedCheck, InBlock, ProgramPlan, PlannedCall, ReferenceCall
 from ltc.ir.graph import Origin
 from ltc.ir.json_codec import Unrecordable, record_of, value_of
 from ltc.llvm.compiler import llvm_binding
@@ -40,7 +40,7 @@ def program_name(key: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def keep(key: str, plan: Plan) -> None:
+def keep(key: str, plan: ProgramPlan) -> None:
     """Write the program down; one that holds what only this process knows is left out."""
     disk = disk_cache()
     if disk is None:
@@ -52,7 +52,7 @@ def keep(key: str, plan: Plan) -> None:
     disk.write(program_name(key), json.dumps(record, separators=(",", ":")).encode())
 
 
-def find(key: str, origin_of: OriginOf) -> tuple[Plan, dict[str, kernel_cache.LoadedKernel]] | None:
+def find(key: str, origin_of: OriginOf) -> tuple[ProgramPlan, dict[str, kernel_cache.LoadedKernel]] | None:
     """The program that some process has kept, and its kernels; None where anything is missing.
 
     origin_of  where the call at a position of the recording comes from in this process
@@ -72,7 +72,7 @@ def find(key: str, origin_of: OriginOf) -> tuple[Plan, dict[str, kernel_cache.Lo
 # --- writing -------------------------------------------------------------------------------------
 
 
-def _plan_record(plan: Plan) -> list:
+def _plan_record(plan: ProgramPlan) -> list:
     if plan.meetings.all:
         raise Unrecordable("a program that meets other replicas")
     names: dict[str, int] = {}  # a kernel that runs often is named once, and so is a type
@@ -133,11 +133,11 @@ def _position(origin: Origin | None) -> int:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _plan(record: list, origin_of: OriginOf) -> Plan:
+def _plan(record: list, origin_of: OriginOf) -> ProgramPlan:
     values, arguments, frame, block, memory, names, runs, *rest = record
     checks, positions, made, outputs, *rest = rest
     types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
-    return Plan(
+    return ProgramPlan(
         tuple(positions), tuple(types[number] for number in made), values, constants, fixed,
         cells, scalars,
         tuple(_check(check, origin_of) for check in checks), arguments, frame, block,

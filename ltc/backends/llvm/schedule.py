@@ -54,7 +54,7 @@ def is_native(node: Node) -> bool:
 
 
 @dataclass(eq=False)
-class Step:
+class ProgramStep:
     """A kernel, a product, or a node that the reference computes.
 
     reads, writes  nodes whose buffers it reads, or makes
@@ -81,7 +81,7 @@ class Step:
 
 def planned_steps(
     graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None
-) -> list[Step]:
+) -> list[ProgramStep]:
     """What a program runs, in order.
 
     donated  positions of the inputs that may be written over
@@ -114,14 +114,14 @@ def _beside(product: Node, epilogue: Kernel) -> Kernel:
     return replace(epilogue, stores=stores)
 
 
-def _step(unit: Unit, kernels: EqualKernels) -> Step:
+def _step(unit: Unit, kernels: EqualKernels) -> ProgramStep:
     if isinstance(unit, Node):
-        return Step(unit, unit.inputs, (unit,))
+        return ProgramStep(unit, unit.inputs, (unit,))
     codes = product_codes(unit) if isinstance(unit, Product) else [kernels.code(unit)]
-    return Step(unit, unit.reads(), unit.writes(), tuple(codes))
+    return ProgramStep(unit, unit.reads(), unit.writes(), tuple(codes))
 
 
-def memory_of(steps: Iterable[Step]) -> dict[Node, Node]:
+def memory_of(steps: Iterable[ProgramStep]) -> dict[Node, Node]:
     """For what the reference gives: the node whose memory it may lie in."""
     found: dict[Node, Node] = {}
     for step in steps:
@@ -135,7 +135,7 @@ def memory_of(steps: Iterable[Step]) -> dict[Node, Node]:
 # --- writing past the caches ---------------------------------------------------------------------
 
 
-def _stream_past_caches(steps: list[Step], graph: Graph, kernels: EqualKernels) -> None:
+def _stream_past_caches(steps: list[ProgramStep], graph: Graph, kernels: EqualKernels) -> None:
     """Large outputs that the program does not read again are stored to memory itself.
 
     A line of them is not fetched before it is written, and what the caches hold stays there.
@@ -152,7 +152,7 @@ def _stream_past_caches(steps: list[Step], graph: Graph, kernels: EqualKernels) 
                 step.codes = tuple(product_codes(step.unit, frozenset(streamed)))
 
 
-def _may_stream(step: Step, outputs: set[Node]) -> bool:
+def _may_stream(step: ProgramStep, outputs: set[Node]) -> bool:
     """Whether `_stream_past_caches` may write the step's kernels anew."""
     least = STREAMED_BYTES
     if isinstance(step.unit, Product):
@@ -177,7 +177,7 @@ def _used_up(product: Product) -> set[Node]:
 
 
 def _choose_overwrites(
-    steps: list[Step], graph: Graph, donated: frozenset[int], shares: dict[Node, Node]
+    steps: list[ProgramStep], graph: Graph, donated: frozenset[int], shares: dict[Node, Node]
 ) -> None:
     """For every output that a kernel can store in place: the donated input it is stored over."""
     outputs = set(graph.outputs)
@@ -237,7 +237,7 @@ def _loaded_at(store: Store) -> set[Node]:
     return found
 
 
-def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int, int]]:
+def _recorded_positions(steps: list[ProgramStep], graph: Graph) -> dict[ProgramStep, tuple[int, int]]:
     """Where each step stood in what the user wrote, and among the steps given.
 
     What was recorded together uses the same values: in another order they would live for longer.
@@ -246,7 +246,7 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
     comes after them runs while they travel.
     """
     maker = {node: step for step in steps for node in step.writes}
-    found: dict[Step, tuple[int, int]] = {}
+    found: dict[ProgramStep, tuple[int, int]] = {}
     for number, step in enumerate(steps):
         operands = [found[maker[n]][0] for n in step.reads if maker.get(n) in found]
         known = [found[maker[n]][0] for n in sent_by(step.unit) if maker.get(n) in found]
@@ -263,7 +263,7 @@ def _recorded_positions(steps: list[Step], graph: Graph) -> dict[Step, tuple[int
     return found
 
 
-def _lenders(steps: list[Step], graph: Graph) -> Iterator[Step]:
+def _lenders(steps: list[ProgramStep], graph: Graph) -> Iterator[ProgramStep]:
     """Steps whose outputs are large and of no use to the others: their buffers can lend room.
 
     A buffer is there from the launch on. Until it is written, what dies before may lie in it: the
@@ -285,7 +285,7 @@ def _nbytes(node: Node) -> int:
     return node.type.size * node.type.dtype.itemsize if isinstance(node.type, TensorType) else 0
 
 
-def _made_by(step: Step) -> tuple[Node, ...]:
+def _made_by(step: ProgramStep) -> tuple[Node, ...]:
     """What a step is there for: of a product that goes into an update, the product.
 
     Updates were recorded after all gradients: what makes these would have to live until then.
@@ -310,20 +310,20 @@ class _Order:
     leaves its inputs as they were.  Where data flow has it otherwise, the input is not written over.
     """
 
-    def __init__(self, given: list[Step], shares: dict[Node, Node], position: dict[Step, tuple]):
-        self.steps: list[Step] = []
+    def __init__(self, given: list[ProgramStep], shares: dict[Node, Node], position: dict[ProgramStep, tuple]):
+        self.steps: list[ProgramStep] = []
         self._given, self._position = sorted(given, key=position.__getitem__), position
         maker = {node: step for step in given for node in step.writes}
         self._operands = {s: {maker[n] for n in s.reads if n in maker} for s in given}
-        self._readers: dict[Node, set[Step]] = defaultdict(set)
+        self._readers: dict[Node, set[ProgramStep]] = defaultdict(set)
         for step in given:
             for node in step.reads:
                 self._readers[shares.get(node, node)].add(step)
         self._failing = {step for step in given if step.may_fail}
-        self._done: set[Step] = set()
+        self._done: set[ProgramStep] = set()
         self._run()
 
-    def _before(self, step: Step) -> set[Step]:
+    def _before(self, step: ProgramStep) -> set[ProgramStep]:
         """The steps that must be over when this one runs."""
         before = set(self._operands[step])
         for target in step.overwrites.values():
@@ -335,7 +335,7 @@ class _Order:
 
     def _run(self) -> None:
         waits = {step: self._before(step) for step in self._given}
-        followers: dict[Step, list[Step]] = defaultdict(list)
+        followers: dict[ProgramStep, list[ProgramStep]] = defaultdict(list)
         for step, before in waits.items():
             for other in before:
                 followers[other].append(step)
@@ -356,7 +356,7 @@ class _Order:
                     if not waits[other]:
                         heapq.heappush(ready, self._position[other])
 
-    def _first_blocked(self, waits: dict[Step, set[Step]]) -> Step:
+    def _first_blocked(self, waits: dict[ProgramStep, set[ProgramStep]]) -> ProgramStep:
         """A step that only its overwrites hold back: it runs now, without the impossible ones."""
         for step in self._given:
             if waits[step] and self._operands[step] <= self._done:

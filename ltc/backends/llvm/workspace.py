@@ -14,7 +14,7 @@ from ltc.backends.plain_dispatch import Undisturbed
 HUGE_BYTES = 64 << 20
 
 
-class Block:
+class WorkBlock:
     """A stretch of memory, as a tensor and as bytes that Python writes to."""
 
     def __init__(self, nbytes: int):
@@ -32,16 +32,16 @@ class Blocks:
     """
 
     def __init__(self) -> None:
-        self._free: list[Block] = []  # append and pop are atomic: no lock to fork with
+        self._free: list[WorkBlock] = []  # append and pop are atomic: no lock to fork with
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> WorkBlock:
         block = popped(self._free)
         if block is None or block.nbytes < nbytes:
             del block  # before its successor is made: both together would be the peak
-            block = Block(nbytes)
+            block = WorkBlock(nbytes)
         return block
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: WorkBlock) -> None:
         self._free.append(block)
 
     def release(self) -> None:

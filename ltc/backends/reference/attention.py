@@ -13,7 +13,7 @@ from ltc.ir.node import Node
 KEEP_BITS = 24  # of the uniform number that decides whether a score is dropped
 
 
-class Scores(NamedTuple):
+class ReferenceScores(NamedTuple):
     """Softmax of the scores, made from the logarithms of their sums; and what dropout makes of 1.
 
     kept  1 / (1 - probability) where a score is kept, 0 where not; None without dropout
@@ -64,7 +64,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.float64) else x.float()
 
 
-def _scores(query, key, scale, rest, node: Node, logarithms=None) -> Scores:
+def _scores(query, key, scale, rest, node: Node, logarithms=None) -> ReferenceScores:
     bias = _wide(rest[0]) if node.attr("biased") else None
     weights, logarithms = scores_of(
         query, key, scale, bias, node.attr("causal"), node.attr("safe"), logarithms
@@ -72,7 +72,7 @@ def _scores(query, key, scale, rest, node: Node, logarithms=None) -> Scores:
     kept = None
     if node.attr("dropped"):
         kept = kept_of(weights.shape, rest[-2], float(rest[-1]), weights.dtype)
-    return Scores(weights, logarithms, kept)
+    return ReferenceScores(weights, logarithms, kept)
 
 
 def attention(node: Node) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ from ltc.device.torch_api import (
     DEVICE_TYPE, StorageBase, contiguous_strides, storage_from_pointer,
 )
 from ltc.errors import LtcError
-from ltc.tracebacks import entrance
+from ltc.support.tracebacks import entrance
 
 
 class _Saving(threading.local):
@@ -215,71 +215,79 @@ def _patch_deepcopy() -> None:
 _NO_ADDRESS = 1 << 60  # nothing can be read there: no processor has such addresses
 
 
+_STORAGE = torch.UntypedStorage
+_new, _data_ptr = _STORAGE.__new__, _STORAGE.data_ptr
+_copy_, _resize_ = StorageBase.copy_, StorageBase.resize_
+
+
 def _patch_storages() -> None:
-    storage = torch.UntypedStorage
-    new, copy_, resize_ = storage.__new__, StorageBase.copy_, StorageBase.resize_
-    data_ptr = storage.data_ptr
-
-    def __new__(cls, *args, **kwargs):
-        device = kwargs.get("device")
-        if device is None or torch.device(device).type != DEVICE_TYPE:
-            return new(cls, *args, **kwargs)
-        size = args[0] if args and isinstance(args[0], int) else 0
-        made = storage_from_pointer(1, device_of(torch.device(device)).torch_device, size)
-        made.bytes_on_host = torch.zeros(size, dtype=torch.uint8)
-        return made
-
-    def copy_bytes_(self, source, non_blocking=None):
-        if self.device.type != DEVICE_TYPE and source.device.type != DEVICE_TYPE:
-            return copy_(self, source, non_blocking)
-        content = _bytes_of(source)
-        if self.device.type != DEVICE_TYPE:
-            copy_(self, content.untyped_storage())
-        elif hasattr(self, "lazy"):
-            raise LtcError("The storage of a lazy tensor cannot be written to; use tensor.copy_().")
-        else:
-            self.bytes_on_host = content.clone()
-        return self
-
-    def resize_bytes_(self, size):
-        if self.device.type != DEVICE_TYPE:
-            return resize_(self, size)
-        if hasattr(self, "lazy"):
-            resize(self.lazy, size)
-        return self
-
-    def size_in_bytes(self):
-        """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address."""
-        state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
-        return self.nbytes() if state is None else storage_bytes(state)
-
-    def size_in_elements(self):
-        return self._untyped_storage.size() // self._element_size()
-
-    def identity(self):
-        """Different for storages that share nothing: safetensors and others find ties by it."""
-        state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
-        if state is None:
-            return data_ptr(self)
-        return _NO_ADDRESS + ((state if state.base is None else state.base).tensor_id << 32)
-
-    def refusing(original):
-        def read(self, *args):
-            if self.device.type == DEVICE_TYPE:
-                raise LtcError(
-                    "A lazy tensor has no storage to read: its values are where its backend keeps "
-                    "them. Use tensor.cpu()."
-                )
-            return original(self, *args)
-
-        return read
-
-    storage.__new__, storage.copy_, storage.resize_ = __new__, copy_bytes_, resize_bytes_
-    for kind in (storage, torch.TypedStorage):
+    _STORAGE.__new__, _STORAGE.copy_, _STORAGE.resize_ = _new_storage, _copy_bytes_, _resize_bytes_
+    for kind in (_STORAGE, torch.TypedStorage):
         for name in ("tolist", "__getitem__", "__iter__"):
-            setattr(kind, name, refusing(getattr(kind, name)))
-    storage.data_ptr = identity
-    storage.size, torch.TypedStorage._size = size_in_bytes, size_in_elements
+            setattr(kind, name, _refusing(getattr(kind, name)))
+    _STORAGE.data_ptr = _identity
+    _STORAGE.size, torch.TypedStorage._size = _size_in_bytes, _size_in_elements
+
+
+def _new_storage(cls, *args, **kwargs):
+    device = kwargs.get("device")
+    if device is None or torch.device(device).type != DEVICE_TYPE:
+        return _new(cls, *args, **kwargs)
+    size = args[0] if args and isinstance(args[0], int) else 0
+    made = storage_from_pointer(1, device_of(torch.device(device)).torch_device, size)
+    made.bytes_on_host = torch.zeros(size, dtype=torch.uint8)
+    return made
+
+
+def _copy_bytes_(self, source, non_blocking=None):
+    if self.device.type != DEVICE_TYPE and source.device.type != DEVICE_TYPE:
+        return _copy_(self, source, non_blocking)
+    content = _bytes_of(source)
+    if self.device.type != DEVICE_TYPE:
+        _copy_(self, content.untyped_storage())
+    elif hasattr(self, "lazy"):
+        raise LtcError("The storage of a lazy tensor cannot be written to; use tensor.copy_().")
+    else:
+        self.bytes_on_host = content.clone()
+    return self
+
+
+def _resize_bytes_(self, size):
+    if self.device.type != DEVICE_TYPE:
+        return _resize_(self, size)
+    if hasattr(self, "lazy"):
+        resize(self.lazy, size)
+    return self
+
+
+def _size_in_bytes(self):
+    """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address."""
+    state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
+    return self.nbytes() if state is None else storage_bytes(state)
+
+
+def _size_in_elements(self):
+    return self._untyped_storage.size() // self._element_size()
+
+
+def _identity(self):
+    """Different for storages that share nothing: safetensors and others find ties by it."""
+    state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
+    if state is None:
+        return _data_ptr(self)
+    return _NO_ADDRESS + ((state if state.base is None else state.base).tensor_id << 32)
+
+
+def _refusing(original):
+    def read(self, *args):
+        if self.device.type == DEVICE_TYPE:
+            raise LtcError(
+                "A lazy tensor has no storage to read: its values are where its backend keeps "
+                "them. Use tensor.cpu()."
+            )
+        return original(self, *args)
+
+    return read
 
 
 def _bytes_of(storage) -> torch.Tensor:

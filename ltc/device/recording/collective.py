@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ltc.aten.call import Call, Value
+from ltc.aten.call import Call, CallResult
 from ltc.backends.collective_runner import current_replica
 from ltc.device.recording.user_line import user_line
 from ltc.device.recording.recorder import Recorder
@@ -41,8 +41,8 @@ def record(
 
 
 def _add(
-    recorder: Recorder, collective: Collective, values: list[Value], types
-) -> tuple[Value, ...]:
+    recorder: Recorder, collective: Collective, values: list[CallResult], types
+) -> tuple[CallResult, ...]:
     token = recorder.token
     begun = recorder.advance(
         (START, values, token, collective),

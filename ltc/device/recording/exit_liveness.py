@@ -13,7 +13,7 @@ from sys import getrefcount
 import torch
 
 from ltc import config
-from ltc.aten.call import Value
+from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
 from ltc.debug import metrics
 from ltc.device.shapes import type_cache
@@ -47,7 +47,7 @@ class Signs:
     """
 
     references: list[int]
-    values: list[Value | None]
+    values: list[CallResult | None]
     bases: list[tuple[int, int]]
     bufferless: int
     alone: bool
@@ -97,7 +97,7 @@ class Ended:
     alive: list[int]
     own: list[int]
     shared: list[tuple[int, list[int]]]
-    outputs: tuple[Value, ...]
+    outputs: tuple[CallResult, ...]
     holders: list[list[int]]
     replaced: dict[int, int]
     elsewhere: dict[int, int]
@@ -183,10 +183,10 @@ class _Look:
         self.alive: list[State] = []
         self.places: list[int] = []
         self.own: list[int] = []
-        self.outputs: dict[Value, list[int]] = {}
+        self.outputs: dict[CallResult, list[int]] = {}
         if recorder.token is not None:
             self.outputs[recorder.token] = []
-        self.replaced: dict[Value, int] = {}
+        self.replaced: dict[CallResult, int] = {}
 
     def at_live(self, live: list[State]) -> None:
         """Newest first, so that a dead view no longer keeps its base alive by then."""
@@ -225,7 +225,7 @@ class _Look:
         self.alive.append(state)
         self.places.append(place)
 
-    def _replace(self, value: Value, position: int) -> None:
+    def _replace(self, value: CallResult, position: int) -> None:
         if self.recorder.inputs[position].key is input_key(value.shape, value.dtype):
             self.replaced[value] = position
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.aten.call import Call, Value
+from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.recording.rng import RandomState
 from ltc.device.recording.state import State
@@ -131,8 +131,8 @@ class Recorder:
         self.bound: list[State] = []
         self.inputs: list[Buffer] = []
         self.scalars: list = []
-        self.foreign: dict[State, Value] = {}
-        self.token: Value | None = None
+        self.foreign: dict[State, CallResult] = {}
+        self.token: CallResult | None = None
         self.replica: Any = None
         self.walks = 0
         self.lock = threading.RLock()
@@ -191,11 +191,11 @@ class Recorder:
     def values(self, call: Call, types) -> None:
         """Give `call` its results: a Value for each (shape, dtype); None for an undefined one."""
         call.results = tuple(
-            None if one is None else Value(self, call, index, one[0], one[1])
+            None if one is None else CallResult(self, call, index, one[0], one[1])
             for index, one in enumerate(types)
         )
 
-    def bind(self, state: State) -> Value:
+    def bind(self, state: State) -> CallResult:
         """Make the buffer of `state` an input of this walk; returns the input's value.
 
         What the state itself holds is the caller's business.
@@ -216,7 +216,7 @@ class Recorder:
         self.bound.append(state)
         return entry.value
 
-    def bind_as_before(self, states: list[State]) -> list[Value] | None:
+    def bind_as_before(self, states: list[State]) -> list[CallResult] | None:
         """`bind` all of a list whose like was bound here before; None where it was not.
 
         The states get their values.  One comparison for the list takes the place of one for each.
@@ -240,7 +240,7 @@ class Recorder:
             state.value = value
         return values
 
-    def note_run(self, values: list[Value]) -> list[Value]:
+    def note_run(self, values: list[CallResult]) -> list[CallResult]:
         """Let `bind_as_before` know these values, where they are the inputs recorded last."""
         entry, following = self.last, None
         for value in reversed(values):
@@ -255,7 +255,7 @@ class Recorder:
         self.values(call, [(buffer.shape, buffer.dtype)])
         return call
 
-    def bind_foreign(self, state: State) -> Value:
+    def bind_foreign(self, state: State) -> CallResult:
         """The value here of a state that another thread's walk has bound: its own is left alone."""
         value = self.foreign.get(state)
         if value is None:

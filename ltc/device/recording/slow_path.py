@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.aten.call import Call, Scalar, Value
+from ltc.aten.call import Call, Scalar, CallResult
 from ltc.debug import metrics
 from ltc.device.recording import fallback
 from ltc.device.recording.user_line import user_line, warn_user
@@ -175,7 +175,7 @@ class _Lowered:
         if isinstance(operand, torch.Tensor):
             number = operand.detach().clone()  # the caller may change it before the step runs
             return ("cpu", number.dtype), self._number(number, argument.name)
-        if operand is None or operand.__class__ is Value:
+        if operand is None or operand.__class__ is CallResult:
             return operand, operand
         return operand.__class__, self._number(operand, argument.name)
 
@@ -284,7 +284,7 @@ def _results(recorder: Recorder, signature: Signature, values: list, entry):
     return _wrapped(recorder, signature, list(results))
 
 
-def _assign(recorder: Recorder, tensor: torch.Tensor, value: Value) -> None:
+def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None:
     """`tensor` now holds `value`; an out= tensor of another shape takes the new one."""
     if value.shape != tuple(tensor.shape):
         if tensor.numel() != 0:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from ltc.aten.call import Call, Value
+from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.recording.exit_liveness import end
 from ltc.device.recording.user_line import user_line
@@ -35,11 +35,11 @@ from ltc.support.thread_frames import thread_frames
 
 # --- a walk and its threads -------------------------------------------------------------------
 
-class _Thread(threading.local):
+class _ClosedRecordings(threading.local):
     holding = 0  # how many walks of its own this thread has closed to others
 
 
-_this_thread = _Thread()
+_this_thread = _ClosedRecordings()
 
 
 class PendingElsewhere(Exception):
@@ -96,7 +96,7 @@ def _flush_having_let_go(recorder: Recorder) -> None:
 
 # --- reading values ---------------------------------------------------------------------------
 
-def value_of(state: State) -> Value:
+def value_of(state: State) -> CallResult:
     """The Value that `state` has in the calling thread's walk, bound or derived where needed."""
     recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
     value, buffer, entry = state.value, state.buffer, recorder.cursor
@@ -126,7 +126,7 @@ def value_of(state: State) -> Value:
         # else another thread is just writing to it: look again
 
 
-def values_of(states: list[State]) -> list[Value]:
+def values_of(states: list[State]) -> list[CallResult]:
     """`value_of` each, in order: what list kernels call where not all have a value yet."""
     recorder = states[0].device.recorder()
     values = [state.value for state in states]
@@ -136,13 +136,13 @@ def values_of(states: list[State]) -> list[Value]:
     return recorder.bind_as_before(states) or recorder.note_run([value_of(s) for s in states])
 
 
-def _derive_uninterrupted(recorder: Recorder, state: State) -> Value:
+def _derive_uninterrupted(recorder: Recorder, state: State) -> CallResult:
     if recorder.interrupted:
         raise Interrupted
     return derive_view(state)
 
 
-def derive_view(state: State) -> Value:
+def derive_view(state: State) -> CallResult:
     """Apply a stale view's chain to the present value of its base; called exclusively."""
     value = value_of(state.base)
     for overload, args, kwargs, index in state.chain:
@@ -152,14 +152,14 @@ def derive_view(state: State) -> Value:
     return value
 
 
-def view_value(value: Value, overload, args: tuple, kwargs: dict) -> tuple[Value, ...]:
+def view_value(value: CallResult, overload, args: tuple, kwargs: dict) -> tuple[CallResult, ...]:
     """The results of a view overload on `value`, as an entry of the walk."""
     key = (overload, value, args, tuple(kwargs.items()))
     entry = value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs))
     return entry.call.results
 
 
-def _view_call(value: Value, overload, args: tuple, kwargs: dict) -> Call:
+def _view_call(value: CallResult, overload, args: tuple, kwargs: dict) -> Call:
     call = Call(overload, (value, *args), kwargs, line=user_line())
     value.recorder.values(call, result_types(overload, (value, *args), kwargs))
     return call

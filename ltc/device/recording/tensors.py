@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from ltc.aten.call import Value
+from ltc.aten.call import CallResult
 from ltc.debug import metrics
 from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.signature import DEVICE, Signature
@@ -105,7 +105,7 @@ def set_current_device(device: Device) -> None:
 
 # --- making tensors ---------------------------------------------------------------------------
 
-def wrap(recorder: Recorder, value: Value) -> torch.Tensor:
+def wrap(recorder: Recorder, value: CallResult) -> torch.Tensor:
     """A new tensor that holds a pending value."""
     tensor = recorder.new_tensor(value.shape, value.dtype)
     state = storage_of(tensor).lazy = new_state(value, recorder.device)

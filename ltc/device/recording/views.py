@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ltc.aten.call import Call, Value
+from ltc.aten.call import Call, CallResult
 from ltc.device.recording.user_line import user_line
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
@@ -19,7 +19,7 @@ WRITE_VIEW = "ltc::write_view"
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 
 
-def link_view(recorder: Recorder, viewed: State, value: Value, link: tuple) -> torch.Tensor:
+def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple) -> torch.Tensor:
     """A tensor that is a view of `viewed`: `value` now, `link` applied to it ever after."""
     # Without replay autograd would use as_strided, of which always-contiguous tensors know nothing.
     # C++ is asked each time: a flag set inside a backward is undone by the engine.
@@ -43,13 +43,13 @@ def link_view(recorder: Recorder, viewed: State, value: Value, link: tuple) -> t
 
 
 def link_views(
-    recorder: Recorder, viewed: State, values: tuple[Value, ...], links: list[tuple]
+    recorder: Recorder, viewed: State, values: tuple[CallResult, ...], links: list[tuple]
 ) -> list[torch.Tensor]:
     """All that one call makes of `viewed`, as `unbind` does."""
     return [link_view(recorder, viewed, value, link) for value, link in zip(values, links)]
 
 
-def write(state: State, value: Value) -> None:
+def write(state: State, value: CallResult) -> None:
     """`state` holds `value` from now on, and so does the part of its base that it shows."""
     if state.value is None:
         value.recorder.live.append(state)  # so that the end of the walk finds it
@@ -65,7 +65,7 @@ def write(state: State, value: Value) -> None:
     state.value, state.buffer = value, None
 
 
-def _write_base(state: State, value: Value) -> None:
+def _write_base(state: State, value: CallResult) -> None:
     if any(link[0] is torch.ops.aten.expand.default for link in state.chain):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ltc.aten.call import Scalar, Value
+from ltc.aten.call import Scalar, CallResult
 from ltc.runtime.buffer import byte_size
 
 FEW_BYTES = 1 << 16  # of all operands and results together: some 10 us of work
@@ -24,10 +24,10 @@ def is_small(operands: list, types: tuple) -> bool:
     return total + sum(byte_size(v.shape, v.dtype) for v in _values(operands)) <= FEW_BYTES
 
 
-def _values(operands) -> list[Value]:
+def _values(operands) -> list[CallResult]:
     found = []
     for operand in operands:
-        if operand.__class__ is Value:
+        if operand.__class__ is CallResult:
             found.append(operand)
         elif operand.__class__ is list or operand.__class__ is tuple:
             found.extend(_values(operand))
@@ -38,7 +38,7 @@ def run_on_stand_ins(overload, args, kwargs: dict, mutated) -> tuple:
     """(what the call returns, its arguments, its keywords) on stand-ins; raises Refused."""
     error: Exception | None = None
     for integer in (0, 1):  # 0 is a valid index, 1 a valid divisor
-        values: dict[Value, torch.Tensor] = {}
+        values: dict[CallResult, torch.Tensor] = {}
         stand_ins = [_stand_in(a, values, integer) for a in args]
         keywords = {name: _stand_in(a, values, integer) for name, a in kwargs.items()}
         try:
@@ -68,7 +68,7 @@ class _own_randomness:
 
 def _stand_in(argument, values: dict, integer: int):
     kind = argument.__class__
-    if kind is Value:
+    if kind is CallResult:
         if argument not in values:
             values[argument] = _ones(argument, integer)
         return values[argument]
@@ -81,7 +81,7 @@ def _stand_in(argument, values: dict, integer: int):
     return argument
 
 
-def _ones(value: Value, integer: int) -> torch.Tensor:
+def _ones(value: CallResult, integer: int) -> torch.Tensor:
     whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
     fill = integer if whole and value.dtype is not torch.bool else 1
     return torch.full(value.shape, fill, dtype=value.dtype, device="cpu")

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode,
 )
 
-from ltc.aten.call import Scalar, Value
+from ltc.aten.call import Scalar, CallResult
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
 from ltc.device.shapes import bag_types, cpu_probe, norm_statistics, type_cache
@@ -81,7 +81,7 @@ def _add_key(parts: list, arguments) -> None:
     for argument in arguments:
         kind = argument.__class__
         parts.append(kind)  # 1, 1.0 and True are equal but not the same argument
-        if kind is Value:
+        if kind is CallResult:
             parts += argument.shape, argument.dtype
         elif kind is Scalar:
             parts += argument.dtype, argument.wrapped, argument.sample.__class__
@@ -127,7 +127,7 @@ def _first_types(operands) -> Types | None:
 
 
 def _float_type(operand) -> tuple | None:
-    is_float = operand.__class__ is Value and operand.dtype.is_floating_point
+    is_float = operand.__class__ is CallResult and operand.dtype.is_floating_point
     return (tuple(operand.shape), operand.dtype) if is_float else None
 
 
@@ -147,7 +147,7 @@ def _infer(overload, args, kwargs, mutated, returned) -> Types:
 def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     has_rule = rule_of(overload.name()) is not None
     device = torch.device("meta" if has_rule else "cpu")
-    twins: dict[Value, torch.Tensor] = {}
+    twins: dict[CallResult, torch.Tensor] = {}
     try:
         with torch.no_grad(), contextlib.nullcontext() if has_rule else _fake():
             twin_args = [_twin(argument, twins, device) for argument in args]
@@ -218,7 +218,7 @@ def _types_of(result, args, kwargs, mutated, returned) -> Types:
 
 def _twin(argument, twins: dict, device: torch.device):
     kind = argument.__class__
-    if kind is Value:
+    if kind is CallResult:
         if argument not in twins:
             twins[argument] = torch.empty(argument.shape, dtype=argument.dtype, device=device)
         return twins[argument]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ltc.aten.call import Value
+from ltc.aten.call import CallResult
 
 _NARROW = (torch.bfloat16, torch.float16)
 _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
@@ -53,5 +53,5 @@ def as_on_cpu(overload, args, kwargs: dict, types: tuple) -> tuple:
 
 def _statistics_dtype(given: dict) -> torch.dtype:
     dtype = given["input"].dtype
-    parameters = [v.dtype for n, v in given.items() if n in _PARAMETERS and v.__class__ is Value]
+    parameters = [v.dtype for n, v in given.items() if n in _PARAMETERS and v.__class__ is CallResult]
     return torch.float32 if dtype in _NARROW and torch.float32 in parameters else dtype

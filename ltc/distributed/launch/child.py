@@ -58,7 +58,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Value:
+class ReturnedValue:
     """A rank's last word: its function returned this, pickled."""
 
     pickled: bytes
@@ -115,7 +115,7 @@ def run_rank(
             torch.set_num_threads(role.threads)
         set_current_device(device_at(0))
         try:
-            _send(report, Value(pickle.dumps(_call(role.rank, parcel))))
+            _send(report, ReturnedValue(pickle.dumps(_call(role.rank, parcel))))
         except BaseException as error:  # the parent raises it
             _send(report, _described(error))
             _flush()

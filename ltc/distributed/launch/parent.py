@@ -20,7 +20,7 @@ import torch.multiprocessing  # noqa: F401  lets the memory of CPU tensors trave
 
 from ltc import config
 from ltc.distributed.transport.private_folder import private_folder
-from ltc.distributed.launch.child import STACKS, Error, Role, Stacks, Value, run_rank
+from ltc.distributed.launch.child import STACKS, Error, Role, Stacks, ReturnedValue, run_rank
 from ltc.distributed.launch.pickled_call import Parcel
 from ltc.errors import LtcError
 from ltc.tracebacks import entrance
@@ -200,7 +200,7 @@ class _Member:
             self.output, self._output_end = multiprocessing.Pipe(duplex=False)
             os.set_blocking(self.output.fileno(), False)
         self.ends = [end for end in (self.report, self.control, self.output) if end is not None]
-        self.word: Value | Error | None = None
+        self.word: ReturnedValue | Error | None = None
         self.stacks = ""
         self.process: Any = None
         self._line = b""
@@ -231,7 +231,7 @@ class _Member:
     @property
     def finished(self) -> bool:
         """Whether it returned a value and has ended."""
-        return isinstance(self.word, Value) and self.is_over
+        return isinstance(self.word, ReturnedValue) and self.is_over
 
     @property
     def failed(self) -> bool:
@@ -255,7 +255,7 @@ class _Member:
         if ended:
             self.report.close()
 
-    def _note(self, message: Value | Error | Stacks) -> None:
+    def _note(self, message: ReturnedValue | Error | Stacks) -> None:
         if isinstance(message, Stacks):
             self.stacks = message.text
         else:
@@ -315,7 +315,7 @@ class _Member:
         """Where it is while another fails; empty where it was done."""
         if self.failed:
             return f"It failed too: {self.cause()}"
-        if not self.runs or isinstance(self.word, Value):
+        if not self.runs or isinstance(self.word, ReturnedValue):
             return ""
         return self.stacks or "It did not answer: it is starting, or inside native code."
 

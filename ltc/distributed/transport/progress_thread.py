@@ -47,7 +47,7 @@ class Progress:
     fast, so waiting for it at once would make every small exchange a meeting of all.
     """
 
-    def __init__(self, place: world.Place) -> None:
+    def __init__(self, place: world.Rank) -> None:
         self.place = place
         self._queue: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
         self._begun: dict[int, _Exchange] = {}
@@ -177,11 +177,11 @@ class Progress:
         return CHANNELS[prefix](name)
 
 
-class Runner:
+class ProgressRunner:
     """What programs call: see ltc/backends/collective_runner.py."""
 
     def __init__(self) -> None:
-        self._of_place: dict[world.Place, Progress] = {}
+        self._of_place: dict[world.Rank, Progress] = {}
         os.register_at_fork(after_in_child=self._of_place.clear)
 
     def current(self) -> Progress:

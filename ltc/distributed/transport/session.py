@@ -60,7 +60,7 @@ class _Sessions:
         self.regions: dict[tuple, dict[str, Region]] = {}
         self.sessions: dict[tuple, Session] = {}
 
-    def of(self, place: world.Place) -> Session:
+    def of(self, place: world.Rank) -> Session:
         key = (place.processes, place.devices)
         with self.lock:
             session = self.sessions.get((*key, place.ordinal))
@@ -95,12 +95,12 @@ class _Sessions:
 _sessions = _Sessions()
 
 
-class _Thread(threading.local):
+class _SessionOfThread(threading.local):
     session: Session | None = None
     key: tuple | None = None  # what the session was found by
 
 
-_thread = _Thread()
+_thread = _SessionOfThread()
 
 
 def current() -> Session | None:
@@ -117,12 +117,12 @@ def current() -> Session | None:
     return _thread.session
 
 
-def of(place: world.Place) -> Session:
+def of(place: world.Rank) -> Session:
     """The session of the replica at a place."""
     return _sessions.of(place)
 
 
-def known(place: world.Place) -> Session | None:
+def known(place: world.Rank) -> Session | None:
     """The session of the replica at a place, if it has met the others yet."""
     return _sessions.sessions.get((place.processes, place.devices, place.ordinal))
 
@@ -145,7 +145,7 @@ def renew_threads(devices) -> None:
     _sessions.renew(tuple(devices))
 
 
-def _regions(place: world.Place) -> dict[str, Region]:
+def _regions(place: world.Rank) -> dict[str, Region]:
     """What the replicas of this host share."""
     if place.processes == 1:
         regions = {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
@@ -164,11 +164,11 @@ def _regions(place: world.Place) -> dict[str, Region]:
     return regions
 
 
-def _replicas_here(place: world.Place) -> int:
+def _replicas_here(place: world.Rank) -> int:
     return processes_per_host(place.processes) * max(len(place.devices), 1)
 
 
-def _communicator(lane: str, region: Region, place: world.Place) -> Communicator:
+def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
     if _hosts(place) == 1:
         kind = ThreadsWire if place.processes == 1 else SharedMemoryWire
         wire, board = kind(region, place.ordinal), Board(region, place.ordinal)
@@ -188,7 +188,7 @@ def _communicator(lane: str, region: Region, place: world.Place) -> Communicator
     return Communicator(wire, board)
 
 
-def _hosts(place: world.Place) -> int:
+def _hosts(place: world.Rank) -> int:
     return place.replicas // _replicas_here(place)
 
 

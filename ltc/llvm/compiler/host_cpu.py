@@ -24,7 +24,7 @@ _TELLING = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags
 
 
 @dataclasses.dataclass(frozen=True)
-class Host:
+class HostCpu:
     """
     triple    the kind of system
     cpu       the processor's name, "" where LLVM does not know it
@@ -38,14 +38,14 @@ class Host:
     llvm: str
 
 
-def known_host(ask: Callable[[], Host]) -> Host:
+def known_host(ask: Callable[[], HostCpu]) -> HostCpu:
     """What is on disk of this machine and this LLVM, else what `ask` gives."""
     name, disk = _name(), disk_cache()
     if name is None or disk is None:
         return ask()
     data = disk.read(name)
     if data is not None:
-        return Host(*json.loads(data))
+        return HostCpu(*json.loads(data))
     host = ask()
     disk.write(name, json.dumps(dataclasses.astuple(host)).encode())
     return host

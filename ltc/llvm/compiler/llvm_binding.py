@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ltc.debug import metrics
 from ltc.errors import BackendMissing, InvalidGraph, Unsupported
 from ltc.llvm.compiler import object_loader, symbols
-from ltc.llvm.compiler.llvm_private import Emitter
-from ltc.llvm.compiler.host_cpu import Host, known_host
+from ltc.llvm.compiler.llvm_private import ObjectCompiler
+from ltc.llvm.compiler.host_cpu import HostCpu, known_host
 from ltc.support.disk_cache import disk_cache
 from ltc.support.version import VERSION
 from ltc.support.fork_safe_lock import renewed_lock
@@ -56,9 +56,9 @@ class _Compiler:
         self.linker = llvm.create_lljit_compiler(self._machine())
         self.numbers = itertools.count()
 
-    def emitter(self) -> Emitter:
+    def emitter(self) -> ObjectCompiler:
         """What compiles in one thread, beside others."""
-        return Emitter(_binding(), self.triple, self._machine())
+        return ObjectCompiler(_binding(), self.triple, self._machine())
 
     def _machine(self):
         llvm = _binding()
@@ -122,21 +122,21 @@ def compiler() -> _Compiler:
         return _compilers[0]
 
 
-def emitter() -> Emitter:
+def emitter() -> ObjectCompiler:
     """What compiles kernels in the calling thread."""
     return compiler().emitter()
 
 
 @functools.cache
-def host() -> Host:
+def host() -> HostCpu:
     """What LLVM says of this machine."""
     return known_host(_asked)
 
 
-def _asked() -> Host:
+def _asked() -> HostCpu:
     made = compiler()
     version = ".".join(map(str, _binding().llvm_version_info))
-    return Host(made.triple, made.cpu, made.features, version)
+    return HostCpu(made.triple, made.cpu, made.features, version)
 
 
 def name_of(text: str) -> str:

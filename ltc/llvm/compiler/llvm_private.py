@@ -26,7 +26,7 @@ _SHORT = (
 _AS_OBJECT = 1  # rather than as text
 
 
-class Emitter:
+class ObjectCompiler:
     """Compiles one text at a time."""
 
     def __init__(self, llvm: ModuleType, triple: str, machine: Any):

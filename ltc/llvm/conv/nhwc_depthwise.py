@@ -55,7 +55,7 @@ def depthwise_weight_gradient(
     epilogue: Epilogue | None = None, operands: int = 0,
 ) -> KernelSequence:  # fmt: skip
     """The gradient [C, 1, *kernel] of the weight; arguments as channels_last_weight_gradient's."""
-    body = _SlotSums(dtype, geometry, isa)
+    body = _DepthwiseSlotSums(dtype, geometry, isa)
     last = adding_kernel(
         name, dtype, isa, body.slots, lambda column: column, epilogue, operands
     )
@@ -102,7 +102,7 @@ class _Sums(StripSums):
         v.store(value, "%p2", row * self.channels + channel, mask)
 
 
-class _SlotSums(Strips):
+class _DepthwiseSlotSums(Strips):
     """partial[slot, vector of channels, tap, lane]: what each slot's images add to the gradient.
 
     The pointers are the gradient, the operand and the partial sums; the number is the images.

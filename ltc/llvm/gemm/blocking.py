@@ -123,7 +123,7 @@ class Blocking:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GemmPlan:
     """Every number that the text of a product depends on.
 
     is_turned   the kernel's first operand is the right one
@@ -186,7 +186,7 @@ class Plan:
 
 def plan_of(
     dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool, blocking: Blocking | None = None
-) -> Plan:
+) -> GemmPlan:
     """The plan of a product; products with equal plans have one text."""
     left, right, m, n, k = shape.left, shape.right, shape.m, shape.n, shape.k
     computed_bytes = BYTES[FORMS[dtype].computed]
@@ -198,7 +198,7 @@ def plan_of(
     height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
     depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
-    return Plan(
+    return GemmPlan(
         dtype, isa, left, right, shape.result, is_turned, shape.batch[1:], n,
         rows=m if by_dots or m <= 1 else 0,
         vectors=vectors,

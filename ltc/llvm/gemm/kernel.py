@@ -12,7 +12,7 @@ import torch
 from ltc import config
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.gemm.autotune import choose
-from ltc.llvm.gemm.microkernel import Block, Dots, add_to_memory, pieces
+from ltc.llvm.gemm.microkernel import ProductBlock, Dots, add_to_memory, pieces
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.index import Index, least, most
@@ -21,7 +21,7 @@ from ltc.llvm.gemm.blocking import (
     SQUARE,
     Blocking,
     Matrix,
-    Plan,
+    GemmPlan,
     Shape,
     other_blockings,
     plan_of,
@@ -86,7 +86,7 @@ def _as_computed(
     return shape, is_turned
 
 
-def _kernel(name: str, text: str, plan: Plan, shape: Shape, operands: int) -> GeneratedKernel:
+def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -> GeneratedKernel:
     work = 2 * shape.batches * shape.m * shape.n * shape.k
     blocks, groups = max(1, -(-shape.m // plan.height)), shape.batches * plan.panels
     strip = plan.strip_blocks(shape.k)
@@ -132,21 +132,21 @@ def _with_adjacent_columns(shape: Shape) -> Shape:
     return Shape(shape.batch, shape.m, 1, shape.k, shape.left, right, result)
 
 
-def _text(name: str, plan: Plan, epilogue: Epilogue | None, operands: int) -> str:
+def _text(name: str, plan: GemmPlan, epilogue: Epilogue | None, operands: int) -> str:
     product = _Product(plan, epilogue)
     product.emit()
     return function_text(name, 3 + operands, product.b, NUMBERS)
 
 
 @functools.lru_cache(maxsize=512)
-def _plain_text(name: str, plan: Plan) -> str:
+def _plain_text(name: str, plan: GemmPlan) -> str:
     return _text(name, plan, None, 0)
 
 
 class _Product:
     """The body of one kernel."""
 
-    def __init__(self, plan: Plan, epilogue: Epilogue | None):
+    def __init__(self, plan: GemmPlan, epilogue: Epilogue | None):
         self.b = Builder()
         self.plan, self.epilogue = plan, epilogue
         self.v = Vectors(self.b, plan.isa, plan.dtype)
@@ -170,7 +170,7 @@ class _Product:
         v, plan = self.v, self.plan
         self.panel = PackedPanel(v, plan) if plan.packs else None
         self.strip = PackedRows(v, plan, self.k) if plan.packs_left else None
-        self.block = Block(v, plan, self.panel, self.strip)
+        self.block = ProductBlock(v, plan, self.panel, self.strip)
         if not self.is_direct:
             blocks = STRIP_BLOCKS if plan.splits else 1
             self.totals = reserved(self.b, blocks * self._block_size(), v.element)

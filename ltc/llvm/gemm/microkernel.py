@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import LONGEST_SUM, Vectors
-from ltc.llvm.gemm.blocking import Plan
+from ltc.llvm.gemm.blocking import GemmPlan
 from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 
 PREFETCHED_ROWS = 16
@@ -13,7 +13,7 @@ LINE_BYTES = 64
 MOST_STREAMS = 16  # of memory that are read side by side
 
 
-class Block:
+class ProductBlock:
     """Adds up blocks of one product.
 
     panel  the packed panel, or None where the right operand is read in place
@@ -21,7 +21,7 @@ class Block:
     """
 
     def __init__(
-        self, v: Vectors, plan: Plan, panel: PackedPanel | None, strip: PackedRows | None
+        self, v: Vectors, plan: GemmPlan, panel: PackedPanel | None, strip: PackedRows | None
     ):
         self.v, self.b, self.plan = v, v.builder, plan
         self.panel, self.strip = panel, strip
@@ -109,7 +109,7 @@ class Block:
 class Dots:
     """Few rows by a transposed right operand: its rows are read once, as dot products."""
 
-    def __init__(self, v: Vectors, plan: Plan, memory: str):
+    def __init__(self, v: Vectors, plan: GemmPlan, memory: str):
         """`memory`: of plan.rows vectors, where the sums of one group of columns go."""
         self.v, self.b, self.plan, self.memory = v, v.builder, plan, memory
         self.together = 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import Vectors, reserved, shuffled, transposed
-from ltc.llvm.gemm.blocking import SQUARE, Plan
+from ltc.llvm.gemm.blocking import SQUARE, GemmPlan
 
 STRIP_SQUARES = 16  # squares of rows whose sums wait in memory, one vector of columns wide
 PIECE_VECTORS = 64  # of K at a time: four rows of it are half of a first-level cache
@@ -19,7 +19,7 @@ PIECE_VECTORS = 64  # of K at a time: four rows of it are half of a first-level 
 class Squares:
     """Sums of some rows times one vector of columns."""
 
-    def __init__(self, v: Vectors, plan: Plan, rows: Index, depth: Index):
+    def __init__(self, v: Vectors, plan: GemmPlan, rows: Index, depth: Index):
         """`rows`, `depth`: all of M and K."""
         self.v, self.b, self.plan = v, v.builder, plan
         self.rows, self.depth = rows, depth

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import Vectors, reserved, transposed
-from ltc.llvm.gemm.blocking import STRIP_STEPS, Plan
+from ltc.llvm.gemm.blocking import STRIP_STEPS, GemmPlan
 
 PREFETCHED_STEPS = 4  # squares ahead along rows that are far apart
 
@@ -15,7 +15,7 @@ PREFETCHED_STEPS = 4  # squares ahead along rows that are far apart
 class PackedPanel:
     """A panel of the right operand, [depth, panel width], as computed; pairs of K share an i32."""
 
-    def __init__(self, v: Vectors, plan: Plan):
+    def __init__(self, v: Vectors, plan: GemmPlan):
         self.v, self.b, self.plan = v, v.builder, plan
         self.element = "i32" if plan.pairs else v.element
         rows = plan.depth // (2 if plan.pairs else 1) + v.width  # a square may end beyond
@@ -111,7 +111,7 @@ class PackedPanel:
 class PackedRows:
     """Pairs along K of rows that lie side by side: [blocks, pairs, rows of a block] of a strip."""
 
-    def __init__(self, v: Vectors, plan: Plan, steps: Index):
+    def __init__(self, v: Vectors, plan: GemmPlan, steps: Index):
         """`steps`: all of K."""
         self.v, self.b, self.plan = v, v.builder, plan
         self.line = -(-plan.height // v.width) * v.width

@@ -41,15 +41,15 @@ LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast 
 
 def kernel_code(kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> KernelCode:
     """The kernel's function; `streamed`: what it writes to memory past the caches."""
-    emitter = Emitter(kernel, streamed=streamed)
+    emitter = LoopEmitter(kernel, streamed=streamed)
     wide = COLUMNS_TOGETHER * LANES
     if (emitter.reduces_columns or emitter.is_long_chain) and emitter.row_length >= wide:
         # Whole runs of cache lines from each row; vectors to work on while others wait.
-        emitter = Emitter(kernel, lanes=wide, streamed=streamed)
+        emitter = LoopEmitter(kernel, lanes=wide, streamed=streamed)
     return emitter.code()
 
 
-class Emitter(TurnedRows):
+class LoopEmitter(TurnedRows):
     """Writes the instructions of one kernel.
 
     boundary  variables before it and from it on are never joined, where there is no reduction

@@ -18,7 +18,7 @@ from ltc.llvm.emit.elementwise import rounded
 from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.index import Index
 from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
-from ltc.llvm.loops.emitter import Emitter
+from ltc.llvm.loops.emitter import LoopEmitter
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.ops.primitives import PRIMITIVES
@@ -70,7 +70,7 @@ def holds_epilogue(product: Product) -> bool:
     able = WITH_EPILOGUE | TURNED_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
     if node.op not in able:
         return False
-    epilogue = Emitter(kernel, boundary=_row_variables(product))
+    epilogue = LoopEmitter(kernel, boundary=_row_variables(product))
     columns = epilogue.space.extents[epilogue.space.depth :]
     return len(columns) == 1 and any(s.node.dtype == node.dtype for s in kernel.stores)
 
@@ -85,7 +85,7 @@ class _Epilogue:
 
     def __init__(self, product: Product, streamed: frozenset[Node] = frozenset()):
         self.node, self.kernel, self.streamed = product.node, product.epilogue, streamed
-        self.emitter: Emitter | None = None
+        self.emitter: LoopEmitter | None = None
         if self.kernel is None:
             self.main, self.others, self.nodes = product.results[0], [], ()
             return
@@ -102,10 +102,10 @@ class _Epilogue:
     def function(self):
         return None if self.kernel is None else self
 
-    def _begin(self, b: Builder) -> Emitter:
+    def _begin(self, b: Builder) -> LoopEmitter:
         """The emitter, which knows nothing yet of this vector."""
         if self.emitter is None or self.emitter.b is not b:
-            self.emitter = Emitter(self.kernel, b, b.width, self.rows, self.streamed)
+            self.emitter = LoopEmitter(self.kernel, b, b.width, self.rows, self.streamed)
             first = FIRST_OPERAND.get(self.node.op, 3)
             pointers = {node: f"%p{first + k}" for k, node in enumerate(self.nodes)}
             self.emitter.pointer = self.emitter.target = pointers

@@ -15,7 +15,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import ZERO, Affine, Guard, bounds, split, variable
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION
-from ltc.passes.fusion.draft import Draft, Index, Place
+from ltc.passes.fusion.draft import Draft, Index, ReadPlace
 from ltc.passes.fusion.index_maps import offset_of, operand_places, through_views
 
 FEWEST_PIECES = 8  # threads that such a kernel keeps busy
@@ -137,7 +137,7 @@ def _fits(rows: Draft, sums: Draft, along: list[Affine]) -> bool:
     return is_whole and not columns & row_variables
 
 
-def agrees(rows: Draft, joint: Joint, places: Iterable[tuple[Node, Place]]) -> bool:
+def agrees(rows: Draft, joint: Joint, places: Iterable[tuple[Node, ReadPlace]]) -> bool:
     """Whether the rows' draft computes each node where the place, in the sums' draft, reads it."""
     members = _members(rows, joint.rows)
     return all(

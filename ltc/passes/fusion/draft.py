@@ -36,7 +36,7 @@ class Draft:
     sums: dict[Node, tuple] = field(default_factory=dict)
 
 
-class Place:
+class ReadPlace:
     """Where a node is read: in a draft, at an index, under guards."""
 
     __slots__ = ("draft", "index", "guards")

@@ -18,7 +18,7 @@ from ltc.ir.loop_nest import ZERO, Access, Affine, Kernel, Product, Store, Unit,
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.passes.fusion.column_sums import Joint, agrees, are_rows, are_sums, join, joint_of
-from ltc.passes.fusion.draft import Draft, Place
+from ltc.passes.fusion.draft import Draft, ReadPlace
 from ltc.passes.fusion.index_maps import (
     LOOKUPS,
     VIEWS,
@@ -84,7 +84,7 @@ class _Fuser:
         self.takes_strides = takes_strides
         self.accesses: dict[Node, tuple[Access, ...]] = {}
         self.parts: dict[Node, dict[int, Node]] = defaultdict(dict)
-        self.places: dict[Node, list[Place]] = defaultdict(list)
+        self.places: dict[Node, list[ReadPlace]] = defaultdict(list)
         self.in_memory: set[Node] = set()
         self.home: dict[Node, Draft | Node] = {}
         self.needs: dict[Draft | Node, set[Draft | Node]] = defaultdict(set)
@@ -160,7 +160,7 @@ class _Fuser:
             self._join_readers(node, node)
         self.accesses[node] = tuple(self._access(node, k, unit) for k in range(len(node.inputs)))
 
-    def _may_follow(self, node: Node, place: Place, alone: bool) -> bool:
+    def _may_follow(self, node: Node, place: ReadPlace, alone: bool) -> bool:
         draft = place.draft
         if len(draft.stores) > MOST_STORES_BEHIND:
             return False
@@ -238,7 +238,7 @@ class _Fuser:
             self.by_space[space, depth].append(draft)
         index = identity(kept)
         self._store(node, draft, flattened(index, kept))
-        self._absorb(node, Place(draft, index, ()))
+        self._absorb(node, ReadPlace(draft, index, ()))
 
     def _beside(self, node: Node, space: tuple, depth: int | None) -> Draft | None:
         for draft in reversed(self.by_space[space, depth][-4:]):
@@ -287,7 +287,7 @@ class _Fuser:
     def _reading(self, node: Node) -> set[Draft | Node]:
         return self.readers[node] | {place.draft for place in self.places[node]}
 
-    def _closes_cycle(self, node: Node, draft: Draft, inside: Place | None = None) -> bool:
+    def _closes_cycle(self, node: Node, draft: Draft, inside: ReadPlace | None = None) -> bool:
         """Whether the draft, if it stores the node, would wait for one that waits for it."""
         others = set(self.readers[node])
         for place in self.places[node]:
@@ -308,7 +308,7 @@ class _Fuser:
 
     # --- may a node be computed where it is read? ------------------------------------------------
 
-    def _may_absorb(self, node: Node, place: Place, alone: bool) -> bool:
+    def _may_absorb(self, node: Node, place: ReadPlace, alone: bool) -> bool:
         draft = place.draft
         if not fits(node, place) or node.op in VIEWS:
             return False
@@ -321,14 +321,14 @@ class _Fuser:
             return may_reduce_in(node, place)
         return times_computed(place) <= node.type.size or is_light(node)
 
-    def _is_awaited(self, node: Node, places: Iterable[Place]) -> bool:
+    def _is_awaited(self, node: Node, places: Iterable[ReadPlace]) -> bool:
         """Whether a large kernel waits for a number that is soon added up: it waits for no more."""
         if node.op.kind != "reduce" or node.type.size != 1:
             return False
         size = SMALL_BESIDE * node.inputs[0].type.size
         return any(prod(place.draft.space) >= size for place in places)
 
-    def _may_repeat(self, node: Node, places: Iterable[Place]) -> bool:
+    def _may_repeat(self, node: Node, places: Iterable[ReadPlace]) -> bool:
         """Whether each reader computes the node again: what a backward needs of an activation.
 
         It is a function of one value alone, so that this value in memory takes the place of the
@@ -385,7 +385,7 @@ class _Fuser:
 
     # --- computing inside ------------------------------------------------------------------------
 
-    def _absorb(self, node: Node, place: Place) -> None:
+    def _absorb(self, node: Node, place: ReadPlace) -> None:
         draft = place.draft
         draft.members[node].add((place.index, place.guards))
         if node.op in LOOKUPS:
@@ -406,7 +406,7 @@ class _Fuser:
             if base.op is not ops.INPUT:
                 if base.op in VIEWS or not (base in self.native or base in self.products):
                     self.in_memory.add(base)
-                self.places[base].append(Place(draft, index, guards))
+                self.places[base].append(ReadPlace(draft, index, guards))
 
     def _keep(self, node: Node, draft: Draft) -> None:
         """The draft reads the node in memory."""

@@ -10,7 +10,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, flattened, identity
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION
-from ltc.passes.fusion.draft import Place
+from ltc.passes.fusion.draft import ReadPlace
 from ltc.passes.fusion.index_maps import VIEWS, offset_of
 
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
@@ -30,7 +30,7 @@ def base_of(node: Node) -> Node:
     return node
 
 
-def fits(node: Node, place: Place) -> bool:
+def fits(node: Node, place: ReadPlace) -> bool:
     """Whether the index map of every operand can be written down at this place."""
     if isinstance(place.index, Affine):
         if node.op is ops.RANDOM_BITS:
@@ -41,7 +41,7 @@ def fits(node: Node, place: Place) -> bool:
     return True
 
 
-def times_computed(place: Place) -> int:
+def times_computed(place: ReadPlace) -> int:
     """How often the loops around a value compute it: it moves out of those it does not read."""
     forms = [place.index] if isinstance(place.index, Affine) else list(place.index)
     forms.extend(guard.form for guard in place.guards)
@@ -66,7 +66,7 @@ def is_light(node: Node) -> bool:
     return is_simple and all(base_of(n).op in LEAVES for n in node.inputs)
 
 
-def covers(node: Node, place: Place) -> bool:
+def covers(node: Node, place: ReadPlace) -> bool:
     """Whether the place sees every element of the node exactly once, in order."""
     if place.guards:
         return False
@@ -82,7 +82,7 @@ def covers(node: Node, place: Place) -> bool:
     )
 
 
-def may_reduce_in(node: Node, place: Place) -> bool:
+def may_reduce_in(node: Node, place: ReadPlace) -> bool:
     """Whether each row of the draft can hold this reduction."""
     draft = place.draft
     if place.guards or isinstance(place.index, Affine) or draft.passes >= MOST_PASSES:
@@ -101,7 +101,7 @@ def may_reduce_in(node: Node, place: Place) -> bool:
     return k == draft.depth and rest == reduced
 
 
-def _rows_used(place: Place, node: Node) -> int | None:
+def _rows_used(place: ReadPlace, node: Node) -> int | None:
     """How many leading variables the node's index is, each for one dimension in turn."""
     offset = offset_of(node, place.index)
     space = place.draft.space
@@ -115,7 +115,7 @@ def _rows_used(place: Place, node: Node) -> int | None:
     return None
 
 
-def open_rows(node: Node, place: Place) -> None:
+def open_rows(node: Node, place: ReadPlace) -> None:
     draft = place.draft
     if draft.depth is None:
         reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
