@@ -151,7 +151,7 @@ def the_mask_of_a_rest_is_one_lane_too_wide():
     replace(nests.Nests, "_tail", lambda tail: lambda self, count: tail(self, count + 1))
     replace(
         nests.Nests, "_some_lanes",
-        lambda some: lambda self, count: some(self, self.b.add(count, 1)),
+        lambda some: lambda self, count: some(self, count + 1),
     )  # fmt: skip
 
 

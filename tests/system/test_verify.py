@@ -184,12 +184,12 @@ def test_memory_that_nobody_wrote_is_found(monkeypatch):
 
 def test_a_value_that_is_written_over_too_early_is_found(monkeypatch):
     def crowded(lifetimes, *rest):
-        places, _ = plan(lifetimes, *rest)
+        places, _ = planned(lifetimes, *rest)
         places = {name: (None, 0) for name in places}
         return places, max((value.nbytes for value in lifetimes), default=0)
 
-    plan = plan.memory.plan
-    monkeypatch.setattr(plan.memory, "plan", crowded)
+    planned = plan.memory_planner.plan
+    monkeypatch.setattr(plan.memory_planner, "plan", crowded)
     x, w = drawn(8, 8), drawn(8, 8, seed=1)
 
     def two_values():

@@ -22,12 +22,12 @@ from ltc.ir.node import Node, make
 from ltc.llvm.ops import memory_checks
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.ops.memory_checks import Finding, Row, Rows
+from ltc.llvm.ops.memory_checks import MemoryFinding, CheckRow, CheckRows
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 from ltc.passes import memory_planner
 
 
-def done(*rows: Row) -> Finding | None:
+def done(*rows: CheckRow) -> MemoryFinding | None:
     """What the kernel finds that follows the rows, whose buffers are tensors."""
     buffers = list({id(t): t for row in rows for t in (row.buffer, row.other)}.values())
     frame = torch.tensor([tensor.data_ptr() for tensor in buffers])
@@ -37,7 +37,7 @@ def done(*rows: Row) -> Finding | None:
         for row in rows
     ])  # fmt: skip
     fault = torch.zeros(1, dtype=torch.int64)
-    code = memory_checks.rows_code(Rows(0, len(rows)), None)
+    code = memory_checks.rows_code(CheckRows(0, len(rows)), None)
     arguments = (table.data_ptr(), frame.data_ptr(), fault.data_ptr(), *code.numbers)
     words = torch.zeros(1 + len(arguments), dtype=torch.int64)
     pairs = tuple(n for argument in arguments for n in (0, argument))
@@ -49,12 +49,12 @@ def done(*rows: Row) -> Finding | None:
     return memory_checks.finding(word >> 8) if word else None
 
 
-def filled(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> Row:
-    return Row(memory_checks.FILL, buffer, shift, buffer, 0, nbytes, word)
+def filled(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> CheckRow:
+    return CheckRow(memory_checks.FILL, buffer, shift, buffer, 0, nbytes, word)
 
 
-def looked_at(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> Row:
-    return Row(memory_checks.LOOK, buffer, shift, buffer, shift, nbytes, word)
+def looked_at(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> CheckRow:
+    return CheckRow(memory_checks.LOOK, buffer, shift, buffer, shift, nbytes, word)
 
 
 @pytest.mark.parametrize("dtype", memory_checks.POISONS, ids=str)
@@ -95,13 +95,13 @@ def test_a_look_tells_the_first_byte_that_changed(nbytes):
             memory[5:] -= 1  # only the byte before is another
         inside = 0 <= changed < nbytes
         found = done(looked_at(memory, 5, nbytes, word))
-        assert found == (Finding(0, 5 + changed) if inside else None)
+        assert found == (MemoryFinding(0, 5 + changed) if inside else None)
 
 
 def test_a_look_may_be_before_the_first_byte():
     memory = torch.zeros(128, dtype=torch.uint8)
     memory[60] = 1
-    assert done(looked_at(memory[64:], -64, 64, 0)) == Finding(0, -4)
+    assert done(looked_at(memory[64:], -64, 64, 0)) == MemoryFinding(0, -4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bfloat16, torch.bool], ids=str)
@@ -111,29 +111,29 @@ def test_a_comparison_tells_the_first_element_that_differs(dtype):
         now, kept = before.clone(), torch.zeros(23, dtype=dtype)
         if differs is not None:
             now[differs:] = 0
-        copied = Row(memory_checks.COPY, before, 0, kept, 0, before.nbytes)
+        copied = CheckRow(memory_checks.COPY, before, 0, kept, 0, before.nbytes)
         found = done(
-            copied, Row(memory_checks.COMPARE, kept, 0, now, 0, now.nbytes, dtype.itemsize)
+            copied, CheckRow(memory_checks.COMPARE, kept, 0, now, 0, now.nbytes, dtype.itemsize)
         )
-        assert found == (None if differs is None else Finding(1, differs))
+        assert found == (None if differs is None else MemoryFinding(1, differs))
 
 
 def test_a_digest_tells_any_change_of_one_byte():
     for nbytes in (1, 8, 29):
         memory, word = torch.arange(40, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-        assert done(Row(memory_checks.DIGEST, memory, 0, word, 0, nbytes)) is None
+        assert done(CheckRow(memory_checks.DIGEST, memory, 0, word, 0, nbytes)) is None
         for changed in (None, *range(nbytes + 1)):
             now = memory.clone()
             if changed is not None:
                 now[changed] += 1
-            found = done(Row(memory_checks.VERIFY, now, 0, word, 0, nbytes))
+            found = done(CheckRow(memory_checks.VERIFY, now, 0, word, 0, nbytes))
             assert (found is not None) == (changed is not None and changed < nbytes)
 
 
 def test_what_is_found_first_is_told():
     memory = torch.ones(64, dtype=torch.uint8)
     looks = [looked_at(memory, 0, 8, 0x0101010101010101), *[looked_at(memory, 16, 8, 0)] * 2]
-    assert done(*looks) == Finding(1, 16)
+    assert done(*looks) == MemoryFinding(1, 16)
 
 
 def test_the_bytes_that_a_kernel_reserves_are_read_from_its_text():

@@ -40,8 +40,8 @@ from ltc.llvm.ops.memory_checks import (
     ROW_WORDS,
     VERIFY,
     WORD_BYTES,
-    Row,
-    Rows,
+    CheckRow,
+    CheckRows,
     finding,
     rows_code,
     stack_bytes,
@@ -84,7 +84,7 @@ class MemoryChecks:
         """What is wrong, by a fault word without its number."""
         number, place = finding(code)
         words = np.frombuffer(self.rows, np.int64).reshape(-1, ROW_WORDS)[number].tolist()
-        row = Row(*words)
+        row = CheckRow(*words)
         return _TOLD[row.action].format(name=self.names[row.name], place=place)
 
 
@@ -123,7 +123,7 @@ class CheckedSteps:
         digests = _digests(checks)
         first_kept = aligned(WORD_BYTES * len(digests))
         self.room = Room(first_kept + max((check.kept_bytes for check in checks), default=0))
-        self._rows: list[Row] = []
+        self._rows: list[CheckRow] = []
         self._names: dict[str, int] = {}
         known: set[Node] = set()
         for check in checks:
@@ -131,7 +131,7 @@ class CheckedSteps:
             check.step.codes = tuple(check.codes(self._rows, known))
             known.update(check.digested)
         nodes = (node for check in checks for code in check.step.codes for node in code.nodes)
-        self.parts = [node for node in nodes if isinstance(node, Rows)]
+        self.parts = [node for node in nodes if isinstance(node, CheckRows)]
 
     def table(self, places: Mapping[Any, tuple[int, int]]) -> MemoryChecks:
         """`places`: of every buffer (word of the frame that has its address, bytes to add)."""
@@ -202,7 +202,7 @@ class _StepCheck:
         self._room, self._first_kept = room, first_kept
         self._digests, self._names = digests, names
 
-    def codes(self, rows: list[Row], known: Collection[Node]) -> Iterator[KernelCode]:
+    def codes(self, rows: list[CheckRow], known: Collection[Node]) -> Iterator[KernelCode]:
         """The kernels, twice, and what is done before, between and after; adds to the rows.
 
         known  values whose digests are there
@@ -227,10 +227,10 @@ class _StepCheck:
             *[self._noted(node) for node in self.digested if node in self._written],
         ])  # fmt: skip
 
-    def _doing(self, rows: list[Row], more: list[Row]) -> KernelCode:
+    def _doing(self, rows: list[CheckRow], more: list[CheckRow]) -> KernelCode:
         first = len(rows)
         rows += more
-        return rows_code(Rows(first, len(more)), self._fault)
+        return rows_code(CheckRows(first, len(more)), self._fault)
 
     def _run_over(self, which: int) -> Iterator[KernelCode]:
         """The kernels, where what they find on the stack is the one poison or the other."""
@@ -242,39 +242,39 @@ class _StepCheck:
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def _fills(self, which: int) -> Iterator[Row]:
+    def _fills(self, which: int) -> Iterator[CheckRow]:
         for buffer in (*self._guarded, *self._scratch):
             word, nbytes = _poison(buffer, which), _nbytes(buffer)
             before = GUARD_BYTES + nbytes if buffer in self._free else GUARD_BYTES
-            yield Row(FILL, buffer, -GUARD_BYTES, FRAME, 0, before, word)
-            yield Row(FILL, buffer, nbytes, FRAME, 0, _guard_behind(nbytes), word)
+            yield CheckRow(FILL, buffer, -GUARD_BYTES, FRAME, 0, before, word)
+            yield CheckRow(FILL, buffer, nbytes, FRAME, 0, _guard_behind(nbytes), word)
 
-    def _looks(self, which: int) -> Iterator[Row]:
+    def _looks(self, which: int) -> Iterator[CheckRow]:
         for buffer in (*self._guarded, *self._scratch):
             word, nbytes, name = _poison(buffer, which), _nbytes(buffer), self._name(buffer)
             before, behind = -GUARD_BYTES, _guard_behind(nbytes)
-            yield Row(LOOK, buffer, before, FRAME, before, GUARD_BYTES, word, name)
-            yield Row(LOOK, buffer, nbytes, FRAME, nbytes, behind, word, name)
+            yield CheckRow(LOOK, buffer, before, FRAME, before, GUARD_BYTES, word, name)
+            yield CheckRow(LOOK, buffer, nbytes, FRAME, nbytes, behind, word, name)
 
-    def _saved(self, what: str, node: Node) -> Row:
-        return Row(COPY, node, 0, self._room, self._place(what, node), _nbytes(node))
+    def _saved(self, what: str, node: Node) -> CheckRow:
+        return CheckRow(COPY, node, 0, self._room, self._place(what, node), _nbytes(node))
 
-    def _put_back(self, node: Node) -> Row:
-        return Row(COPY, self._room, self._place("operand", node), node, 0, _nbytes(node))
+    def _put_back(self, node: Node) -> CheckRow:
+        return CheckRow(COPY, self._room, self._place("operand", node), node, 0, _nbytes(node))
 
-    def _compared(self, node: Node) -> Row:
+    def _compared(self, node: Node) -> CheckRow:
         place, bytes = self._place("first", node), node.dtype.itemsize
-        return Row(COMPARE, self._room, place, node, 0, _nbytes(node), bytes, self._name(node))
+        return CheckRow(COMPARE, self._room, place, node, 0, _nbytes(node), bytes, self._name(node))
 
     def _place(self, what: str, node: Node) -> int:
         return self._first_kept + self._kept[what, node]
 
-    def _noted(self, node: Node) -> Row:
-        return Row(DIGEST, node, 0, self._room, self._digests[node], _nbytes(node))
+    def _noted(self, node: Node) -> CheckRow:
+        return CheckRow(DIGEST, node, 0, self._room, self._digests[node], _nbytes(node))
 
-    def _verified(self, node: Node) -> Row:
+    def _verified(self, node: Node) -> CheckRow:
         place, name = self._digests[node], self._name(node)
-        return Row(VERIFY, node, 0, self._room, place, _nbytes(node), 0, name)
+        return CheckRow(VERIFY, node, 0, self._room, place, _nbytes(node), 0, name)
 
     def _name(self, buffer: Node | ScratchBuffer) -> int:
         """The number of what the buffer is called."""

@@ -134,7 +134,7 @@ class ProgramPlan:
     runs: tuple[tuple[PlannedCall, ...] | ReferenceCall, ...]
     outputs: tuple[tuple[int, int], ...]
     meetings: Meetings = Meetings()
-    memory_planner: MemoryChecks | None = None
+    memory: MemoryChecks | None = None
 
     @property
     def guard(self) -> int:

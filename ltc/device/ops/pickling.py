@@ -31,7 +31,7 @@ from ltc.device.torch_api import (
     DEVICE_TYPE, StorageBase, contiguous_strides, storage_from_pointer,
 )
 from ltc.errors import LtcError
-from ltc.support.tracebacks import entrance
+from ltc.tracebacks import entrance
 
 
 class _Saving(threading.local):

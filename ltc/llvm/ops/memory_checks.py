@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.index import IndexRegister
 from ltc.llvm.loops.bounds_checks import NUMBER_BITS
 from ltc.llvm.emit.kernel_code import KernelCode
 
@@ -56,7 +57,7 @@ POISONS: dict[torch.dtype, tuple[int, int]] = {
 }
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """One thing to do with one stretch of memory, or with two.
 
     action   FILL     all bytes become `number`, a word, again and again
@@ -84,23 +85,23 @@ class Row(NamedTuple):
     name: int = 0
 
 
-class Finding(NamedTuple):
+class MemoryFinding(NamedTuple):
     """What a fault word tells: in which row, and which byte or element."""
 
     row: int
     place: int
 
 
-def finding(told: int) -> Finding:
+def finding(told: int) -> MemoryFinding:
     """`told`: a fault word without its number."""
     place = told & (1 << PLACE_BITS) - 1
     if place >> PLACE_BITS - 1:
         place -= 1 << PLACE_BITS
-    return Finding(told >> PLACE_BITS & (1 << ROW_BITS) - 1, place)
+    return MemoryFinding(told >> PLACE_BITS & (1 << ROW_BITS) - 1, place)
 
 
 @dataclass(frozen=True)
-class Rows:
+class CheckRows:
     """Rows of a program's table, as a kernel is told where they are."""
 
     first: int
@@ -114,7 +115,7 @@ class Frame:
 FRAME = Frame()
 
 
-def rows_code(rows: Rows, fault: Any) -> KernelCode:
+def rows_code(rows: CheckRows, fault: Any) -> KernelCode:
     """Does what the rows say; the fault tells what was found first.
 
     In memory a row is eight words: for a buffer stands the place of its address in the frame.
@@ -148,14 +149,14 @@ def _stack_text() -> str:
 def _rows_text() -> str:
     b = Builder(width=1)
 
-    def one(i: str, _) -> None:
-        row = b.address("%p0", b.multiply(i, ROW_WORDS), "i64")
+    def one(i: IndexRegister, _) -> None:
+        row = b.address("%p0", i * ROW_WORDS, "i64")
         words = [b.effect(f"load i64, ptr {b.address(row, k, 'i64')}") for k in range(ROW_WORDS)]
         action, buffer, shift, other, behind, nbytes, number, _name = words
         memory, there = _address(b, buffer, shift), _address(b, other, behind)
 
         def report(place: str) -> None:
-            _report(b, b.add(i, "%n1"), place)
+            _report(b, i + b.number(1), place)
 
         def tell(first: str, told: Callable[[], str]) -> None:
             b.when(b.value(f"icmp sge i64 {first}, 0"), (), lambda: report(told()))
@@ -165,7 +166,7 @@ def _rows_text() -> str:
                 b, memory, nbytes,
                 lambda i: number, lambda i, whole: _byte_of_word(b, i, whole, number),
             )  # fmt: skip
-            tell(first, lambda: b.add(first, behind))
+            tell(first, lambda: b.index(first) + b.index(behind))
 
         def compare() -> None:
             first = _first_difference(
@@ -220,19 +221,19 @@ def _report(b: Builder, row: str, place: str) -> None:
     b.when(is_first, (), lambda: b.emit(f"store i64 {word}, ptr %p2, align 8"))
 
 
-def _words_of(b: Builder, nbytes: str) -> tuple[str, str]:
+def _words_of(b: Builder, nbytes: str) -> tuple[IndexRegister, IndexRegister]:
     """(how many whole words so many bytes are, how many bytes those have)"""
-    words = b.value(f"udiv i64 {nbytes}, {WORD_BYTES}")
-    return words, b.multiply(words, WORD_BYTES)
+    words = b.index(nbytes) // WORD_BYTES
+    return words, words * WORD_BYTES
 
 
 def _fill(b: Builder, memory: str, nbytes: str, number: str) -> None:
     words, whole = _words_of(b, nbytes)
 
-    def fill_word(i: str, _) -> None:
+    def fill_word(i: IndexRegister, _) -> None:
         b.emit(f"store volatile i64 {number}, ptr {b.address(memory, i, 'i64')}, align 1")
 
-    def fill_byte(i: str, _) -> None:
+    def fill_byte(i: IndexRegister, _) -> None:
         byte = _byte_of_word(b, i, whole, number)
         b.emit(f"store volatile i8 {byte}, ptr {b.address(memory, i, 'i8')}")
 
@@ -245,7 +246,7 @@ def _digest(b: Builder, memory: str, nbytes: str) -> str:
     words, whole = _words_of(b, nbytes)
 
     def next_of(carried: list[str], word: str) -> list[str]:
-        return [b.value(f"add i64 {b.multiply(carried[0], _FACTOR)}, {word}")]
+        return [b.index(carried[0]) * _FACTOR + b.index(word)]
 
     def take_word(i: str, carried: list[str]) -> list[str]:
         address = b.address(memory, i, "i64")
@@ -276,14 +277,14 @@ def _first_difference(
         is_first = b.value(f"and i1 {differs}, {b.value(f'icmp slt i64 {found}, 0')}")
         return [b.value(f"select i1 {is_first}, i64 {place}, i64 {found}")]
 
-    def look_at_word(i: str, carried: list[str]) -> list[str]:
+    def look_at_word(i: IndexRegister, carried: list[str]) -> list[str]:
         word = b.effect(f"load i64, ptr {b.address(memory, i, 'i64')}, align 1")
         bits = b.value(f"xor i64 {word}, {expected_word(i)}")
         low = b.value(f"call i64 @llvm.cttz.i64(i64 {bits}, i1 false)")
-        place = b.add(b.multiply(i, WORD_BYTES), b.value(f"udiv i64 {low}, 8"))
+        place = i * WORD_BYTES + b.index(low) // 8
         return noted(b.value(f"icmp ne i64 {bits}, 0"), place, carried[0])
 
-    def look_at_byte(i: str, carried: list[str]) -> list[str]:
+    def look_at_byte(i: IndexRegister, carried: list[str]) -> list[str]:
         byte = b.effect(f"load i8, ptr {b.address(memory, i, 'i8')}")
         differs = b.value(f"icmp ne i8 {byte}, {expected_byte(i, whole)}")
         return noted(differs, i, carried[0])
@@ -293,7 +294,7 @@ def _first_difference(
     return found
 
 
-def _byte_of_word(b: Builder, i: str, whole: str, number: str) -> str:
+def _byte_of_word(b: Builder, i: IndexRegister, whole: IndexRegister, number: str) -> str:
     """Byte number `i` of a word repeated; `whole`: of a byte with which it begins anew."""
-    bits = b.multiply(b.value(f"sub i64 {i}, {whole}"), 8)
+    bits = (i - whole) * 8
     return b.value(f"trunc i64 {b.value(f'lshr i64 {number}, {bits}')} to i8")
