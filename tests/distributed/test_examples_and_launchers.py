@@ -35,7 +35,10 @@ def run(*command, check: bool = True) -> subprocess.CompletedProcess:
 def weights_of(way: tuple, saved: Path) -> dict[str, torch.Tensor]:
     """The weights that an example saves after an epoch without dropout."""
     launcher, script = way
-    run(*launcher, EXAMPLES / script, "--epochs", 1, "--dropout", 0, "--save", saved)
+    run(
+        *launcher, EXAMPLES / script, "--epochs", 1, "--batch-size", 128, "--dropout", 0,
+        "--save", saved,
+    )
     return torch.load(saved)
 
 
@@ -44,8 +47,9 @@ def test_two_replicas_train_as_one(way, tmp_path):
     """All ways split the same batches, so they end with the weights of train.py."""
     one, two = weights_of(ALONE, tmp_path / "one.pt"), weights_of(WAYS[way], tmp_path / "two.pt")
     for name, weight in one.items():
-        # 44 steps of float32 whose sums round in another order: 9e-8 apart. After twice as many
-        # a maximum of a pooling falls on another element, and the weights part by 8e-4.
+        # 11 steps of float32 whose sums round in another order: 9e-8 apart. After some fifty, on one
+        # processor sooner than on another, a maximum of a pooling falls on another element, and the
+        # weights part by 8e-4.
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5)
 
 

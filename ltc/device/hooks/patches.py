@@ -162,7 +162,7 @@ def _print_after_one_read() -> None:
     def _tensor_str(self, indent):
         return original(host_tensor(self) if is_lazy(self) else self, indent)
 
-    torch._tensor_str._tensor_str = _tensor_str
+    torch._tensor_str._tensor_str = entrance(_tensor_str)
 
 
 def _copy_deeply() -> None:
