@@ -148,10 +148,9 @@ def a_row_that_is_kept_is_not_stored():
 @fault
 def the_mask_of_a_rest_is_one_lane_too_wide():
     """The last vector of a row stores an element behind it."""
-    replace(nests.Nests, "_tail", lambda tail: lambda self, count: tail(self, count + 1))
     replace(
-        nests.Nests, "_some_lanes",
-        lambda some: lambda self, count: some(self, count + 1),
+        nests.Nests, "_first_lanes",
+        lambda first: lambda self, count: first(self, count + 1),
     )  # fmt: skip
 
 
