@@ -43,10 +43,14 @@ def renamed_guards(guards: tuple[Guard, ...], by: Renaming) -> tuple[Guard, ...]
 
 
 def are_sums(draft: Draft) -> bool:
-    """Whether a draft does nothing but add up, over some dimensions, what it reads."""
+    """Whether a draft does nothing but add up, over some dimensions, what it reads.
+
+    No sum is made of another: beside rows, all are there only when the last row has been added.
+    """
     return (
         draft.product is None
         and not draft.sums
+        and draft.reads.isdisjoint(draft.stores)
         and draft.passes == len(draft.stores)
         and all(
             node.op is ops.SUM and node.dtype not in LOW_PRECISION and len(draft.members[node]) == 1
