@@ -72,3 +72,13 @@ def test_what_a_loop_hands_on_is_an_index_where_it_is_of_i64():
     assert end + 1 == "%v7"
     with pytest.raises(TypeError, match="index"):
         total + 1
+
+
+def test_a_nest_is_the_loops_that_it_stands_for():
+    nest, loops = Builder(), Builder()
+    start = [("i64", "0")]
+    nest.nest((3, (2, nest.number(0), 4)), start, lambda i, j, sums: [sums[0] + i * 5 + j])
+    loops.loop(0, 3, 1, start, lambda i, sums: loops.loop(
+        2, loops.number(0), 4, [("i64", sums[0])], lambda j, sums: [sums[0] + i * 5 + j]
+    ))  # fmt: skip
+    assert nest.body() == loops.body()

@@ -109,7 +109,7 @@ class _Forward(Scores):
             return best
 
         best = self.t.each_rows(
-            count, self.rows, self.rest, [(v.vector, top) for top in tops], scores
+            count, self.rows, self.rest, v.typed(tops), scores
         )
         safe = [self.finite(x) for x in best]
         old = [self.exp(b.value(f"fsub {v.vector} {x}, {y}")) for x, y in zip(tops, safe)]

@@ -105,7 +105,7 @@ class Tiles:
                     result.append(v.multiply_add(x, y, values[r * len(ys) + j]))
             return result
 
-        return b.loop(0, depth, 1, [(v.vector, value) for value in sums], step)
+        return b.loop(0, depth, 1, v.typed(sums), step)
 
     def each_rows(
         self, count: Index, rows: int, rest: int, carried: list[tuple[str, str]],

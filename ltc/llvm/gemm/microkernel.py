@@ -143,7 +143,7 @@ class Dots:
         zeros = [(v.vector, v.zero)] * (m * self.together)
         sums = b.loop(0, whole, v.width, zeros, lambda k, values: step(k, None, values))
         rest = depth - whole
-        carried = [(v.vector, value) for value in sums]
+        carried = v.typed(sums)
         sums = b.when(
             b.value(f"icmp sgt i64 {rest}, 0"), carried, lambda: step(whole, v.first(rest), sums)
         )

@@ -82,9 +82,7 @@ def _row(b: Builder, form: Form, width: int, source: Index, target: Index, move)
     with b.lanes(LANES):
         whole = width // LANES * LANES
         if whole:
-            b.loop(
-                0, whole, LANES, (), lambda k, _: move(source + k, target + k, None)
-            )
+            b.loop(0, whole, LANES, (), lambda k, _: move(source + k, target + k, None))
         if width > whole:
             mask = memory_ops.first_lanes(b, width - whole)
             move(source + whole, target + whole, mask)

@@ -196,9 +196,7 @@ def average_pool_gradient(
     def share_of(source, o, p, column, u) -> str:
         """What the u-th of the windows that may cover them gives to adjacent columns."""
         words, n = f"<{v.width} x i32>", v.width
-        at = b.value(
-            f"add {words} {v.splat(v.narrow(column - wide.first), 'i32')}, {multiples(n)}"
-        )
+        at = b.value(f"add {words} {v.splat(v.narrow(column - wide.first), 'i32')}, {multiples(n)}")
         last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
         back = v.splat(v.narrow(covering - 1 - u), "i32")
         window = b.value(f"sub {words} {last}, {back}")
@@ -261,7 +259,9 @@ def _covering(axis: Axis, element: Index) -> tuple[Index, Index]:
     return beyond // axis.stride, least(last + 1, axis.count)
 
 
-def _divisors(v: Vectors, pool: Pool, lines, columns: str, count_padding: bool, divisor: int) -> str:
+def _divisors(
+    v: Vectors, pool: Pool, lines, columns: str, count_padding: bool, divisor: int
+) -> str:
     """What the sums of adjacent windows are divided by; `columns` are their i32 numbers."""
     if divisor:
         return v.constant(divisor)
