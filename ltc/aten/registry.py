@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ltc.aten.call import Call, Numbering, Scalar, CallResult
+from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.extern import extern
 from ltc.aten.schema import schema_of
 from ltc.errors import InvalidGraph, Unsupported

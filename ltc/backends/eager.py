@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.collective_runner import start, wait
-from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
-from ltc.backends.interface import DeviceInfo, NodeLowering, Target
 from ltc.backends.host_memory import new_copy
+from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.reference.attention import attention, attention_gradient
+from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.reference.philox import random_bits
 from ltc.backends.reference.torch_call import element, extern
-from ltc.backends.plain_dispatch import Undisturbed
 from ltc.backends.reference.window_ops import (
     average_pool,
     average_pool_gradient,

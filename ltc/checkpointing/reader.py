@@ -12,18 +12,18 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ltc.device.recording.tensors import upload_many
-from ltc.device.torch_api import DEVICE_TYPE
-from ltc.checkpointing.tree_codec import DTYPES, check_table, find, from_table
 from ltc.checkpointing.safetensors_format import (
     DamagedFile,
-    TensorEntry,
     Header,
+    TensorEntry,
     is_list_of_places,
     is_shape,
     read_header,
     sums_of,
 )
+from ltc.checkpointing.tree_codec import DTYPES, check_table, find, from_table
+from ltc.device.recording.tensors import upload_many
+from ltc.device.torch_api import DEVICE_TYPE
 
 MAPPED_BYTES = 1 << 20  # smaller tensors are read: a process may map some 65 thousand areas only
 SUMMED_BEHIND_BYTES = 4 << 20  # larger ones are summed in a thread while the device copies them

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from ltc.checkpointing.storage_sharing import StoredBytes
 from ltc.device.recording.sync import ready_buffer
 from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap_buffer
 from ltc.utils.serialization import SavePlan
-from ltc.checkpointing.storage_sharing import StoredBytes
 
 
 def frozen(plan: SavePlan) -> SavePlan:

@@ -17,7 +17,7 @@ from sys import getrefcount
 
 import torch
 
-from ltc.aten.call import Call, Numbering, CallResult
+from ltc.aten.call import Call, CallResult, Numbering
 from ltc.aten.registry import expand
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import DEAD

@@ -23,8 +23,8 @@ from ltc.device.recording.state import liveness_is_as_assumed
 from ltc.device.recording.sync import exclusively
 from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
-from ltc.runtime.program_cache import PROGRAMS
 from ltc.runtime.executor import all_executors
+from ltc.runtime.program_cache import PROGRAMS
 from ltc.tracebacks import entrance, shorten
 
 # Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized

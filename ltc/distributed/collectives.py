@@ -20,11 +20,11 @@ from ltc import config
 from ltc.backends import collective_runner as backend_collective
 from ltc.device.recording import sync
 from ltc.device.recording.collective import record
-from ltc.device.recording.user_line import user_line
 from ltc.device.recording.tensors import state_of
+from ltc.device.recording.user_line import user_line
 from ltc.device.torch_api import plain_functions
-from ltc.distributed.transport import session as sessions
 from ltc.distributed import world
+from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.folds import check_reduction
 from ltc.distributed.transport.progress_thread import CHANNELS, ProgressRunner
 from ltc.ir.collective import Collective

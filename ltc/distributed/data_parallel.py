@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ltc.device.recording import sync
 from ltc.device.hooks.names import supported_devices
+from ltc.device.recording import sync
 from ltc.device.recording.tensors import device_of, set_current_device
 from ltc.distributed import world
-from ltc.distributed.transport import session
 from ltc.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
-from ltc.tracebacks import entrance
+from ltc.distributed.transport import session
 from ltc.support.thread_frames import thread_frames
+from ltc.tracebacks import entrance
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]
 

@@ -9,10 +9,10 @@ import torch
 
 from ltc.device.recording import sync
 from ltc.device.recording.user_line import user_line
-from ltc.distributed.transport import session as sessions
 from ltc.distributed import world
-from ltc.distributed.transport.communicator import word_of
+from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
+from ltc.distributed.transport.communicator import word_of
 from ltc.distributed.transport.wire import Wire
 from ltc.tracebacks import entrance
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltc import config
-from ltc.device.recording import sync
 from ltc.device.hooks.names import device_index, kind_of, real_devices, supported_devices
+from ltc.device.recording import sync
 from ltc.device.recording.tensors import device_of, set_current_device
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ltc.ir import ops
+from ltc.ir.extern_call import Hole, Template
 from ltc.ir.node import Node, make
 from ltc.ir.ops import Op
-from ltc.ir.extern_call import Hole, Template
 from ltc.ir.tensor_type import TensorType
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 from ltc import config
-from ltc.aten.call import Call, Numbering, Scalar, CallResult
+from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface, RemembersPrograms
@@ -22,12 +22,11 @@ from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow
 from ltc.runtime import physical_dtype
 from ltc.runtime.buffer import Buffer
-from ltc.runtime.program_cache import PROGRAMS, note_use
-from ltc.runtime.program import InputRole, Program
 from ltc.runtime.partition import SegmentedComputation, compiled
+from ltc.runtime.program import InputRole, Program
+from ltc.runtime.program_cache import PROGRAMS, note_use
 from ltc.runtime.transfers import backend
 from ltc.runtime.verification.verified import VerifiedComputation
-
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
 # LTC_VERIFY, the last one, does not change how a program is compiled: its record is the same.

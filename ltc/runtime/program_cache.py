@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable
 from ltc import config
 from ltc.runtime.program import Program
 
-
 _uses = itertools.count(1)
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ltc.distributed import world
-from ltc.tracebacks import entrance
 from ltc.checkpointing import manifest
-from ltc.utils import serialization
-from ltc.utils.closures import AsyncClosureHandler
 from ltc.checkpointing.manifest import is_complete
 from ltc.checkpointing.resumable import random_state, restore_random_state
 from ltc.checkpointing.safetensors_format import DamagedFile
 from ltc.checkpointing.snapshot import frozen
+from ltc.distributed import world
+from ltc.tracebacks import entrance
+from ltc.utils import serialization
+from ltc.utils.closures import AsyncClosureHandler
 
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 

@@ -19,13 +19,8 @@ from typing import Any, BinaryIO
 import torch
 from tqdm import tqdm
 
-from ltc.device.recording.sync import ready_buffer
-from ltc.device.recording.tensors import is_lazy, state_of
-from ltc.distributed import world
-from ltc.tracebacks import make_entrances
 from ltc.checkpointing import manifest, xser_legacy
-from ltc.checkpointing.tree_codec import tensors_of, to_table
-from ltc.checkpointing.xser_legacy import TensorReference
+from ltc.checkpointing.reader import Done, OpenFile, SavedData, bytes_in
 from ltc.checkpointing.safetensors_format import (
     NAME_OF_DTYPE,
     DamagedFile,
@@ -34,9 +29,14 @@ from ltc.checkpointing.safetensors_format import (
     placed,
     read_header,
 )
-from ltc.checkpointing.reader import Done, OpenFile, SavedData, bytes_in
 from ltc.checkpointing.saving import writing
-from ltc.checkpointing.storage_sharing import StoredBytes, Placement, arranged, as_bytes
+from ltc.checkpointing.storage_sharing import Placement, StoredBytes, arranged, as_bytes
+from ltc.checkpointing.tree_codec import tensors_of, to_table
+from ltc.checkpointing.xser_legacy import TensorReference
+from ltc.device.recording.sync import ready_buffer
+from ltc.device.recording.tensors import is_lazy, state_of
+from ltc.distributed import world
+from ltc.tracebacks import make_entrances
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
 

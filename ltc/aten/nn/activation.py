@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from ltc.aten.rules.pointwise import sigmoid as sigmoid_of
 from ltc.aten.promote import promote, promote_float
 from ltc.aten.registry import traces
+from ltc.aten.rules.pointwise import sigmoid as sigmoid_of
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, like

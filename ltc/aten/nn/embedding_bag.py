@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from ltc.aten.rules.indexing import checked
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
+from ltc.aten.rules.indexing import checked
 from ltc.ir import build, ops
 from ltc.ir.node import Node, make
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ltc.aten.rules.indexing import checked
 from ltc.aten.promote import promote
 from ltc.aten.registry import traces
+from ltc.aten.rules.indexing import checked
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, like, make

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ltc.aten.rules import pointwise, reduction
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
+from ltc.aten.rules import pointwise, reduction
 from ltc.ir import build
 from ltc.ir.node import Node
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ltc.aten.rules.movement import INVERSES, _put_back_by_position
 from ltc.aten.registry import traces
+from ltc.aten.rules.movement import INVERSES, _put_back_by_position
 from ltc.ir import build
 from ltc.ir.node import Node
 

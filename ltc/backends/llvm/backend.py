@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Iterator
 
 from ltc import config
-from ltc.backends.llvm import saved_program
 from ltc.backends.eager import LOWERING
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.llvm import saved_program
 from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.explain import AFTER_PASSES, explained
+from ltc.backends.llvm.narrow_scratch import narrow_scratch
 from ltc.backends.llvm.observed import ObservedLlvmComputation
 from ltc.backends.llvm.plan import plan_of, stepped_plan_of
-from ltc.backends.llvm.narrow_scratch import narrow_scratch
-from ltc.backends.llvm.explain import AFTER_PASSES, explained
 from ltc.ir.graph import Graph, Origin
 from ltc.llvm.native.kernel_cache import Loading, load
 from ltc.llvm.ops.dispatch import can_multiply, prefers_channels_last
@@ -24,9 +24,9 @@ from ltc.passes import pipeline
 from ltc.passes.layout.attention_order import order_attention
 from ltc.passes.layout.channels_last import channels_last
 from ltc.passes.layout.transposes import layout
+from ltc.passes.match_attention import recognise_attention
 from ltc.passes.one_shot_all_reduce import meetings
 from ltc.passes.pipeline import Pass
-from ltc.passes.match_attention import recognise_attention
 from ltc.passes.split_reductions import split_reductions
 
 

@@ -29,6 +29,8 @@ from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.native.kernel_run import Fault
+from ltc.llvm.ops.dispatch import ScratchBuffer
 from ltc.llvm.ops.memory_checks import (
     COMPARE,
     COPY,
@@ -47,8 +49,6 @@ from ltc.llvm.ops.memory_checks import (
     stack_bytes,
     stack_code,
 )  # fmt: skip
-from ltc.llvm.ops.dispatch import ScratchBuffer
-from ltc.llvm.native.kernel_run import Fault
 from ltc.passes.memory_planner import ALIGNMENT, aligned
 
 GUARD_BYTES = ALIGNMENT  # before a value, and behind the last cache line that it has a part in

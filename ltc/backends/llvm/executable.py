@@ -14,27 +14,27 @@ import torch
 
 from ltc import errors
 from ltc.backends import collective_runner
-from ltc.backends.llvm import launch_queue
 from ltc.backends.eager import LOWERING, EagerComputation
-from ltc.backends.llvm.workspace import WorkBlock, Blocks
-from ltc.backends.llvm.scalar_arguments import Cells
+from ltc.backends.llvm import launch_queue
+from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
+from ltc.backends.llvm.output_pool import copied, maker_of, pool
 from ltc.backends.llvm.plan import (
     COPIED,
     ITSELF,
-    OWNED,
     OWN_VALUES,
+    OWNED,
     TWIN,
     FailedCheck,
     InBlock,
-    ProgramPlan,
     PlannedCall,
+    ProgramPlan,
     ReferenceCall,
 )  # fmt: skip
-from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
-from ltc.backends.llvm.output_pool import copied, maker_of, pool
-from ltc.backends.reference.torch_call import element
 from ltc.backends.llvm.prefault import TouchedAhead
+from ltc.backends.llvm.scalar_arguments import Cells
+from ltc.backends.llvm.workspace import Blocks, WorkBlock
 from ltc.backends.plain_dispatch import Undisturbed, is_alone
+from ltc.backends.reference.torch_call import element
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel

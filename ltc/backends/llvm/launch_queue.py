@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ltc.backends.llvm.workspace import WorkBlock, Blocks
+from ltc.backends.llvm.workspace import Blocks, WorkBlock
 from ltc.llvm.native import runner, thread_pool
 from ltc.llvm.native.kernel_run import KernelRun
 from ltc.llvm.native.launch_ring import Ring

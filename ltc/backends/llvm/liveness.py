@@ -14,7 +14,7 @@ from ltc.ir.graph import Graph
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.ops.dispatch import ScratchBuffer
-from ltc.passes.memory_planner import OutputBuffer, Lifetime
+from ltc.passes.memory_planner import Lifetime, OutputBuffer
 
 
 def nbytes_of(type: TensorType) -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ltc.backends.interface import Observer
-from ltc.backends.llvm.workspace import WorkBlock
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.plan import SteppedPlan
+from ltc.backends.llvm.workspace import WorkBlock
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node

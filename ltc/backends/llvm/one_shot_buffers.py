@@ -13,8 +13,8 @@ from ltc.ir.loop_nest import Product
 from ltc.ir.meeting import is_meeting, sent_with
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm.ops.one_shot_sync import MEMBERS, OWN, Words, word_count
 from ltc.llvm.native.kernel_run import WORD
+from ltc.llvm.ops.one_shot_sync import MEMBERS, OWN, Words, word_count
 from ltc.passes.memory_planner import ALIGNMENT
 
 

@@ -22,8 +22,8 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
 from ltc.llvm.native.kernel_cache import kernel_name
-from ltc.llvm.ops.memory_checks import FRAME, ROW_WORDS
 from ltc.llvm.native.kernel_run import WORD, Fault
+from ltc.llvm.ops.memory_checks import FRAME, ROW_WORDS
 from ltc.passes import memory_planner
 from ltc.passes.memory_planner import ALIGNMENT
 

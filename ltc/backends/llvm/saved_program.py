@@ -17,7 +17,7 @@ import torch
 
 from ltc import config
 from ltc.backends.llvm.checked_steps import MemoryChecks
-from ltc.backends.llvm.plan import FailedCheck, InBlock, ProgramPlan, PlannedCall, ReferenceCall
+from ltc.backends.llvm.plan import FailedCheck, InBlock, PlannedCall, ProgramPlan, ReferenceCall
 from ltc.ir.graph import Origin
 from ltc.ir.json_codec import Unrecordable, record_of, value_of
 from ltc.llvm.compiler import llvm_binding

@@ -14,13 +14,13 @@ from ltc.ir.loop_nest import READS, Kernel, Product, Store, Unit
 from ltc.ir.meeting import sent_with
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.elementwise import can_compute
+from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.loops.deduplicate import EqualKernels
-from ltc.llvm.ops.dispatch import can_multiply, holds_epilogue, product_codes, takes_strides
-from ltc.llvm.native.kernel_run import Fault
 from ltc.llvm.loops.reduction_ops import can_reduce
+from ltc.llvm.native.kernel_run import Fault
+from ltc.llvm.ops.dispatch import can_multiply, holds_epilogue, product_codes, takes_strides
 from ltc.passes.fusion.fuse import fuse
 from ltc.passes.fusion.index_maps import LOOKUPS
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ltc.errors import InvalidGraph
-from ltc.ir.node import Node
 from ltc.ir.extern_call import Template, fill
+from ltc.ir.node import Node
 
 _random_state = threading.Lock()  # held while the process's default generator is borrowed
 

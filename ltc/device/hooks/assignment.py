@@ -15,7 +15,10 @@ import torch.autograd.graph
 
 from ltc.device.recording.tensors import is_lazy
 from ltc.device.torch_api import (
-    TensorBase, exchange_contents, has_own_dispatch, plain_functions,
+    TensorBase,
+    exchange_contents,
+    has_own_dispatch,
+    plain_functions,
 )
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

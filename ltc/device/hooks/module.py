@@ -7,16 +7,15 @@ import types
 
 import torch
 
+from ltc.device.hooks.streams import Event, Stream  # noqa: F401  torch.ltc.Event
 from ltc.device.recording.recorder import Device, devices
 from ltc.device.recording.sync import synchronize as _synchronize
-from ltc.device.hooks.streams import Event, Stream  # noqa: F401  torch.ltc.Event
 from ltc.device.recording.tensors import current_device as _current_device
 from ltc.device.recording.tensors import device_of, set_current_device
 from ltc.device.torch_api import DEVICE_TYPE
 from ltc.runtime.account import account_of
 from ltc.runtime.transfers import backend
 from ltc.tracebacks import entrance
-
 
 _initialized = True  # torch.utils.checkpoint keeps a device's random state only where it says so
 

@@ -11,11 +11,14 @@ import torch.utils.checkpoint
 
 from ltc.aten.call import Call
 from ltc.device.hooks import assignment, default_dtype, dynamo, module, moving, scripting, tracing
-from ltc.device.recording.user_line import user_line
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap
+from ltc.device.recording.user_line import user_line
 from ltc.device.torch_api import (
-    DEVICE_TYPE, is_multithreading_enabled, set_multithreading_enabled, take_stashed_error,
+    DEVICE_TYPE,
+    is_multithreading_enabled,
+    set_multithreading_enabled,
+    take_stashed_error,
 )
 from ltc.tracebacks import entrance
 

@@ -10,8 +10,6 @@ import torch
 from ltc.aten.call import Call
 from ltc.debug import metrics
 from ltc.device.recording.fallback import assign_host
-from ltc.device.recording.user_line import user_line
-from ltc.device.shapes.meta import result_types
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.tensors import (
     current_device,
@@ -22,8 +20,10 @@ from ltc.device.recording.tensors import (
     to_device,
     wrap,
 )
-from ltc.device.torch_api import storage_of
+from ltc.device.recording.user_line import user_line
 from ltc.device.recording.views import write
+from ltc.device.shapes.meta import result_types
+from ltc.device.torch_api import storage_of
 from ltc.errors import NotLazyTensor, Unsupported
 
 aten = torch.ops.aten

@@ -16,8 +16,8 @@ import torch._utils
 import torch.serialization
 from torch.multiprocessing import reductions
 
-from ltc.device.recording.recorder import device_at
 from ltc.device.ops.resizing import resize, storage_bytes
+from ltc.device.recording.recorder import device_at
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import (
     device_of,
@@ -28,7 +28,10 @@ from ltc.device.recording.tensors import (
     wrap_buffer,
 )
 from ltc.device.torch_api import (
-    DEVICE_TYPE, StorageBase, contiguous_strides, storage_from_pointer,
+    DEVICE_TYPE,
+    StorageBase,
+    contiguous_strides,
+    storage_from_pointer,
 )
 from ltc.errors import LtcError
 from ltc.tracebacks import entrance

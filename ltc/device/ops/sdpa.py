@@ -14,7 +14,12 @@ import torch
 
 from ltc.device.ops.sdpa_overloads import gradient_formula, recorded
 from ltc.device.torch_api import (
-    DEVICE_TYPE, below_autograd, has_own_dispatch, is_forward_mode, is_transformed, plain_functions,
+    DEVICE_TYPE,
+    below_autograd,
+    has_own_dispatch,
+    is_forward_mode,
+    is_transformed,
+    plain_functions,
 )
 from ltc.errors import InvalidGraph
 from ltc.ir.infer import broadcast

@@ -16,10 +16,10 @@ from ltc import config
 from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
 from ltc.debug import metrics
-from ltc.device.shapes import type_cache
-from ltc.device.recording.user_line import user_line
 from ltc.device.recording.recorder import INPUT, Recorder
 from ltc.device.recording.state import DEAD_IN_TWO_LISTS, LAST_VIEW, State
+from ltc.device.recording.user_line import user_line
+from ltc.device.shapes import type_cache
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
 from ltc.runtime.compile import Ending, program_for
 from ltc.runtime.dump import save_graph

@@ -6,14 +6,14 @@ import torch
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.recorder import Device
 from ltc.device.recording.signature import DEVICE, Signature
 from ltc.device.recording.state import State, new_state
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, to_device, uploaded
-from ltc.device.torch_api import plain_functions
+from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import write
+from ltc.device.torch_api import plain_functions
 from ltc.errors import Unsupported
 
 

@@ -15,7 +15,6 @@ from types import FunctionType
 import torch
 
 from ltc import config
-from ltc.device.recording.slow_path import is_forced, record
 from ltc.device.recording.recorder import KERNEL_FILE
 from ltc.device.recording.signature import (
     ATTRIBUTE,
@@ -29,10 +28,11 @@ from ltc.device.recording.signature import (
     Argument,
     Signature,
 )
+from ltc.device.recording.slow_path import is_forced, record
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of, values_of
-from ltc.device.torch_api import leave_to_python, storage_of
 from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.torch_api import leave_to_python, storage_of
 from ltc.tracebacks import shorten
 
 _NAMESPACE = {

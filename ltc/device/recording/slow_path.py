@@ -8,11 +8,9 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.aten.call import Call, Scalar, CallResult
+from ltc.aten.call import Call, CallResult, Scalar
 from ltc.debug import metrics
 from ltc.device.recording import fallback
-from ltc.device.recording.user_line import user_line, warn_user
-from ltc.device.shapes.meta import NoTypes, result_types
 from ltc.device.recording.recorder import Device, Recorder
 from ltc.device.recording.signature import (
     ATTRIBUTE,
@@ -29,8 +27,10 @@ from ltc.device.recording.signature import (
 )
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
-from ltc.device.torch_api import plain_functions
+from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.shapes.meta import NoTypes, result_types
+from ltc.device.torch_api import plain_functions
 
 _NUMBER_TYPES = {
     bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,

@@ -15,8 +15,6 @@ from typing import Any
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.recording.exit_liveness import end
-from ltc.device.recording.user_line import user_line
-from ltc.device.shapes.meta import result_types
 from ltc.device.recording.recorder import (
     KERNEL_FILE,
     STOPPED,
@@ -26,12 +24,13 @@ from ltc.device.recording.recorder import (
     devices,
 )
 from ltc.device.recording.state import State
+from ltc.device.recording.user_line import user_line
+from ltc.device.shapes.meta import result_types
 from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 from ltc.support.thread_frames import thread_frames
-
 
 # --- a walk and its threads -------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 
 from ltc.aten.call import Call, CallResult
-from ltc.device.recording.user_line import user_line
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of
+from ltc.device.recording.user_line import user_line
 from ltc.device.torch_api import is_view_replay_enabled, set_view_replay_enabled, storage_of
 
 WRITE_VIEW = "ltc::write_view"

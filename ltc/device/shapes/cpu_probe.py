@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ltc.aten.call import Scalar, CallResult
+from ltc.aten.call import CallResult, Scalar
 from ltc.runtime.buffer import byte_size
 
 FEW_BYTES = 1 << 16  # of all operands and results together: some 10 us of work

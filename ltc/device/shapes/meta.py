@@ -14,10 +14,12 @@ import threading
 
 import torch
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
 )
 
-from ltc.aten.call import Scalar, CallResult
+from ltc.aten.call import CallResult, Scalar
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
 from ltc.device.shapes import bag_types, cpu_probe, norm_statistics, type_cache

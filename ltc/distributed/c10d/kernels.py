@@ -15,7 +15,6 @@ from ltc.device.recording.tensors import is_lazy, state_of
 from ltc.device.torch_api import plain_functions
 from ltc.distributed.c10d import on_host, traced
 
-
 # --- c10d: results are written into tensors ---------------------------------------------------
 
 def _all_reduce(tensors, group, reduce_op, *_) -> None:

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from ltc import config
-from ltc.distributed.transport.status_board import Board
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.distributed.transport.shm_segment import Region
+from ltc.distributed.transport.status_board import Board
 from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.ir.collective import Collective
 

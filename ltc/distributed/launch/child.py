@@ -27,9 +27,9 @@ from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import current_device, set_current_device
 from ltc.distributed.launch.pickled_call import Parcel
+from ltc.support.thread_frames import thread_frames
 from ltc.tracebacks import shorten
 from ltc.utils import steps
-from ltc.support.thread_frames import thread_frames
 
 STACKS = b"stacks"  # the parent's question
 FAILED = 1  # the exit code of a rank that has reported an error

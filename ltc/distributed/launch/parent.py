@@ -19,9 +19,9 @@ from typing import Any
 import torch.multiprocessing  # noqa: F401  lets the memory of CPU tensors travel
 
 from ltc import config
-from ltc.distributed.transport.private_folder import private_folder
-from ltc.distributed.launch.child import STACKS, Error, Role, Stacks, ReturnedValue, run_rank
+from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Stacks, run_rank
 from ltc.distributed.launch.pickled_call import Parcel
+from ltc.distributed.transport.private_folder import private_folder
 from ltc.errors import LtcError
 from ltc.tracebacks import entrance
 

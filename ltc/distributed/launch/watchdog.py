@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from ltc import config
 from ltc.distributed import world
+from ltc.distributed.rendezvous import rendezvous
 from ltc.distributed.transport import session
 from ltc.distributed.transport.bootstrap import processes_per_host, store
-from ltc.distributed.rendezvous import rendezvous
 
 POLL_SECONDS = 0.5
 

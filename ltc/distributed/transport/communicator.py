@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ltc import config
-from ltc.distributed.transport.status_board import Board
 from ltc.distributed.transport.collective_ops import RUN, Exchange, post_reduce, reduce
+from ltc.distributed.transport.status_board import Board
 from ltc.distributed.transport.wire import Mismatch, Wire
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ltc.distributed.transport import session as sessions
 from ltc.distributed import world
+from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.collective_schedule import ONE_CROSSING_BYTES
 from ltc.distributed.transport.symmetric_memory import Shelf
 from ltc.ir.collective import Collective

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from ltc import config
 from ltc.distributed import world
-from ltc.distributed.transport.status_board import Board, HostsBoard
+from ltc.distributed.transport.bootstrap import folder_of_host, host, processes_per_host, store
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.inter_host import HostsWire
-from ltc.distributed.transport.bootstrap import folder_of_host, host, processes_per_host, store
 from ltc.distributed.transport.shm_segment import PeerFailure, Region
+from ltc.distributed.transport.status_board import Board, HostsBoard
 from ltc.distributed.transport.symmetric_memory import Shelf, Shelves
 from ltc.distributed.transport.thread_wire import ThreadsWire
 from ltc.distributed.transport.wire import SharedMemoryWire

@@ -6,8 +6,8 @@ from collections import deque
 
 import torch
 
-from ltc.distributed.transport.shm_segment import LINE, Region
 from ltc.distributed.transport.collective_schedule import ONE_CROSSING_BYTES
+from ltc.distributed.transport.shm_segment import LINE, Region
 from ltc.distributed.transport.wire import Consume, Mismatch, Waiter
 
 _ANY_BYTES = 1 << 40  # a message is never cut: nothing is copied on its way

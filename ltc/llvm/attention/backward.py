@@ -11,13 +11,13 @@ import torch
 
 from ltc.errors import Unsupported
 from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.attention.tiles import Rows, Tiles
 from ltc.llvm.conv.geometry import KernelSequence
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import GeneratedKernel, Vectors, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.llvm.attention.tiles import Rows, Tiles
 
 KEYS = 64  # of one tile
 FEWEST_UNITS = 16  # from here on whole matrices keep the threads busy

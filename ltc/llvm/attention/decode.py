@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math as numbers
 
-from ltc.llvm.emit import math_float
 from ltc.llvm.attention.scores import KEEP_BITS, Attention, Scores, operand_names
+from ltc.llvm.attention.tiles import Rows
+from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import function_text, multiples
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.philox import random_bits
 from ltc.llvm.emit.vectors import LONGEST_SUM, GeneratedKernel, add_in_pieces, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.llvm.emit.philox import random_bits
-from ltc.llvm.attention.tiles import Rows
 
 MOST_QUERIES = 4  # of more, lanes of queries waste less than sums over lanes cost
 MOST_KEYS = 1 << 16  # their scores take half a megabyte of a thread's stack

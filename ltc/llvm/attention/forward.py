@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math as numbers
 
-from ltc.llvm.emit import math_float
 from ltc.llvm.attention.decode import few_queries, has_few
 from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
+from ltc.llvm.attention.tiles import Rows
+from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import function_text
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.llvm.attention.tiles import Rows
 
 
 def attention_kernel(

@@ -12,12 +12,12 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Access, Product, strides_of
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm.attention.forward import attention_kernel
 from ltc.llvm.attention.backward import attention_gradient
+from ltc.llvm.attention.forward import attention_kernel
 from ltc.llvm.attention.scores import Attention, require_room
-from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.conv.geometry import KernelSequence
 from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.gemm.blocking import Matrix
 
 NAME = "kernel"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
+from ltc.llvm.attention.tiles import Rows, Tiles
 from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import Builder, multiples
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.philox import block_bits, random_bits
 from ltc.llvm.emit.vectors import Vectors, require_stack, reserved
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.llvm.emit.philox import block_bits, random_bits
-from ltc.llvm.attention.tiles import Rows, Tiles
 
 KEYS = 128  # of one tile
 KEEP_BITS = 24  # of the uniform number that decides whether a weight is dropped

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Vectors, transposed
 from ltc.llvm.gemm.blocking import Matrix
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from ltc.debug import metrics
 from ltc.errors import BackendMissing, InvalidGraph, Unsupported
 from ltc.llvm.compiler import object_loader, symbols
-from ltc.llvm.compiler.llvm_private import ObjectCompiler
 from ltc.llvm.compiler.host_cpu import HostCpu, known_host
+from ltc.llvm.compiler.llvm_private import ObjectCompiler
 from ltc.support.disk_cache import disk_cache
-from ltc.support.version import VERSION
 from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.version import VERSION
 
 OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
 

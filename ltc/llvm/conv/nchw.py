@@ -12,16 +12,16 @@ from math import prod
 
 import torch
 
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nchw_accumulate import Sums
 from ltc.llvm.conv.nchw_direct import DirectSums
-from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for
-from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import Matrix, stored_plain
-from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
+from ltc.llvm.gemm.kernel import matmul
 
 FEW_CHANNELS = 4  # a group with fewer result channels would gather more than it multiplies
 

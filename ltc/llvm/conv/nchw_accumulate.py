@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from math import prod
 
+from ltc.llvm.conv.axes import Axes, count_inside
 from ltc.llvm.emit.builder import Builder, function_text, multiples
 from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import (
     LONGEST_SUM,
     GeneratedKernel,
@@ -24,7 +25,6 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
-from ltc.llvm.conv.axes import Axes, count_inside
 
 GATHERED_BYTES = 384 * 1024  # less than half of a level-2 cache
 MOST_COLUMNS = 512

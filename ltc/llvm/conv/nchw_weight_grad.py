@@ -13,11 +13,13 @@ from functools import partial
 
 import torch
 
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.axes import Axes, count_inside, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.split_images import UNITS, Slots, adding_kernel
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import (
     Epilogue,
     GeneratedKernel,
@@ -27,8 +29,6 @@ from ltc.llvm.emit.vectors import (
     tasks_for,
     transposed,
 )
-from ltc.llvm.conv.split_images import UNITS, Slots, adding_kernel
-from ltc.llvm.conv.axes import Axes, count_inside, forward_axes
 
 COPIED_BYTES = 128 * 1024  # of the operand, beside the turned gradient in a level-2 cache
 TURNED_POSITIONS = 1024

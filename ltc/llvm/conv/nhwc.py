@@ -14,12 +14,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.conv.nhwc_few_channels import ChannelTotals, sums_across_lanes
+from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_few_channels import ChannelTotals, sums_across_lanes
+from ltc.llvm.conv.nhwc_input_tile import ascending, most_images, strip_extents, strip_of
+from ltc.llvm.conv.nhwc_tiling import tile_shape
+from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import (
     Epilogue,
     GeneratedKernel,
@@ -28,12 +32,8 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
-from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
-from ltc.llvm.conv.nhwc_input_tile import ascending, most_images, strip_extents, strip_of
-from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
-from ltc.llvm.conv.nhwc_tiling import tile_shape
-from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
+from ltc.llvm.gemm.kernel import matmul
 
 PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights

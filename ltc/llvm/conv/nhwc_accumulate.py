@@ -6,11 +6,13 @@ registers over all taps.
 
 from __future__ import annotations
 
-from ltc.llvm.emit.builder import Builder, function_text, multiples
+from ltc.llvm.conv.axes import Axes, padded
 from ltc.llvm.conv.geometry import Geometry
+from ltc.llvm.conv.nhwc_input_tile import Strip, ascending, strip_extents
+from ltc.llvm.emit.builder import Builder, function_text, multiples
 from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import (
     Epilogue,
     GeneratedKernel,
@@ -19,8 +21,6 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
-from ltc.llvm.conv.nhwc_input_tile import Strip, ascending, strip_extents
-from ltc.llvm.conv.axes import Axes, padded
 
 STRIP_BYTES = 256 * 1024
 STRIP_PIXELS = 512

@@ -10,14 +10,15 @@ import itertools
 
 import torch
 
-from ltc.llvm.emit.builder import function_text
-from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, require_stack, tasks_for
-from ltc.llvm.conv.split_images import Slots, adding_kernel, images_of
-from ltc.llvm.conv.nhwc_accumulate import StripSums, Strips
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_accumulate import Strips, StripSums
+from ltc.llvm.conv.split_images import Slots, adding_kernel, images_of
+from ltc.llvm.emit.builder import function_text
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, require_stack, tasks_for
+
 MOST_POSITIONS = 12  # of a tile
 MOST_TAPS_TOGETHER = 25  # whose sums a weight's gradient keeps in registers
 MOST_SLOTS = 16

@@ -7,13 +7,13 @@ over all taps; at the end the lanes of each are added up, those of many results 
 
 from __future__ import annotations
 
-from ltc.llvm.emit.dtype import BYTES, FORMS
-from ltc.llvm.conv.geometry import Geometry
-from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.vectors import Epilogue, Vectors, shuffled
-from ltc.llvm.conv.nhwc_accumulate import StripSums
 from ltc.llvm.conv.axes import Axes
+from ltc.llvm.conv.geometry import Geometry
+from ltc.llvm.conv.nhwc_accumulate import StripSums
+from ltc.llvm.emit.dtype import BYTES, FORMS
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import Epilogue, Vectors, shuffled
 
 FULL_SHARE = 4  # of a vector's lanes, one in so many; more results are better off side by side
 

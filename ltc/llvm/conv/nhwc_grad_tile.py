@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ltc.llvm.conv.axes import Axes
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.vectors import Vectors, reserved
-from ltc.llvm.conv.axes import Axes
 
 FETCHED_PIXELS = 8  # ahead of the one that is read
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import ALIASING_BYTES
-from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.vectors import Vectors, reserved
 from ltc.llvm.conv.axes import Axes, Axis
+from ltc.llvm.emit.dtype import BYTES
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.isa import ALIASING_BYTES
+from ltc.llvm.emit.vectors import Vectors, reserved
 
 FETCHED_BYTES = 1024  # a copy asks for what it reads so far ahead
 FETCHED_COLUMNS = 8  # ahead of the one that is read where it lies

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.conv.axes import Axes, Axis
+from ltc.llvm.emit.isa import Isa
 
 WORTH_ITS_CODE = 1.03  # tiles across images gain so much or are not made: they ask the batch size
 

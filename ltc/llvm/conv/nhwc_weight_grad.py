@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.axes import forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel, GradientPanel
+from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents, strip_of
+from ltc.llvm.conv.split_images import Adder, adding_kernel, images_of, slots_for
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import (
     STACK_BYTES,
     Epilogue,
@@ -24,9 +27,6 @@ from ltc.llvm.emit.vectors import (
     reserved,
     tasks_for,
 )
-from ltc.llvm.conv.split_images import Adder, adding_kernel, images_of, slots_for
-from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents, strip_of
-from ltc.llvm.conv.axes import forward_axes
 
 STRIP_PIXELS = 512
 STRIP_BYTES = 1280 * 1024

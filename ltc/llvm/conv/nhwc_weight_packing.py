@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ltc.llvm.emit.dtype import BYTES
+from ltc.llvm.conv.axes import Axes
 from ltc.llvm.emit.builder import multiples
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import Vectors, reserved, shuffled, transposed
-from ltc.llvm.conv.axes import Axes
 
 FETCHED_VECTORS = 4
 FETCHED_ROWS = 2

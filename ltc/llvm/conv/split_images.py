@@ -12,8 +12,8 @@ import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for, transposed
 
 FETCHED_SQUARES = 4  # ahead of the one that is stored

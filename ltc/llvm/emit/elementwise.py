@@ -12,8 +12,8 @@ from ltc.ir.node import Node
 from ltc.ir.ops import Op
 from ltc.llvm.emit import math_float, math_integer, math_special
 from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.dtype import FORMS, Form
 from ltc.llvm.emit.conversions import from_memory, to_memory
+from ltc.llvm.emit.dtype import FORMS, Form
 
 # (builder, form of the operands, operands) -> result, in the computed type of the result
 Row = Callable[..., str]

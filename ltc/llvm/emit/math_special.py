@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.conversions import from_memory, to_memory
 from ltc.llvm.emit.dtype import Form
 from ltc.llvm.emit.float_ops import Floats
 from ltc.llvm.emit.math_float import call
-from ltc.llvm.emit.conversions import from_memory, to_memory
 
 
 def _in_double(function):

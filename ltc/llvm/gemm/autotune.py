@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from ltc.debug import metrics
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.native import runner
 from ltc.llvm.gemm.timing import quickest
+from ltc.llvm.native import runner
 from ltc.support.disk_cache import disk_cache
 
 Way = TypeVar("Way", bound=Hashable)

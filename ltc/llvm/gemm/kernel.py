@@ -11,24 +11,24 @@ import torch
 
 from ltc import config
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.gemm.autotune import choose
-from ltc.llvm.gemm.microkernel import ProductBlock, Dots, add_to_memory, pieces
 from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, reserved, tasks_for
+from ltc.llvm.gemm.autotune import choose
 from ltc.llvm.gemm.blocking import (
     SQUARE,
     Blocking,
-    Matrix,
     GemmPlan,
+    Matrix,
     Shape,
     other_blockings,
     plan_of,
     usual_blocking,
 )  # fmt: skip
-from ltc.llvm.gemm.packing import PackedPanel, PackedRows
+from ltc.llvm.gemm.microkernel import Dots, ProductBlock, add_to_memory, pieces
 from ltc.llvm.gemm.microkernel_dot import STRIP_SQUARES, Squares
+from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 from ltc.llvm.gemm.timing import Trial
 
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ltc.ir.loop_nest import Kernel
 from ltc.ir.loop_nest_key import form_of
 from ltc.ir.node import Node
-from ltc.llvm.loops.bounds_checks import faults_of
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.loops.bounds_checks import faults_of
 from ltc.llvm.loops.emitter import kernel_code
 
 

@@ -17,16 +17,16 @@ from math import prod
 from ltc.ir.loop_nest import READS, Kernel, Store, Value
 from ltc.ir.node import Node
 from ltc.llvm.emit import memory_ops
-from ltc.llvm.loops.arguments import Arguments
 from ltc.llvm.emit.builder import LANES, Builder, function_text
-from ltc.llvm.loops.bounds_checks import faults_of
-from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.emit.dtype import FORMS
-from ltc.llvm.emit.index import Index, least
-from ltc.llvm.emit.elementwise import COSTLY
-from ltc.llvm.emit.vectors import transposed
-from ltc.llvm.loops.iteration_space import Space, forms_of, position_of
 from ltc.llvm.emit.conversions import from_memory
+from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.elementwise import COSTLY
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.emit.vectors import transposed
+from ltc.llvm.loops.arguments import Arguments
+from ltc.llvm.loops.bounds_checks import faults_of
+from ltc.llvm.loops.iteration_space import Space, forms_of, position_of
 from ltc.llvm.loops.transposed_rows import TurnedRows
 
 STRIP = 2048  # elements of the innermost dimension in one unit

@@ -5,13 +5,13 @@ from __future__ import annotations
 from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, Guard, Store, Value
 from ltc.llvm.emit import memory_ops
+from ltc.llvm.emit.conversions import from_memory, to_memory
+from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.elementwise import computed
+from ltc.llvm.emit.index import Index
 from ltc.llvm.loops import reduction_ops
 from ltc.llvm.loops.bounds_checks import Report, inside_of, report_where, wrapped
-from ltc.llvm.emit.dtype import FORMS, Form
-from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.elementwise import computed
 from ltc.llvm.loops.values import PointValues
-from ltc.llvm.emit.conversions import from_memory, to_memory
 
 
 class PointMemory(PointValues):

@@ -13,10 +13,10 @@ import torch
 
 from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, Value
-from ltc.llvm.loops import reduction_ops
 from ltc.llvm.emit.builder import multiples
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.index import Index
+from ltc.llvm.loops import reduction_ops
 from ltc.llvm.loops.nests import Nests
 
 ZEROS = ("0", "0.0")

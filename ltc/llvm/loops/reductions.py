@@ -8,12 +8,12 @@ from __future__ import annotations
 from math import prod
 
 from ltc.ir.loop_nest import Value
-from ltc.llvm.loops import reduction_ops
-from ltc.llvm.emit.memory_ops import CACHE_LINE
 from ltc.llvm.emit.dtype import FORMS, Form
 from ltc.llvm.emit.index import Index, least
-from ltc.llvm.loops.values import ACCUMULATORS
+from ltc.llvm.emit.memory_ops import CACHE_LINE
+from ltc.llvm.loops import reduction_ops
 from ltc.llvm.loops.one_hot_sums import SingleTerms
+from ltc.llvm.loops.values import ACCUMULATORS
 
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
 FAR_APART_BYTES = 2048  # from row to row: two are in a page, and no processor foresees the next

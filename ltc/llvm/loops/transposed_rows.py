@@ -11,11 +11,11 @@ from math import prod
 from ltc.ir.loop_nest import Value
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import LANES
+from ltc.llvm.emit.conversions import from_memory
 from ltc.llvm.emit.dtype import FORMS, Form
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import transposed
 from ltc.llvm.loops.reductions import RowReductions
-from ltc.llvm.emit.conversions import from_memory
 
 TURNED_BYTES = 5 << 18  # a second-level cache, and what of the next one is near
 MOST_ROWS = 4 * LANES  # of a group: whole runs of cache lines from each element of the rows

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ltc.ir.loop_nest import Affine, Guard, Store, Value
 from ltc.llvm.emit.builder import multiples
 from ltc.llvm.emit.dtype import FORMS, Form
-from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.elementwise import COSTLY, computed
+from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.philox import adjacent_bits, random_bits
 
 MOST_CHOICES = 8  # of one point that are all computed: from here on a branch takes less time

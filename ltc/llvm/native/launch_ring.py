@@ -15,8 +15,8 @@ import platform
 import numpy as np
 
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.native import runner, thread_pool
 from ltc.llvm.emit.builder import ATTRIBUTES
+from ltc.llvm.native import runner, thread_pool
 
 ENTRIES = 64
 SPINS = 1500  # of the thread without work before it sleeps: about 20 us

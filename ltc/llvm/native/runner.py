@@ -13,8 +13,8 @@ import os
 import torch
 
 from ltc.llvm.compiler import llvm_binding, symbols
-from ltc.llvm.native import thread_pool
 from ltc.llvm.emit.builder import ATTRIBUTES
+from ltc.llvm.native import thread_pool
 
 # A run is eight words: how many kernels and their records, how many arguments and for each a
 # place of the frame and a number to add, where in the frame the arguments begin, how many faults

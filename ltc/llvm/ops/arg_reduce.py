@@ -9,11 +9,11 @@ from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import LANES, Builder, multiples
-from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.emit.conversions import from_memory
 from ltc.llvm.emit.dtype import FORMS, Form
 from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.ops.per_line import along_lines, lines_along
-from ltc.llvm.emit.conversions import from_memory
 
 LONG = 4 * LANES  # from there on a contiguous line is read in vectors
 

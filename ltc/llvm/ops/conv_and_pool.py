@@ -12,23 +12,17 @@ import torch
 from ltc.errors import Unsupported
 from ltc.ir import ops
 from ltc.ir.node import Node, is_channels_last
-from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
-from ltc.llvm.pooling.nhwc import (
-    TurnedPool,
-    turned_average_pool,
-    turned_average_pool_gradient,
-    turned_max_pool,
-    turned_max_pool_gradient,
-)  # fmt: skip
-from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nchw import convolution, convolution_input_gradient  # fmt: skip
+from ltc.llvm.conv.nchw_weight_grad import convolution_weight_gradient
+from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
 from ltc.llvm.conv.nhwc_depthwise import (
     depthwise_convolution,
     depthwise_input_gradient,
     depthwise_weight_gradient,
     is_depthwise,
 )  # fmt: skip
-from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
 from ltc.llvm.emit.isa import SSE2, Isa
 from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel
 from ltc.llvm.pooling.nchw import (
@@ -38,7 +32,13 @@ from ltc.llvm.pooling.nchw import (
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
-from ltc.llvm.conv.nchw_weight_grad import convolution_weight_gradient
+from ltc.llvm.pooling.nhwc import (
+    TurnedPool,
+    turned_average_pool,
+    turned_average_pool_gradient,
+    turned_max_pool,
+    turned_max_pool_gradient,
+)  # fmt: skip
 
 NAME = "kernel"  # of every function: equal texts are equal kernels
 FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})

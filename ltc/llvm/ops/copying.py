@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.kernel_code import KernelCode
 
 BYTES_OF_A_TASK = 1 << 18
 MOST_TASKS = 64

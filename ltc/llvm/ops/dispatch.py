@@ -9,18 +9,18 @@ from typing import Any
 from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, Product, Store, Value, flattened, identity
 from ltc.ir.node import Node, is_channels_last
-from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.attention.lower import attention_codes, can_attend
+from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.elementwise import rounded
-from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.index import Index
-from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
-from ltc.llvm.loops.emitter import LoopEmitter
-from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.emit.isa import Isa, host_isa
+from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.gemm.blocking import Matrix
+from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.loops.emitter import LoopEmitter
+from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
 from ltc.llvm.ops.primitives import PRIMITIVES
 
 

@@ -24,8 +24,8 @@ import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.index import IndexRegister
-from ltc.llvm.loops.bounds_checks import NUMBER_BITS
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.loops.bounds_checks import NUMBER_BITS
 
 WORD_BYTES = 8
 # What a row does: see `Row`.

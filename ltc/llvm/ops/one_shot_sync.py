@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from ltc.ir import ops
 from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
-from ltc.llvm.native import thread_pool
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.native import thread_pool
 from ltc.llvm.native.kernel_run import Fault
 
 NUMBER, WORD, COUNTER, OWN, MEMBERS = range(5)  # places among the words

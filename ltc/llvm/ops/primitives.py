@@ -10,8 +10,8 @@ from ltc.ir.loop_nest import Product
 from ltc.ir.meeting import is_meeting
 from ltc.ir.node import Node
 from ltc.ir.ops import Op
-from ltc.llvm.ops.arg_reduce import arg_reduce_codes, can_arg_reduce
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.ops.arg_reduce import arg_reduce_codes, can_arg_reduce
 from ltc.llvm.ops.one_shot_sync import publish_codes, wait_codes
 from ltc.llvm.ops.scan import can_scan, scan_codes
 from ltc.llvm.ops.scatter import can_scatter, scatter_codes

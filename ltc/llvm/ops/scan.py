@@ -12,12 +12,12 @@ from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.emit.dtype import FORMS, Form
-from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.elementwise import ROWS, cast
-from ltc.llvm.ops.per_line import along_lines, lines_along
 from ltc.llvm.emit.conversions import from_memory, to_memory
+from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.elementwise import ROWS, cast
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.ops.per_line import along_lines, lines_along
 
 _STEPS = {ops.CUMSUM: (ops.ADD, 0), ops.CUMPROD: (ops.MUL, 1)}
 

@@ -17,12 +17,12 @@ from ltc.ir.loop_nest import Product, strides_of
 from ltc.ir.node import Node
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import LANES, Builder, function_text
+from ltc.llvm.emit.conversions import from_memory, to_memory
+from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.elementwise import ROWS, rounded
+from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.ops.copying import copy_code, fill_code
-from ltc.llvm.emit.dtype import FORMS, Form
-from ltc.llvm.emit.index import Index
-from ltc.llvm.emit.elementwise import ROWS, rounded
-from ltc.llvm.emit.conversions import from_memory, to_memory
 
 # Every task reads all indices of its rows: many pay where a row is more than an index.
 MOST_PARTS = 16

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ltc.ir import ops
+from ltc.ir.extern_call import Hole, Template
 from ltc.ir.loop_nest import Product, strides_of
 from ltc.ir.node import Node
-from ltc.ir.extern_call import Hole, Template
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.compiler import symbols
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ltc.llvm.conv.axes import Axis, Windows, count_inside, padded
 from ltc.llvm.emit.builder import Builder, function_text, multiples
 from ltc.llvm.emit.dtype import BYTES
-from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import GeneratedKernel, Vectors, tasks_for
-from ltc.llvm.conv.axes import Axis, Windows, count_inside, padded
 
 
 @dataclass(frozen=True)

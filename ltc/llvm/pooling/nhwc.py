@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.index import Index, least, most
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for
 from ltc.llvm.conv.axes import Axis, Windows, padded
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, tasks_for
 
 MOST_UNROLLED_TAPS = 9
 

@@ -17,6 +17,7 @@ from ltc.ir.graph import Graph, schedule
 from ltc.ir.loop_nest import ZERO, Access, Affine, Kernel, Product, Store, Unit, flattened, identity
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
+from ltc.passes.fusion.body import Body
 from ltc.passes.fusion.column_sums import Joint, agrees, are_rows, are_sums, join, joint_of
 from ltc.passes.fusion.draft import Draft, ReadPlace
 from ltc.passes.fusion.index_maps import (
@@ -42,7 +43,6 @@ from ltc.passes.fusion.legality import (
     open_rows,
     times_computed,
 )  # fmt: skip
-from ltc.passes.fusion.body import Body
 
 _SAME_SIZE = VIEWS - {ops.BARRIER}  # where they do not repeat or leave out elements
 # Views that the reference takes as they are, without a copy.

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ltc.backends.verification.judgement import Difference, difference, unequal
 from ltc.backends.verification.double_precision import Formula
+from ltc.backends.verification.judgement import Difference, difference, unequal
 from ltc.debug import metrics
 from ltc.ir.node import Node
 

@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 
-from ltc.backends.verification.disturbance import Disturbance
 from ltc.backends.interface import BackendImplInterface, ObservedComputation, ShowsValues
-from ltc.backends.verification.judgement import difference, far_apart, unequal
 from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.verification.disturbance import Disturbance
 from ltc.backends.verification.double_precision import Formula
+from ltc.backends.verification.judgement import difference, far_apart, unequal
 from ltc.debug import metrics
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node
 from ltc.passes import pipeline
+from ltc.runtime.partition import runs_on
 from ltc.runtime.verification.every_node import EveryNode, cut_out, is_computed
 from ltc.runtime.verification.finding_text import error_of
 from ltc.runtime.verification.judge import COMPUTED, Finding, Judge, same_bits
-from ltc.runtime.partition import runs_on
 
 LAUNCHED = "is right where the kernels run one by one, and wrong where they run as one program"
 FUSED = "is computed wrong, where it is made together with others; alone it is right"
