@@ -227,6 +227,13 @@ class Buffer:
             self.account = OF_NOTHING
             self.account.add(self.key[3])
 
+    def write_on(self) -> None:
+        """It was filled in another way after `write_off`."""
+        if self.account is OF_NOTHING:
+            self.account.remove(self.key[3])
+            self.account = account_of(self.device)
+            self.account.add(self.key[3])
+
     def ready(self) -> Any:
         """The handle, waited for.
 
