@@ -83,11 +83,7 @@ def the_last_unit_of_work_is_missing():
     """A row, strip or group of rows of each kernel is nobody's."""
 
     def all_but_one(share):
-        def units_of(self, units):
-            less = units - 1 if isinstance(units, int) else self.value(f"sub i64 {units}, 1")
-            return share(self, less)
-
-        return units_of
+        return lambda self, units: share(self, units - 1)
 
     replace(builder.Builder, "share", all_but_one)
 
@@ -103,7 +99,7 @@ def the_last_rows_of_a_product_are_missing():
                 each_height(self, number, start, depth, spot)
                 return
             is_whole = self._holds("slt", number, self.full)
-            self._when(is_whole, lambda: self._rows(number, 0, height, start, depth, spot))
+            self.b.when(is_whole, [], lambda: self._rows(number, 0, height, start, depth, spot))
 
         return rows
 
