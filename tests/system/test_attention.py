@@ -249,3 +249,12 @@ def test_a_transformer_with_padding_masks(device, training):
         return [result]
     result.square().sum().backward()
     return result, *[p.grad for p in model.parameters()]
+
+
+@pytest.mark.compared
+def test_queries_of_no_numbers_attend_to_all_keys_alike(device):
+    """Every score is 0: no scale of 1 / sqrt(0) may make NaN of it."""
+    query, key = torch.ones(1, 2, 3, 0).to(device), torch.ones(1, 2, 5, 0).to(device)
+    value = torch.randn(1, 2, 5, 7).to(device).requires_grad_()
+    y = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    return y, torch.autograd.grad(y.sin().sum(), value)

@@ -90,7 +90,7 @@ def _shared_heads(query: Node, key: Node, value: Node) -> int:
 def _scale(scale: Any, query: Node) -> Node:
     if scale is None:
         extent = query.shape[-1]
-        return constant(1 / math.sqrt(extent) if extent else math.inf, torch.float64)
+        return constant(1 / math.sqrt(extent) if extent else 1.0, torch.float64)
     return _double(scale)
 
 

@@ -61,7 +61,7 @@ def _repeated(groups: int, *operands):
 
 def _scale(query, scale) -> float:
     extent = query.shape[-1]
-    return scale if scale is not None else 1 / math.sqrt(extent) if extent else math.inf
+    return scale if scale is not None else 1 / math.sqrt(extent) if extent else 1.0
 
 
 def _scores(query, key, bias, causal, factor):
