@@ -13,18 +13,18 @@ _collects = gc.isenabled()
 gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
 try:
     from ltc.device import register as _register
-    from ltc.device.names import device_index as _device_index
-    from ltc.device.recorder import devices as _all_devices
-    from ltc.device.tensor import current_device as _current_device
-    from ltc.device.tensor import is_lazy as _is_lazy
-    from ltc.device.tensor import set_current_device as _set_current_device
+    from ltc.device.hooks.names import device_index as _device_index
+    from ltc.device.recording.recorder import devices as _all_devices
+    from ltc.device.recording.tensors import current_device as _current_device
+    from ltc.device.recording.tensors import is_lazy as _is_lazy
+    from ltc.device.recording.tensors import set_current_device as _set_current_device
     from ltc.distributed import process_group as _process_group
     from ltc.distributed.lazy_multiprocessing import launch
-    from ltc.runtime.storage import physical as _physical
+    from ltc.runtime.physical_dtype import physical as _physical
     from ltc.tracebacks import entrance as _entrance
     from ltc.tracebacks import make_entrances as _make_entrances
     from ltc.utils import steps as _steps
-    from ltc.utils.version import VERSION as __version__
+    from ltc.support.version import VERSION as __version__
 finally:
     if _collects:
         gc.enable()

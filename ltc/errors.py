@@ -42,7 +42,7 @@ class OutOfMemory(LtcError, torch.OutOfMemoryError):
 class VerificationError(LtcError):
     """Under LTC_VERIFY: a backend has computed something wrong; the message says what and where.
 
-    difference  the value that is wrong: see ltc/backends/judgement.py
+    difference  the value that is wrong: see ltc/backends/verification/judgement.py
     origin      the recorded call it belongs to, with the user's line; None where no call is known
 
     What the program was to replace is as it was before.

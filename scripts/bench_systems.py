@@ -61,8 +61,8 @@ def ltc_system(**variables: str) -> System:
     os.environ.update(variables)
     import ltc  # noqa: F401
     import ltc.core.lazy_model as ltm
-    from ltc.device.step import discard
-    from ltc.device.tensor import device_of
+    from ltc.device.recording.sync import discard
+    from ltc.device.recording.tensors import device_of
 
     device = ltm.lazy_device()
     return System(

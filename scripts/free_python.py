@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 import ltc.core.lazy_model as ltm
-from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make

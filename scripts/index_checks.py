@@ -17,7 +17,7 @@ import torch
 from profile_program import programs_of
 
 from ltc import config
-from ltc.backends import llvm
+from ltc.backends.llvm import backend
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
@@ -75,7 +75,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     graphs = {checked: largest_program(asked.workload, checked) for checked in (True, False)}
-    compile = llvm.LlvmBackend().compile
+    compile = backend.LlvmBackend().compile
     programs = {
         (checked, copy): compile(graphs[checked][0], 0, graphs[checked][1])
         for copy in range(COPIES)

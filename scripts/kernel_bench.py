@@ -23,25 +23,25 @@ from dataclasses import dataclass
 
 import torch
 
-from ltc.llvm import jit
-from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
-from ltc.llvm.channels_last_weights import channels_last_weight_gradient
-from ltc.llvm.depthwise import (
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
+from ltc.llvm.conv.nhwc_depthwise import (
     depthwise_convolution,
     depthwise_input_gradient,
     depthwise_weight_gradient,
     is_depthwise,
 )  # fmt: skip
-from ltc.llvm.geometry import Geometry, KernelSequence
-from ltc.llvm.isa import host_isa
-from ltc.llvm.lanes import GeneratedKernel, Lanes
-from ltc.llvm.matmul import matmul
-from ltc.llvm.matrix import stored_plain, stored_transposed
-from ltc.llvm.pooling import Pool, max_pool
-from ltc.llvm.trial import Trial
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.emit.isa import host_isa
+from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
+from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
+from ltc.llvm.pooling.nchw import Pool, max_pool
+from ltc.llvm.gemm.timing import Trial
 
-ISA = host_isa(jit.has_feature)
+ISA = host_isa(llvm_binding.has_feature)
 CLEAN = 0.03  # of a sample's time that this process may have waited for a processor
 SAMPLES, MOST_ROUNDS, SAMPLE_SECONDS = 7, 25, 0.004
 REST_SECONDS = 0.015  # libgomp's workers spin for 5 to 7 ms
@@ -162,18 +162,18 @@ def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor)
 def peak() -> float:
     """Floating-point operations per second of one thread, in registers only."""
     b = Builder()
-    l = Lanes(b, ISA, torch.float32)
-    sums = [(l.vector, l.splat(l.scalar("%p0", i))) for i in range(12)]
-    x = l.splat(l.scalar("%p0", 12))
+    v = Vectors(b, ISA, torch.float32)
+    sums = [(v.vector, v.splat(v.scalar("%p0", i))) for i in range(12)]
+    x = v.splat(v.scalar("%p0", 12))
 
     def step(_: str, values: list[str]) -> list[str]:
-        return [l.multiply_add(x, value, x) for value in values]
+        return [v.multiply_add(x, value, x) for value in values]
 
     for i, value in enumerate(b.loop(0, PEAK_STEPS, 1, sums, step)):
-        l.store(value, "%p0", i * l.width)
-    work = 2 * len(sums) * l.width * PEAK_STEPS
+        v.store(value, "%p0", i * v.width)
+    work = 2 * len(sums) * v.width * PEAK_STEPS
     kernel = GeneratedKernel("kernel", function_text("kernel", 1, b), ("memory",), 1, work)
-    run = program(kernel, memory=torch.zeros(len(sums) * l.width))
+    run = program(kernel, memory=torch.zeros(len(sums) * v.width))
     return work / medians({"peak": run})["peak"]
 
 

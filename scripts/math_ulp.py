@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from ltc.backends.llvm import LlvmBackend  # noqa: E402
+from ltc.backends.llvm.backend import LlvmBackend  # noqa: E402
 from ltc.ir import ops  # noqa: E402
 from ltc.ir.graph import Graph  # noqa: E402
 from ltc.ir.node import make  # noqa: E402

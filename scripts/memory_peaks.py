@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
-from ltc.backends import llvm_computation
-from ltc.backends.llvm_blocks import Block
+from ltc.backends.llvm import executable
+from ltc.backends.llvm.workspace import WorkBlock
 from ltc.runtime.buffer import Buffer
 
 STEPS = 4
@@ -76,20 +76,20 @@ class LiveBuffers:
 
     def __init__(self) -> None:
         self.peak = 0
-        begin = llvm_computation.LlvmComputation._begin
+        begin = executable.LlvmComputation._begin
 
         def counted(computation, *launch):
             values = begin(computation, *launch)
             self.peak = max(self.peak, self._now(computation, values))
             return values
 
-        llvm_computation.LlvmComputation._begin = counted
+        executable.LlvmComputation._begin = counted
 
     def _now(self, computation, values) -> int:
         objects = gc.get_objects()
         handles = [x.handle for x in objects if type(x) is Buffer]
         tensors = tensors_among([*handles, *values])
-        blocks = [x.tensor for x in objects if type(x) is Block]
+        blocks = [x.tensor for x in objects if type(x) is WorkBlock]
         storages = {
             x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
             for x in (*tensors, *blocks, computation._constants)
@@ -117,7 +117,7 @@ def compare(name: str, build) -> None:
     eager = peak_of(build, LiveStorages(), torch.device("cpu"))
     gc.collect()
     lazy = peak_of(build, LiveBuffers(), ltm.lazy_device(), mark=ltm.mark_step)
-    llvm_computation._blocks.release()
+    executable._blocks.release()
     print(f"{name:16s} eager {eager / 1e6:8.1f} MB   ltc {lazy / 1e6:8.1f} MB   {lazy / eager:.2f}")
 
 

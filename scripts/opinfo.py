@@ -414,9 +414,9 @@ def work(arguments: argparse.Namespace) -> None:
 def forbid_probe() -> None:
     """Every call is as one with large operands; what earlier processes found out is not read."""
     from ltc import config
-    from ltc.device import probe
+    from ltc.device.shapes import cpu_probe
 
-    probe.FEW_BYTES = -1
+    cpu_probe.FEW_BYTES = -1
     config.override(LTC_CACHE="0").__enter__()
 
 

@@ -26,20 +26,20 @@ os.environ.setdefault("LTC_BACKEND", "llvm")
 os.environ["LTC_CACHE"] = "0"  # graphs are seen when they are compiled
 
 import ltc.core.lazy_model as ltm
-from ltc.backends import llvm
+from ltc.backends.llvm import backend
 from ltc.backends.eager import LOWERING
-from ltc.backends.llvm_steps import planned_steps
+from ltc.backends.llvm.schedule import planned_steps
 from ltc.ir import ops
-from ltc.ir.kernel import Kernel, Product
-from ltc.llvm.program import Fault, KernelCall, KernelRun, entry_address
+from ltc.ir.loop_nest import Kernel, Product
+from ltc.llvm.native.kernel_run import Fault, KernelCall, KernelRun, entry_address
 
 
-def programs_of(workload: str) -> list[llvm.LlvmComputation]:
+def programs_of(workload: str) -> list[backend.LlvmComputation]:
     """(graph, donated) of each program that the second and later steps of a workload run."""
     compiled: dict[int, tuple] = {}
     launched: list[tuple] = []
-    compile, launch = llvm.LlvmBackend.compile, llvm.LlvmComputation.launch
-    prepared = llvm.LlvmComputation.prepared
+    compile, launch = backend.LlvmBackend.compile, backend.LlvmComputation.launch
+    prepared = backend.LlvmComputation.prepared
 
     def remembered(self, graph, device, donated):
         computation = compile(self, graph, device, donated)
@@ -56,16 +56,16 @@ def programs_of(workload: str) -> list[llvm.LlvmComputation]:
             launched.append(compiled[id(self)])
         return given
 
-    llvm.LlvmBackend.compile, llvm.LlvmComputation.launch = remembered, counted
-    llvm.LlvmComputation.prepared = queued
+    backend.LlvmBackend.compile, backend.LlvmComputation.launch = remembered, counted
+    backend.LlvmComputation.prepared = queued
     build = getattr(workloads, workload, None) or getattr(more_workloads, workload)
     step = build(ltm.lazy_device(), workloads.Way(mark=ltm.mark_step))
     for _ in range(3):
         step().item()
     launched.clear()
     step().item()
-    llvm.LlvmBackend.compile, llvm.LlvmComputation.launch = compile, launch
-    llvm.LlvmComputation.prepared = prepared
+    backend.LlvmBackend.compile, backend.LlvmComputation.launch = compile, launch
+    backend.LlvmComputation.prepared = prepared
     return launched
 
 
@@ -142,7 +142,7 @@ def buffer_of(node) -> torch.Tensor:
 
 def timed_kernels(graph, donated) -> tuple[list[Timed], int]:
     """(kernels of one program, how many nodes have none)"""
-    steps = planned_steps(llvm.prepared(graph), donated)
+    steps = planned_steps(backend.prepared(graph), donated)
     buffers: dict = {}
     result = []
     for step in steps:

@@ -20,7 +20,7 @@ import workloads
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.runtime.cache import PROGRAMS
+from ltc.runtime.program_cache import PROGRAMS
 
 STEPS = 3
 RUNS = (1, 2, 4, 2, 1, 4, 1, 2, 4, 1, 4, 2, 1, 2, 4)  # threads: five times each

@@ -28,22 +28,16 @@ from torch.nn import functional as F
 
 import ltc  # noqa: F401  makes the device known
 from ltc import config
-from ltc.backends.llvm_lifetimes import Lifetimes
+from ltc.backends.llvm.liveness import Lifetimes
 from ltc.errors import MemoryFault
 from ltc.ir import ops
-from ltc.llvm import (
-    access,
-    builder,
-    loops,
-    matmul,
-    nests,
-    point_values,
-    primitives,
-    products,
-    strips,
-)  # fmt: skip
-from ltc.passes import memory
-from ltc.passes.memory import ALIGNMENT
+from ltc.llvm.conv import nhwc_input_tile
+from ltc.llvm.emit import builder, memory_ops
+from ltc.llvm.gemm import kernel
+from ltc.llvm.loops import emitter, nests, values
+from ltc.llvm.ops import dispatch, primitives  # fmt: skip
+from ltc.passes import memory_planner
+from ltc.passes.memory_planner import ALIGNMENT
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # of the tests, for their networks
 
@@ -69,7 +63,7 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 @fault
 def sums_are_never_begun():
     """Rows are added to what their sum's memory holds already."""
-    replace(loops.Emitter, "_begin_sums", lambda right: lambda self, sums: None)
+    replace(emitter.LoopEmitter, "_begin_sums", lambda right: lambda self, sums: None)
 
 
 @fault
@@ -81,7 +75,7 @@ def the_rest_of_a_row_is_not_stored():
             store(b, stored, address, form) if mask is None else None
         )
 
-    replace(access, "store", whole_vectors)
+    replace(memory_ops, "store", whole_vectors)
 
 
 @fault
@@ -89,11 +83,7 @@ def the_last_unit_of_work_is_missing():
     """A row, strip or group of rows of each kernel is nobody's."""
 
     def all_but_one(share):
-        def units_of(self, units):
-            less = units - 1 if isinstance(units, int) else self.value(f"sub i64 {units}, 1")
-            return share(self, less)
-
-        return units_of
+        return lambda self, units: share(self, units - 1)
 
     replace(builder.Builder, "share", all_but_one)
 
@@ -109,17 +99,17 @@ def the_last_rows_of_a_product_are_missing():
                 each_height(self, number, start, depth, spot)
                 return
             is_whole = self._holds("slt", number, self.full)
-            self._when(is_whole, lambda: self._rows(number, 0, height, start, depth, spot))
+            self.b.when(is_whole, [], lambda: self._rows(number, 0, height, start, depth, spot))
 
         return rows
 
-    replace(matmul._Product, "_each_height", whole_blocks)
+    replace(kernel._Product, "_each_height", whole_blocks)
 
 
 @fault
 def the_border_of_a_convolution_is_not_cleared():
     """The copy of some lines, on the stack, has padding that nobody wrote."""
-    replace(strips.Strip, "_clear", lambda right: lambda self, target, first, end: None)
+    replace(nhwc_input_tile.Strip, "_clear", lambda right: lambda self, target, first, end: None)
 
 
 @fault
@@ -145,7 +135,7 @@ def a_row_that_is_kept_is_not_stored():
 
         return made
 
-    replace(point_values.PointValues, "_kept", not_stored)
+    replace(values.PointValues, "_kept", not_stored)
 
 
 # --- what is written beside a value, or over another ---------------------------------------------
@@ -154,10 +144,9 @@ def a_row_that_is_kept_is_not_stored():
 @fault
 def the_mask_of_a_rest_is_one_lane_too_wide():
     """The last vector of a row stores an element behind it."""
-    replace(nests.Nests, "_tail", lambda tail: lambda self, count: tail(self, count + 1))
     replace(
-        nests.Nests, "_some_lanes",
-        lambda some: lambda self, count: some(self, self.b.add(count, 1)),
+        nests.Nests, "_first_lanes",
+        lambda first: lambda self, count: first(self, count + 1),
     )  # fmt: skip
 
 
@@ -165,7 +154,7 @@ def the_mask_of_a_rest_is_one_lane_too_wide():
 def scratch_memory_is_a_cache_line_short():
     """What the kernels of one product pass on is longer than its place."""
     replace(
-        products, "ScratchBuffer",
+        dispatch, "ScratchBuffer",
         lambda buffer: lambda owner, name, nbytes: buffer(owner, name, max(8, nbytes - ALIGNMENT)),
     )  # fmt: skip
 
@@ -174,7 +163,7 @@ def scratch_memory_is_a_cache_line_short():
 def places_in_the_block_are_too_short():
     """The plan gives a value less than it needs: the next one begins before its end."""
     lines = 3 * ALIGNMENT  # with guards between values fewer would do no harm
-    replace(memory._Region, "size_of", lambda size: lambda self, value: size(self, value) - lines)
+    replace(memory_planner._Region, "size_of", lambda size: lambda self, value: size(self, value) - lines)
 
     def and_room_behind(plan):
         def longer(*args):
@@ -183,7 +172,7 @@ def places_in_the_block_are_too_short():
 
         return longer
 
-    replace(memory, "plan", and_room_behind)
+    replace(memory_planner, "plan", and_room_behind)
 
 
 @fault

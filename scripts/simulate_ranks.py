@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch  # noqa: E402
 
-from ltc.distributed import schedule  # noqa: E402
-from ltc.distributed.crossing import RING, Crossing  # noqa: E402
-from ltc.distributed.exchange import Exchange, reduce  # noqa: E402
+from ltc.distributed.transport import collective_schedule  # noqa: E402
+from ltc.distributed.transport.inter_host_choice import RING, Crossing  # noqa: E402
+from ltc.distributed.transport.collective_ops import Exchange, reduce  # noqa: E402
 from ltc.distributed.rendezvous import meet  # noqa: E402
 
 INSIDE = (2e-6, 10e9)  # seconds, bytes per second: shared memory of one host
@@ -110,8 +110,8 @@ def reduction(wire: ModelledWire) -> None:
 def ring_alone(hosts: int) -> tuple[int, float]:
     """(messages, seconds) of a ring among hosts by its schedule, every member doing the same."""
     share = REDUCED_BYTES // 4 // RANKS_PER_HOST
-    steps = schedule.ring_all_reduce(0, hosts, share, ModelledWire.message_bytes // 4)
-    sent = [b - a for action, _, a, b in steps if action == schedule.SEND]
+    steps = collective_schedule.ring_all_reduce(0, hosts, share, ModelledWire.message_bytes // 4)
+    sent = [b - a for action, _, a, b in steps if action == collective_schedule.SEND]
     return len(sent), sum(ACROSS[0] + 4 * n / ACROSS[1] for n in sent)
 
 

@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # What to look for in which files, and what a hit there is called.
 PLACES = (
-    ("rule", "ltc/aten/*.py", r'[":_]{name}(_?["."]|_?\.[A-Za-z_]+")'),
+    ("rule", "ltc/aten/**/*.py", r'[":_]{name}(_?["."]|_?\.[A-Za-z_]+")'),
     ("row", "ltc/ir/ops.py", r'\("{name}"|^{upper} ='),
     ("type rule", "ltc/ir/infer.py", r"^def {name}_?\("),
-    ("identity", "ltc/passes/*.py", r"\bops\.{upper}:"),
+    ("identity", "ltc/passes/**/*.py", r"\bops\.{upper}:"),
     ("meaning", "ltc/backends/eager.py", r"\bops\.{upper}:"),
-    ("instruction", "ltc/llvm/*.py", r"\bops\.{upper}\b"),
+    ("instruction", "ltc/llvm/**/*.py", r"\bops\.{upper}\b"),
 )
 
 

@@ -29,8 +29,8 @@ import torch
 import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
-from ltc.llvm import pool
-from ltc.llvm.ring import Ring
+from ltc.llvm.native import thread_pool
+from ltc.llvm.native.launch_ring import Ring
 
 # Both devices compute in float64 what the tests compare closely; what differs is the order of
 # sums, some units in the last place. float32 results pass through fewer than 1e4 roundings.
@@ -82,7 +82,7 @@ def device():
 @pytest.fixture(autouse=True, scope="session")
 def queue_is_compiled():
     """Its code is needed when the first program takes long: not in the midst of a count."""
-    if config.value("LTC_BACKEND") == "llvm" and pool.is_possible():
+    if config.value("LTC_BACKEND") == "llvm" and thread_pool.is_possible():
         Ring()
 
 

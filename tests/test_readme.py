@@ -137,7 +137,7 @@ def test_the_commands_of_the_readme_exist():
 # --- the API page -------------------------------------------------------------------------------
 
 DOCUMENTED = (
-    "ltc", "ltc.core.lazy_model", "ltc.device.module", "ltc.debug.metrics",
+    "ltc", "ltc.core.lazy_model", "ltc.device.hooks.module", "ltc.debug.metrics",
     "ltc.debug.metrics_saver", "ltc.debug.profiler", "ltc.debug.graphs", "ltc.utils.utils",
     "ltc.utils.closures",
     "ltc.utils.keyd_queue", "ltc.utils.cached_dataset", "ltc.utils.checkpoint_tagger", "ltc.amp",

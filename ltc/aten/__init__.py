@@ -1,22 +1,29 @@
-"""From aten calls to graphs: the registry, and one file of rules for each family of overloads."""
+"""From aten calls to graphs: the registry, and one file of rules for each family of overloads.
 
-from ltc.aten import (  # noqa: F401  importing a file registers its rules
+schema, call, promote   an overload's arguments, one recorded call, torch's type promotion
+registry, extern        which rule traces which overload; calls that have none
+rules, nn               the formulas: general families, and layers of networks
+"""
+
+from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
     activation,
     attention,
-    collective,
     convolution,
-    creation,
     embedding_bag,
+    loss,
+    normalization,
+    optimizer,
+    pooling,
+)
+from ltc.aten.rules import (  # noqa: F401
+    collective,
+    creation,
     foreach,
     indexing,
     logic,
-    loss,
     matmul,
     movement,
-    normalization,
-    optimizer,
     pointwise,
-    pooling,
     reduction,
     rng,
     strided,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-class Value:
+class CallResult:
     """One tensor that a recorded call makes.
 
     recorder  the recorder (one device, one thread) in whose walk the value is pending
@@ -79,7 +79,7 @@ class Call:
     def __init__(self, overload, args, kwargs, mutated=(), returned=True, line="", seed=None):
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.line, self.seed = mutated, returned, line, seed
-        self.results: tuple[Value | None, ...] = ()
+        self.results: tuple[CallResult | None, ...] = ()
 
     def __repr__(self) -> str:
         return f"Call({self.name} -> {len(self.results)} result(s), at {self.line})"

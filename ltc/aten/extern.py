@@ -9,8 +9,8 @@ import torch
 
 from ltc.aten.schema import optional_tensors
 from ltc.ir import build, ops
+from ltc.ir.extern_call import Hole, Template
 from ltc.ir.node import Node, is_number, make
-from ltc.ir.template import Hole, Template
 from ltc.ir.tensor_type import TensorType
 
 

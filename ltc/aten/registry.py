@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ltc.aten.call import Call, Numbering, Scalar, Value
+from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.extern import extern
 from ltc.aten.schema import schema_of
 from ltc.errors import InvalidGraph, Unsupported
@@ -134,7 +134,7 @@ SHAPE_ARGUMENTS = {
 
 
 def expand(
-    calls: Sequence[Call], outputs: Sequence[Value], numbering: Numbering | None = None
+    calls: Sequence[Call], outputs: Sequence[CallResult], numbering: Numbering | None = None
 ) -> Graph:
     """The graph of the calls' formulas.
 
@@ -155,7 +155,7 @@ class _Trace:
 
     def __init__(self, numbering: Numbering) -> None:
         self.numbering = numbering
-        self.nodes: dict[Value, Node] = {}
+        self.nodes: dict[CallResult, Node] = {}
         self.inputs: dict[int, Node] = {}
         self.scalars: dict[int, Node] = {}
         self.origins: dict[Node, Origin] = {}
@@ -173,7 +173,7 @@ class _Trace:
             raise
         self._mark(made, Origin(call.name, call.line, self.position))
 
-    def graph(self, outputs: Sequence[Value]) -> Graph:
+    def graph(self, outputs: Sequence[CallResult]) -> Graph:
         return Graph(
             inputs=tuple(self.inputs[i] for i in sorted(self.inputs)),
             scalars=tuple(self.scalars[i] for i in sorted(self.scalars)),
@@ -214,7 +214,7 @@ class _Trace:
         return node
 
     def _operand(self, argument: Any) -> Any:
-        if isinstance(argument, Value):
+        if isinstance(argument, CallResult):
             return self.nodes[argument]
         if isinstance(argument, Scalar):
             slot = self.numbering.slots[argument.slot]

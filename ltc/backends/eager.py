@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ltc.backends.attention import attention, attention_gradient
-from ltc.backends.collective import start, wait
-from ltc.backends.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
+from ltc.backends.collective_runner import start, wait
+from ltc.backends.host_memory import new_copy
 from ltc.backends.interface import DeviceInfo, NodeLowering, Target
-from ltc.backends.memory import new_copy
-from ltc.backends.philox import random_bits
-from ltc.backends.torch_call import element, extern
-from ltc.backends.undisturbed import Undisturbed
-from ltc.backends.windows import (
+from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.reference.attention import attention, attention_gradient
+from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
+from ltc.backends.reference.philox import random_bits
+from ltc.backends.reference.torch_call import element, extern
+from ltc.backends.reference.window_ops import (
     average_pool,
     average_pool_gradient,
     convolution,
@@ -370,7 +370,7 @@ TAKES_OUT = frozenset(
 )
 
 
-class Step(NamedTuple):
+class ReferenceStep(NamedTuple):
     """One node made runnable.
 
     compute   called with the values in `operands`
@@ -431,7 +431,7 @@ class EagerComputation:
             result.append((self._slots[output], _owned if fresh else _copied))
         return result
 
-    def _make_steps(self, graph: Graph, order: list[Node], overwritten) -> list[Step]:
+    def _make_steps(self, graph: Graph, order: list[Node], overwritten) -> list[ReferenceStep]:
         last_reader = {n: node for node in order for n in node.inputs}
         last_reader.update({target: node for node, target in overwritten.items()})
         last_reader.update(dict.fromkeys(graph.outputs))
@@ -448,7 +448,7 @@ class EagerComputation:
                 compute, operands = _writing(compute, node.op), (*operands, target)
             dead = {n for n in operands if last_reader[n] is node and n.op is not ops.CONSTANT}
             steps.append(
-                Step(
+                ReferenceStep(
                     compute,
                     tuple(self._slots[n] for n in operands),
                     self._slots[node],

@@ -1,0 +1,1 @@
+"""What a training script imports: `lazy_model` (ltm) and `functions` (collectives with gradients)."""

@@ -11,15 +11,19 @@ from typing import Any
 
 import torch
 
-from ltc.device import names, step
-from ltc.device.tensor import current_device, device_of, is_lazy, set_current_device
+from ltc.checkpointing.saving import save_for_cpu
+from ltc.device.hooks import names
+from ltc.device.recording import sync
+from ltc.device.recording.tensors import current_device, device_of, is_lazy, set_current_device
 from ltc.distributed import bucketed, collectives, world
 from ltc.distributed.bucketed import (
-    CoalescingBuckets, all_gather_bucketized, all_reduce_bucketized_gradients,
+    CoalescingBuckets,
+    all_gather_bucketized,
+    all_reduce_bucketized_gradients,
     reduce_scatter_bucketized,
 )
-from ltc.distributed.collectives import Groups
 from ltc.distributed.collective_context import CollectiveContext
+from ltc.distributed.collectives import Groups
 from ltc.distributed.mesh import do_on_ordinals, mesh_reduce
 from ltc.distributed.rendezvous import rendezvous
 from ltc.runtime.account import account_of
@@ -27,7 +31,6 @@ from ltc.runtime.transfers import backend
 from ltc.tracebacks import make_entrances
 from ltc.utils import steps, transfer
 from ltc.utils.rate_tracker import RateTracker
-from ltc.utils.saving import save_for_cpu
 from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_data_to_device
 
 __all__ = [
@@ -196,7 +199,7 @@ def wait_device_ops(devices: Sequence = ()) -> None:
 
     Raises the error of a step that failed.
     """
-    step.wait_device_ops([device_of(d) for d in devices] or None)
+    sync.wait_device_ops([device_of(d) for d in devices] or None)
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:

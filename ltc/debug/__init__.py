@@ -1,0 +1,1 @@
+"""Counters, reports, profiles, and graphs as text."""

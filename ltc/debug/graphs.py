@@ -17,12 +17,12 @@ from sys import getrefcount
 
 import torch
 
-from ltc.aten.call import Call, Numbering, Value
+from ltc.aten.call import Call, CallResult, Numbering
 from ltc.aten.registry import expand
-from ltc.device.recorder import Recorder
-from ltc.device.state import DEAD
-from ltc.device.step import exclusively, value_of
-from ltc.device.tensor import current_device, state_of
+from ltc.device.recording.recorder import Recorder
+from ltc.device.recording.state import DEAD
+from ltc.device.recording.sync import exclusively, value_of
+from ltc.device.recording.tensors import current_device, state_of
 from ltc.passes import pipeline
 from ltc.runtime.compile import live_calls
 from ltc.runtime.dump import text as graph_text
@@ -52,7 +52,7 @@ def text(*tensors: torch.Tensor, stage: str = "") -> str:
     states = [state_of(tensor) for tensor in tensors]
     recorder = (states[0].device if states else current_device()).recorder()
 
-    def calls_and_outputs() -> tuple[list[Call], tuple[Value, ...]]:
+    def calls_and_outputs() -> tuple[list[Call], tuple[CallResult, ...]]:
         values = [value_of(state) for state in states] or _pending(recorder)
         outputs = tuple(dict.fromkeys(values))
         return live_calls(recorder.path(), outputs), outputs
@@ -62,7 +62,7 @@ def text(*tensors: torch.Tensor, stage: str = "") -> str:
 
 def recorded(calls: list[Call]) -> str:
     """Recorded calls, one a line, each with the line of the user's that asked for it."""
-    numbers: dict[Value, str] = {}
+    numbers: dict[CallResult, str] = {}
     rows = []
     for call in calls:
         operands = ", ".join(
@@ -78,15 +78,15 @@ def recorded(calls: list[Call]) -> str:
     return "\n".join(f"{row:<{width}}{line}".rstrip() for row, line in rows)
 
 
-def _operand(operand, numbers: dict[Value, str]) -> str:
-    if isinstance(operand, Value):
+def _operand(operand, numbers: dict[CallResult, str]) -> str:
+    if isinstance(operand, CallResult):
         return numbers[operand]
     if isinstance(operand, list | tuple):
         return f"[{', '.join(_operand(one, numbers) for one in operand)}]"
     return repr(operand)
 
 
-def _pending(recorder: Recorder) -> list[Value]:
+def _pending(recorder: Recorder) -> list[CallResult]:
     """What the walk's end would compute: values that somebody still holds; of views, their base's."""
     found = []
     for state in [*recorder.live, *recorder.bound]:
@@ -98,7 +98,7 @@ def _pending(recorder: Recorder) -> list[Value]:
     return found
 
 
-def _shown(stage: str, calls: list[Call], outputs: tuple[Value, ...]) -> str:
+def _shown(stage: str, calls: list[Call], outputs: tuple[CallResult, ...]) -> str:
     if stage == "recorded":
         return recorded(calls)
     graph = expand(calls, outputs, Numbering(calls))

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from ltc import config
-from ltc.utils.renewed_lock import renewed_lock
+from ltc.support.fork_safe_lock import renewed_lock
 
 SHORT_COUNTERS = ("CachedCompile", "MarkStep", "DynamoSyncInputExecuteTime")
 SHORT_METRICS = (

@@ -9,11 +9,11 @@ from ltc import config
 from ltc.debug import metrics
 
 
-class _Thread(threading.local):
+class _StepOfThread(threading.local):
     step = 0
 
 
-_thread = _Thread()
+_thread = _StepOfThread()
 
 
 def save_metrics(metrics_file: str | None = None) -> None:

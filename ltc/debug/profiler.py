@@ -13,11 +13,11 @@ from torch.profiler import record_function
 from ltc.debug import metrics
 
 
-class _Thread(threading.local):
+class _TraceOfThread(threading.local):
     step_is_marked_by_trace = False
 
 
-_thread = _Thread()
+_thread = _TraceOfThread()
 _mark_step: Callable[[], None] | None = None
 
 

@@ -13,19 +13,18 @@ import torch
 
 from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
-from ltc.device import (
-    attention, attention_ops, autocast, copies, decompositions, generator,
-    histogram, module, patches, pickling, torch_api,
-)
-from ltc.device.kernels import build_kernel, lazily_built
-from ltc.device.recorder import devices
-from ltc.device.signature import Signature
-from ltc.device.state import liveness_is_as_assumed
-from ltc.device.step import exclusively
-from ltc.device.tensor import device_among
+from ltc.device import torch_api
+from ltc.device.hooks import autocast, generator, module, patches
+from ltc.device.ops import copies, decompositions, histogram, pickling, sdpa, sdpa_overloads
+from ltc.device.recording.fast_path import build_kernel, lazily_built
+from ltc.device.recording.recorder import devices
+from ltc.device.recording.signature import Signature
+from ltc.device.recording.state import liveness_is_as_assumed
+from ltc.device.recording.sync import exclusively
+from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
-from ltc.runtime.cache import PROGRAMS
 from ltc.runtime.executor import all_executors
+from ltc.runtime.program_cache import PROGRAMS
 from ltc.tracebacks import entrance, shorten
 
 # Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized
@@ -52,7 +51,7 @@ def _register_kernels(library) -> None:
     special = {
         **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
-        **{name: _without_modes(k) for name, k in attention.KERNELS.items()},
+        **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
         "expand": _expand(),
     }
@@ -158,9 +157,9 @@ def _register() -> None:
             "tensors are alive. Free-threaded builds are not supported; use a regular CPython."
         )
     aten, everywhere = _library("aten"), _library("_")
-    attention_ops.define(_library("ltc", "DEF"))
+    sdpa_overloads.define(_library("ltc", "DEF"))
     _register_kernels(aten)
-    attention.install(aten)
+    sdpa.install(aten)
     _other_namespaces(everywhere)
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import re
 import threading
 import types
 
 import torch
 
-from ltc.device import native_guard
-
 DEVICE_TYPE = "ltc"
 OLDEST, NEWEST = (2, 10), (2, 16)
-GUARDS_KNOWN = {(2, 13)}  # versions of torch whose device guard native_guard.py has looked at
 
 storage_of = torch.Tensor.untyped_storage  # its Python object lives as long as the C++ storage
 is_view_replay_enabled = torch._C._is_view_replay_enabled
@@ -197,22 +193,17 @@ _stash = _Stash()
 _next_type = itertools.repeat(PRIVATE_USE_1).__next__
 
 
-class Guard(torch._C._acc.DeviceGuard):
+class DeviceGuard(torch._C._acc.DeviceGuard):
     """The device guard.
 
     C++ calls `type_` (noexcept) while it unwinds an exception raised by a Python hook of a
     backward, with Python's error indicator still set. CPython then turns any result into a
     SystemError, which ends the process. So the error is stashed here and `run_backward`
     raises it in the caller.
-
-    Where native_guard.py knows how, nobody calls it any more.
     """
-
-    times_asked = 0
 
     @staticmethod
     def type_():
-        Guard.times_asked += 1
         try:
             return _next_type()
         except SystemError as error:
@@ -235,22 +226,9 @@ def register_device(module) -> None:
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(DEVICE_TYPE, module)
-    register_device.kept = (Hooks(), Guard())  # C++ holds plain pointers to them
+    register_device.kept = (Hooks(), DeviceGuard())  # C++ holds plain pointers to them
     torch._C._acc.register_python_privateuseone_hook(register_device.kept[0])
     torch._C._acc.register_python_privateuseone_device_guard(register_device.kept[1])
-    if _version() in GUARDS_KNOWN:
-        native_guard.install(_registered_guard(), int(PRIVATE_USE_1), lambda: Guard.times_asked)
-
-
-def _registered_guard() -> int:
-    """Address of the guard that C++ asks about devices of our type; 0 where it cannot be found."""
-    try:
-        c10 = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
-        guards = ctypes.c_void_p * (int(PRIVATE_USE_1) + 1)
-        found = guards.in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-    except (OSError, ValueError):
-        return 0
-    return found[int(PRIVATE_USE_1)] or 0
 
 
 def self_test() -> None:

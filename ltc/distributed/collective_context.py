@@ -17,7 +17,7 @@ class CollectiveContext:
     """
 
     groups: list | None = None
-    place: world.Place = field(default_factory=world.place)
+    place: world.Rank = field(default_factory=world.place)
 
     @property
     def replica_devcount(self) -> int:

@@ -17,19 +17,19 @@ from typing import Any
 import torch
 
 from ltc import config
-from ltc.backends import collective as backend_collective
-from ltc.device import step
-from ltc.device.collective import record
-from ltc.device.lines import user_line
-from ltc.device.tensor import state_of
+from ltc.backends import collective_runner as backend_collective
+from ltc.device.recording import sync
+from ltc.device.recording.collective import record
+from ltc.device.recording.tensors import state_of
+from ltc.device.recording.user_line import user_line
 from ltc.device.torch_api import plain_functions
-from ltc.distributed import session as sessions
 from ltc.distributed import world
-from ltc.distributed.combine import check_reduction
-from ltc.distributed.progress import CHANNELS, Runner
+from ltc.distributed.transport import session as sessions
+from ltc.distributed.transport.folds import check_reduction
+from ltc.distributed.transport.progress_thread import CHANNELS, ProgressRunner
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm.meeting import is_possible
+from ltc.llvm.ops.one_shot_sync import is_possible
 
 __all__ = [
     "CHANNELS", "all_gather", "all_reduce", "all_to_all", "broadcast", "collective_permute",
@@ -43,7 +43,7 @@ Groups = Sequence[Sequence[int]] | None
 MOST_SHARERS = 4
 ADDED_IN_PLACE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 
-backend_collective.RUNNER[:] = [Runner()]
+backend_collective.RUNNER[:] = [ProgressRunner()]
 
 
 def replica_count() -> int:
@@ -166,7 +166,7 @@ def _place_of(
         return -1, 0
     recorder = state_of(tensors[0]).device.recorder()
     if session.shelf.is_full(slot, (recorder, recorder.walks)):
-        step.start_collectives()  # what is recorded so far becomes a program of its own
+        sync.start_collectives()  # what is recorded so far becomes a program of its own
         session.shelf.is_full(slot, (recorder, recorder.walks))
     return slot, members
 
@@ -373,7 +373,7 @@ def host_all_reduce(tensor: torch.Tensor, kind: str = "sum", groups: Groups = No
 
 
 def _session() -> "sessions.Session | None":
-    step.start_collectives()
+    sync.start_collectives()
     return sessions.current()
 
 
@@ -381,6 +381,6 @@ def _session() -> "sessions.Session | None":
 def _run_the_rest() -> None:
     """Start what was recorded and never read: the other replicas wait for this one's part."""
     with contextlib.suppress(Exception):  # nobody is left to hear it
-        step.start_collectives()
+        sync.start_collectives()
         if sessions.any_in_use():
-            step.wait_device_ops()
+            sync.wait_device_ops()

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ltc.device import step
-from ltc.device.names import supported_devices
-from ltc.device.tensor import device_of, set_current_device
-from ltc.distributed import session, world
+from ltc.device.hooks.names import supported_devices
+from ltc.device.recording import sync
+from ltc.device.recording.tensors import device_of, set_current_device
+from ltc.distributed import world
 from ltc.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
+from ltc.distributed.transport import session
+from ltc.support.thread_frames import thread_frames
 from ltc.tracebacks import entrance
-from ltc.utils.thread_frames import thread_frames
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]
 
@@ -113,7 +114,7 @@ class DataParallel:
             batches = _Enumerated(loader) if self._enumerate else loader
             (context,), (model,) = self._contexts, self._models
             return [loop_fn(model, batches, context.device, context, **kwargs)]
-        step.wait_device_ops(self._devices)
+        sync.wait_device_ops(self._devices)
         parallel = ParallelLoader(
             loader, self._devices_as_torch(), batchdim, fixed_batch_size=fixed_batch_size,
             **self._kwargs,
@@ -238,7 +239,7 @@ class _Threads:
         """One error is raised; those it brought about on other devices must not turn up later."""
         for device in self._devices:
             with contextlib.suppress(Exception):
-                step.wait_device_ops([device])
+                sync.wait_device_ops([device])
 
 
 def _raise_in(thread: threading.Thread) -> None:

@@ -18,9 +18,9 @@ from torch import nn
 
 from ltc import config
 from ltc.distributed import world
-from ltc.distributed.peer_watch import peers_watched
-from ltc.distributed.rank_process import finish
-from ltc.distributed.ranks import RankFailed, Ranks
+from ltc.distributed.launch.child import finish
+from ltc.distributed.launch.parent import RankFailed, Ranks
+from ltc.distributed.launch.watchdog import peers_watched
 from ltc.distributed.rendezvous import rendezvous
 from ltc.tracebacks import make_entrances
 

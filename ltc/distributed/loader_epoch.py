@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from ltc.utils import tree
-from ltc.utils.channel import Channel
-from ltc.utils.thread_frames import thread_frames
+from ltc.support import tree
+from ltc.support.channel import Channel
+from ltc.support.thread_frames import thread_frames
 from ltc.utils.transfer import send_cpu_data_to_device
 
 STALL_SECONDS = 60.0  # a consumer that waited so long wants to know for what

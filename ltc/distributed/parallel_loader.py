@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ltc.debug import profiler
-from ltc.device.tensor import device_of
+from ltc.device.recording.tensors import device_of
 from ltc.distributed.loader_epoch import Epoch, join, uneven_error
 from ltc.tracebacks import entrance
 from ltc.utils import steps

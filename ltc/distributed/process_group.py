@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ltc import config
-from ltc.device.tensor import is_lazy
+from ltc.device.recording.tensors import is_lazy
 from ltc.device.torch_api import DEVICE_TYPE
-from ltc.distributed import c10d_kernels, group_memory, host_path, recorded, reducer
-from ltc.distributed.c10d_kernels import FUNCTIONAL, IN_PLACE
+from ltc.distributed.c10d import ddp, kernels, on_host, shared_memory_groups, traced
+from ltc.distributed.c10d.kernels import FUNCTIONAL, IN_PLACE
 from ltc.tracebacks import entrance
 
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
@@ -40,7 +40,7 @@ def install() -> None:
     _settle_before_other_calls()
     _settle_before_functional_calls()
     _allow_monitored_barriers()
-    reducer.install()
+    ddp.install()
 
 
 def _gloo(store, rank: int, size: int, timeout):
@@ -97,15 +97,15 @@ def _register_kernels() -> None:
     _libraries.append(library)
     with warnings.catch_warnings():  # torch has kernels for outside devices, which need C++ there
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        for name in host_path.WRITTEN:
+        for name in on_host.WRITTEN:
             if hasattr(torch.ops.c10d, name):
-                known = c10d_kernels.in_place_kernel if name in IN_PLACE else host_path.kernel_of
+                known = kernels.in_place_kernel if name in IN_PLACE else on_host.kernel_of
                 library.impl(name, entrance(known(name)), "PrivateUse1")
     functional = torch.library.Library("_c10d_functional", "IMPL")
     _libraries.append(functional)
     for name in FUNCTIONAL:
         if hasattr(torch.ops._c10d_functional, name):
-            kernel = entrance(c10d_kernels.functional_kernel(name))
+            kernel = entrance(kernels.functional_kernel(name))
             functional.impl(name, kernel, "PrivateUse1")
 
 
@@ -157,7 +157,7 @@ def _settling_kernel(overload) -> Callable:
     other_backend = torch._C.DispatchKeySet(torch._C.DispatchKey.IPU)
 
     def settled(*args, **kwargs):
-        recorded.settle()
+        traced.settle()
         return overload.redispatch(other_backend, *args, **kwargs)
 
     return settled
@@ -166,9 +166,9 @@ def _settling_kernel(overload) -> Callable:
 def _settling(call: Callable) -> Callable:
     @functools.wraps(call)
     def settled(*args, **kwargs):
-        tensors = host_path.tensors_in((*args, *kwargs.values()))
+        tensors = on_host.tensors_in((*args, *kwargs.values()))
         if not any(map(is_lazy, tensors)):
-            recorded.settle()
+            traced.settle()
         return call(*args, **kwargs)
 
     return settled
@@ -178,9 +178,9 @@ def _settled_end(destroy: Callable) -> Callable:
     @functools.wraps(destroy)
     def settled(group=None):
         try:
-            recorded.settle()
+            traced.settle()
         finally:
-            group_memory.forget(group)
+            shared_memory_groups.forget(group)
             destroy(group)
 
     return settled
@@ -189,7 +189,7 @@ def _settled_end(destroy: Callable) -> Callable:
 def _settle_at_exit() -> None:
     """The others wait for what this rank recorded; after an error it just ends, which they see."""
     if dist.is_initialized() and not hasattr(sys, "last_value"):
-        recorded.settle()
+        traced.settle()
 
 
 def _allow_monitored_barriers() -> None:

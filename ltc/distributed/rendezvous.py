@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ltc.device import step
-from ltc.device.lines import user_line
-from ltc.distributed import session as sessions
+from ltc.device.recording import sync
+from ltc.device.recording.user_line import user_line
 from ltc.distributed import world
-from ltc.distributed.communicator import word_of
-from ltc.distributed.schedule import tree_children, tree_parent
-from ltc.distributed.wire import Wire
+from ltc.distributed.transport import session as sessions
+from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
+from ltc.distributed.transport.communicator import word_of
+from ltc.distributed.transport.wire import Wire
 from ltc.tracebacks import entrance
 
 
@@ -35,7 +35,7 @@ def rendezvous(
             f"rendezvous({tag!r}) got a payload of type {type(payload).__name__}: give bytes, for "
             f"example text.encode()."
         )
-    step.start_collectives()
+    sync.start_collectives()
     session = sessions.current()
     if session is None:
         _members(tag, replicas, 1, 0)

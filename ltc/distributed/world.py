@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltc import config
-from ltc.device import step
-from ltc.device.names import device_index, kind_of, real_devices, supported_devices
-from ltc.device.tensor import device_of, set_current_device
+from ltc.device.hooks.names import device_index, kind_of, real_devices, supported_devices
+from ltc.device.recording import sync
+from ltc.device.recording.tensors import device_of, set_current_device
 
 
-class _Thread(threading.local):
+class _ReplicasOfThread(threading.local):
     replicas: tuple[int, ...] = ()  # indices of the devices replicated with this thread's
     position = 0  # of this thread's device among them
 
 
-_thread = _Thread()
+_thread = _ReplicasOfThread()
 
 
 def set_replication(device, devices: Sequence) -> None:
@@ -30,7 +30,7 @@ def set_replication(device, devices: Sequence) -> None:
 
     Collectives that the thread has recorded as who it was before are started.
     """
-    step.start_collectives()
+    sync.start_collectives()
     indices = tuple(device_index(d) for d in devices)
     index = device_index(device)
     if indices and index not in indices:
@@ -41,7 +41,7 @@ def set_replication(device, devices: Sequence) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """Where the calling thread stands among all replicas.
 
     process, processes  its process's number, and how many there are
@@ -68,9 +68,9 @@ def replication() -> tuple[tuple[int, ...], int]:
     return _thread.replicas, _thread.position
 
 
-def place() -> Place:
+def place() -> Rank:
     """The calling thread's place; one of one where no launcher and no replication said otherwise."""
-    return Place(
+    return Rank(
         config.value("XRT_SHARD_ORDINAL"), config.value("XRT_SHARD_WORLD_SIZE"),
         _thread.replicas, _thread.position,
     )

@@ -1,6 +1,6 @@
 """Meetings: exchanges in which each member lays operands where the others see them.
 
-Only a backend that can do so makes them, of sums: see passes/meetings.py.
+Only a backend that can do so makes them, of sums: see passes/one_shot_all_reduce.py.
 """
 
 from __future__ import annotations

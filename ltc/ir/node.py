@@ -12,7 +12,7 @@ from ltc.errors import InvalidGraph
 from ltc.ir import ops
 from ltc.ir.ops import Op
 from ltc.ir.tensor_type import TensorType, TupleType, dtype_name, type_text
-from ltc.utils.renewed_lock import renewed_lock
+from ltc.support.fork_safe_lock import renewed_lock
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)

@@ -1,0 +1,8 @@
+"""Text of native kernels and what runs them.  In the order a node meets the folders:
+
+ops                                        which generator a node goes to
+loops, gemm, conv, pooling, attention      the generators
+emit                                       instructions, vectors and formulas that all of them write
+compiler                                   text to machine code, and objects back from disk
+native                                     kernels in memory, the thread pool, the launch ring
+"""

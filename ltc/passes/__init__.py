@@ -1,0 +1,1 @@
+"""From graph to graph, in the order of `pipeline`: simplify, match, lay out, split, fuse, plan memory."""

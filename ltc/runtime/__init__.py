@@ -1,0 +1,1 @@
+"""Compiled graphs at run time: compile, program_cache, partition, program, executor, buffers."""

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from ltc.runtime import processors
+from ltc.runtime import core_reservation
 from ltc.runtime.account import OF_NOTHING, account_of
-from ltc.runtime.storage import physical
+from ltc.runtime.physical_dtype import physical
 from ltc.tracebacks import another, users_part
 
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
@@ -122,7 +122,7 @@ class Execution:
     def wait(self) -> None:
         """Block until it is over; a failure stays here."""
         if self._running.locked():
-            processors.use_all()
+            core_reservation.use_all()
             if self.come_to_end is not None:
                 self.come_to_end()
             with self._running:  # passed on to the next waiter on leaving
@@ -225,6 +225,13 @@ class Buffer:
         if self.handle is None:
             self.account.remove(self.key[3])
             self.account = OF_NOTHING
+            self.account.add(self.key[3])
+
+    def write_on(self) -> None:
+        """It was filled in another way after `write_off`."""
+        if self.account is OF_NOTHING:
+            self.account.remove(self.key[3])
+            self.account = account_of(self.device)
             self.account.add(self.key[3])
 
     def ready(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 from ltc import config
-from ltc.aten.call import Call, Numbering, Scalar, Value
+from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface, RemembersPrograms
@@ -19,15 +19,14 @@ from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
-from ltc.passes.narrow import narrow
-from ltc.runtime import storage
+from ltc.passes.narrow_dtypes import narrow
+from ltc.runtime import physical_dtype
 from ltc.runtime.buffer import Buffer
-from ltc.runtime.cache import PROGRAMS, note_use
+from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.program import InputRole, Program
-from ltc.runtime.segments import SegmentedComputation, compiled
+from ltc.runtime.program_cache import PROGRAMS, note_use
 from ltc.runtime.transfers import backend
-from ltc.runtime.verified import VerifiedComputation
-
+from ltc.runtime.verification.verified import VerifiedComputation
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
 # LTC_VERIFY, the last one, does not change how a program is compiled: its record is the same.
@@ -92,7 +91,7 @@ def _positions(found: Iterable[int]) -> tuple[int, ...]:
 def program_for(
     known: Ending | None,
     path: Callable[[], list[Call]],
-    outputs: tuple[Value, ...],
+    outputs: tuple[CallResult, ...],
     device: int,
     replaced: dict[int, int],
 ) -> tuple[Program, Ending]:
@@ -126,13 +125,13 @@ def _note_program(program: Program, counter: str) -> None:
     metrics.note(((counter, 1),), (("TensorsGraphSize", program.calls, "value"),))
 
 
-def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, int]) -> Ending:
+def _ending(calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[int, int]) -> Ending:
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
     order = _output_order(calls, outputs, given)
     places = {output: place for place, output in enumerate(order)}
-    name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, storage.mode())
+    name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, physical_dtype.mode())
     key = (name, _settings(), tuple(sorted((places[o], i) for o, i in given.items())))
     return Ending(
         key, _positions(numbering.inputs), _positions(numbering.slots),
@@ -141,7 +140,7 @@ def _ending(calls: list[Call], outputs: tuple[Value, ...], replaced: dict[int, i
 
 
 def _output_order(
-    calls: list[Call], outputs: tuple[Value, ...], given: dict[int, int]
+    calls: list[Call], outputs: tuple[CallResult, ...], given: dict[int, int]
 ) -> list[int]:
     """The outputs in the program's order, whatever order the walk met its inputs in.
 
@@ -163,7 +162,7 @@ def _output_order(
     return sorted(range(len(outputs)), key=rank)
 
 
-def live_calls(path: list[Call], outputs: tuple[Value, ...]) -> list[Call]:
+def live_calls(path: list[Call], outputs: tuple[CallResult, ...]) -> list[Call]:
     """The calls of `path` that the outputs need: in recorded order, but inputs where first used.
 
     So neither the order in which a walk met its inputs nor a call that nobody needs shows.
@@ -180,7 +179,7 @@ def live_calls(path: list[Call], outputs: tuple[Value, ...]) -> list[Call]:
     return list(ordered)
 
 
-def _producers_of_needed(outputs: tuple[Value, ...]) -> dict[Call, list[Call]]:
+def _producers_of_needed(outputs: tuple[CallResult, ...]) -> dict[Call, list[Call]]:
     needed: dict[Call, list[Call]] = {}
     waiting = [value.call for value in outputs]
     while waiting:  # a list, not recursion: walks are long
@@ -195,7 +194,7 @@ def _producers_of_needed(outputs: tuple[Value, ...]) -> dict[Call, list[Call]]:
 def _add_producers(operands: Iterable[Any], found: list[Call]) -> None:
     for operand in operands:
         kind = operand.__class__
-        if kind is Value:
+        if kind is CallResult:
             found.append(operand.call)
         elif kind is list or kind is tuple:
             _add_producers(operand, found)
@@ -208,7 +207,7 @@ def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     donated = frozenset(replaced.values())
 
     def traced() -> Graph:
-        return narrow(expand(calls, outputs, numbering), storage.kept_as())
+        return narrow(expand(calls, outputs, numbering), physical_dtype.kept_as())
 
     def graph_of() -> Graph:
         return pipeline.run(traced())

@@ -16,9 +16,9 @@ import threading
 from typing import Protocol
 
 from ltc import config
-from ltc.runtime import processors
+from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Failure
-from ltc.runtime.queued import QueueableWork, QueuedWorks
+from ltc.runtime.queued_launches import QueueableWork, QueuedWorks
 
 SHORT_SECONDS = 0.00025  # below this, waiting costs less than handing over
 
@@ -54,7 +54,7 @@ class Executor:
         with self._lock:  # _idle is true only between two holders of it
             inline = not long and self._idle()
         if inline:
-            processors.use_all()
+            core_reservation.use_all()
             with self._inline:
                 work()
             return
@@ -65,14 +65,14 @@ class Executor:
                 self._queued.call_back()
             self._start_thread()
             self._changed.notify_all()
-        processors.recording_goes_on()
+        core_reservation.recording_goes_on()
 
     def wait_for_room(self) -> None:
         """Block while LTC_MAX_IN_FLIGHT programs wait or run."""
-        processors.recording_is_over()
+        core_reservation.recording_is_over()
         self._queued.settle()
         if self._in_flight() and not self._has_room():
-            processors.use_all()
+            core_reservation.use_all()
             with self._changed:
                 self._without_room += 1
             try:
@@ -142,7 +142,7 @@ class Executor:
         with self._changed:
             self._running = None
             if self._without_room:
-                processors.leave_one()  # before the thread that now goes on needs it
+                core_reservation.leave_one()  # before the thread that now goes on needs it
             self._changed.notify_all()
 
     # --- what is under way

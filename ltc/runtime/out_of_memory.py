@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ltc.backends.memory import lacking
+from ltc.backends.host_memory import lacking
 from ltc.errors import OutOfMemory
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node

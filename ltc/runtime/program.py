@@ -9,7 +9,7 @@ from functools import cached_property
 from sys import getrefcount
 from typing import Any
 
-from ltc.backends.collective import abort, running_as
+from ltc.backends.collective_runner import abort, running_as
 from ltc.backends.interface import Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime import out_of_memory
@@ -274,6 +274,8 @@ class _Work:
 
     def _fail(self, error: BaseException) -> None:
         """It has raised: what does not need what failed is computed nevertheless."""
+        for buffer in self.outputs:
+            buffer.write_off()  # first: what is said of memory does not count what is not there
         error = out_of_memory.in_a_program(error, self.executor.device, self.program.graph_of)
         overwritten = getattr(error, "overwritten", ())
         self._note_overwritten(error, overwritten)
@@ -329,6 +331,7 @@ class _Work:
                 buffer.write_off()
             else:
                 buffer.handle, buffer.previous = result, None
+                buffer.write_on()
         told = list(dict.fromkeys(failure.first for failure in lost.values()))
         for failure in told:
             self.executor.note_failure(failure)

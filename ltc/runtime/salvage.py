@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ltc.backends.eager import LOWERING
-from ltc.backends.undisturbed import Undisturbed
+from ltc.backends.plain_dispatch import Undisturbed
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule

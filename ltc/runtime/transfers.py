@@ -9,8 +9,8 @@ import torch
 from ltc import config
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface, BackendRegistrar
-from ltc.backends.llvm import LlvmBackend
-from ltc.runtime.storage import physical
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.runtime.physical_dtype import physical
 
 BackendRegistrar.register(EagerBackend.name, EagerBackend)
 BackendRegistrar.register(LlvmBackend.name, LlvmBackend)

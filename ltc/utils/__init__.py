@@ -1,0 +1,1 @@
+"""What training scripts import besides `ltc.core`; files are in `ltc.checkpointing`."""

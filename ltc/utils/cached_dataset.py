@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ltc.utils.atomic import replacing
+from ltc.support.atomic_file import replacing
 
 
 class CachedDataset(Dataset):

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ltc.checkpointing import manifest
+from ltc.checkpointing.manifest import is_complete
+from ltc.checkpointing.resumable import random_state, restore_random_state
+from ltc.checkpointing.safetensors_format import DamagedFile
+from ltc.checkpointing.snapshot import frozen
 from ltc.distributed import world
 from ltc.tracebacks import entrance
-from ltc.utils import manifest, serialization
+from ltc.utils import serialization
 from ltc.utils.closures import AsyncClosureHandler
-from ltc.utils.manifest import is_complete
-from ltc.utils.resumable import random_state, restore_random_state
-from ltc.utils.safetensors_format import DamagedFile
-from ltc.utils.snapshot import frozen
 
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 
@@ -174,14 +175,14 @@ class CheckpointManager:
         folder = self._folder / f"step-{step:08d}"
         return folder if is_complete(folder) else folder.with_name(f"{folder.name}.safetensors")
 
-    def _write(self, step: int, metric: float | None, plan: serialization.Plan) -> None:
+    def _write(self, step: int, metric: float | None, plan: serialization.SavePlan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         serialization.write(plan, self._folder / f"step-{step:08d}.safetensors")
         self._tidy(step, metric)
 
     def _write_share(
         self, step: int, metric: float | None, ordinal: int, count: int,
-        share: serialization.Plan, own: serialization.Plan,
+        share: serialization.SavePlan, own: serialization.SavePlan,
     ) -> None:
         folder = self._folder / f"step-{step:08d}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,19 +19,24 @@ from typing import Any, BinaryIO
 import torch
 from tqdm import tqdm
 
-from ltc.device.step import ready_buffer
-from ltc.device.tensor import is_lazy, state_of
+from ltc.checkpointing import manifest, xser_legacy
+from ltc.checkpointing.reader import Done, OpenFile, SavedData, bytes_in
+from ltc.checkpointing.safetensors_format import (
+    NAME_OF_DTYPE,
+    DamagedFile,
+    fill_sums,
+    header_bytes,
+    placed,
+    read_header,
+)
+from ltc.checkpointing.saving import writing
+from ltc.checkpointing.storage_sharing import Placement, StoredBytes, arranged, as_bytes
+from ltc.checkpointing.tree_codec import tensors_of, to_table
+from ltc.checkpointing.xser_legacy import TensorReference
+from ltc.device.recording.sync import ready_buffer
+from ltc.device.recording.tensors import is_lazy, state_of
 from ltc.distributed import world
 from ltc.tracebacks import make_entrances
-from ltc.utils import manifest, old_serialization
-from ltc.utils.nested import tensors_of, to_table
-from ltc.utils.old_serialization import TensorReference
-from ltc.utils.safetensors_format import (
-    NAME_OF_DTYPE, DamagedFile, fill_sums, header_bytes, placed, read_header,
-)
-from ltc.utils.saved_file import Done, OpenFile, SavedData, bytes_in
-from ltc.utils.saving import writing
-from ltc.utils.shared_tensors import Entry, Placement, arranged, as_bytes
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
 
@@ -64,17 +69,17 @@ def save(
 
 
 @dataclass(frozen=True)
-class Plan:
+class SavePlan:
     """What a save is going to write.
 
     entries   in the order of their bytes; each is fetched when its turn comes
     metadata  what surrounds them
     """
 
-    entries: list[Entry]
+    entries: list[StoredBytes]
     metadata: dict[str, str]
 
-    def part(self, number: int, count: int) -> Plan:
+    def part(self, number: int, count: int) -> SavePlan:
         """The share of one replica out of `count`: nearly as many bytes as every other's."""
         loads, share = [0] * count, []
         for entry in sorted(self.entries, key=lambda e: -e.nbytes):
@@ -83,10 +88,10 @@ class Plan:
             if lightest == number:
                 share.append(entry)
         share.sort(key=lambda e: -e.dtype.itemsize)
-        return Plan(share, {**self.metadata, "ltc.part": f"{number} of {count}"})
+        return SavePlan(share, {**self.metadata, "ltc.part": f"{number} of {count}"})
 
 
-def planned(data: Any) -> Plan:
+def planned(data: Any) -> SavePlan:
     """What saving `data` takes; everything its tensors wait for is started, on every replica alike.
 
     Raises TypeError where `data` hold something that can not be saved, saying where it sits.
@@ -111,7 +116,7 @@ def planned(data: Any) -> Plan:
         "ltc.raw": _compact(raw),
         "ltc.tree": _compact(table),
     }
-    return Plan(entries, metadata)
+    return SavePlan(entries, metadata)
 
 
 def _compact(x: Any) -> str:
@@ -126,7 +131,7 @@ def _start(tensors: list[torch.Tensor]) -> None:
             ready_buffer(state if state.base is None else state.base)
 
 
-def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
+def write(plan: SavePlan, path: str | os.PathLike, progress: bool = False) -> None:
     """Carry a plan out: one tensor at a time, then the checksums, then the new file's name."""
     path, total = os.fspath(path), sum(e.nbytes for e in plan.entries)
     header = header_bytes(placed(_stored_type(e) for e in plan.entries), plan.metadata)
@@ -137,10 +142,10 @@ def write(plan: Plan, path: str | os.PathLike, progress: bool = False) -> None:
         fill_sums(header, sums)
         file.seek(0)
         file.write(header)
-    old_serialization.remove_tensors_of(path)
+    xser_legacy.remove_tensors_of(path)
 
 
-def _name_apart(entries: list[Entry]) -> None:
+def _name_apart(entries: list[StoredBytes]) -> None:
     """Make the names of entries different from each other and from what the format reserves."""
     taken = {"__metadata__"}
     for entry in entries:
@@ -153,7 +158,7 @@ def _name_apart(entries: list[Entry]) -> None:
         entry.name = name
 
 
-def _stored_type(entry: Entry) -> tuple[str, torch.dtype, tuple[int, ...]]:
+def _stored_type(entry: StoredBytes) -> tuple[str, torch.dtype, tuple[int, ...]]:
     """As what the file lists it: dtypes the format lacks are bytes, in one dimension more."""
     if entry.dtype in NAME_OF_DTYPE:
         return entry.name, entry.dtype, entry.shape
@@ -181,7 +186,7 @@ def _text(dtype: torch.dtype) -> str:
 
 
 def _stream(
-    entry: Entry, file: BinaryIO, done: Done, summing: ThreadPoolExecutor
+    entry: StoredBytes, file: BinaryIO, done: Done, summing: ThreadPoolExecutor
 ) -> int:
     """Write the bytes of an entry; returns their checksum, found in another thread meanwhile."""
     content = memoryview(as_bytes(entry.fetch()).numpy())
@@ -213,8 +218,8 @@ def load(
     path = os.fspath(path)
     device = torch.device("cpu" if map_location is None else map_location)
     keys = [keys] if isinstance(keys, str) else keys
-    if old_serialization.is_old(path):
-        return old_serialization.load(path, device)
+    if xser_legacy.is_old(path):
+        return xser_legacy.load(path, device)
     paths = manifest.parts_of(path) if os.path.isdir(path) else [path]
     with ExitStack() as files:
         opened = [OpenFile(files.enter_context(open(p, "rb")), p) for p in paths]

@@ -7,9 +7,9 @@ import time
 
 from ltc import config
 from ltc.debug import metrics, metrics_saver, profiler
-from ltc.device import step
-from ltc.device.recorder import Device
-from ltc.device.tensor import current_device
+from ltc.device.recording import sync
+from ltc.device.recording.recorder import Device
+from ltc.device.recording.tensors import current_device
 from ltc.utils.closures import AsyncClosureHandler, StepClosures
 
 _handler = AsyncClosureHandler()
@@ -30,9 +30,9 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     metrics.count("MarkStep")
     if config.value("LTC_EMIT_STEPLOG"):
         print(f"ltc step mark on {device} at {time.time():.6f}", file=sys.stderr, flush=True)
-    step.end_step(device)
+    sync.end_step(device)
     if wait or config.value("LTC_SYNC_WAIT"):
-        step.wait_device_ops([device])
+        sync.wait_device_ops([device])
     metrics_saver.save_metrics()
     closures_of(device).run()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ltc.device import tensor as device_tensor
-from ltc.utils import tree
+from ltc.device.recording import tensors as device_tensor
+from ltc.support import tree
 
 
 class ToLazyTensorArena:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ltc import config
-from ltc.utils.tree import DataWrapper, for_each_instance, for_each_instance_rewrite
+from ltc.support.tree import DataWrapper, for_each_instance, for_each_instance_rewrite
 
 __all__ = [
     "Cleaner",

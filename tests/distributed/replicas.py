@@ -21,7 +21,8 @@ LIMIT_SECONDS = 600  # a hang ends here; a shared machine takes a fraction of it
 
 def in_threads(function: Callable, replicas: int = 4) -> list:
     """What `function(ordinal, device)` returns, or raises, in a thread for each of some devices."""
-    from ltc.distributed import session, world
+    from ltc.distributed import world
+    from ltc.distributed.transport import session
 
     devices = [f"ltc:{index}" for index in range(replicas)]
     found: list = [TimeoutError("a thread hangs")] * replicas
@@ -64,7 +65,7 @@ def wait_until_others_are_in(collective: str, communicator) -> None:
 @contextlib.contextmanager
 def whole_tables() -> Iterator[None]:
     """A verdict that is made inside tells what each replica is in, however late it comes to that."""
-    from ltc.distributed.board import Board
+    from ltc.distributed.transport.status_board import Board
 
     rows = Board.rows
 

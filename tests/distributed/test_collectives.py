@@ -15,17 +15,18 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.aten.call import Numbering
 from ltc.aten.registry import expand
-from ltc.backends.llvm import prepared
-from ltc.backends.llvm_steps import planned_steps
+from ltc.backends.llvm.backend import prepared
+from ltc.backends.llvm.schedule import planned_steps
 from ltc.debug import metrics
-from ltc.device.tensor import state_of
-from ltc.distributed import collectives, session
-from ltc.distributed.progress import Runner
-from ltc.distributed.region import PeerFailure
+from ltc.device.recording.tensors import state_of
+from ltc.distributed import collectives
+from ltc.distributed.transport import session
+from ltc.distributed.transport.progress_thread import ProgressRunner
+from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph
-from ltc.ir.kernel import Product
+from ltc.ir.loop_nest import Product
 from ltc.passes import pipeline
 from ltc.runtime.compile import live_calls
 
@@ -404,7 +405,7 @@ def test_a_small_exchange_does_not_wait_where_it_begins():
     begun = threading.Event()
 
     def both(ordinal, device):
-        progress = Runner().current()
+        progress = ProgressRunner().current()
         operands = [torch.full((3,), float(ordinal + 1)), torch.tensor([[10.0 * ordinal]])]
         if ordinal:
             assert begun.wait(LIMIT_SECONDS), "replica 0 waits for replica 1 where it begins"

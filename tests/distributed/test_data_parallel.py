@@ -12,7 +12,7 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 import ltc.distributed.data_parallel as dp
 from ltc.debug import metrics
-from ltc.distributed import session
+from ltc.distributed.transport import session
 from tests.distributed.replicas import wait_until_others_are_in
 
 DEVICES = ["ltc:0", "ltc:1"]

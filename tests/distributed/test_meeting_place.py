@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from ltc import config
-from ltc.distributed import meeting_place
-from ltc.distributed.private_folder import private_folder
+from ltc.distributed.transport import bootstrap
+from ltc.distributed.transport.private_folder import private_folder
 from ltc.errors import LtcError
 
 
@@ -17,30 +17,30 @@ from ltc.errors import LtcError
 def met(monkeypatch):
     """Two processes of one host that meet through a store; gives what makes this one number i."""
     shared = dist.HashStore()
-    monkeypatch.setattr(meeting_place, "store", lambda processes: shared)
+    monkeypatch.setattr(bootstrap, "store", lambda processes: shared)
     monkeypatch.delenv("LTC_RENDEZVOUS", raising=False)
-    meeting_place._folder_through_store.cache_clear()
+    bootstrap._folder_through_store.cache_clear()
 
     def become(ordinal: int) -> None:
         monkeypatch.setenv("XRT_SHARD_WORLD_SIZE", "2")
         monkeypatch.setenv("XRT_SHARD_ORDINAL", str(ordinal))
 
     yield become
-    meeting_place._folder_through_store.cache_clear()
-    meeting_place._until_exit.close()
+    bootstrap._folder_through_store.cache_clear()
+    bootstrap._until_exit.close()
 
 
 def as_another_process(ordinal: int, become) -> str:
     """The folder that a process without memory of this one finds."""
     become(ordinal)
-    meeting_place._folder_through_store.cache_clear()
-    return meeting_place.folder_of_host(2)
+    bootstrap._folder_through_store.cache_clear()
+    return bootstrap.folder_of_host(2)
 
 
 def test_asking_again_gives_the_same_folder(met):
     met(0)
-    first = meeting_place.folder_of_host(2)
-    assert meeting_place.folder_of_host(2) == first
+    first = bootstrap.folder_of_host(2)
+    assert bootstrap.folder_of_host(2) == first
     assert as_another_process(1, met) == first
     assert os.stat(first).st_mode & 0o777 == 0o700
 
@@ -49,23 +49,23 @@ def test_a_first_process_that_does_not_come_is_named(met):
     met(1)
     with config.override(LTC_PEER_TIMEOUT=0.1):
         with pytest.raises(LtcError, match="Process 0 of 2, the first of this host, did not come"):
-            meeting_place.folder_of_host(2)
+            bootstrap.folder_of_host(2)
 
 
 def test_the_folder_of_a_launcher_comes_first(met):
     met(0)
-    meeting_place.folder_of_host(2)
+    bootstrap.folder_of_host(2)
     with config.override(LTC_RENDEZVOUS="/given"):
-        assert meeting_place.folder_of_host(2) == "/given"
+        assert bootstrap.folder_of_host(2) == "/given"
 
 
 def test_a_forked_child_asks_anew_and_leaves_the_folder(met):
     met(0)
-    folder = meeting_place.folder_of_host(2)
+    folder = bootstrap.folder_of_host(2)
     child = os.fork()
     if child == 0:
-        asked = meeting_place._folder_through_store.cache_info().currsize == 0
-        meeting_place._until_exit.close()  # as at the end of the interpreter
+        asked = bootstrap._folder_through_store.cache_info().currsize == 0
+        bootstrap._until_exit.close()  # as at the end of the interpreter
         os._exit(0 if asked and os.path.isdir(folder) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert os.path.isdir(folder)
@@ -73,8 +73,8 @@ def test_a_forked_child_asks_anew_and_leaves_the_folder(met):
 
 def test_the_folder_goes_with_the_process_that_made_it(met):
     met(0)
-    folder = meeting_place.folder_of_host(2)
-    meeting_place._until_exit.close()
+    folder = bootstrap.folder_of_host(2)
+    bootstrap._until_exit.close()
     assert not os.path.exists(folder)
 
 
@@ -82,7 +82,7 @@ def test_without_a_launcher_the_error_says_what_to_do(monkeypatch):
     for name in ("LTC_RENDEZVOUS", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(LtcError, match="nothing says where they meet"):
-        meeting_place.store(2)
+        bootstrap.store(2)
 
 
 def test_a_folder_does_not_wait_for_a_process_forked_meanwhile():

@@ -12,14 +12,14 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.distributed import region, session, shelf
-from ltc.distributed.region import PeerFailure
+from ltc.distributed.transport import session, shm_segment, symmetric_memory
+from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
 from ltc.ir.tensor_type import TensorType
-from ltc.passes.meetings import meetings
+from ltc.passes.one_shot_all_reduce import meetings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from replicas import in_processes, in_threads, values  # noqa: E402
@@ -139,7 +139,7 @@ def test_a_step_of_gradients_runs_without_python_between(names):
 
 
 def test_a_program_with_more_sums_than_turns_is_cut_and_right():
-    many = shelf.MOST_TURNS  # twice as many as one program may have
+    many = symmetric_memory.MOST_TURNS  # twice as many as one program may have
 
     def add(i, d):
         found = [ltm.all_reduce("sum", torch.full((2,), float(i + n), device=d)) for n in range(many)]
@@ -149,7 +149,7 @@ def test_a_program_with_more_sums_than_turns_is_cut_and_right():
 
 
 def test_what_has_no_room_travels_otherwise(monkeypatch):
-    monkeypatch.setattr(shelf, "MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(symmetric_memory, "MOST_BYTES", 1 << 10)
 
     def train(i, d):
         layer = nn.Linear(50, 50, bias=False).to(d)
@@ -165,7 +165,7 @@ def test_what_has_no_room_travels_otherwise(monkeypatch):
 
 
 def sums_with_little_shared_memory(ordinal):
-    shelf.MOST_SHELF_BYTES = 4096
+    symmetric_memory.MOST_SHELF_BYTES = 4096
     return sums_of_all_types(ordinal)
 
 
@@ -177,7 +177,7 @@ def test_processes_with_little_shared_memory_sum_all_the_same():
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_who_is_early_sleeps_until_the_others_have_come(late, monkeypatch):
-    asleep, sleep = set(), region._sleep
+    asleep, sleep = set(), shm_segment._sleep
 
     def counted(address, seen):
         asleep.add(threading.get_ident())
@@ -189,7 +189,7 @@ def test_who_is_early_sleeps_until_the_others_have_come(late, monkeypatch):
             time.sleep(0.01)
         return ltm.all_reduce("sum", x).tolist()
 
-    monkeypatch.setattr(region, "_sleep", counted)
+    monkeypatch.setattr(shm_segment, "_sleep", counted)
     assert values(in_threads(add, 3)) == [[3.0] * 3] * 3
 
 

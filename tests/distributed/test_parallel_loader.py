@@ -13,7 +13,7 @@ import ltc.core.lazy_model as ltm
 import ltc.distributed.loader_epoch as loader_epoch
 import ltc.distributed.parallel_loader as pl
 from ltc.debug import metrics, profiler
-from ltc.device.tensor import state_of
+from ltc.device.recording.tensors import state_of
 
 DEVICES = ["ltc:0", "ltc:1"]
 HANG_SECONDS = 600  # of a machine that is busy with other things

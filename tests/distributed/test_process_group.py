@@ -16,7 +16,7 @@ import ltc
 import ltc.debug.metrics as metrics
 import ltc.distributed.lazy_multiprocessing as lazy_multiprocessing
 from ltc import config
-from ltc.distributed import group_memory
+from ltc.distributed.c10d import shared_memory_groups
 from ltc.errors import Unsupported
 from ltc.utils import steps
 from tests.distributed.ranks import ROOT, test_on_all_ranks  # noqa: F401
@@ -358,12 +358,12 @@ def check_ranks_of_one_host_exchange_through_memory(rank, world):
     dist.all_gather_into_tensor(whole, x[:1], group=group)
     dist.reduce_scatter_tensor(share, torch.ones(3 * world, device=DEVICE), group=group)
     assert whole.cpu().tolist() == [3] * 2 and share.cpu().tolist() == [2] * 3
-    done = group_memory.communicator_of(group).count
+    done = shared_memory_groups.communicator_of(group).count
     dist.all_reduce(x, op=dist.ReduceOp.AVG, group=group)
     assert x.cpu().unique().tolist() == [3]
-    assert group_memory.communicator_of(group).count == done + 1
+    assert shared_memory_groups.communicator_of(group).count == done + 1
     dist.destroy_process_group(group)
-    assert group.group_name not in group_memory._of_group
+    assert group.group_name not in shared_memory_groups._of_group
 
 
 def check_ranks_of_several_hosts_exchange_over_the_backend(rank, world):
@@ -371,7 +371,7 @@ def check_ranks_of_several_hosts_exchange_over_the_backend(rank, world):
         group, x = dist.new_group(), torch.ones(3, device=DEVICE)
         dist.all_reduce(x, group=group)
         assert x.cpu().tolist() == [2] * 3
-        assert group_memory.communicator_of(group) is None
+        assert shared_memory_groups.communicator_of(group) is None
 
 
 # --- errors -----------------------------------------------------------------------------------

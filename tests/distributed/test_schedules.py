@@ -4,15 +4,15 @@ import collections
 
 import pytest
 
-from ltc.distributed import schedule
-from ltc.distributed.region import SLOTS
-from ltc.distributed.schedule import COPY, FOLD, JOIN, SEND
+from ltc.distributed.transport import collective_schedule
+from ltc.distributed.transport.shm_segment import SLOTS
+from ltc.distributed.transport.collective_schedule import COPY, FOLD, JOIN, SEND
 
 SIZES = [2, 3, 4, 7, 8]
 SCHEDULES = {
-    "all_to_all": lambda p, n, e: schedule.all_to_all_reduce(p, n, e),
-    "direct": lambda p, n, e: schedule.direct_all_reduce(p, n, e, 3),
-    "ring": lambda p, n, e: schedule.ring_all_reduce(p, n, e, 3),
+    "all_to_all": lambda p, n, e: collective_schedule.all_to_all_reduce(p, n, e),
+    "direct": lambda p, n, e: collective_schedule.direct_all_reduce(p, n, e, 3),
+    "ring": lambda p, n, e: collective_schedule.ring_all_reduce(p, n, e, 3),
 }
 
 
@@ -89,7 +89,7 @@ def test_every_member_ends_with_everyones_sum(name, size, elements):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_ring_sends_each_element_less_than_twice(size):
-    steps = schedule.ring_all_reduce(0, size, 840, 100)
+    steps = collective_schedule.ring_all_reduce(0, size, 840, 100)
     sent = sum(b - a for action, _, a, b in steps if action == SEND)
     assert sent == 2 * (size - 1) * 840 // size
 
@@ -97,5 +97,5 @@ def test_a_ring_sends_each_element_less_than_twice(size):
 def test_parts_cover_everything_once():
     for elements in (0, 1, 7, 100):
         for size in SIZES:
-            ranges = [schedule.part(elements, size, p) for p in range(size)]
+            ranges = [collective_schedule.part(elements, size, p) for p in range(size)]
             assert [i for a, b in ranges for i in range(a, b)] == list(range(elements))

@@ -17,8 +17,8 @@ import ltc.core.lazy_model as ltm
 import ltc.distributed.lazy_multiprocessing as lmp
 import ltc.distributed.parallel_loader as pl
 from ltc import config
-from ltc.distributed import ranks as launched
-from ltc.distributed.rank_process import Value
+from ltc.distributed.launch import parent as launched
+from ltc.distributed.launch.child import ReturnedValue
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 600  # of a machine that is busy with other things
@@ -141,7 +141,7 @@ def test_what_a_rank_says_as_it_ends_is_heard(tmp_path):
     member = launched._Member(0, str(tmp_path), prefixed=False)
     member.process = SimpleNamespace(exitcode=None)
     member.take()
-    member._report_end.send(Value(b"what it returns"))  # after the parent has looked
+    member._report_end.send(ReturnedValue(b"what it returns"))  # after the parent has looked
     member.process.exitcode = 0
     assert not member.failed and not member.finished
     member.take()

@@ -14,11 +14,12 @@ import torch.distributed as dist
 import ltc  # noqa: F401
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.distributed import board, collectives, hosts, meeting_place, world
-from ltc.distributed.communicator import Communicator
-from ltc.distributed.region import SLOTS, PeerFailure, Region, region_bytes
-from ltc.distributed.threads_wire import ThreadsWire
-from ltc.distributed.wire import Mismatch, SharedMemoryWire
+from ltc.distributed import collectives, world
+from ltc.distributed.transport import bootstrap, inter_host, status_board
+from ltc.distributed.transport.communicator import Communicator
+from ltc.distributed.transport.shm_segment import SLOTS, PeerFailure, Region, region_bytes
+from ltc.distributed.transport.thread_wire import ThreadsWire
+from ltc.distributed.transport.wire import Mismatch, SharedMemoryWire
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -112,7 +113,7 @@ def test_every_kind_is_the_same_over_hosts_as_in_memory():
 
 
 def disagree(ordinal: int) -> None:
-    board._ANSWER_SECONDS = LIMIT_SECONDS
+    status_board._ANSWER_SECONDS = LIMIT_SECONDS
     ltm.rendezvous("all are here")
     with whole_tables():
         ltm.all_reduce("sum", torch.ones(2 + (ordinal == 3), device="ltc")).cpu()
@@ -172,7 +173,7 @@ class Clock:
     now, sleep = 0, staticmethod(time.sleep)
 
     def __init__(self) -> None:
-        self.store = dist.PrefixStore("programs-3", meeting_place.store(3))
+        self.store = dist.PrefixStore("programs-3", bootstrap.store(3))
 
     def monotonic(self) -> float:
         self.now += self.store.check(["here/0", "here/1"])
@@ -182,7 +183,7 @@ class Clock:
 def come_unless_last(ordinal: int) -> str:
     if ordinal == 2:
         return "did not come"
-    hosts.time = Clock()
+    inter_host.time = Clock()
     try:
         ltm.rendezvous("all")
     except RuntimeError as error:
@@ -274,7 +275,7 @@ def test_a_wait_that_is_over_is_part_of_no_circle():
 
 def test_a_verdict_comes_before_the_transports_own_error():
     region = Region.of_threads(2)
-    here = board.Board(region, 0)
+    here = status_board.Board(region, 0)
     here.ask = lambda: region.fail("the verdict of another host")
 
     def exchange(*arguments):

@@ -8,9 +8,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ltc import config
 from ltc.aten import registry
-from ltc.aten.call import Call, Numbering, Scalar, Value
+from ltc.aten.call import Call, Numbering, Scalar, CallResult
 from ltc.backends.eager import EagerBackend
-from ltc.device.signature import Signature
+from ltc.device.recording.signature import Signature
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.passes import pipeline
@@ -26,7 +26,7 @@ class Recording:
         self.buffers: list[torch.Tensor] = []
         self.scalars: list = []
 
-    def give(self, tensor: torch.Tensor) -> Value:
+    def give(self, tensor: torch.Tensor) -> CallResult:
         call = Call("ltc::input", (len(self.buffers),), {})
         self.buffers.append(tensor.detach().clone(memory_format=torch.contiguous_format))
         return self._add(call, [tensor])[0]
@@ -44,7 +44,7 @@ class Recording:
 
     def _add(self, call, like):
         call.results = tuple(
-            None if t is None else Value(None, call, i, tuple(t.shape), t.dtype)
+            None if t is None else CallResult(None, call, i, tuple(t.shape), t.dtype)
             for i, t in enumerate(like)
         )
         self.calls.append(call)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.device import kept_types, meta, probe
+from ltc.device.shapes import cpu_probe, meta, type_cache
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
 # Sizes of [indices, table]: the CPU's kernel was asked directly about the first alone.
@@ -140,8 +140,8 @@ def test_what_no_bag_can_hold_raises_torchs_error(indices, offsets, message):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_has_to_be_asked_of_the_cpus_kernel(mode, monkeypatch, equal):
-    monkeypatch.setattr(probe, "FEW_BYTES", -1)
-    monkeypatch.setattr(kept_types, "look_up", lambda overload, key: None)
+    monkeypatch.setattr(cpu_probe, "FEW_BYTES", -1)
+    monkeypatch.setattr(type_cache, "look_up", lambda overload, key: None)
     monkeypatch.setattr(meta, "_known", {})
     indices, table = drawn((6, 5), 30), table_of((30, 3), torch.float32)
     equal(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
-from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node, make

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
-from ltc.backends import llvm
+from ltc.backends.llvm import backend
 from ltc.debug import metrics
 
 
@@ -91,8 +91,8 @@ def test_operands_that_are_slices_of_one_product(device):
 
 def test_training_attention_runs_without_python_and_keeps_no_scores(monkeypatch):
     monkeypatch.setenv("LTC_BACKEND", "llvm")
-    plans, plan_of = [], llvm.plan_of
-    monkeypatch.setattr(llvm, "plan_of", lambda *a: plans.append(plan_of(*a)) or plans[-1])
+    plans, plan_of = [], backend.plan_of
+    monkeypatch.setattr(backend, "plan_of", lambda *a: plans.append(plan_of(*a)) or plans[-1])
     x = torch.randn(1, 2, 2001, 8, device="ltc", requires_grad=True)
 
     def step():
@@ -249,3 +249,12 @@ def test_a_transformer_with_padding_masks(device, training):
         return [result]
     result.square().sum().backward()
     return result, *[p.grad for p in model.parameters()]
+
+
+@pytest.mark.compared
+def test_queries_of_no_numbers_attend_to_all_keys_alike(device):
+    """Every score is 0: no scale of 1 / sqrt(0) may make NaN of it."""
+    query, key = torch.ones(1, 2, 3, 0).to(device), torch.ones(1, 2, 5, 0).to(device)
+    value = torch.randn(1, 2, 5, 7).to(device).requires_grad_()
+    y = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    return y, torch.autograd.grad(y.sin().sum(), value)

@@ -15,7 +15,7 @@ import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
 from ltc.debug import metrics
 from ltc.utils.checkpoint import CheckpointManager
-from ltc.utils.resumable import Resumable, random_state, restore_random_state
+from ltc.checkpointing.resumable import Resumable, random_state, restore_random_state
 
 
 class Training:

@@ -10,8 +10,8 @@ import torch
 import ltc
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.device import ending
-from ltc.device.tensor import state_of
+from ltc.device.recording import exit_liveness
+from ltc.device.recording.tensors import state_of
 
 
 def lazy(*shape: int) -> torch.Tensor:
@@ -21,8 +21,8 @@ def lazy(*shape: int) -> torch.Tensor:
 @pytest.fixture
 def looks(monkeypatch) -> list:
     """Grows by one whenever the end of a walk is looked at state by state."""
-    found, look = [], ending._looked_at
-    monkeypatch.setattr(ending, "_looked_at", lambda recorder: found.append(1) or look(recorder))
+    found, look = [], exit_liveness._looked_at
+    monkeypatch.setattr(exit_liveness, "_looked_at", lambda recorder: found.append(1) or look(recorder))
     return found
 
 
@@ -58,7 +58,7 @@ def test_a_replaced_tensor_stays_in_its_buffer():
 
 READ_AFTER_A_THREAD = """
 import threading, torch, ltc
-from ltc.device.tensor import state_of
+from ltc.device.recording.tensors import state_of
 thread = threading.Thread(target=lambda: torch.ones(3, device="ltc").cpu())
 thread.start()
 thread.join()
@@ -221,14 +221,14 @@ def test_outputs_without_elements_and_of_every_kind_come_out():
 
 def test_who_lets_go_of_a_tensor_while_a_walk_ends_spoils_no_later_walk(monkeypatch):
     """Another thread may: the references count as they were when the walk's signs were taken."""
-    held, signs = [], ending._signs
+    held, signs = [], exit_liveness._signs
 
     def let_go_after(recorder):
         taken = signs(recorder)
         held.clear()
         return taken
 
-    monkeypatch.setattr(ending, "_signs", let_go_after)
+    monkeypatch.setattr(exit_liveness, "_signs", let_go_after)
     x = torch.ones(3, device="ltc")
     ltm.mark_step(wait=True)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import ltc
-from ltc.device.signature import Signature
-from ltc.device.tensor import state_of
+from ltc.device.recording.signature import Signature
+from ltc.device.recording.tensors import state_of
 
 FORMS = {
     "Adam": {"amsgrad": True}, "AdamW": {}, "SGD": {"momentum": 0.9, "nesterov": True},

@@ -7,7 +7,7 @@ import torch
 import ltc
 import ltc.debug.graphs as graphs
 from ltc.debug import metrics
-from ltc.device.tensor import state_of
+from ltc.device.recording.tensors import state_of
 
 
 def meet(*tensors: torch.Tensor) -> None:

@@ -7,8 +7,8 @@ from threading import enumerate as enumerate_threads
 import torch
 
 import ltc.core.lazy_model as ltm
-from ltc.device.recorder import device_at
-from ltc.device.tensor import state_of
+from ltc.device.recording.recorder import device_at
+from ltc.device.recording.tensors import state_of
 
 
 def use(number: float) -> None:

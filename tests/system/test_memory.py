@@ -192,6 +192,8 @@ def test_too_little_memory_is_one_error_that_says_for_what(backend, call, made_b
             call()
         assert caught.value.nbytes >= 10**12
         assert f"Tried to allocate {caught.value.nbytes} bytes" in str(caught.value)
+        held_then = int(str(caught.value).split("its tensors hold ")[1].split()[0])
+        assert held_then < 100 * MIB  # and not what there was no memory for
         assert "f32[1000000,1000000]" in str(caught.value)
         assert f"made by {made_by}" in str(caught.value)
         assert "test_memory.py" in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltc import config
-from ltc.runtime import storage
+from ltc.runtime import physical_dtype
 
 CASES = Path(__file__).parent / "physical_dtype_cases.py"
 MODES = ["LTC_USE_BF16", "LTC_DOWNCAST_BF16"]
@@ -72,4 +72,4 @@ def test_replicas_exchange_what_they_keep(tmp_path):
 
 
 def test_without_a_variable_nothing_is_converted():
-    assert not config.value("LTC_USE_BF16") and storage.kept_as() == {} and storage.mode() == ""
+    assert not config.value("LTC_USE_BF16") and physical_dtype.kept_as() == {} and physical_dtype.mode() == ""

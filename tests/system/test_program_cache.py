@@ -14,8 +14,8 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.llvm.loading import _loaded
-from ltc.runtime.cache import PROGRAMS
+from ltc.llvm.native.kernel_cache import _loaded
+from ltc.runtime.program_cache import PROGRAMS
 
 pytestmark = pytest.mark.skipif(
     config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend keeps programs"

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
-from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.program import KernelCall, KernelRun, entry_address
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 from ltc.runtime import program
 from ltc.runtime.buffer import Execution
 from ltc.runtime.executor import Executor, executor_of

@@ -64,6 +64,15 @@ def test_what_each_reader_computes_is_found_in_a_kernel_that_sums_were_joined_to
     return loss, x.grad
 
 
+@pytest.mark.compared
+@pytest.mark.parametrize("correction", [0, 1])
+def test_a_sum_that_is_made_of_another_waits_for_all_of_it(correction, device):
+    """The deviation from a mean over samples of what a kernel makes row by row."""
+    x = torch.randn(3, 8, 3, dtype=torch.float64).to(device)
+    deviation, mean = torch.std_mean(x.softmax(-1), 0, keepdim=True, correction=correction)
+    return (deviation + mean).softmax(2)
+
+
 # --- the generator, the judge and the shrinker themselves -----------------------------------------
 
 

@@ -15,10 +15,10 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import graphs
-from ltc.device import ending, fallback, state, step
-from ltc.device.recorder import KERNEL_FILE, Recorder, device_at
-from ltc.device.tensor import state_of
-from ltc.utils.thread_frames import thread_frames
+from ltc.device.recording import exit_liveness, fallback, state, sync
+from ltc.device.recording.recorder import KERNEL_FILE, Recorder, device_at
+from ltc.device.recording.tensors import state_of
+from ltc.support.thread_frames import thread_frames
 
 X, Y = torch.arange(4.0), torch.arange(4.0) * 10 + 3
 
@@ -139,7 +139,7 @@ def test_a_kernel_that_moves_the_cursor_late_does_not_open_a_walk_that_ends(
             ltm.mark_step()
         return first, second, third, fourth
 
-    frames, launch = step.thread_frames, ending._launch
+    frames, launch = sync.thread_frames, exit_liveness._launch
 
     def frames_once_the_kernel_is_over():
         events.meet("go", "over")
@@ -152,8 +152,8 @@ def test_a_kernel_that_moves_the_cursor_late_does_not_open_a_walk_that_ends(
 
     def read():
         events["reached"].wait()
-        monkeypatch.setattr(step, "thread_frames", frames_once_the_kernel_is_over)
-        monkeypatch.setattr(ending, "_launch", launch_once_more_is_recorded)
+        monkeypatch.setattr(sync, "thread_frames", frames_once_the_kernel_is_over)
+        monkeypatch.setattr(exit_liveness, "_launch", launch_once_more_is_recorded)
         assert shown[-1].tolist() == (X + 1).tolist()
 
     made = run(record, read, events)
@@ -170,7 +170,7 @@ def test_a_kernel_under_way_mixes_no_values_of_two_walks(equal, events, monkeypa
         events["asked"].set()
         return total
 
-    end, restart = step.end, Recorder.restart
+    end, restart = sync.end, Recorder.restart
 
     def end_once_x_is_read(recorder):
         if is_of_another_thread(recorder):
@@ -184,7 +184,7 @@ def test_a_kernel_under_way_mixes_no_values_of_two_walks(equal, events, monkeypa
 
     def read():
         events["pending"].wait()
-        monkeypatch.setattr(step, "end", end_once_x_is_read)
+        monkeypatch.setattr(sync, "end", end_once_x_is_read)
         monkeypatch.setattr(Recorder, "restart", restart_and_switch)
         assert shown[-1].tolist() == (X + X).tolist()
 
@@ -201,7 +201,7 @@ def test_a_kernel_that_waits_to_derive_a_view_reads_its_other_operands_anew(
     def record():
         return add_switched(x, view_of_x, view_of_y, shown, events)
 
-    end = step.end
+    end = sync.end
 
     def end_once_the_view_is_asked_for(recorder):
         if is_of_another_thread(recorder):
@@ -211,7 +211,7 @@ def test_a_kernel_that_waits_to_derive_a_view_reads_its_other_operands_anew(
 
     def read():
         events["pending"].wait()
-        monkeypatch.setattr(step, "end", end_once_the_view_is_asked_for)
+        monkeypatch.setattr(sync, "end", end_once_the_view_is_asked_for)
         assert shown[-1].tolist() == (X + X).tolist()
 
     ltm.mark_step()
@@ -245,7 +245,7 @@ def test_two_threads_that_need_each_others_values_do_not_wait_for_each_other(equ
         finally:
             waiting.discard(threading.get_ident())
 
-    monkeypatch.setattr(step, "time", SimpleNamespace(sleep=sleep))  # others may sleep
+    monkeypatch.setattr(sync, "time", SimpleNamespace(sleep=sleep))  # others may sleep
     with ThreadPoolExecutor(2) as pool:
         totals = [pool.submit(add, *names) for names in (("a", "bb"), ("bb", "a"))]
         equal([total.result() for total in totals], [X * 3, X * 3])
@@ -276,7 +276,7 @@ def test_a_thread_that_begins_while_ended_ones_are_looked_for_keeps_its_recorder
         device.recorder()
         begin_another()  # a device with one recorder looks for none that ended
         device.has_one_recorder()  # a new thread may have the number of one that ended
-        monkeypatch.setattr("ltc.device.recorder.thread_frames", frames_and_a_new_thread)
+        monkeypatch.setattr("ltc.device.recording.recorder.thread_frames", frames_and_a_new_thread)
         device.has_one_recorder()
         assert [device.recorders.get(thread.ident) for thread in threads] == made
     finally:

@@ -7,7 +7,7 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc import config
-from ltc.device.tensor import state_of
+from ltc.device.recording.tensors import state_of
 
 pytestmark = pytest.mark.skipif(
     config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend's outputs share memory"

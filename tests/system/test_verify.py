@@ -14,17 +14,17 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 from ltc import config
-from ltc.backends import llvm, llvm_plan, llvm_steps
+from ltc.backends.llvm import backend, plan, schedule
 from ltc.backends.interface import BackendRegistrar
-from ltc.backends.llvm_computation import LlvmComputation
+from ltc.backends.llvm.executable import LlvmComputation
 from ltc.debug import metrics
 from ltc.errors import VerificationError
 from ltc.ir import ops
-from ltc.ir.kernel import Affine, Kernel, Product
+from ltc.ir.loop_nest import Affine, Kernel, Product
 from ltc.ir.node import constant, make
-from ltc.llvm import elementwise
+from ltc.llvm.emit import elementwise
 from ltc.passes.pipeline import Pass
-from ltc.runtime.cache import PROGRAMS
+from ltc.runtime.program_cache import PROGRAMS
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "distributed")]
@@ -82,8 +82,8 @@ def scaled(row, factor=1.01):
 
 def change_units(monkeypatch, change):
     """Have the backend compile other kernels than the passes have made."""
-    fuse = llvm_steps.fuse
-    monkeypatch.setattr(llvm_steps, "fuse", lambda *given: [change(u) for u in fuse(*given)])
+    fuse = schedule.fuse
+    monkeypatch.setattr(schedule, "fuse", lambda *given: [change(u) for u in fuse(*given)])
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -184,12 +184,12 @@ def test_memory_that_nobody_wrote_is_found(monkeypatch):
 
 def test_a_value_that_is_written_over_too_early_is_found(monkeypatch):
     def crowded(lifetimes, *rest):
-        places, _ = plan(lifetimes, *rest)
+        places, _ = planned(lifetimes, *rest)
         places = {name: (None, 0) for name in places}
         return places, max((value.nbytes for value in lifetimes), default=0)
 
-    plan = llvm_plan.memory.plan
-    monkeypatch.setattr(llvm_plan.memory, "plan", crowded)
+    planned = plan.memory_planner.plan
+    monkeypatch.setattr(plan.memory_planner, "plan", crowded)
     x, w = drawn(8, 8), drawn(8, 8, seed=1)
 
     def two_values():
@@ -222,7 +222,7 @@ def test_a_pass_that_changes_a_value_is_named(monkeypatch):
         more = [make(ops.ADD, n, constant(1e-6, n.dtype)) for n in graph.outputs]
         return graph.with_outputs(more, graph.origins)
 
-    monkeypatch.setattr(llvm, "PASSES", (*llvm.PASSES, Pass("faulty", faulty, "of this test")))
+    monkeypatch.setattr(backend, "PASSES", (*backend.PASSES, Pass("faulty", faulty, "of this test")))
     x = drawn(3, 5)
 
     def forward():

@@ -9,8 +9,8 @@ import pytest
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.llvm.program import KernelRun
-from ltc.llvm.ring import Ring
+from ltc.llvm.native.kernel_run import KernelRun
+from ltc.llvm.native.launch_ring import Ring
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))

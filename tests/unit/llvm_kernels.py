@@ -5,10 +5,10 @@ import functools
 
 import torch
 
-from ltc.llvm import jit
-from ltc.llvm.isa import AVX2, AVX512, SSE2, host_isa
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.emit.isa import AVX2, AVX512, SSE2, host_isa
 
-HOST = host_isa(jit.has_feature)
+HOST = host_isa(llvm_binding.has_feature)
 LLVM_NAMES = {
     AVX512: ("skylake-avx512", "+avx512f,+avx512bw,+avx512dq,+avx512vl"),
     AVX2: ("haswell", "+avx2,+fma"),
@@ -33,7 +33,7 @@ def entry(text: str, isa) -> object:
         narrow = f'"target-cpu"="{cpu}" "target-features"="{features}"'
         text = text.replace("attributes #0 = {", f"attributes #0 = {{ {narrow} ")
         text = text.replace('"min-legal-vector-width"="512"', '"min-legal-vector-width"="0"')
-    address = jit.compile_kernels(text, "kernel.entry")["kernel.entry"]
+    address = llvm_binding.compile_kernels(text, "kernel.entry")["kernel.entry"]
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
 
 

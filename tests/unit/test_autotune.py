@@ -10,10 +10,10 @@ import torch
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.llvm import autotune
-from ltc.llvm.matmul import matmul
-from ltc.llvm.matrix import Shape, other_blockings, stored_plain, stored_transposed
-from ltc.llvm.trial import quickest
+from ltc.llvm.gemm import autotune
+from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.gemm.blocking import Shape, other_blockings, stored_plain, stored_transposed
+from ltc.llvm.gemm.timing import quickest
 from tests.unit.llvm_kernels import HOST, ISAS, run, tolerance
 
 M, N, K = 70, 90, 300
@@ -123,13 +123,13 @@ def test_without_a_cache_a_choice_holds_for_the_process(own_cache):
 
 
 def test_what_is_too_large_to_be_timed_is_done_the_usual_way(monkeypatch):
-    monkeypatch.setattr("ltc.llvm.matmul.MOST_TUNED_ELEMENTS", 1000)
+    monkeypatch.setattr("ltc.llvm.gemm.kernel.MOST_TUNED_ELEMENTS", 1000)
     assert tuned(product) == 0
 
 
 def test_the_quickest_is_the_one_whose_best_time_is_least(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("ltc.llvm.trial.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ltc.llvm.gemm.timing.time.perf_counter", lambda: now[0])
 
     def taking(*seconds):
         waiting = list(seconds)

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 import ltc.core.lazy_model as ltm
-from ltc.backends.llvm import prepared
-from ltc.backends.llvm_steps import units_of
+from ltc.backends.llvm.backend import prepared
+from ltc.backends.llvm.schedule import units_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
-from ltc.ir.kernel import Kernel
+from ltc.ir.loop_nest import Kernel
 from ltc.ir.node import make
 
 SHAPES = [

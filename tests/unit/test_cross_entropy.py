@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 
 import ltc.core.lazy_model as ltm
-from ltc.aten.activation import log_softmax, log_softmax_backward
-from ltc.aten.loss import MEAN, nll_loss_backward, nll_loss_forward
-from ltc.backends.llvm import LlvmBackend, prepared
-from ltc.backends.llvm_steps import units_of
+from ltc.aten.nn.activation import log_softmax, log_softmax_backward
+from ltc.aten.nn.loss import MEAN, nll_loss_backward, nll_loss_forward
+from ltc.backends.llvm.backend import LlvmBackend, prepared
+from ltc.backends.llvm.schedule import units_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
-from ltc.ir.kernel import Kernel
+from ltc.ir.loop_nest import Kernel
 from ltc.ir.node import make
-from ltc.llvm.loops import kernel_code
+from ltc.llvm.loops.emitter import kernel_code
 
 IGNORED = -100
 

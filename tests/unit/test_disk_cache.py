@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ltc import config
-from ltc.utils.disk_cache import DiskCache, default_folder, disk_cache
+from ltc.support.disk_cache import DiskCache, default_folder, disk_cache
 
 
 @pytest.fixture

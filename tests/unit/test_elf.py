@@ -11,7 +11,7 @@ import pytest
 
 from ltc.debug import metrics
 from ltc.errors import Unsupported
-from ltc.llvm import elf, jit, symbols
+from ltc.llvm.compiler import llvm_binding, object_loader, symbols
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="other machines load by LLVM"
@@ -52,11 +52,11 @@ define void @calls.it() {
 
 
 def compiled(text: str) -> bytes:
-    return jit.compiler().object_code(text)
+    return llvm_binding.compiler().object_code(text)
 
 
-def loaded(names: list[str], *texts: str) -> elf.Code:
-    return elf.load([compiled(text) for text in texts], names, symbols.address_of)
+def loaded(names: list[str], *texts: str) -> object_loader.Code:
+    return object_loader.load([compiled(text) for text in texts], names, symbols.address_of)
 
 
 def test_functions_call_others_and_find_their_constants():
@@ -103,16 +103,16 @@ def test_objects_of_other_machines_are_refused():
     code = bytearray(compiled(COUNTED))
     struct.pack_into("<H", code, 18, 183)  # AArch64
     with pytest.raises(Unsupported, match="another kind"):
-        elf.load([bytes(code)], ["count"], symbols.address_of)
+        object_loader.load([bytes(code)], ["count"], symbols.address_of)
 
 
 def test_what_is_not_known_here_is_loaded_by_llvm(monkeypatch):
     def refuses(*_):
         raise Unsupported("not here")
 
-    monkeypatch.setattr(elf, "load", refuses)
+    monkeypatch.setattr(object_loader, "load", refuses)
     before = metrics.counter_value("llvm.linked") or 0
-    library = jit.link([compiled(COUNTED)], ["count"])
+    library = llvm_binding.link([compiled(COUNTED)], ["count"])
     assert metrics.counter_value("llvm.linked") == before + 1
     assert ctypes.CFUNCTYPE(ctypes.c_int64)(library.addresses["count"])() == 41
 

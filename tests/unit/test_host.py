@@ -5,13 +5,13 @@ import platform
 import pytest
 
 from ltc import config
-from ltc.llvm import host, jit
-from ltc.llvm.host import Host, known_host
+from ltc.llvm.compiler import host_cpu, llvm_binding
+from ltc.llvm.compiler.host_cpu import HostCpu, known_host
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="other machines are asked in every process"
 )
-SAID = Host("x86_64-somewhere", "fast", "+avx2", "20.1.0")
+SAID = HostCpu("x86_64-somewhere", "fast", "+avx2", "20.1.0")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ class Asked:
     def __init__(self):
         self.times = 0
 
-    def __call__(self) -> Host:
+    def __call__(self) -> HostCpu:
         self.times += 1
         return SAID
 
@@ -48,18 +48,18 @@ def test_without_a_cache_it_is_asked_each_time():
 def test_another_processor_or_llvm_is_asked_anew(monkeypatch, part):
     ask = Asked()
     known_host(ask)
-    monkeypatch.setattr(host, part, lambda: ["another"])
+    monkeypatch.setattr(host_cpu, part, lambda: ["another"])
     known_host(ask)
     assert ask.times == 2
 
 
 def test_where_llvm_can_not_be_found_the_question_says_so(monkeypatch):
-    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(host_cpu.importlib.util, "find_spec", lambda name: None)
     ask = Asked()
     known_host(ask), known_host(ask)
     assert ask.times == 2
 
 
 def test_this_machine_is_known_by_what_stays_the_same():
-    assert host._name() == host._name() is not None
-    assert known_host(jit._asked) == jit._asked()
+    assert host_cpu._name() == host_cpu._name() is not None
+    assert known_host(llvm_binding._asked) == llvm_binding._asked()

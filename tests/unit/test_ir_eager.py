@@ -8,7 +8,7 @@ import torch
 
 from ltc.backends.eager import COMPUTE, EagerBackend
 from ltc.backends.interface import BackendImplInterface, BackendRegistrar
-from ltc.backends.philox import philox, random_bits
+from ltc.backends.reference.philox import philox, random_bits
 from ltc.errors import BackendMissing
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin

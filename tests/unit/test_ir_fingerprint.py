@@ -5,14 +5,14 @@ import sys
 
 import torch
 
-from ltc.aten.call import Call, Numbering, Scalar, Value
+from ltc.aten.call import Call, Numbering, Scalar, CallResult
 from ltc.ir.fingerprint import fingerprint
 
 add = torch.ops.aten.add.Tensor
 
 
 def make(call, *shape, dtype=torch.float32):
-    call.results = (Value(None, call, 0, shape, dtype),)
+    call.results = (CallResult(None, call, 0, shape, dtype),)
     return call
 
 

@@ -6,8 +6,8 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device import kept_types, meta
-from ltc.device.recorder import device_at
+from ltc.device.shapes import meta, type_cache
+from ltc.device.recording.recorder import device_at
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def forget() -> None:
     device_at(0).recorder()._plant()
     device_at(0).recorder().restart()
     meta._known.clear()
-    kept_types._read.clear()
-    kept_types._unwritten.clear()
+    type_cache._read.clear()
+    type_cache._unwritten.clear()
 
 
 def asked(work) -> tuple[int, list]:
@@ -116,7 +116,7 @@ def test_an_operation_of_the_user_is_asked_in_every_process():
 
 
 def test_an_overload_keeps_the_kinds_of_calls_that_came_last(monkeypatch):
-    monkeypatch.setattr(kept_types, "MOST", 3)
+    monkeypatch.setattr(type_cache, "MOST", 3)
 
     def sums(*lengths):
         forget()

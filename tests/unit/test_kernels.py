@@ -7,7 +7,7 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.device.kernels import lazily_built, source_of
+from ltc.device.recording.fast_path import lazily_built, source_of
 
 
 def test_a_kernel_that_nobody_calls_is_two_objects():

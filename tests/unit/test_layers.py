@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -18,20 +19,16 @@ LAYERS = [
         "errors",
         "config",
         "tracebacks",
-        "utils.renewed_lock",
-        "utils.thread_frames",
+        "support.fork_safe_lock",
+        "support.thread_frames",
         "debug.metrics",
         "debug.metrics_saver",
         "debug.profiler",
-        "utils.channel",
-        "utils.atomic",
+        "support",
         "utils.keyd_queue",
-        "utils.tree",
-        "utils.nested",
-        "utils.safetensors_format",
-        "utils.disk_cache",
-        "utils.version",
         "utils.rate_tracker",
+        "checkpointing.tree_codec",
+        "checkpointing.safetensors_format",
     ],
     ["ir"],
     ["aten", "passes", "llvm"],
@@ -43,16 +40,16 @@ LAYERS = [
         "utils.cached_dataset",
         "utils.checkpoint_tagger",
         "utils.transfer",
-        "utils.saving",
+        "checkpointing.saving",
         "utils.steps",
         "distributed.world",
-        "utils.old_serialization",
-        "utils.manifest",
-        "utils.saved_file",
-        "utils.shared_tensors",
+        "checkpointing.xser_legacy",
+        "checkpointing.manifest",
+        "checkpointing.reader",
+        "checkpointing.storage_sharing",
         "utils.serialization",
-        "utils.snapshot",
-        "utils.resumable",
+        "checkpointing.snapshot",
+        "checkpointing.resumable",
         "utils.checkpoint",
         "amp",
         "distributed",
@@ -60,11 +57,22 @@ LAYERS = [
     ["core.lazy_model", "core.functions", "debug.graphs", "utils.utils", "", "compat"],
 ]
 SIBLINGS = 2  # the layer of which no entry imports another
-PACKAGES_WITHOUT_CODE = {"core", "debug", "utils"}
+PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "support", "utils"}
+
+# Folders inside a layer, from the leaves up: a module imports its own folder and those before it.
+FOLDERS = (
+    ("aten.rules", "aten.nn"),
+    ("llvm.compiler", "llvm.emit", "llvm.native", "llvm.loops", "llvm.gemm", "llvm.conv",
+     "llvm.pooling", "llvm.attention", "llvm.ops"),
+    ("backends.reference", "backends.llvm"),
+    ("device.shapes", "device.recording", "device.ops", "device.hooks"),
+    ("distributed.transport", "distributed.c10d", "distributed.launch"),
+)
+MOST_MODULES = 16  # of a folder: what a reader still takes in at a glance
 
 # Imports inside a function, each with the reason why it can not stand at the top.
 INSIDE_A_FUNCTION = {
-    ("llvm.jit", "llvmlite.binding"): "a process that compiles nothing does without; 40 ms",
+    ("llvm.compiler.llvm_binding", "llvmlite.binding"): "a process that compiles nothing does without; 40 ms",
 }
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -133,6 +141,34 @@ def test_imports_go_down(module):
 @pytest.mark.parametrize("package", sorted(PACKAGES_WITHOUT_CODE))
 def test_a_package_that_spans_layers_imports_nothing(package):
     assert not list(imports_of(MODULES[package]))
+
+
+def folder_of(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("order", FOLDERS, ids=lambda order: order[0].partition(".")[0])
+def test_folders_of_a_layer_import_one_way(order):
+    place = {folder: k for k, folder in enumerate(order)}
+    wrong = [
+        f"ltc.{module} imports ltc.{target}"
+        for module, path in MODULES.items()
+        if folder_of(module) in place
+        for _, target in imports_of(path)
+        if place.get(folder_of(target), -1) > place[folder_of(module)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_folder_is_crowded():
+    folders = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert not [str(folder) for folder, count in folders.items() if count > MOST_MODULES]
+
+
+@pytest.mark.parametrize("package", [m for m, p in MODULES.items() if p.name == "__init__.py"])
+def test_every_folder_says_what_lives_there(package):
+    if not package.startswith("compat"):
+        assert ast.get_docstring(ast.parse(MODULES[package].read_text()))
 
 
 def test_no_module_imports_itself_through_others():

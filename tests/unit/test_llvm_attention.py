@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltc.backends.attention import kept_of
+from ltc.backends.reference.attention import kept_of
 from ltc.errors import Unsupported
-from ltc.llvm.attention import attention_kernel
-from ltc.llvm.attention_gradient import attention_gradient
-from ltc.llvm.attention_scores import Attention
-from ltc.llvm.geometry import KernelSequence
-from ltc.llvm.isa import AVX2
-from ltc.llvm.matrix import Matrix, stored_plain
+from ltc.llvm.attention.forward import attention_kernel
+from ltc.llvm.attention.backward import attention_gradient
+from ltc.llvm.attention.scores import Attention
+from ltc.llvm.conv.geometry import KernelSequence
+from ltc.llvm.emit.isa import AVX2
+from ltc.llvm.gemm.blocking import Matrix, stored_plain
 from tests.drawn import drawn
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run_all, tolerance
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltc.backends import llvm_steps
-from ltc.backends.llvm import prepared
+from ltc.backends.llvm import schedule
+from ltc.backends.llvm.backend import prepared
 from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
@@ -62,7 +62,7 @@ def text_of_rows_less_their_sums(rows, elements):
     x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(elements, rows))
     turned = build.transpose(x, 0, 1)
     graph = Graph((x,), (), (turned - build.sum_of(turned, 1, keepdim=True),))
-    (step,) = llvm_steps.planned_steps(prepared(graph), frozenset())
+    (step,) = schedule.planned_steps(prepared(graph), frozenset())
     (code,) = step.codes
     return code.text
 
@@ -85,7 +85,7 @@ def test_what_turning_does_not_pay_for_is_scattered(rows, elements):
 def test_many_rows_far_apart_of_a_large_operand_are_asked_for_before_they_are_added(shape, asks):
     x = make(ops.INPUT, index=0, dtype=torch.float32, shape=shape)
     graph = Graph((x,), (), (build.sum_of(x, 0),))
-    steps = llvm_steps.planned_steps(prepared(graph), frozenset())
+    steps = schedule.planned_steps(prepared(graph), frozenset())
     texts = [code.text for step in steps for code in step.codes]
     assert any("call void @llvm.prefetch" in text for text in texts) == asks
 

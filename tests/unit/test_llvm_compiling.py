@@ -5,10 +5,11 @@ import pytest
 from ltc import config
 from ltc.debug import metrics
 from ltc.errors import InvalidGraph
-from ltc.llvm import compiling, jit, loading
-from ltc.llvm import threads as runner_threads
-from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.compiling import Compiling
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.native import kernel_cache, parallel_compile
+from ltc.llvm.native import runner as runner_threads
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.native.parallel_compile import Compiling
 
 
 def text_of(number: int) -> str:
@@ -24,11 +25,11 @@ TEXTS = {str(number): text_of(number) for number in range(20)}
 
 @pytest.fixture(params=[1, 2, 4])
 def threads(request, monkeypatch):
-    monkeypatch.setattr(compiling, "thread_count", lambda: request.param)
+    monkeypatch.setattr(parallel_compile, "thread_count", lambda: request.param)
 
 
 def test_machine_code_is_the_same_whichever_thread_makes_it(threads):
-    alone = {name: jit.compiler().object_code(text) for name, text in TEXTS.items()}
+    alone = {name: llvm_binding.compiler().object_code(text) for name, text in TEXTS.items()}
     with metrics.counted() as grown, Compiling() as side_by_side:
         for name, text in TEXTS.items():
             side_by_side.begin(name, text)
@@ -51,7 +52,7 @@ def test_what_llvm_finds_wrong_after_reading_it_is_refused():
         "c:\n  %x = add i64 1, 1\n  br label %b\n}"
     )
     with pytest.raises(InvalidGraph, match="does not dominate"):
-        jit.emitter().object_code(unsound)
+        llvm_binding.emitter().object_code(unsound)
 
 
 def test_no_helper_is_left(threads):
@@ -64,7 +65,7 @@ def test_no_helper_is_left(threads):
 
 
 def test_what_nobody_takes_is_not_compiled(monkeypatch):
-    monkeypatch.setattr(compiling, "thread_count", lambda: 1)
+    monkeypatch.setattr(parallel_compile, "thread_count", lambda: 1)
     with metrics.counted() as grown, Compiling() as side_by_side:
         side_by_side.begin("one", TEXTS["1"])
     assert not grown["llvm.compiled"]
@@ -82,9 +83,9 @@ def test_a_program_without_threads_to_spare_is_compiled_all_the_same(threads, mo
 
 def test_a_kernel_told_of_early_is_compiled_once(tmp_path, monkeypatch, threads):
     monkeypatch.setenv("LTC_CACHE_DIR", str(tmp_path))
-    texts = {loading.kernel_name(text): text for text in TEXTS.values()}
+    texts = {kernel_cache.kernel_name(text): text for text in TEXTS.values()}
     for expected in (len(texts), 0):
-        with metrics.counted() as grown, loading.Loading() as one:
+        with metrics.counted() as grown, kernel_cache.Loading() as one:
             for text in list(texts.values())[::2]:
                 one.begin(text)
             kernels = one.load(texts)
@@ -94,19 +95,19 @@ def test_a_kernel_told_of_early_is_compiled_once(tmp_path, monkeypatch, threads)
 
 def compiled_by_a_program() -> int:
     """How many texts a program without kernels has compiled."""
-    with metrics.counted() as grown, loading.Loading() as program:
+    with metrics.counted() as grown, kernel_cache.Loading() as program:
         program.begin_runner()
         program.load({})
     return grown["llvm.compiled"]
 
 
 def test_what_runs_kernels_is_compiled_beside_the_first_ones(threads, tmp_path, monkeypatch):
-    text = jit.marked(*runner_threads.runner_source())
+    text = llvm_binding.marked(*runner_threads.runner_source())
     monkeypatch.setattr(runner_threads, "has_runner", lambda: False)
     with config.override(LTC_CACHE=1, LTC_CACHE_DIR=str(tmp_path)):
         assert compiled_by_a_program() == 1
         with metrics.counted() as grown:
-            jit.object_code(jit.name_of(text), text)
+            llvm_binding.object_code(llvm_binding.name_of(text), text)
         assert not grown["llvm.compiled"], "whoever makes the runner finds it on disk"
         assert compiled_by_a_program() == 0
     with config.override(LTC_CACHE=0):

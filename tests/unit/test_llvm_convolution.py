@@ -10,38 +10,38 @@ from hypothesis import strategies as st
 
 from ltc.ir import ops
 from ltc.ir.node import make
-from ltc.llvm.builder import Builder
-from ltc.llvm.channels_last import channels_last_convolution, channels_last_input_gradient
-from ltc.llvm.channels_last_pooling import (
+from ltc.llvm.emit.builder import Builder
+from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.pooling.nhwc import (
     TurnedPool,
     turned_average_pool,
     turned_average_pool_gradient,
     turned_max_pool,
     turned_max_pool_gradient,
 )  # fmt: skip
-from ltc.llvm.channels_last_weights import SlotSums, channels_last_weight_gradient
-from ltc.llvm.convolution import convolution, convolution_input_gradient
-from ltc.llvm.depthwise import (
+from ltc.llvm.conv.nhwc_weight_grad import SlotSums, channels_last_weight_gradient
+from ltc.llvm.conv.nchw import convolution, convolution_input_gradient
+from ltc.llvm.conv.nhwc_depthwise import (
     depthwise_convolution,
     depthwise_input_gradient,
     depthwise_weight_gradient,
     is_depthwise,
 )  # fmt: skip
-from ltc.llvm.geometry import Geometry
-from ltc.llvm.gradient_panel import CopiedGradientPanel
-from ltc.llvm.isa import AVX512
-from ltc.llvm.library import kernels_of
-from ltc.llvm.lanes import Lanes
-from ltc.llvm.pooling import (
+from ltc.llvm.conv.geometry import Geometry
+from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel
+from ltc.llvm.emit.isa import AVX512
+from ltc.llvm.ops.conv_and_pool import kernels_of
+from ltc.llvm.emit.vectors import Vectors
+from ltc.llvm.pooling.nchw import (
     Pool,
     average_pool,
     average_pool_gradient,
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
-from ltc.llvm.strips import UncopiedStrip, ascending, strip_of
-from ltc.llvm.weight_gradient import convolution_weight_gradient
-from ltc.llvm.windows import forward_axes
+from ltc.llvm.conv.nhwc_input_tile import UncopiedStrip, ascending, strip_of
+from ltc.llvm.conv.nchw_weight_grad import convolution_weight_gradient
+from ltc.llvm.conv.axes import forward_axes
 from tests.drawn import drawn
 from tests.unit.llvm_kernels import (
     HOST,
@@ -313,7 +313,7 @@ def test_an_epilogue_sees_every_element_once(case):
 ])  # fmt: skip
 def test_what_is_read_once_where_it_lies_is_not_copied(padding, dtype, copied):
     geometry = setting((2, 40, 16, (9, 8), (1, 1), 2, padding, 1, 1), dtype)[3]
-    lanes = Lanes(Builder(), HOST, dtype)
+    lanes = Vectors(Builder(), HOST, dtype)
     strip = strip_of(lanes, ascending(forward_axes(*geometry.window)), 40, 40, 1, 4)
     assert isinstance(strip, UncopiedStrip) != copied
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface
-from ltc.backends.llvm import LlvmBackend
-from ltc.backends.llvm_steps import is_native
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.schedule import is_native
 from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
-from ltc.ir.kernel import Kernel, Product
+from ltc.ir.loop_nest import Kernel, Product
 from ltc.ir.node import constant, make
-from ltc.llvm.builder import LANES
-from ltc.llvm.dtype import FORMS
-from ltc.llvm.loops import Emitter, kernel_code
-from ltc.passes.fuse import fuse
+from ltc.llvm.emit.builder import LANES
+from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.loops.emitter import LoopEmitter, kernel_code
+from ltc.passes.fusion.fuse import fuse
 from tests.drawn import drawn
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -332,7 +332,7 @@ def test_lanes_lie_side_by_side_in_what_is_large_whatever_the_small_operands_do(
     mean, scale = (given(32, 128, 1, index=k) for k in (2, 3))
     graph = graph_of(build.sum_of((x - mean) * scale * g, 1), inputs=[x, g, mean, scale])
     (kernel,) = kernels_of(graph)
-    assert Emitter(kernel).reduces_columns
+    assert LoopEmitter(kernel).reduces_columns
     buffers = [sample(*node.shape, seed=node.attr("index")) for node in graph.inputs]
     (mine,), (theirs,) = both(graph, buffers)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-2)  # 128 products of size 100

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make

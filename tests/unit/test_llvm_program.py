@@ -3,22 +3,22 @@
 import pytest
 import torch
 
-from ltc.backends import llvm_steps
+from ltc.backends.llvm import schedule
 from ltc.backends.eager import EagerBackend
-from ltc.backends.llvm import LlvmBackend
-from ltc.backends.llvm_computation import LlvmComputation
-from ltc.backends.llvm_lifetimes import Lifetimes
-from ltc.backends.llvm_plan import plan_of
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.liveness import Lifetimes
+from ltc.backends.llvm.plan import plan_of
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
-from ltc.ir.kernel_form import form_of
+from ltc.ir.loop_nest_key import form_of
 from ltc.ir.node import Node, make
-from ltc.llvm import equal_kernels
-from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.code import KernelCode
-from ltc.llvm.loops import kernel_code
-from ltc.llvm.program import Fault, KernelCall, KernelRun, entry_address
-from ltc.passes.fuse import fuse
+from ltc.llvm.loops import deduplicate
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.loops.emitter import kernel_code
+from ltc.llvm.native.kernel_run import Fault, KernelCall, KernelRun, entry_address
+from ltc.passes.fusion.fuse import fuse
 
 
 def given(*shape, index=0, dtype=torch.float32) -> Node:
@@ -57,19 +57,19 @@ def native_take(monkeypatch):
     """TAKE of one element as a kernel; calling it says what its fault raises."""
 
     def use(error: str = "", message: str = "") -> None:
-        reference = llvm_steps._step
+        reference = schedule._step
 
         def step(unit, kernels):
             if isinstance(unit, Node) and unit.op is ops.TAKE:
                 code = take_with_check(unit, error, message)
                 # a unit that is no Node makes the step native
-                return llvm_steps.Step(code, unit.inputs, (unit,), (code,))
+                return schedule.ProgramStep(code, unit.inputs, (unit,), (code,))
             return reference(unit, kernels)
 
-        in_loops = llvm_steps.is_native
-        monkeypatch.setattr(llvm_steps, "_step", step)
+        in_loops = schedule.is_native
+        monkeypatch.setattr(schedule, "_step", step)
         monkeypatch.setattr(
-            llvm_steps, "is_native", lambda node: node.op is not ops.TAKE and in_loops(node)
+            schedule, "is_native", lambda node: node.op is not ops.TAKE and in_loops(node)
         )
 
     return use
@@ -142,7 +142,7 @@ def test_an_update_runs_as_soon_as_the_old_value_was_read():
     p, x = given(64, 64), given(64, 64, index=1)
     first = make(ops.MATMUL, p, x)
     second = make(ops.MATMUL, make(ops.MATMUL, first, x), x)
-    steps = llvm_steps.planned_steps(
+    steps = schedule.planned_steps(
         graph_of(p + first, second, inputs=[p, x]), frozenset([0])
     )
     update = next(k for k, step in enumerate(steps) if step.overwrites)
@@ -163,7 +163,7 @@ def test_kernels_that_differ_in_their_buffers_alone_are_written_once(monkeypatch
         written.append(kernel)
         return kernel_code(kernel, streamed)
 
-    monkeypatch.setattr(equal_kernels, "kernel_code", write)
+    monkeypatch.setattr(deduplicate, "kernel_code", write)
     inputs = [given(shape, index=k) for k, shape in enumerate((50, 70, 50, 50, 70))]
     outputs = [make(ops.EXP, x) for x in inputs]
     plan, _ = plan_of(graph_of(*outputs, inputs=inputs), frozenset())
@@ -172,7 +172,7 @@ def test_kernels_that_differ_in_their_buffers_alone_are_written_once(monkeypatch
 
 def test_a_kernel_has_the_form_of_those_that_do_the_same_with_other_buffers():
     def form(output, *inputs):
-        (unit,) = fuse(graph_of(output, inputs=inputs), llvm_steps.is_native)
+        (unit,) = fuse(graph_of(output, inputs=inputs), schedule.is_native)
         return form_of(unit)
 
     x, y, z = given(5, 3), given(5, 3, index=1), given(3, 4)
@@ -224,7 +224,7 @@ def test_steps_run_as_recorded_whatever_order_the_outputs_have():
     side = make(ops.MATMUL, first, x)
     origins[side] = Origin("aten::mm", "", 1)
     graph = Graph((x, y), (), (third, side), origins)
-    made = [step.writes[0] for step in llvm_steps.planned_steps(graph, frozenset())]
+    made = [step.writes[0] for step in schedule.planned_steps(graph, frozenset())]
     assert made.index(side) < made.index(third)
 
 
@@ -238,7 +238,7 @@ def test_an_update_comes_with_its_gradient_so_that_what_made_that_can_go():
     calls = [first, between, second, *new]
     origins = {node: Origin("aten::mm", "", k) for k, node in enumerate(calls)}
     graph = Graph((x, y, p, q), (), tuple(new), origins)
-    steps = llvm_steps.planned_steps(graph, frozenset([2, 3]))
+    steps = schedule.planned_steps(graph, frozenset([2, 3]))
     assert [step.writes[0] for step in steps] == [new[0], between, new[1]]
     assert [len(step.overwrites) for step in steps] == [1, 0, 1]
 
@@ -250,7 +250,7 @@ def test_an_update_by_a_sum_comes_as_soon_as_its_operands_are_there():
     new = bias - build.sum_of(gradient, 0)
     origins = {node: Origin("aten::mm", "", k) for k, node in enumerate([gradient, later, new])}
     graph = Graph((x, bias), (), (later, new), origins)
-    steps = llvm_steps.planned_steps(graph, frozenset([1]))
+    steps = schedule.planned_steps(graph, frozenset([1]))
     assert [step.writes[0] for step in steps][-2:] == [new, later]
 
 
@@ -264,7 +264,7 @@ def test_what_a_backward_needs_of_an_activation_is_computed_again():
     gradient = make(ops.MATMUL, forward, weight)
     backward = make(ops.MATMUL, gradient * slope, weight)
     graph = graph_of(forward, backward, inputs=[x, weight])
-    steps = llvm_steps.planned_steps(graph, frozenset())
+    steps = schedule.planned_steps(graph, frozenset())
     stored = {n for step in steps for n in step.writes}
     # of h, the two products' operands, and at most the gradient before it is multiplied
     assert h in stored and t not in stored and len(stored - {forward, backward}) <= 4
@@ -334,7 +334,7 @@ def test_large_outputs_that_nothing_waits_for_are_made_last_and_lend_their_room(
     last = make(ops.MATMUL, make(ops.TANH, make(ops.MATMUL, rows, build.transpose(wide, 0, 1))), wide)
     end = build.sum_of(kept, (1,)) * build.sum_of(last, (1,))
     graph = graph_of(gradient, end, inputs=[x, narrow, wide])
-    steps = llvm_steps.planned_steps(graph, frozenset())
+    steps = schedule.planned_steps(graph, frozenset())
     assert gradient in steps[-1].writes
     plan, _ = plan_of(graph, frozenset())
     assert plan.block < kept.type.size * 4 + 8 * (plan.values + plan.arguments) + 64
@@ -352,7 +352,7 @@ def test_what_others_read_is_not_put_off():
     follows = make(ops.MATMUL, rows, gradient)
     later = make(ops.TANH, make(ops.MATMUL, follows, build.transpose(rows, 0, 1)))
     graph = graph_of(gradient, later, inputs=[x])
-    steps = llvm_steps.planned_steps(graph, frozenset())
+    steps = schedule.planned_steps(graph, frozenset())
     assert later in steps[-1].writes
 
 

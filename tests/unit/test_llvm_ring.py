@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from ltc.llvm import pool
-from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.program import KernelCall, KernelRun, entry_address
-from ltc.llvm.ring import ENTRIES, Ring
+from ltc.llvm.native import thread_pool
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
+from ltc.llvm.native.launch_ring import ENTRIES, Ring
 
-pytestmark = pytest.mark.skipif(not pool.is_possible(), reason="a ring needs futexes")
+pytestmark = pytest.mark.skipif(not thread_pool.is_possible(), reason="a ring needs futexes")
 
 # Words of a launch's frame: the address of the words to count in, of the fault, the fault, arguments.
 FAULT, ARGUMENTS = 2, 3

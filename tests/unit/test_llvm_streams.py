@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ltc.backends import llvm_steps
+from ltc.backends.llvm import schedule
 from ltc.backends.eager import EagerBackend
-from ltc.backends.llvm import LlvmBackend, prepared
+from ltc.backends.llvm.backend import LlvmBackend, prepared
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make
@@ -15,8 +15,8 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch):
-    monkeypatch.setattr(llvm_steps, "STREAMED_BYTES", 1)
-    monkeypatch.setattr(llvm_steps, "LEFT_BYTES", 1)
+    monkeypatch.setattr(schedule, "STREAMED_BYTES", 1)
+    monkeypatch.setattr(schedule, "LEFT_BYTES", 1)
 
 
 def given(*shape, index=0, dtype=torch.float32):
@@ -24,7 +24,7 @@ def given(*shape, index=0, dtype=torch.float32):
 
 
 def texts_of(graph, donated=frozenset()):
-    steps = llvm_steps.planned_steps(prepared(graph), donated)
+    steps = schedule.planned_steps(prepared(graph), donated)
     return [code.text for step in steps for code in step.codes]
 
 
@@ -83,7 +83,7 @@ def test_an_update_in_place_is_not_streamed():
 
 
 def test_small_outputs_stay_in_the_caches(monkeypatch):
-    monkeypatch.setattr(llvm_steps, "STREAMED_BYTES", 64 * 64 * 4 + 1)
+    monkeypatch.setattr(schedule, "STREAMED_BYTES", 64 * 64 * 4 + 1)
     x = given(64, 64)
     assert not streams(Graph((x,), (), (x + 1.0,)))
 
@@ -121,7 +121,7 @@ def test_a_gradient_that_the_program_reads_again_stays_in_the_caches():
 
 
 def test_a_small_gradient_stays_in_the_caches(monkeypatch):
-    monkeypatch.setattr(llvm_steps, "LEFT_BYTES", 64 * 64 * 4 + 1)
+    monkeypatch.setattr(schedule, "LEFT_BYTES", 64 * 64 * 4 + 1)
     given, new, gradient = updated(64, 64)
     assert not streams(Graph(given, (), (new, gradient)), frozenset([0]))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make

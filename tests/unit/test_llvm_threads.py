@@ -10,9 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from ltc.llvm import jit, loading, pool, threads
-from ltc.llvm.builder import ATTRIBUTES, Builder, function_text
-from ltc.llvm.program import KernelCall, KernelRun, entry_address
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.native import kernel_cache, runner, thread_pool
+from ltc.llvm.emit.builder import ATTRIBUTES, Builder, function_text
+from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 
 TASKS = [64, 1, 7, 2, 1, 30] * 20
 
@@ -44,7 +45,7 @@ def launched(run: KernelRun, kernels: int) -> tuple[int, list[int]]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_every_task_runs_once_whatever_the_number_of_threads(count, monkeypatch):
-    monkeypatch.setattr(threads, "thread_count", lambda: count)
+    monkeypatch.setattr(runner, "thread_count", lambda: count)
     run = run_of(TASKS)
     for _ in range(50):
         assert launched(run, len(TASKS)) == (-1, TASKS)
@@ -75,8 +76,8 @@ def test_a_kernel_called_by_its_own_name_is_not_taken_for_a_programs(tmp_path, m
     b.emit("store i64 20261120, ptr %p0, align 8")
     text = function_text("kernel", 1, b)
     assert entry_address(text, "kernel")
-    name = loading.kernel_name(text)
-    assert loading.load({name: text})[name].entry
+    name = kernel_cache.kernel_name(text)
+    assert kernel_cache.load({name: text})[name].entry
 
 
 def threads_of(run: KernelRun, tasks: int) -> set[int]:
@@ -102,16 +103,16 @@ def run_that_notes_threads(tasks: int) -> KernelRun:
 
 @pytest.fixture
 def two_threads_on_two_processors(monkeypatch):
-    if not pool.is_possible():
+    if not thread_pool.is_possible():
         pytest.skip("the system's own team takes no notice")
-    monkeypatch.setattr(threads, "thread_count", lambda: 2)
-    monkeypatch.setattr(threads, "_processors", lambda: 2)
+    monkeypatch.setattr(runner, "thread_count", lambda: 2)
+    monkeypatch.setattr(runner, "_processors", lambda: 2)
     yield
-    threads.leave_processor(0)
+    runner.leave_processor(0)
 
 
 def leave_for(nanoseconds: int) -> None:
-    threads.leave_processor(time.monotonic_ns() + nanoseconds)
+    runner.leave_processor(time.monotonic_ns() + nanoseconds)
 
 
 HOUR = 3_600_000_000_000
@@ -134,7 +135,7 @@ def test_a_processor_that_is_left_is_not_used_until_it_is_given_back(two_threads
     assert two_take_part(run, 400)
     leave_for(HOUR)
     assert len(threads_of(run, 400)) == 1
-    threads.leave_processor(0)
+    runner.leave_processor(0)
     assert two_take_part(run, 400)
 
 
@@ -149,7 +150,7 @@ def test_a_processor_given_back_helps_the_launch_that_is_under_way(two_threads_o
 
     def leave_and_give_back_meanwhile() -> None:
         leave_for(HOUR)
-        givers.append(threading.Timer(0.05, threads.leave_processor, (0,)))
+        givers.append(threading.Timer(0.05, runner.leave_processor, (0,)))
         givers[-1].start()
 
     assert two_take_part(run, 4000, before=leave_and_give_back_meanwhile)
@@ -160,7 +161,7 @@ def test_a_processor_given_back_helps_the_launch_that_is_under_way(two_threads_o
 def test_more_processors_than_threads_leave_one_without_being_asked(
     two_threads_on_two_processors, monkeypatch
 ):
-    monkeypatch.setattr(threads, "_processors", lambda: 3)
+    monkeypatch.setattr(runner, "_processors", lambda: 3)
     leave_for(HOUR)
     run = run_that_notes_threads(400)
     assert two_take_part(run, 400)
@@ -168,7 +169,7 @@ def test_more_processors_than_threads_leave_one_without_being_asked(
 
 # --- who runs where -----------------------------------------------------------------------------
 
-ALLOWED = os.sched_getaffinity(0) if pool.is_possible() else set()
+ALLOWED = os.sched_getaffinity(0) if thread_pool.is_possible() else set()
 needs_two_processors = pytest.mark.skipif(len(ALLOWED) < 2, reason="needs a second processor")
 PART = """
 define i32 @part(i32 %thread, i32 %processor, ptr %set) #0 {
@@ -200,11 +201,11 @@ def sleeping_thread():
 
 def parted(thread: int, processor: int) -> tuple[bool, set[int]]:
     """Whether the thread was kept off the processor, and where it might run before."""
-    text = threads._SERIAL + pool.text() + PART + ATTRIBUTES
+    text = runner._SERIAL + thread_pool.text() + PART + ATTRIBUTES
     text += "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-    words = np.zeros(pool.MASK_WORDS, dtype=np.int64)
+    words = np.zeros(thread_pool.MASK_WORDS, dtype=np.int64)
     part = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
-    result = part(jit.compile_kernels(text, "part")["part"])(thread, processor, words.ctypes.data)
+    result = part(llvm_binding.compile_kernels(text, "part")["part"])(thread, processor, words.ctypes.data)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return bool(result), set(np.flatnonzero(bits).tolist())
 

@@ -12,22 +12,22 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc import config, errors
-from ltc.backends import llvm_steps
-from ltc.backends.llvm import LlvmBackend
-from ltc.backends.llvm_lifetimes import Lifetimes
+from ltc.backends.llvm import schedule
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.liveness import Lifetimes
 from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node, make
-from ltc.llvm import memory_checks
-from ltc.llvm.builder import Builder, function_text
-from ltc.llvm.code import KernelCode
-from ltc.llvm.memory_checks import Finding, Row, Rows
-from ltc.llvm.program import KernelCall, KernelRun, entry_address
-from ltc.passes import memory
+from ltc.llvm.ops import memory_checks
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.ops.memory_checks import MemoryFinding, CheckRow, CheckRows
+from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
+from ltc.passes import memory_planner
 
 
-def done(*rows: Row) -> Finding | None:
+def done(*rows: CheckRow) -> MemoryFinding | None:
     """What the kernel finds that follows the rows, whose buffers are tensors."""
     buffers = list({id(t): t for row in rows for t in (row.buffer, row.other)}.values())
     frame = torch.tensor([tensor.data_ptr() for tensor in buffers])
@@ -37,7 +37,7 @@ def done(*rows: Row) -> Finding | None:
         for row in rows
     ])  # fmt: skip
     fault = torch.zeros(1, dtype=torch.int64)
-    code = memory_checks.rows_code(Rows(0, len(rows)), None)
+    code = memory_checks.rows_code(CheckRows(0, len(rows)), None)
     arguments = (table.data_ptr(), frame.data_ptr(), fault.data_ptr(), *code.numbers)
     words = torch.zeros(1 + len(arguments), dtype=torch.int64)
     pairs = tuple(n for argument in arguments for n in (0, argument))
@@ -49,12 +49,12 @@ def done(*rows: Row) -> Finding | None:
     return memory_checks.finding(word >> 8) if word else None
 
 
-def filled(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> Row:
-    return Row(memory_checks.FILL, buffer, shift, buffer, 0, nbytes, word)
+def filled(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> CheckRow:
+    return CheckRow(memory_checks.FILL, buffer, shift, buffer, 0, nbytes, word)
 
 
-def looked_at(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> Row:
-    return Row(memory_checks.LOOK, buffer, shift, buffer, shift, nbytes, word)
+def looked_at(buffer: torch.Tensor, shift: int, nbytes: int, word: int) -> CheckRow:
+    return CheckRow(memory_checks.LOOK, buffer, shift, buffer, shift, nbytes, word)
 
 
 @pytest.mark.parametrize("dtype", memory_checks.POISONS, ids=str)
@@ -95,13 +95,13 @@ def test_a_look_tells_the_first_byte_that_changed(nbytes):
             memory[5:] -= 1  # only the byte before is another
         inside = 0 <= changed < nbytes
         found = done(looked_at(memory, 5, nbytes, word))
-        assert found == (Finding(0, 5 + changed) if inside else None)
+        assert found == (MemoryFinding(0, 5 + changed) if inside else None)
 
 
 def test_a_look_may_be_before_the_first_byte():
     memory = torch.zeros(128, dtype=torch.uint8)
     memory[60] = 1
-    assert done(looked_at(memory[64:], -64, 64, 0)) == Finding(0, -4)
+    assert done(looked_at(memory[64:], -64, 64, 0)) == MemoryFinding(0, -4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bfloat16, torch.bool], ids=str)
@@ -111,29 +111,29 @@ def test_a_comparison_tells_the_first_element_that_differs(dtype):
         now, kept = before.clone(), torch.zeros(23, dtype=dtype)
         if differs is not None:
             now[differs:] = 0
-        copied = Row(memory_checks.COPY, before, 0, kept, 0, before.nbytes)
+        copied = CheckRow(memory_checks.COPY, before, 0, kept, 0, before.nbytes)
         found = done(
-            copied, Row(memory_checks.COMPARE, kept, 0, now, 0, now.nbytes, dtype.itemsize)
+            copied, CheckRow(memory_checks.COMPARE, kept, 0, now, 0, now.nbytes, dtype.itemsize)
         )
-        assert found == (None if differs is None else Finding(1, differs))
+        assert found == (None if differs is None else MemoryFinding(1, differs))
 
 
 def test_a_digest_tells_any_change_of_one_byte():
     for nbytes in (1, 8, 29):
         memory, word = torch.arange(40, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-        assert done(Row(memory_checks.DIGEST, memory, 0, word, 0, nbytes)) is None
+        assert done(CheckRow(memory_checks.DIGEST, memory, 0, word, 0, nbytes)) is None
         for changed in (None, *range(nbytes + 1)):
             now = memory.clone()
             if changed is not None:
                 now[changed] += 1
-            found = done(Row(memory_checks.VERIFY, now, 0, word, 0, nbytes))
+            found = done(CheckRow(memory_checks.VERIFY, now, 0, word, 0, nbytes))
             assert (found is not None) == (changed is not None and changed < nbytes)
 
 
 def test_what_is_found_first_is_told():
     memory = torch.ones(64, dtype=torch.uint8)
     looks = [looked_at(memory, 0, 8, 0x0101010101010101), *[looked_at(memory, 16, 8, 0)] * 2]
-    assert done(*looks) == Finding(1, 16)
+    assert done(*looks) == MemoryFinding(1, 16)
 
 
 def test_the_bytes_that_a_kernel_reserves_are_read_from_its_text():
@@ -147,20 +147,20 @@ def test_values_have_their_guards_for_themselves():
     for name in range(60):
         first = drawn.randrange(20)
         bytes_of[name] = drawn.randrange(1, 300)
-        lifetimes.append(memory.Lifetime(name, bytes_of[name], first, first + drawn.randrange(6)))
-    hosts = [memory.Host("output", 1000, 12)]
-    places, size = memory.plan(lifetimes, hosts, 2, guard=64)
-    assert {host for host, _ in places.values()} == {memory.BLOCK, "output"}
-    ends = {memory.BLOCK: size, "output": 1000}
+        lifetimes.append(memory_planner.Lifetime(name, bytes_of[name], first, first + drawn.randrange(6)))
+    hosts = [memory_planner.OutputBuffer("output", 1000, 12)]
+    places, size = memory_planner.plan(lifetimes, hosts, 2, guard=64)
+    assert {host for host, _ in places.values()} == {memory_planner.BLOCK, "output"}
+    ends = {memory_planner.BLOCK: size, "output": 1000}
     for one in lifetimes:
         host, offset = places[one.name]
-        low, high = offset - 64, offset + memory.aligned(one.nbytes) + 64
+        low, high = offset - 64, offset + memory_planner.aligned(one.nbytes) + 64
         assert offset % 64 == 0 and low >= 0 and high <= ends[host]
         for other in lifetimes:
             if other is one or other.last < one.first or one.last < other.first:
                 continue
             place, start = places[other.name]
-            end = start + memory.aligned(other.nbytes) + 64
+            end = start + memory_planner.aligned(other.nbytes) + 64
             assert place != host or end <= low + 64 and start - 64 < low or start - 64 >= high
 
 
@@ -172,7 +172,7 @@ def as_kernel(monkeypatch):
     """Makes `body(builder)` the kernel of TAKE: x is %p0, the index %p1, the result %p2."""
 
     def use(body) -> None:
-        in_loops, reference = llvm_steps.is_native, llvm_steps._step
+        in_loops, reference = schedule.is_native, schedule._step
 
         def step(unit, kernels):
             if not (isinstance(unit, Node) and unit.op is ops.TAKE):
@@ -181,11 +181,11 @@ def as_kernel(monkeypatch):
             body(b)
             code = KernelCode(function_text("kernel", 3, b), (*unit.inputs, unit), 1)
             # a unit that is no Node makes the step native
-            return llvm_steps.Step(code, unit.inputs, (unit,), (code,))
+            return schedule.ProgramStep(code, unit.inputs, (unit,), (code,))
 
-        monkeypatch.setattr(llvm_steps, "_step", step)
+        monkeypatch.setattr(schedule, "_step", step)
         monkeypatch.setattr(
-            llvm_steps, "is_native", lambda node: node.op is not ops.TAKE and in_loops(node)
+            schedule, "is_native", lambda node: node.op is not ops.TAKE and in_loops(node)
         )
 
     return use

@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from ltc.backends import output_pool
-from ltc.backends.output_pool import LARGE_BYTES, OutputPool
+from ltc.backends.llvm import output_pool
+from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool
 
 pytestmark = pytest.mark.skipif(
     not output_pool._HAS_HUGE_PAGES, reason="the allocator's own memory is used here"

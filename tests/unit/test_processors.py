@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ltc.runtime import processors
+from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
 from ltc.runtime.executor import Executor
 
@@ -26,9 +26,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(processors, "time", clock)
-    monkeypatch.setattr(processors, "_usual", 0)
-    monkeypatch.setattr(processors, "_is_left", False)
+    monkeypatch.setattr(core_reservation, "time", clock)
+    monkeypatch.setattr(core_reservation, "_usual", 0)
+    monkeypatch.setattr(core_reservation, "_is_left", False)
     return clock
 
 
@@ -36,36 +36,36 @@ def clock(monkeypatch):
 def left(monkeypatch):
     """What programs were told, in order."""
     told = []
-    monkeypatch.setattr(processors, "_leave", told.append)
+    monkeypatch.setattr(core_reservation, "_leave", told.append)
     return told
 
 
 def test_as_long_as_the_thread_computed_the_last_time(clock, left):
-    processors.recording_goes_on()
+    core_reservation.recording_goes_on()
     clock.computed += 300_000
     clock.monotonic += 9_000_000  # it slept meanwhile
-    processors.recording_is_over()
-    processors.leave_one()
+    core_reservation.recording_is_over()
+    core_reservation.leave_one()
     assert left[1:] == [clock.monotonic + 300_000]
 
 
 def test_no_longer_than_a_wrong_guess_may_cost(clock, left):
-    processors.recording_goes_on()
+    core_reservation.recording_goes_on()
     clock.computed += 10**12
-    processors.recording_is_over()
-    processors.leave_one()
-    assert left[1:] == [clock.monotonic + processors.LONGEST]
+    core_reservation.recording_is_over()
+    core_reservation.leave_one()
+    assert left[1:] == [clock.monotonic + core_reservation.LONGEST]
 
 
 def test_each_threads_own_time_counts(clock, left):
-    processors.recording_goes_on()
+    core_reservation.recording_goes_on()
     clock.computed += 5
-    other = threading.Thread(target=processors.recording_is_over)  # never went on recording
+    other = threading.Thread(target=core_reservation.recording_is_over)  # never went on recording
     other.start()
     other.join()
     clock.computed += 7
-    processors.recording_is_over()
-    processors.leave_one()
+    core_reservation.recording_is_over()
+    core_reservation.leave_one()
     assert left[1:] == [clock.monotonic + 12]
 
 
@@ -112,7 +112,7 @@ def test_a_long_program_leaves_one_until_somebody_waits_for_it(clock, left):
 def test_a_program_that_its_caller_runs_has_all(clock, left):
     executor, work = Executor(0), Work()
     work.may_end.set()
-    processors.leave_one()
+    core_reservation.leave_one()
     executor.run(work, long=False)
     assert left[1:] == [0]
 
@@ -140,5 +140,5 @@ def test_who_waits_for_room_gives_back_and_is_given_before_it_goes_on(clock, lef
 
 def test_a_backend_that_has_no_use_for_it_is_not_asked(monkeypatch):
     monkeypatch.setenv("LTC_BACKEND", "eager")
-    processors.leave_one()
-    processors.use_all()
+    core_reservation.leave_one()
+    core_reservation.use_all()

@@ -7,7 +7,7 @@ import torch
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.device import meta
+from ltc.device.shapes import meta
 from ltc.errors import InvalidGraph
 
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 import ltc.utils.serialization as xser
 from ltc.debug import metrics
-from ltc.utils import safetensors_format
+from ltc.checkpointing import safetensors_format
 from tests.drawn import drawn
 
 Point = namedtuple("Point", "x y")

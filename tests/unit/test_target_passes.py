@@ -6,14 +6,14 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from ltc.backends.eager import EagerBackend
-from ltc.backends.llvm import LlvmBackend
+from ltc.backends.llvm.backend import LlvmBackend
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
-from ltc.passes.channels_last import channels_last
-from ltc.passes.layout import layout
-from ltc.passes.memory import ALIGNMENT, BLOCK, Host, Lifetime, plan
-from ltc.passes.split import split_reductions
+from ltc.passes.layout.channels_last import channels_last
+from ltc.passes.layout.transposes import layout
+from ltc.passes.memory_planner import ALIGNMENT, BLOCK, OutputBuffer, Lifetime, plan
+from ltc.passes.split_reductions import split_reductions
 from tests.drawn import drawn
 
 
@@ -112,7 +112,7 @@ def lifetimes(draw):
 
 
 def hosts():
-    one = st.builds(Host, st.text(max_size=3), st.integers(1, 8000), st.integers(0, 28))
+    one = st.builds(OutputBuffer, st.text(max_size=3), st.integers(1, 8000), st.integers(0, 28))
     return st.lists(one, max_size=4, unique_by=lambda host: host.name)
 
 
@@ -143,7 +143,7 @@ def test_guests_are_gone_before_their_host_is_written(values, hosts, long):
 
 def test_what_must_lie_in_the_block_does():
     value = Lifetime("x", 100, 0, 5, in_block=True)
-    assert plan([value], [Host("output", 1000, 9)])[0] == {"x": (BLOCK, 0)}
+    assert plan([value], [OutputBuffer("output", 1000, 9)])[0] == {"x": (BLOCK, 0)}
 
 
 def test_memory_is_used_again_when_its_value_is_dead():

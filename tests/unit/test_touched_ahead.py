@@ -8,11 +8,11 @@ import threading
 import pytest
 import torch
 
-from ltc.backends import output_pool
-from ltc.backends.llvm_computation import LlvmComputation
-from ltc.backends.memory import madvise
-from ltc.backends.output_pool import LARGE_BYTES, OutputPool, Stretch
-from ltc.backends.touched_ahead import MOST_BYTES, TouchedAhead
+from ltc.backends.llvm import output_pool
+from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.host_memory import madvise
+from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
+from ltc.backends.llvm.prefault import MOST_BYTES, TouchedAhead
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not output_pool._HAS_HUGE_PAGES, reason="needs Linux's advice"
@@ -104,7 +104,7 @@ def test_a_forked_process_goes_on_with_a_thread_of_its_own():
 def test_what_is_moved_to_a_device_is_expected(monkeypatch):
     expected = []
     monkeypatch.setattr(
-        "ltc.backends.llvm_computation._touched_ahead.expect", expected.append, raising=True
+        "ltc.backends.llvm.executable._touched_ahead.expect", expected.append, raising=True
     )
     weight, labels = torch.ones(1024, 1024), torch.ones(1024, 1024, dtype=torch.int64)
     assert torch.equal(LlvmComputation.upload(weight, 0), weight)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ltc.utils import atomic, tree
+from ltc.support import atomic_file, tree
 from ltc.utils import utils as xu
-from ltc.utils.channel import Channel
+from ltc.support.channel import Channel
 from ltc.utils.rate_tracker import RateTracker
 
 
@@ -318,11 +318,11 @@ def test_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     path.chmod(0o640)
-    with pytest.raises(OSError, match="disk"), atomic.replacing(path) as file:
+    with pytest.raises(OSError, match="disk"), atomic_file.replacing(path) as file:
         file.write(b"ne")
         raise OSError("disk")
     assert path.read_bytes() == b"old"
-    with atomic.replacing(path) as file:
+    with atomic_file.replacing(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o640
@@ -333,7 +333,7 @@ def test_a_link_to_a_replaced_file_stays_a_link(tmp_path):
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")
     link.symlink_to(target)
-    with atomic.replacing(link) as file:
+    with atomic_file.replacing(link) as file:
         file.write(b"new")
     assert link.is_symlink() and target.read_bytes() == b"new"
 

@@ -17,7 +17,7 @@ from ltc.errors import BackendMissing
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make
-from ltc.runtime.segments import compile_in_segments
+from ltc.runtime.partition import compile_in_segments
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -1,0 +1,1 @@
+"""Tracing rules of what networks are made of: layers, losses, optimizers."""

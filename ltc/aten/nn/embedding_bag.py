@@ -1,0 +1,163 @@
+"""Rules of embedding bags: sums and means of a table's rows, over stretches of a list of indices.
+
+    offsets  where in `indices` each bag begins; bags follow one another, and the last ends with the
+             list, or where one more offset says
+
+What the CPU's kernel notes for its backward depends on the way it took.  These rules need of it
+how many rows a mean is over, and find out the rest from indices and offsets, so they never depend
+on that way.  Sources: torch.nn.functional.embedding_bag's documentation; EmbeddingBag.cpp for what
+happens at the edges.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ltc.aten.promote import compute_dtype
+from ltc.aten.registry import traces
+from ltc.aten.rules.indexing import checked
+from ltc.ir import build, ops
+from ltc.ir.node import Node, make
+
+SUM, MEAN = 0, 1
+# Of these, and without padding, the CPU's kernel reads a bag no further than the last offset says.
+_READ_BY_STRETCHES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+class _Bags(NamedTuple):
+    """Where the indices of some bags belong.
+
+    rows     i64 [indices]: the rows of the table, each inside it
+    bag      i64 [indices]: the bag of each
+    padding  bool [indices]: whether it is the padding's, or None where nothing is
+    beyond   bool [indices]: whether it lies behind the last bag's end, or None where that is known
+    count    how many bags there are
+    """
+
+    rows: Node
+    bag: Node
+    padding: Node | None
+    beyond: Node | None
+    count: int
+
+    def of_members(self, values: Node) -> Node:
+        """`values`, one line for each index, with zeros for those that are in no bag."""
+        for left_out in (self.padding, self.beyond):
+            if left_out is not None:
+                shape = (*left_out.shape, *(1,) * (len(values.shape) - 1))
+                values = build.where(build.reshape(left_out, shape), 0, values)
+        return values
+
+
+def _bags(indices, offsets, table_rows: int, count: int, dtype: torch.dtype, padding_idx: int):
+    """The bags of a call on a table of `table_rows` rows of `dtype`."""
+    length = indices.shape[0]
+    offsets = _checked_offsets(offsets, length)
+    rows = checked(
+        indices, table_rows,
+        "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be {}",
+    )
+    padding = build.eq(rows, padding_idx) if padding_idx >= 0 else None
+    beyond = None
+    if offsets.shape[0] > count and padding is None and dtype in _READ_BY_STRETCHES:
+        beyond = build.ge(build.iota(length), build.select(offsets, 0, count))
+    return _Bags(rows, _bag_of_each(offsets, count, length), padding, beyond, count)
+
+
+def _checked_offsets(offsets: Node, length: int) -> Node:
+    first = checked(
+        build.slice_dim(offsets, 0, 0, 1), 1,
+        "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from "
+        "position 0. However, got {}",
+    )
+    rest = checked(
+        build.slice_dim(offsets, 0, 1, offsets.shape[0]), length + 1,
+        f"offsets[-1] can not be greater than input's length {length} but got offsets[-1] of {{}}",
+    )
+    return build.concat([first, rest], 0)
+
+
+def _bag_of_each(offsets: Node, count: int, length: int) -> Node:
+    """How many bags begin at or before each position, but for the first."""
+    starts = build.slice_dim(offsets, 0, 0, count)
+    zeros = build.full((length + 1,), 0, torch.int64)
+    begun = make(
+        ops.PUT, zeros, starts, build.full((count,), 1, torch.int64), dim=0, mode="add"
+    )
+    return build.slice_dim(make(ops.CUMSUM, begun, dim=0), 0, 0, length) - 1
+
+
+def _summed(values: Node, places: Node, count: int) -> Node:
+    """Lines of `values` added up where `places` says: [count, ...]."""
+    zeros = build.full((count, *values.shape[1:]), 0, values.dtype)
+    return make(ops.PUT, zeros, places, values, dim=0, mode="add")
+
+
+def _sizes(bags: _Bags) -> Node:
+    """How many rows each bag holds, paddings left out."""
+    ones = build.full(bags.bag.shape, 1, torch.int64)
+    return _summed(bags._replace(beyond=None).of_members(ones), bags.bag, bags.count)
+
+
+@traces("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+def embedding_bag(
+    weight, indices, offsets, scale_grad_by_freq=False, mode=SUM, sparse=False,
+    per_sample_weights=None, include_last_offset=False, padding_idx=-1, *, results,
+):  # fmt: skip
+    if mode not in (SUM, MEAN) or not _has_bags(indices, results[0].shape[0]):
+        return NotImplemented
+    bags = _bags(
+        indices, offsets, weight.shape[0], results[0].shape[0], weight.dtype, padding_idx
+    )
+    dtype = compute_dtype(weight.dtype)
+    rows = build.cast(build.take(weight, bags.rows, 0), dtype)
+    if per_sample_weights is not None:
+        rows = rows * build.unsqueeze(build.cast(per_sample_weights, dtype), -1)
+    summed = _summed(bags.of_members(rows), bags.bag, bags.count)
+    sizes = build.full(results[2].shape, 0, torch.int64)
+    if mode == MEAN:
+        sizes = _sizes(bags)
+        summed = summed / build.cast(build.unsqueeze(build.maximum(sizes, 1), -1), dtype)
+    noted = bags.bag if results[1].shape == bags.bag.shape else build.full((0,), 0, torch.int64)
+    return summed, noted, sizes, sizes
+
+
+def _has_bags(indices: Node, count: int) -> bool:
+    return len(indices.shape) == 1 and indices.shape[0] > 0 and count > 0
+
+
+@traces("aten::_embedding_bag_backward")
+def embedding_bag_backward(
+    grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights,
+    scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx=-1,
+):  # fmt: skip
+    """Each row's gradient is the sum of those of the bags that it is in."""
+    if mode not in (SUM, MEAN) or sparse or not _has_bags(indices, grad.shape[0]):
+        return NotImplemented
+    if scale_grad_by_freq:
+        return NotImplemented  # the CPU's kernel divides by how often another row is used
+    bags = _bags(indices, offsets, num_weights, grad.shape[0], grad.dtype, padding_idx)
+    dtype = compute_dtype(grad.dtype)
+    grad = build.cast(grad, dtype)
+    if mode == MEAN:
+        grad = grad / build.cast(build.unsqueeze(build.maximum(bag_size, 1), -1), dtype)
+    lines = build.take(grad, bags.bag, 0)
+    if per_sample_weights is not None:
+        lines = lines * build.unsqueeze(build.cast(per_sample_weights, dtype), -1)
+    return _summed(bags.of_members(lines), bags.rows, num_weights)
+
+
+@traces("aten::_embedding_bag_per_sample_weights_backward")
+def embedding_bag_per_sample_weights_backward(
+    grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1
+):
+    """The gradient of each factor is its row times the gradient of its bag."""
+    if mode != SUM or not _has_bags(indices, grad.shape[0]):
+        return NotImplemented
+    bags = _bags(indices, offsets, weight.shape[0], grad.shape[0], weight.dtype, padding_idx)
+    dtype = compute_dtype(grad.dtype)
+    lines = build.take(build.cast(grad, dtype), bags.bag, 0)
+    rows = build.cast(build.take(weight, bags.rows, 0), dtype)
+    return bags.of_members(build.sum_of(lines * rows, 1))

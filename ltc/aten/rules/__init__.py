@@ -1,0 +1,1 @@
+"""Tracing rules of general operations: arithmetic, movement, indexing, reductions, random numbers."""

@@ -1,0 +1,114 @@
+"""Graphs as native programs for this machine's CPU: kernels that LLVM compiles, one call for many.
+
+What no kernel computes yet runs through the reference backend's row, counted as `extern.python`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from ltc import config
+from ltc.backends.eager import LOWERING
+from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.llvm import saved_program
+from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.explain import AFTER_PASSES, explained
+from ltc.backends.llvm.narrow_scratch import narrow_scratch
+from ltc.backends.llvm.observed import ObservedLlvmComputation
+from ltc.backends.llvm.plan import plan_of, stepped_plan_of
+from ltc.ir.graph import Graph, Origin
+from ltc.llvm.native.kernel_cache import Loading, load
+from ltc.llvm.ops.dispatch import can_multiply, prefers_channels_last
+from ltc.passes import pipeline
+from ltc.passes.layout.attention_order import order_attention
+from ltc.passes.layout.channels_last import channels_last
+from ltc.passes.layout.transposes import layout
+from ltc.passes.match_attention import recognise_attention
+from ltc.passes.one_shot_all_reduce import meetings
+from ltc.passes.pipeline import Pass
+from ltc.passes.split_reductions import split_reductions
+
+
+def turned(graph: Graph) -> Graph:
+    return channels_last(graph, prefers_channels_last)
+
+
+def recognised(graph: Graph) -> Graph:
+    return recognise_attention(graph, can_multiply)
+
+
+PASSES = (
+    Pass("recognise", recognised, "attention that is written out makes no matrix of scores"),
+    Pass("order", order_attention, "what attention makes is not copied before it is read"),
+    Pass("channels_last", turned, "the lanes of convolutions are channels"),
+    Pass("layout", layout, "what is read transposed is made so"),
+    Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
+    Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),
+    Pass("meetings", meetings, "sums over few replicas are made where they are needed"),
+)
+
+
+def prepared(graph: Graph) -> Graph:
+    """The graph after the passes that only this backend wants."""
+    return pipeline.run(graph, PASSES)
+
+
+class LlvmBackend:
+    """Compiles graphs for this machine's CPU."""
+
+    name = "llvm"
+    computation = LlvmComputation
+    stages = (*[one.name for one in PASSES], *AFTER_PASSES)
+
+    def __init__(self) -> None:
+        # Every op runs: what has no kernel goes through the reference.
+        self.lowering = NodeLowering(LOWERING.table)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return (DeviceInfo("CPU", "this machine through LLVM", memory_bytes),)
+
+    def target(self) -> Target:
+        return Target(kind="cpu", lanes=64, fast_memory_bytes=1 << 20, tasks=os.cpu_count() or 1)
+
+    def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
+        self._dump(graph, donated)
+        graph = prepared(graph)
+        with Loading() as loading:
+            loading.begin_runner()
+            plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
+            kernels = loading.load(texts)
+        return LlvmComputation(plan, kernels)
+
+    def observed(
+        self, graph: Graph, device: int, donated: frozenset[int]
+    ) -> ObservedLlvmComputation:
+        stages = []
+        for one in PASSES:
+            graph = one.run(graph)
+            stages.append((one.name, graph))
+        stepped = stepped_plan_of(graph, donated)
+        return ObservedLlvmComputation(stepped, load(stepped.texts), stages)
+
+    def remember(self, key: str, computation: LlvmComputation) -> None:
+        saved_program.keep(key, computation.plan)
+
+    def recall(self, key: str, origin_of: Callable[[int], Origin]) -> LlvmComputation | None:
+        found = saved_program.find(key, origin_of)
+        return None if found is None else LlvmComputation(*found)
+
+    def explain(
+        self, graph: Graph, donated: frozenset[int] = frozenset()
+    ) -> Iterator[tuple[str, str]]:
+        """(stage, text) for each of `stages`, made only as far as it is asked for."""
+        return explained(graph, PASSES, donated)
+
+    def _dump(self, graph: Graph, donated: frozenset[int]) -> None:
+        wanted = pipeline.dumped().intersection(AFTER_PASSES)
+        for stage, text in self.explain(graph, donated) if wanted else ():
+            if stage in wanted:
+                print(f"# {stage}\n{text}")
+
+    def prepare_to_exit(self) -> None:
+        """Nothing runs between launches."""

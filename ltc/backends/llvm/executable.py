@@ -1,0 +1,350 @@
+"""A plan made ready to launch: where all of it is native, one call runs the whole step."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from ltc import errors
+from ltc.backends import collective_runner
+from ltc.backends.eager import LOWERING, EagerComputation
+from ltc.backends.llvm import launch_queue
+from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
+from ltc.backends.llvm.output_pool import copied, maker_of, pool
+from ltc.backends.llvm.plan import (
+    COPIED,
+    ITSELF,
+    OWN_VALUES,
+    OWNED,
+    TWIN,
+    FailedCheck,
+    InBlock,
+    PlannedCall,
+    ProgramPlan,
+    ReferenceCall,
+)  # fmt: skip
+from ltc.backends.llvm.prefault import TouchedAhead
+from ltc.backends.llvm.scalar_arguments import Cells
+from ltc.backends.llvm.workspace import Blocks, WorkBlock
+from ltc.backends.plain_dispatch import Undisturbed, is_alone
+from ltc.backends.reference.torch_call import element
+from ltc.debug import metrics
+from ltc.ir import ops
+from ltc.llvm.native.kernel_cache import LoadedKernel
+from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
+from ltc.llvm.native.runner import leave_processor
+from ltc.passes.memory_planner import ALIGNMENT
+
+_NOTHING: Mapping = MappingProxyType({})
+_blocks = Blocks()
+_touched_ahead = TouchedAhead(pool)
+_address_of = torch.Tensor.data_ptr
+
+
+def _owned(x: torch.Tensor) -> torch.Tensor:
+    """What the reference gave, as a buffer: contiguous and alone in its memory."""
+    x = x.contiguous()
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+
+
+_WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: copied}
+
+
+class LlvmComputation:
+    """A program on this machine's CPU; its buffers are contiguous CPU tensors."""
+
+    download = staticmethod(EagerComputation.download)
+    wait = staticmethod(EagerComputation.wait)
+    leave_processor = staticmethod(leave_processor)
+
+    @staticmethod
+    def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
+        if tensor.is_floating_point():
+            _touched_ahead.expect(tensor.nbytes)
+        return EagerComputation.upload(tensor, device)
+
+    @staticmethod
+    def queue() -> LlvmQueue | None:
+        """What a thread takes launches from that are given ahead; None where there is none."""
+        return LlvmQueue(_blocks) if launch_queue.is_possible() else None
+
+    def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]):
+        """`kernels`: those that the plan names."""
+        self.plan, self._kernels = plan, kernels  # which stay loaded as long as this is held
+        self.frames = Blocks()
+        self._reads_all = plan.positions == tuple(range(len(plan.positions)))
+        self._constants = _constants_of(plan)
+        self._fixed = [(value, LOWERING.lower(node)()) for value, node in plan.fixed]
+        self._constants_address = self._constants.data_ptr()
+        given = len(plan.positions) + len(plan.made)
+        self._addresses = struct.Struct(f"={given + OWN_VALUES}q")
+        self._cells = Cells(plan.cells, WORD * plan.values)
+        self._meetings = struct.Struct(f"={plan.meetings.words}q")
+        self._runs = [self._made_ready(run) for run in plan.runs]
+        self._outputs = [value for value, _ in plan.outputs]
+        self._ways = [
+            (position, _WAYS[way]) for position, (_, way) in enumerate(plan.outputs)
+            if way not in (ITSELF, TWIN)
+        ]
+        self.twins = _twins(plan.outputs)
+        self._more_values = plan.values - given - OWN_VALUES
+        makers = {kind: maker_of(*kind, plan.guard) for kind in set(plan.made)}
+        self._makers = [makers[kind][0] for kind in plan.made]
+        native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
+        # Whether a launch asks torch for anything that the caller's modes could change.
+        asks = any(asks for _, asks in makers.values())
+        self._dispatches = not native or bool(self._ways) or asks
+        self._runs_ahead = (
+            native and len(self._runs) == 1 and not self._ways and not self.twins
+            and not plan.meetings.all and launch_queue.may_run_ahead(plan.made)
+        )  # fmt: skip
+
+    def _made_ready(self, run):
+        if isinstance(run, ReferenceCall):
+            return _Reference(run)
+        first_check = self.plan.first_check
+        checks = range(first_check, first_check + len(self.plan.checks))
+        calls = [
+            KernelCall(
+                self._kernels[call.kernel].entry, call.arguments, call.tasks,
+                0 if call.check < 0 else first_check + call.check,
+            )
+            for call in run
+        ]  # fmt: skip
+        awaiting = [k for k, call in enumerate(run) if call.awaits >= 0]
+        rests = {k: KernelRun(calls[k + 1 :], checks.stop, checks) for k in awaiting}
+        return _Kernels(run, KernelRun(calls, checks.stop, checks), rests)
+
+    def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        if self._dispatches or not is_alone():
+            with Undisturbed():
+                return self._launched(buffers, scalars)
+        return self._launched(buffers, scalars)
+
+    def prepared(
+        self, buffers: list[torch.Tensor], scalars: list[Any], queue: LlvmQueue,
+        lent: Mapping[int, torch.Tensor],
+    ) -> LlvmLaunch | None:
+        """A launch for that queue; None where this program needs Python, or much memory ahead."""
+        if not self._runs_ahead:
+            return None
+        if self._dispatches or not is_alone():
+            with Undisturbed():
+                return self._prepared(buffers, scalars, queue, lent)
+        return self._prepared(buffers, scalars, queue, lent)
+
+    def _prepared(self, buffers, scalars, queue: LlvmQueue, lent) -> LlvmLaunch:
+        frame, block = self.frames.take(self.plan.frame), queue.block(self.plan.block)
+        values = self._begin(frame, block, buffers, scalars, lent)
+        outputs = [values[value] for value in self._outputs]
+        error = functools.partial(self._error_of, frame, block, values)
+        return LlvmLaunch(self._runs[0].run, frame, outputs, self.frames, error)
+
+    def _error_of(self, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int) -> Exception:
+        """What made the call of that number fail, in a program of kernels alone."""
+        (run,) = self._runs
+        try:
+            run.fail(self.plan, frame, block, values, failed)
+        except Exception as error:
+            return error
+
+    def _launched(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        frame, block = self.frames.take(self.plan.frame), _blocks.take(self.plan.block)
+        try:
+            values = self._begin(frame, block, buffers, scalars)
+            self._run(frame, block, values)
+            outputs = [values[value] for value in self._outputs]
+            for position, own in self._ways:
+                outputs[position] = own(outputs[position])
+            return outputs
+        finally:
+            self.frames.give_back(frame)
+            _blocks.give_back(block)
+
+    def _begin(self, frame: WorkBlock, block: WorkBlock, buffers, scalars, lent=_NOTHING) -> list[Any]:
+        """The values that the launch starts with, their addresses and the scalars in the frame.
+
+        lent  memory for outputs, by their positions; the others get new memory
+        """
+        plan = self.plan
+        values = list(buffers) if self._reads_all else [buffers[p] for p in plan.positions]
+        del values[len(plan.positions) :]
+        if lent:
+            lent = {self._outputs[position]: tensor for position, tensor in lent.items()}
+            first = len(values)
+            makers = enumerate(self._makers, first)
+            values += [lent[n] if n in lent else make() for n, make in makers]
+        else:
+            values += [make() for make in self._makers]
+        self._addresses.pack_into(
+            frame.memory, 0,
+            *map(_address_of, values), frame.address, self._constants_address, 0, block.address,
+        )  # fmt: skip
+        self._cells.write(frame.memory, scalars)
+        if plan.meetings.all:
+            words = collective_runner.begin(plan.meetings)
+            self._meetings.pack_into(frame.memory, WORD * plan.first_meeting, *words)
+        if self._more_values:
+            values += [None] * (OWN_VALUES + self._more_values)
+            self._begin_reference(block, values, scalars)
+        return values
+
+    def _begin_reference(self, block: WorkBlock, values: list[Any], scalars) -> None:
+        for value, constant in self._fixed:
+            values[value] = constant
+        for value, slot, dtype in self.plan.scalars:
+            values[value] = torch.as_tensor(scalars[slot], dtype=dtype)
+        for value, where in self.plan.in_block:
+            values[value] = _in_block(block, where)
+
+    def _run(self, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
+        done: list[int] = []  # positions of the inputs that were written over
+        for run in self._runs:
+            try:
+                run(self.plan, frame, block, values)
+            except Exception as error:
+                error.overwritten = (*done, *getattr(error, "overwritten", ()))
+                raise
+            done.extend(run.overwrites)
+
+
+def _twins(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Positions of outputs that are one value in one place."""
+    places: dict[int, list[int]] = {value: [] for value, way in outputs if way == TWIN}
+    for position, (value, way) in enumerate(outputs):
+        if value in places and way in (ITSELF, TWIN):
+            places[value].append(position)
+    return tuple(map(tuple, places.values()))
+
+
+class _Kernels:
+    """Kernels in a row; their errors carry `overwritten`, see backends/interface.py.
+
+    run         all of them
+    overwrites  positions of the inputs that they write over
+    """
+
+    def __init__(
+        self, calls: tuple[PlannedCall, ...], run: KernelRun, rests: Mapping[int, KernelRun]
+    ):
+        """
+        rests  by the number of each call that waits for other replicas: the run after it
+        """
+        self._calls, self.run, self._rests = calls, run, rests
+        self.overwrites = tuple(p for call in calls for p in call.overwrites)
+
+    def __call__(self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
+        failed = self.run.launch(frame.address)
+        while failed in self._rests:  # others are late: the kernel has given up, and Python sleeps
+            self._await(plan, failed)
+            after = self._rests[failed].launch(frame.address)
+            failed = after if after < 0 else failed + 1 + after
+        if failed >= 0:
+            self.fail(plan, frame, block, values, failed)
+
+    def _await(self, plan: ProgramPlan, number: int) -> None:
+        """Wait for the other replicas in place of a call that has given up."""
+        call = self._calls[number]
+        try:
+            collective_runner.meet(call.awaits)
+        except Exception as error:
+            error.overwritten = self._overwritten(number)
+            origin = plan.checks[call.check].origin
+            if origin is not None:
+                error.add_note(f"while running {origin}")
+            raise
+
+    def _overwritten(self, failed: int) -> tuple[int, ...]:
+        calls = self._calls[: failed + 1]
+        return tuple(p for call in calls for p in call.overwrites)
+
+    def fail(
+        self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int
+    ) -> NoReturn:
+        """Raise what the call of that number stands for."""
+        call = self._calls[failed]
+        place = WORD * (plan.first_check + call.check)
+        (code,) = struct.unpack_from("=q", frame.memory, place)
+        check = plan.checks[call.check + (code & 0xFF) - 1]
+        try:
+            raise _error_of(plan, check, code, block, values)
+        except Exception as error:
+            error.overwritten = self._overwritten(failed)
+            if check.origin is not None:
+                error.add_note(f"while running {check.origin}")
+            raise
+
+
+def _error_of(
+    plan: ProgramPlan, check: FailedCheck, code: int, block: WorkBlock, values: list[Any]
+) -> Exception:
+    """The error that a fault stands for; where the reference finds one, it raises it."""
+    if check.error == errors.MemoryFault.__name__:
+        return errors.MemoryFault(check.message.format(value=plan.memory.told(code >> 8)))
+    if check.error:
+        kind = getattr(errors, check.error, None) or getattr(builtins, check.error)
+        return kind(check.message.format(value=code >> 8))
+    operands = [
+        _in_block(block, where) if isinstance(where, InBlock) else values[where]
+        for where in check.operands
+    ]
+    made = LOWERING.lower(check.node)(*operands)
+    if check.node.op is ops.EXTERN:
+        for index in range(len(made)):
+            element(made, index)
+    return RuntimeError(f"a kernel of {check.node} failed with code {code}, the reference did not")
+
+
+class _Reference:
+    """One node through the reference."""
+
+    overwrites = ()
+
+    def __init__(self, call: ReferenceCall):
+        self._call, self._compute = call, LOWERING.lower(call.node)
+        is_extern = call.node.op is ops.EXTERN
+        self._name = call.node.attr("template").overload if is_extern else call.node.op.name
+
+    def __call__(self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
+        call = self._call
+        if call.is_counted:
+            metrics.count("extern.python")
+            metrics.count(f"extern.python::{self._name}")
+        try:
+            result = self._compute(*[values[value] for value in call.operands])
+        except Exception as error:
+            if call.origin is not None:
+                error.add_note(f"while running {call.origin}")
+            raise
+        if call.address:
+            result = result.contiguous()
+            struct.pack_into("=q", frame.memory, WORD * call.result, result.data_ptr())
+        values[call.result] = result
+        for value in call.dead:
+            values[value] = None
+
+
+def _in_block(block: WorkBlock, where: InBlock) -> torch.Tensor:
+    # A storage of its own: as_strided counts from where the storage begins.
+    count = torch.Size(where.shape).numel()
+    flat = torch.frombuffer(block.memory, dtype=where.dtype, count=count, offset=where.offset)
+    return flat.view(where.shape)
+
+
+def _constants_of(plan: ProgramPlan) -> torch.Tensor:
+    """The memory of the constants that kernels read, and of the rows of the checks."""
+    rows = b"" if plan.memory is None else plan.memory.rows
+    end = ALIGNMENT * len(plan.constants)
+    memory = torch.zeros(max(ALIGNMENT, end + len(rows)), dtype=torch.uint8)
+    memory.numpy()[end : end + len(rows)] = np.frombuffer(rows, np.uint8)
+    for node, offset in plan.constants:
+        value = LOWERING.lower(node)().reshape(1)
+        memory[offset : offset + value.nbytes] = value.view(torch.uint8)
+    return memory

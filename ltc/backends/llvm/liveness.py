@@ -1,0 +1,117 @@
+"""How long what kernels make is needed: by which steps, and in whose memory it may lie.
+
+Some values take the place of another that dies where they are made: a kernel that reads an element
+only where it stores one of the same type may store it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from ltc.backends.llvm.schedule import ProgramStep, in_place, sent_by, stores_of
+from ltc.ir import ops
+from ltc.ir.graph import Graph
+from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType
+from ltc.llvm.ops.dispatch import ScratchBuffer
+from ltc.passes.memory_planner import Lifetime, OutputBuffer
+
+
+def nbytes_of(type: TensorType) -> int:
+    return type.size * type.dtype.itemsize
+
+
+class Lifetimes:
+    """Of the values of a program that are nobody's input and nobody's output.
+
+    over    value -> the one whose memory it takes; that one is no other's
+    values  all of them
+    """
+
+    def __init__(
+        self, steps: list[ProgramStep], graph: Graph, shares: dict[Node, Node],
+        placed: Container[Node], fixed: Container[Node],
+    ):  # fmt: skip
+        """
+        shares  what the reference gives -> the node whose memory it may lie in
+        placed  nodes that have their memory already
+        fixed   nodes that must lie in the block
+        """
+        self._steps, self._shares, self._fixed = steps, shares, fixed
+        self._last = self._last_readers(graph)
+        self._first = {
+            node: position
+            for position, step in enumerate(steps)
+            if step.is_native
+            for node in step.writes
+            if node not in placed
+        }
+        self.values = frozenset(self._first)
+        self.over: dict[Node, Node] = {}
+        for position, step in enumerate(steps):
+            self._choose_places(position, step)
+
+    def all(self) -> list[Lifetime]:
+        values = [
+            Lifetime(
+                node, nbytes_of(node.type), first, self._last[node], in_block=node in self._fixed
+            )
+            for node, first in self._first.items()
+            if node not in self.over
+        ]
+        for position, step in enumerate(self._steps):
+            between = dict.fromkeys(n for code in step.codes for n in code.nodes)
+            values.extend(
+                Lifetime(buffer, buffer.nbytes, position, position)
+                for buffer in between
+                if isinstance(buffer, ScratchBuffer)
+            )
+        return values
+
+    def hosts(self, made: Iterable[Node]) -> list[OutputBuffer]:
+        """The buffers that a launch makes for outputs, until the steps that fill them."""
+        wanted = set(made)
+        return [
+            OutputBuffer(node, nbytes_of(node.type), position)
+            for position, step in enumerate(self._steps)
+            for node in step.writes
+            if node in wanted
+        ]
+
+    def _last_readers(self, graph: Graph) -> dict[Node, int]:
+        last: dict[Node, int] = {}
+        for position, step in enumerate(self._steps):
+            for node in (*step.reads, *step.writes):
+                last[self._shares.get(node, node)] = position
+        ends = len(self._steps)
+        last.update({self._shares[n]: ends for n in graph.outputs if n in self._shares})
+        for node, position in self._sent_until(ends):
+            last[node] = max(last[node], position)
+        return last
+
+    def _sent_until(self, ends: int) -> Iterable[tuple[Node, int]]:
+        """What the exchanges read, and the step until which they do: the wait, if there is one."""
+        units = [step.unit for step in self._steps]
+        waits = {
+            unit.inputs[0]: position for position, unit in enumerate(units)
+            if isinstance(unit, Node) and unit.op is ops.COLLECTIVE_WAIT
+        }
+        for unit in units:
+            for node in sent_by(unit):
+                yield self._shares.get(node, node), waits.get(unit, ends)
+
+    def _choose_places(self, position: int, step: ProgramStep) -> None:
+        """Each value that may: in the place of one that this step reads as the last one."""
+        kernel, operands = stores_of(step.unit)
+        dying = {
+            node for node in step.reads
+            if node in self._first and node not in self._fixed and node not in operands
+            and self._last[self.over.get(node, node)] == position
+        }
+        for store in kernel.stores if kernel is not None and dying else ():
+            if store.node in self._first and store.node not in self._fixed:
+                target = in_place(kernel, store, dying)
+                if target is not None:
+                    dying.discard(target)
+                    self.over[store.node] = target = self.over.get(target, target)
+                    self._last[target] = self._last[store.node]

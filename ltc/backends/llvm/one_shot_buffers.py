@@ -1,0 +1,103 @@
+"""Where a program's meetings have their words, and what of it lies in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from ltc.ir import ops
+from ltc.ir.collective import Collective
+from ltc.ir.loop_nest import Product
+from ltc.ir.meeting import is_meeting, sent_with
+from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType
+from ltc.llvm.native.kernel_run import WORD
+from ltc.llvm.ops.one_shot_sync import MEMBERS, OWN, Words, word_count
+from ltc.passes.memory_planner import ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One meeting.
+
+    types       of what each member lays
+    words       it has so many in the frame
+    is_awaited  whether the program waits for it; otherwise nobody reads its results
+    """
+
+    collective: Collective
+    types: tuple[TensorType, ...]
+    words: int
+    is_awaited: bool
+
+
+class Meetings:
+    """All meetings of a program, in the order in which they begin; a name for them as well.
+
+    words  of the frame that all of them have
+    """
+
+    def __init__(self, meetings: tuple[Meeting, ...] = ()):
+        self.all = meetings
+        self.words = sum(meeting.words for meeting in meetings)
+
+
+class MeetingPlaces:
+    """What the meetings of a program's steps have in the frame and in shared memory.
+
+    meetings  all of them
+    """
+
+    def __init__(self, steps: Iterable[Any]):
+        nodes = [step.unit.node for step in steps if isinstance(step.unit, Product)]
+        self._starts = [node for node in nodes if node.op is ops.COLLECTIVE_START]
+        awaited = {node.inputs[0] for node in nodes if node.op is ops.COLLECTIVE_WAIT}
+        self._number = {node: number for number, node in enumerate(self._starts)}
+        self._parts = [
+            n for step in steps for n in step.writes
+            if n.op is ops.GET and is_meeting(n.inputs[0])
+        ]
+        self.meetings = Meetings(tuple(
+            Meeting(
+                node.attr("collective"), tuple(n.type for n in sent_with(node)), word_count(node),
+                node in awaited,
+            )
+            for node in self._starts
+        ))
+
+    def awaited_by(self, step: Any) -> int:
+        """The number of the meeting that a step waits for, or -1."""
+        node = step.unit.node if isinstance(step.unit, Product) else None
+        if node is None or node.op is not ops.COLLECTIVE_WAIT:
+            return -1
+        return self._number[node.inputs[0]]
+
+    def places(self, first: int, frame: int) -> dict[Any, tuple[int, int]]:
+        """(word of the frame that holds an address, bytes to add) of each buffer.
+
+        first  where in the frame the words of the meetings begin
+        frame  the value that is the frame
+        """
+        found: dict[Any, tuple[int, int]] = {}
+        firsts: dict[Node, int] = {}
+        for start, meeting in zip(self._starts, self.meetings.all):
+            firsts[start] = first
+            found[Words(start)] = (frame, WORD * first)
+            for node, offset in zip(sent_with(start), _offsets(meeting.types)):
+                found[node] = (first + OWN, offset)
+            first += meeting.words
+        for part in self._parts:
+            start = part.inputs[0].inputs[0]
+            member, index = divmod(part.attr("index"), start.attr("count"))
+            sharers, types = start.attr("collective").sharers, [n.type for n in sent_with(start)]
+            word = firsts[start] + MEMBERS + sharers + member
+            found[part] = (word, _offsets(types)[index])
+        return found
+
+
+def _offsets(types: Iterable[TensorType]) -> list[int]:
+    """Where each operand lies, one after the other."""
+    sizes = [-(-t.size * t.dtype.itemsize // ALIGNMENT) * ALIGNMENT for t in types]
+    return [0, *accumulate(sizes)][:-1]

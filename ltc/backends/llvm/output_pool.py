@@ -1,0 +1,149 @@
+"""Memory of large outputs, used again when their tensors are gone.
+
+The system hands out large stretches of memory as pages that are cleared when they are first
+touched: for an output that is made at every step this takes longer than computing it. A stretch
+here comes back when the last tensor that lies in it is freed, whoever held it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+
+from ltc.backends.host_memory import HUGE_PAGE
+from ltc.errors import OutOfMemory
+from ltc.passes.memory_planner import aligned
+
+# In less than half the time of torch.empty, where this torch has it.
+_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+LARGE_BYTES = HUGE_PAGE  # of a tensor: most smaller ones the allocator keeps itself
+MOST_FREE_BYTES = 512 << 20  # kept for outputs to come; what is more goes back to the system
+_HAS_HUGE_PAGES = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
+
+
+class Stretch:
+    """Private memory that begins at a huge page and is as long as so many of them."""
+
+    def __init__(self, nbytes: int):
+        """`nbytes`: at least; the rest of the last huge page belongs to it too."""
+        self.nbytes = nbytes = _whole_pages(nbytes)
+        # One page more than needed: the system aligns to small pages only.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # after a fork, each has its own
+        try:
+            self._map = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=private)
+        except OSError as error:
+            raise OutOfMemory("out of memory", nbytes) from error
+        try:
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # advice only: where the system refuses it, the memory is the same
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._first = -address % HUGE_PAGE
+        self.address = address + self._first
+
+    def view(self) -> memoryview:
+        return memoryview(self._map)[self._first : self._first + self.nbytes]
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // HUGE_PAGE) * HUGE_PAGE
+
+
+class OutputPool:
+    """Stretches that no tensor lies in at the moment, those that were freed last at the end.
+
+    Tensors are freed in any thread at any time, and processes fork: there is no lock, and what
+    changes the list does so in one atomic step.
+
+    is_used  whether it has ever been asked for memory
+    """
+
+    def __init__(self, most_free_bytes: int = MOST_FREE_BYTES):
+        self._most = most_free_bytes
+        self._free: list[Stretch] = []
+        self._views: dict[int, weakref.ref] = {}
+        self.is_used = False
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor whose elements are anything."""
+        self.is_used = True
+        count = prod(shape)
+        nbytes = _whole_pages(count * dtype.itemsize)
+        stretch = self._taken(nbytes) or Stretch(nbytes)
+        view = stretch.view()
+        self._views[id(stretch)] = weakref.ref(view, lambda _: self._give_back(stretch))
+        # The tensor's storage holds the view until the last tensor of it is gone.
+        return torch.frombuffer(view, dtype=dtype, count=count).view(shape)
+
+    def add(self, stretch: Stretch) -> None:
+        """One that no tensor lies in."""
+        self._free.append(stretch)
+        if self.free_bytes > self._most:
+            self._removed(self._free[0])
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(stretch.nbytes for stretch in list(self._free))
+
+    def _taken(self, nbytes: int) -> Stretch | None:
+        for stretch in reversed(list(self._free)):
+            if stretch.nbytes == nbytes and self._removed(stretch):
+                return stretch
+        return None
+
+    def _removed(self, stretch: Stretch) -> bool:
+        try:
+            self._free.remove(stretch)
+        except ValueError:  # another thread has it
+            return False
+        return True
+
+    def _give_back(self, stretch: Stretch) -> None:
+        del self._views[id(stretch)]
+        self.add(stretch)
+
+
+pool = OutputPool()
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor whose elements are anything: an output of a program."""
+    if _HAS_HUGE_PAGES and prod(shape) * dtype.itemsize >= LARGE_BYTES:
+        return pool.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, as an output of a program."""
+    return empty(x.shape, x.dtype).copy_(x)
+
+
+def guarded(shape: Sequence[int], dtype: torch.dtype, guard: int) -> torch.Tensor:
+    """An output that has so many bytes, whole cache lines, of its memory before and behind it."""
+    count = prod(shape)
+    around = empty((aligned(count * dtype.itemsize) + 2 * guard,), torch.uint8)
+    own = torch.frombuffer(around.numpy(), dtype=dtype, count=count, offset=guard)
+    return own.view(shape)
+
+
+def maker_of(
+    shape: Sequence[int], dtype: torch.dtype, guard: int = 0
+) -> tuple[Callable[[], torch.Tensor], bool]:
+    """What makes outputs of a type at every launch, and whether it passes torch's dispatcher.
+
+    guard  bytes, whole cache lines, that they have before and behind them
+    """
+    if guard:
+        return functools.partial(guarded, shape, dtype, guard), True
+    if _empty_strided is None or prod(shape) * dtype.itemsize >= LARGE_BYTES:
+        return functools.partial(empty, shape, dtype), True
+    dims = range(len(shape))
+    strides = tuple([prod([max(extent, 1) for extent in shape[dim + 1 :]]) for dim in dims])
+    return functools.partial(_empty_strided, tuple(shape), strides, dtype), False

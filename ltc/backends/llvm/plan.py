@@ -1,0 +1,456 @@
+"""A program as data: where everything is in memory, and which kernels run on it in which order.
+
+A launch works on values, counted from 0: the inputs it uses, the outputs it makes, its frame, the
+constants, nothing (whose address is 0), its block of memory, then what only the reference reads or
+makes.  The *frame* is words that native code reads: the addresses of all values, the scalars, the
+faults, the kernels' arguments.  In the *block* lies what a program makes and nobody gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from ltc.backends.llvm.checked_steps import GUARD_BYTES, CheckedSteps, MemoryChecks
+from ltc.backends.llvm.liveness import Lifetimes
+from ltc.backends.llvm.one_shot_buffers import MeetingPlaces, Meetings
+from ltc.backends.llvm.schedule import MAY_SHARE, ProgramStep, memory_of, planned_steps
+from ltc.ir import ops
+from ltc.ir.graph import Graph, Origin
+from ltc.ir.node import Node
+from ltc.llvm.native.kernel_cache import kernel_name
+from ltc.llvm.native.kernel_run import WORD, Fault
+from ltc.llvm.ops.memory_checks import FRAME, ROW_WORDS
+from ltc.passes import memory_planner
+from ltc.passes.memory_planner import ALIGNMENT
+
+ITSELF, OWNED, COPIED, TWIN = range(4)  # how a value becomes an output
+OWN_VALUES = 4  # of a launch: its frame, the constants, nothing, its block
+SHORT_LIVES = 32  # a program has so many one after the other: what lives longer left the caches
+
+
+@dataclass(frozen=True)
+class InBlock:
+    """A value in the launch's block, where the reference needs it as a tensor."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FailedCheck:
+    """What a fault means: see llvm/native/kernel_run.py.
+
+    operands  of `node` where the reference is to raise: numbers of values, or places in the block
+    """
+
+    node: Node
+    error: str
+    message: str
+    origin: Origin | None
+    operands: tuple[int | InBlock, ...]
+
+
+class PlannedCall(NamedTuple):
+    """One kernel of a run.
+
+    kernel      its name among the program's kernels
+    arguments   of each a value, then the number to add to its address: a pair for each would make
+                thousands of objects that Python's collector goes through
+    check       number of its fault, or -1
+    overwrites  positions of the inputs that it writes over
+    awaits      the number of the meeting that it waits for, or -1
+    """
+
+    kernel: str
+    arguments: tuple[int, ...]
+    tasks: int
+    check: int
+    overwrites: tuple[int, ...]
+    awaits: int = -1
+
+
+@dataclass(frozen=True)
+class ReferenceCall:
+    """One node through the reference.
+
+    operands  the values it takes
+    result    the value it makes
+    address   whether kernels read the result
+    dead      values that nothing reads afterwards
+    """
+
+    node: Node
+    operands: tuple[int, ...]
+    result: int
+    address: bool
+    dead: tuple[int, ...]
+    origin: Origin | None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it computes anything; a view does not."""
+        return self.node.op not in MAY_SHARE
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """One program.
+
+    positions   of the inputs that it uses, in the launch's buffers
+    made        (shape, dtype) of the outputs that get new memory
+    values      how many there are
+    constants   (node, offset) in the memory that all launches share
+    fixed       (value, node): constants that the reference reads
+    cells       (slot, dtype) of the scalars that kernels read, one word each
+    scalars     (value, slot, dtype) of those that the reference reads
+    checks      the faults, one word each
+    arguments   words of the frame for the arguments of one run
+    frame       bytes of the frame
+    block       bytes of the block
+    in_block    (value, where): what the reference reads of the block
+    runs        kernels that run without anything else between them, and calls of the reference
+    outputs     (value, how it becomes an output)
+    meetings    with other replicas
+    memory      what the kernels do to it is checked: by kernels that find this behind the constants
+    """
+
+    positions: tuple[int, ...]
+    made: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    values: int
+    constants: tuple[tuple[Node, int], ...]
+    fixed: tuple[tuple[int, Node], ...]
+    cells: tuple[tuple[int, torch.dtype], ...]
+    scalars: tuple[tuple[int, int, torch.dtype], ...]
+    checks: tuple[FailedCheck, ...]
+    arguments: int
+    frame: int
+    block: int
+    in_block: tuple[tuple[int, InBlock], ...]
+    runs: tuple[tuple[PlannedCall, ...] | ReferenceCall, ...]
+    outputs: tuple[tuple[int, int], ...]
+    meetings: Meetings = Meetings()
+    memory: MemoryChecks | None = None
+
+    @property
+    def guard(self) -> int:
+        """Bytes that outputs in new memory have before and behind them."""
+        return 0 if self.memory is None else GUARD_BYTES
+
+    @property
+    def first_meeting(self) -> int:
+        """Where in the frame the words of the meetings begin."""
+        return self.values + len(self.cells)
+
+    @property
+    def first_check(self) -> int:
+        """Where in the frame the faults begin."""
+        return self.first_meeting + self.meetings.words
+
+
+def plan_of(
+    graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None,
+    checked: bool = False,
+) -> tuple[ProgramPlan, dict[str, str]]:  # fmt: skip
+    """The program of a graph, and the text of each of its kernels by name.
+
+    donated  positions of the inputs that may be written over
+    written  is told each text of the program as soon as it is there
+    checked  whether every step looks at what its kernels do to memory
+    """
+    planner = _Planner(graph, planned_steps(graph, donated, written), donated, checked)
+    return planner.plan(), planner.texts
+
+
+@dataclass(frozen=True)
+class SteppedPlan:
+    """The same program with a run for each step.
+
+    steps  what each run is
+    place  where the value of a node is: the number of the word in the frame that holds an address,
+           and the bytes to add
+    value  the number of what the reference reads or makes, as a tensor
+    """
+
+    plan: ProgramPlan
+    texts: dict[str, str]
+    steps: tuple[ProgramStep, ...]
+    place: Mapping[Any, tuple[int, int]]
+    value: Mapping[Node, int]
+
+
+def stepped_plan_of(graph: Graph, donated: frozenset[int]) -> SteppedPlan:
+    """As `plan_of`, for launches that are looked at."""
+    return _Planner(graph, planned_steps(graph, donated), donated, checked=False).stepped()
+
+
+class _Planner:
+    """What is decided so far: `_place` says where the buffer of each node is: (value, offset)."""
+
+    def __init__(
+        self, graph: Graph, steps: list[ProgramStep], donated: frozenset[int], checked: bool
+    ):
+        self.texts: dict[str, str] = {}
+        self._checked, self._checks = checked, None
+        self._names: dict[str, str] = {}  # of texts
+        self._graph, self._steps = graph, steps
+        self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
+        self._shares = memory_of(steps)
+        self._place: dict[Any, tuple[int, int]] = {}
+        self._meetings = MeetingPlaces(steps)
+        self._number: dict[Node, int] = {}  # of a node's value as a tensor
+        native = [step for step in steps if step.is_native]
+        self._by_kernels = {n for s in native for n in s.reads}
+        self._faults = _faults_of(native)
+        self._by_reference = {n for s in steps if not s.is_native for n in s.reads}
+        self._by_reference.update(graph.outputs)
+        self._by_reference.update(n for f in self._faults if not f.error for n in f.node.inputs)
+
+    def plan(self) -> ProgramPlan:
+        self._place_inputs_and_outputs()
+        self._place_constants()
+        self._place_scalars()
+        self._place.update(self._meetings.places(0, self._frame_value))  # known in `_place_block`
+        self._number_results()
+        self._place_block()
+        runs = tuple(self._runs())
+        return ProgramPlan(
+            tuple(n.attr("index") for n in self._inputs),
+            tuple((n.shape, n.dtype) for n in self._made),
+            self._values,
+            tuple((n, self._place[n][1]) for n in self._constants),
+            tuple(self._fixed),
+            tuple((n.attr("slot"), n.dtype) for n in self._cells),
+            tuple(self._scalars),
+            tuple(self._check(fault) for fault in self._faults),
+            max((_words(run) for run in runs), default=0),
+            self._frame_bytes,
+            self._block_bytes,
+            tuple(self._in_block),
+            runs,
+            tuple(self._outputs()),
+            self._meetings.meetings,
+            self._checks.table(self._place) if self._checks is not None else None,
+        )
+
+    def stepped(self) -> SteppedPlan:
+        plan = replace(self.plan(), runs=tuple(self._run_of_each_step()))
+        return SteppedPlan(plan, self.texts, tuple(self._steps), self._place, self._number)
+
+    # --- where things are ------------------------------------------------------------------------
+
+    def _place_inputs_and_outputs(self) -> None:
+        used = {n for s in self._steps for n in s.reads} | self._by_reference
+        self._inputs = [n for n in self._graph.inputs if n in used]
+        over = {n: t for s in self._steps for n, t in s.overwrites.items()}
+        stored = {n for s in self._steps if s.is_native for n in s.writes}
+        outputs = dict.fromkeys(self._graph.outputs)
+        self._made = [n for n in outputs if n in stored and n not in over]
+        for number, node in enumerate((*self._inputs, *self._made)):
+            self._place[node], self._number[node] = (number, 0), number
+        for node, target in over.items():
+            self._place[node] = self._place[target]
+            self._number[node] = self._number[target]
+        count = len(self._inputs) + len(self._made)
+        self._values = count + OWN_VALUES
+        own = range(count, self._values)
+        self._frame_value, self._constants_value, self._nothing, self._block_value = own
+
+    def _place_constants(self) -> None:
+        """Constants that kernels read lie in one tensor; the reference has each as its own."""
+        leaves = dict.fromkeys(n for s in self._steps for n in s.reads)
+        leaves.update(dict.fromkeys(n for n in self._by_reference))
+        constants = [n for n in leaves if n.op is ops.CONSTANT]
+        self._constants = [n for n in constants if n in self._by_kernels]
+        for k, node in enumerate(self._constants):
+            self._place[node] = (self._constants_value, ALIGNMENT * k)
+        self._fixed = [(self._new_value(n), n) for n in constants if n in self._by_reference]
+
+    def _place_scalars(self) -> None:
+        scalars = self._graph.scalars
+        self._cells = [n for n in scalars if n in self._by_kernels]
+        for k, node in enumerate(self._cells):
+            self._place[node] = (self._frame_value, k)  # its word: `_place_block` adds the first
+        self._scalars = [
+            (self._new_value(n), n.attr("slot"), n.dtype)
+            for n in scalars
+            if n in self._by_reference
+        ]
+
+    def _number_results(self) -> None:
+        """Values of their own for what the reference makes."""
+        for step in self._steps:
+            if not step.is_native:
+                self._place[step.unit] = (self._new_value(step.unit), 0)
+
+    def _new_value(self, node: Node) -> int:
+        number = self._number[node] = self._values
+        self._values += 1
+        return number
+
+    def _place_block(self) -> None:
+        long = max(1, len(self._steps) // SHORT_LIVES)
+        lives = Lifetimes(
+            self._steps, self._graph, self._shares, self._place, self._by_reference
+        )
+        values = lives.all()
+        if self._checked:
+            values.append(self._check_memory(lives))
+        places, scratch_bytes = memory_planner.plan(
+            values, lives.hosts(self._made), long, GUARD_BYTES if self._checked else 0
+        )
+        places.update({node: places[other] for node, other in lives.over.items()})
+        in_block = [n for n in places if isinstance(n, Node) and n in self._by_reference]
+        numbers = [self._new_value(n) for n in in_block]
+        # From here on the number of values is known, and with it the length of the frame.
+        self._first_cell = self._values
+        first_meeting = self._first_cell + len(self._cells)
+        self._first_check = first_meeting + self._meetings.meetings.words
+        for k, node in enumerate(self._cells):
+            self._place[node] = (self._frame_value, WORD * (self._first_cell + k))
+        for k, fault in enumerate(self._faults):
+            self._place[fault] = (self._frame_value, WORD * (self._first_check + k))
+        self._place.update(self._meetings.places(first_meeting, self._frame_value))
+        words = self._first_check + len(self._faults) + self._most_arguments()
+        self._frame_bytes = WORD * words
+        for node, (host, offset) in places.items():
+            if host is memory_planner.BLOCK:
+                self._place[node] = (self._block_value, offset)
+            else:
+                self._place[node] = (self._number[host], offset)
+        self._block_bytes = scratch_bytes
+        self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
+
+    def _check_memory(self, lives: Lifetimes) -> memory_planner.Lifetime:
+        """The steps check what they do; what they need in the block for it."""
+        self._checks = CheckedSteps(self._steps, lives, self._made, self._graph.origins)
+        self._faults = _faults_of(self._steps)
+        self._place[FRAME] = (self._frame_value, 0)
+        first = ALIGNMENT * len(self._constants)
+        for rows in self._checks.parts:
+            place = first + WORD * ROW_WORDS * rows.first
+            self._place[rows] = (self._constants_value, place)
+        room = self._checks.room
+        return memory_planner.Lifetime(room, room.nbytes, 0, len(self._steps), in_block=True)
+
+    def _there(self, node: Node) -> InBlock:
+        return InBlock(self._place[node][1], node.dtype, node.shape)
+
+    def _most_arguments(self) -> int:
+        most = count = 0
+        for step in self._steps:
+            words = sum(len(c.nodes) + len(c.numbers) for c in step.codes)
+            count = count + words if step.is_native else 0
+            most = max(most, count)
+        return most
+
+    # --- what runs -------------------------------------------------------------------------------
+
+    def _runs(self) -> Iterable[tuple[PlannedCall, ...] | ReferenceCall]:
+        waiting: list[PlannedCall] = []
+        for run in self._run_of_each_step():
+            if not isinstance(run, ReferenceCall):
+                waiting.extend(run)
+                continue
+            if waiting:
+                yield tuple(waiting)
+                waiting.clear()
+            yield run
+        if waiting:
+            yield tuple(waiting)
+
+    def _run_of_each_step(self) -> Iterator[tuple[PlannedCall, ...] | ReferenceCall]:
+        dead = self._dead_after()
+        for step in self._steps:
+            if step.is_native:
+                yield tuple(self._calls(step))
+                continue
+            node = step.unit
+            yield ReferenceCall(
+                node, tuple(self._number[n] for n in node.inputs), self._number[node],
+                node in self._by_kernels, tuple(self._number[n] for n in dead[step]),
+                self._graph.origins.get(node),
+            )  # fmt: skip
+
+    def _calls(self, step: ProgramStep) -> Iterable[PlannedCall]:
+        overwrites = tuple(target.attr("index") for target in step.overwrites.values())
+        for code in step.codes:
+            shifts = code.shifts + (0,) * (len(code.nodes) - len(code.shifts))
+            places = [self._place[node] for node in code.nodes]
+            arguments: list[int] = []
+            for (value, offset), shift in zip(places, shifts):
+                arguments += value, offset + shift
+            for number in code.numbers:
+                arguments += self._nothing, number
+            checks = [self._faults[n] for n in code.nodes if isinstance(n, Fault)]
+            yield PlannedCall(
+                self._named(code.text), tuple(arguments), code.tasks,
+                checks[0] if checks else -1, overwrites, self._meetings.awaited_by(step),
+            )  # fmt: skip
+
+    def _named(self, text: str) -> str:
+        name = self._names.get(text)
+        if name is None:
+            name = self._names[text] = kernel_name(text)
+            self.texts[name] = text
+        return name
+
+    def _check(self, fault: Fault) -> FailedCheck:
+        operands: tuple[int | InBlock, ...] = ()
+        if not fault.error:
+            operands = tuple(
+                self._number[n] if n in self._number else self._there(n)
+                for n in fault.node.inputs
+            )
+        origin = self._graph.origins.get(fault.node)
+        return FailedCheck(fault.node, fault.error, fault.message, origin, operands)
+
+    def _dead_after(self) -> dict[ProgramStep, list[Node]]:
+        """What the reference made, at the reference step after which no one reads it."""
+        made = {n for s in self._steps if not s.is_native for n in s.writes}
+        dead: dict[ProgramStep, list[Node]] = {step: [] for step in self._steps}
+        seen = set(self._graph.outputs)
+        following: ProgramStep | None = None
+        for step in reversed(self._steps):
+            if not step.is_native:
+                following = step
+            for node in step.reads:
+                if node in made and node not in seen:
+                    seen.add(node)
+                    if following is not None:
+                        dead[following].append(node)
+        return dead
+
+    def _outputs(self) -> Iterable[tuple[int, int]]:
+        """How each output becomes a buffer of its own, or the twin of an earlier one."""
+        stored = {n for s in self._steps if s.is_native for n in s.writes}
+        replacing = {n for s in self._steps for n in s.overwrites}
+        seen: set[Node] = set()
+        for node in self._graph.outputs:
+            fresh = node not in seen
+            seen.add(node)
+            way = COPIED
+            if fresh and (node in stored or node in self._given_up):
+                way = ITSELF
+            elif node in stored and node not in replacing:
+                way = TWIN
+            elif fresh and self._shares.get(node) is node:
+                way = OWNED
+            yield self._number[node], way
+
+
+def _faults_of(steps: Iterable[ProgramStep]) -> dict[Fault, int]:
+    """The faults of all kernels, numbered."""
+    nodes = (node for step in steps for code in step.codes for node in code.nodes)
+    found = dict.fromkeys(node for node in nodes if isinstance(node, Fault))
+    return {fault: number for number, fault in enumerate(found)}
+
+
+def _words(run: tuple[PlannedCall, ...] | ReferenceCall) -> int:
+    if isinstance(run, ReferenceCall):
+        return 0
+    return sum(len(call.arguments) for call in run) // 2

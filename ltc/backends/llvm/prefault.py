@@ -1,0 +1,59 @@
+"""Memory for gradients, touched while a model is still being moved to a device.
+
+The system clears a page when it is first touched, and on a virtual machine its host may have to find
+the page as well: up to five milliseconds for each huge page, at a time when the first step waits
+for it. Whoever moves a large tensor to a device will most likely want a gradient of its size. So a
+thread touches as much again, while Python goes on moving, and then records that step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from ltc.backends.host_memory import HUGE_PAGE, madvise
+from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
+
+MOST_BYTES = 64 << 20  # in one process: a guess must not cost much where it is wrong
+_MADV_POPULATE_WRITE = 23  # Linux 5.14: asm-generic/mman-common.h
+
+
+class TouchedAhead:
+    """Stretches of a pool that are touched before it is first asked for any.
+
+    Processes fork: there is no lock. A size that is asked for just when the thread ends is left to
+    the next one; the memory is then touched by whoever writes to it.
+    """
+
+    def __init__(self, pool: OutputPool, most_bytes: int = MOST_BYTES):
+        self._pool, self._left = pool, most_bytes
+        self._sizes: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+
+    def expect(self, nbytes: int) -> None:
+        """A tensor of `nbytes` was moved to a device: an output of its size is to be expected."""
+        if nbytes < LARGE_BYTES or nbytes > self._left or self._pool.is_used or madvise is None:
+            return
+        self._left -= nbytes
+        self._sizes.append(nbytes)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._touch, name="ltc pages", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Block until all is touched that was expected."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _touch(self) -> None:
+        while not self._pool.is_used:
+            try:
+                stretch = Stretch(self._sizes.popleft())
+            except IndexError:
+                return
+            for offset in range(0, stretch.nbytes, HUGE_PAGE):
+                if self._pool.is_used:  # others compute now, and touch what they need themselves
+                    break
+                # advice only: where the system is older, nothing happens
+                madvise(stretch.address + offset, HUGE_PAGE, _MADV_POPULATE_WRITE)
+            self._pool.add(stretch)

@@ -1,0 +1,179 @@
+"""Programs on disk: the plan and the names of its kernels, as JSON, for another process to run.
+
+With them a process neither traces, fuses nor compiles a step that an earlier one has compiled.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.backends.llvm.checked_steps import MemoryChecks
+from ltc.backends.llvm.plan import FailedCheck, InBlock, PlannedCall, ProgramPlan, ReferenceCall
+from ltc.ir.graph import Origin
+from ltc.ir.json_codec import Unrecordable, record_of, value_of
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.native import kernel_cache
+from ltc.support.disk_cache import disk_cache
+from ltc.support.version import source_digest
+
+OriginOf = Callable[[int], Origin]
+
+
+def program_name(key: str) -> str:
+    """Names the record of a program.
+
+    key  of what is computed; which ltc, torch, machine and settings are added here
+    """
+    parts = (
+        key, source_digest(), torch.__version__, platform.python_version(),
+        config.compiled_settings(), llvm_binding.name_of(""),
+    )  # fmt: skip
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def keep(key: str, plan: ProgramPlan) -> None:
+    """Write the program down; one that holds what only this process knows is left out."""
+    disk = disk_cache()
+    if disk is None:
+        return
+    try:
+        record = _plan_record(plan)
+    except Unrecordable:
+        return
+    disk.write(program_name(key), json.dumps(record, separators=(",", ":")).encode())
+
+
+def find(key: str, origin_of: OriginOf) -> tuple[ProgramPlan, dict[str, kernel_cache.LoadedKernel]] | None:
+    """The program that some process has kept, and its kernels; None where anything is missing.
+
+    origin_of  where the call at a position of the recording comes from in this process
+    """
+    disk = disk_cache()
+    data = disk.read(program_name(key)) if disk else None
+    if data is None:
+        return None
+    plan = _plan(json.loads(data), origin_of)
+    names = dict.fromkeys(
+        call.kernel for run in plan.runs if not isinstance(run, ReferenceCall) for call in run
+    )
+    kernels = kernel_cache.load_from_disk(names)
+    return None if kernels is None else (plan, kernels)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def _plan_record(plan: ProgramPlan) -> list:
+    if plan.meetings.all:
+        raise Unrecordable("a program that meets other replicas")
+    names: dict[str, int] = {}  # a kernel that runs often is named once, and so is a type
+    types: dict[tuple, int] = {}
+    made = [types.setdefault(one, len(types)) for one in plan.made]
+    runs = [_run_record(run, names) for run in plan.runs]
+    return [
+        plan.values, plan.arguments, plan.frame, plan.block, _memory_record(plan.memory), list(names), runs,
+        list(map(_check_record, plan.checks)), plan.positions, made,
+        [number for output in plan.outputs for number in output],
+        *map(
+            record_of,
+            (
+                tuple(types), plan.constants, plan.fixed, plan.cells, plan.scalars,
+                tuple((value, _plain(there)) for value, there in plan.in_block),
+            ),
+        ),
+    ]  # fmt: skip
+
+
+def _run_record(run: tuple[PlannedCall, ...] | ReferenceCall, names: dict[str, int]) -> Any:
+    if isinstance(run, ReferenceCall):
+        return {
+            "node": record_of(run.node), "operands": run.operands, "result": run.result,
+            "address": run.address, "dead": run.dead, "origin": _position(run.origin),
+        }  # fmt: skip
+    # By columns: few objects to read again.  None awaits anything, where nothing meets.
+    return {
+        "kernels": [names.setdefault(call.kernel, len(names)) for call in run],
+        "tasks": [call.tasks for call in run],
+        "checks": [call.check for call in run],
+        "lengths": [len(call.arguments) for call in run],
+        "arguments": [number for call in run for number in call.arguments],
+        "overwrites": [[k, *call.overwrites] for k, call in enumerate(run) if call.overwrites],
+    }
+
+
+def _memory_record(checks: MemoryChecks | None) -> list | None:
+    if checks is None:
+        return None
+    return [base64.b64encode(checks.rows).decode(), checks.names]
+
+
+def _check_record(check: FailedCheck) -> list:
+    operands = [o if isinstance(o, int) else record_of(_plain(o)) for o in check.operands]
+    origin = _position(check.origin)
+    return [record_of(check.node), check.error, check.message, origin, operands]
+
+
+def _plain(there: InBlock) -> tuple:
+    return (there.offset, there.dtype, there.shape)
+
+
+def _position(origin: Origin | None) -> int:
+    return -1 if origin is None else origin.position
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _plan(record: list, origin_of: OriginOf) -> ProgramPlan:
+    values, arguments, frame, block, memory, names, runs, *rest = record
+    checks, positions, made, outputs, *rest = rest
+    types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
+    return ProgramPlan(
+        tuple(positions), tuple(types[number] for number in made), values, constants, fixed,
+        cells, scalars,
+        tuple(_check(check, origin_of) for check in checks), arguments, frame, block,
+        tuple((value, InBlock(*there)) for value, there in in_block),
+        tuple(_run(run, names, origin_of) for run in runs),
+        tuple(zip(outputs[::2], outputs[1::2])), memory=_memory(memory),
+    )  # fmt: skip
+
+
+def _run(record: dict[str, Any], names: list[str], origin_of: OriginOf):
+    if "node" in record:
+        return ReferenceCall(
+            value_of(record["node"]), tuple(record["operands"]), record["result"],
+            record["address"], tuple(record["dead"]), _origin(record["origin"], origin_of),
+        )  # fmt: skip
+    overwrites = {k: tuple(positions) for k, *positions in record["overwrites"]}
+    columns = (record[column] for column in ("kernels", "tasks", "checks", "lengths"))
+    calls, arguments = [], iter(record["arguments"])
+    for k, (kernel, tasks, check, length) in enumerate(zip(*columns, strict=True)):
+        own = tuple(islice(arguments, length))
+        calls.append(PlannedCall(names[kernel], own, tasks, check, overwrites.get(k, ())))
+    return tuple(calls)
+
+
+def _memory(record: list | None) -> MemoryChecks | None:
+    if record is None:
+        return None
+    rows, names = record
+    return MemoryChecks(base64.b64decode(rows), tuple(names))
+
+
+def _check(record: list, origin_of: OriginOf) -> FailedCheck:
+    node, error, message, origin, operands = record
+    found = tuple(o if isinstance(o, int) else InBlock(*value_of(o)) for o in operands)
+    return FailedCheck(value_of(node), error, message, _origin(origin, origin_of), found)
+
+
+def _origin(position: int, origin_of: OriginOf) -> Origin | None:
+    return None if position < 0 else origin_of(position)

@@ -1,0 +1,48 @@
+"""Scalars on their way into a program: each in a word of its launch's frame."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ltc.backends.plain_dispatch import Undisturbed
+
+# How `struct` writes a number of that type into eight bytes.  Half floats are not among them: it
+# rounds once where torch, whose numbers kernels are compared with, rounds through a float.
+_FORMATS = {
+    torch.float64: "d", torch.float32: "f4x", torch.int64: "q", torch.int32: "i4x",
+    torch.int16: "h6x", torch.int8: "b7x", torch.uint8: "B7x", torch.bool: "?7x",
+}  # fmt: skip
+
+
+class Cells:
+    """How the scalars of one program are written."""
+
+    def __init__(self, cells: Sequence[tuple[int, torch.dtype]], offset: int):
+        """
+        cells   (slot, dtype) of each, a word apart
+        offset  of the first, in bytes from the beginning of the frame
+        """
+        self._cells, self._offset = cells, offset
+        self._slots = [slot for slot, _ in cells]
+        formats = [_FORMATS.get(dtype) for _, dtype in cells]
+        self._together = None if None in formats else struct.Struct(f"={''.join(formats)}")
+
+    def write(self, memory: memoryview, scalars: Sequence[Any]) -> None:
+        """`scalars`: Python numbers or 0-dim CPU tensors, by slot."""
+        if not self._slots:
+            return
+        if self._together is not None:
+            try:
+                numbers = [scalars[slot] for slot in self._slots]
+                return self._together.pack_into(memory, self._offset, *numbers)
+            except (struct.error, OverflowError, TypeError, ValueError, RuntimeError):
+                pass  # torch decides what becomes of such a number
+        with Undisturbed():
+            for k, (slot, dtype) in enumerate(self._cells):
+                word = memory[self._offset + 8 * k :][:8]
+                cell = torch.frombuffer(word, dtype=dtype, count=1)
+                cell[0] = torch.as_tensor(scalars[slot], dtype=dtype)

@@ -1,0 +1,57 @@
+"""The memory that running programs work in, kept for those to come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ltc.backends.host_memory import empty
+from ltc.backends.plain_dispatch import Undisturbed
+
+# From here on, in huge pages. Below, the faults of small pages cost a process some 20 ms once; a
+# huge page that a virtual machine has to get from its host takes 5 ms, and small ones lie ready.
+HUGE_BYTES = 64 << 20
+
+
+class WorkBlock:
+    """A stretch of memory, as a tensor and as bytes that Python writes to."""
+
+    def __init__(self, nbytes: int):
+        with Undisturbed():
+            self.tensor = empty((nbytes,), torch.uint8, HUGE_BYTES)
+        self.nbytes = nbytes
+        self.address = self.tensor.data_ptr()
+        self.memory = memoryview(self.tensor.numpy())
+
+
+class Blocks:
+    """Blocks that nothing uses at the moment; programs share them.
+
+    As many are kept as ran at one time, each as large as the largest program that took it has needed.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[WorkBlock] = []  # append and pop are atomic: no lock to fork with
+
+    def take(self, nbytes: int) -> WorkBlock:
+        block = popped(self._free)
+        if block is None or block.nbytes < nbytes:
+            del block  # before its successor is made: both together would be the peak
+            block = WorkBlock(nbytes)
+        return block
+
+    def give_back(self, block: WorkBlock) -> None:
+        self._free.append(block)
+
+    def release(self) -> None:
+        """Give the memory back to the system."""
+        self._free.clear()
+
+
+def popped(free: list[Any]) -> Any:
+    """The last element, taken out; None where another thread left none."""
+    try:
+        return free.pop()
+    except IndexError:
+        return None

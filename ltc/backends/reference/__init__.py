@@ -1,0 +1,1 @@
+"""Formulas of the reference backend that are longer than a row of `eager`."""

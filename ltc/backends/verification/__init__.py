@@ -1,0 +1,1 @@
+"""Whether values are right: nodes in double precision, and what rounding may make of them."""

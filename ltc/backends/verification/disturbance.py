@@ -1,0 +1,124 @@
+"""Errors such as rounding makes, put into every value of a computation: how far they carry shows
+how far a right result may be from the exact one.
+
+Stochastic arithmetic (M. La Porte and J. Vignes, 1974; D. S. Parker, Monte Carlo Arithmetic, 1997),
+with errors of one size and random signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ltc.backends.verification.double_precision import wide
+from ltc.ir import ops
+from ltc.ir.node import Node
+from ltc.ir.tensor_type import LOW_PRECISION
+
+# Of an exact operand the result is exact.
+_EXACT = frozenset({
+    ops.CONSTANT, ops.IOTA, ops.RANDOM_BITS, ops.NEG, ops.ABS, ops.SIGN, ops.FLOOR, ops.CEIL,
+    ops.TRUNC, ops.ROUND, ops.COPYSIGN, ops.MAXIMUM, ops.MINIMUM, ops.WHERE, ops.BITCAST, ops.MAX,
+    ops.MIN, ops.TAKE, ops.GATHER, ops.MAX_POOL, ops.GET, ops.BARRIER, ops.LAID, ops.NEXTAFTER,
+})  # fmt: skip
+_EXACT_KINDS = frozenset({"view", "pad", "concat", "insert", "leaf"})
+# Right to the last bit everywhere: a result that needs no rounding gets none.
+_ROUNDED_ONCE = frozenset({ops.CAST, ops.ADD, ops.SUB, ops.MUL})
+# Sums of products: what they lose is of the size of the sum of the absolute values.
+_SUMS = frozenset({
+    ops.SUM, ops.CUMSUM, ops.MATMUL, ops.CONVOLUTION, ops.CONVOLUTION_INPUT_GRADIENT,
+    ops.CONVOLUTION_WEIGHT_GRADIENT, ops.MAX_POOL_GRADIENT, ops.AVERAGE_POOL,
+    ops.AVERAGE_POOL_GRADIENT,
+})  # fmt: skip
+# What is computed by many steps inside: errors of the operands stand for theirs.
+_MANY_STEPS = frozenset({ops.ATTENTION, ops.ATTENTION_GRADIENT})
+# Functions that libraries give with several units in the last place.
+_ROUGH = frozenset({ops.POW, ops.LGAMMA, ops.DIGAMMA, ops.ERFINV})
+ROUGHNESS = 8
+
+
+class Disturbance:
+    """Adds to each value an error of the size of its own rounding; see Formula.values."""
+
+    def __init__(self, seed: int, in_double: bool = False):
+        """`in_double`: the errors are those of values that are not rounded to their types."""
+        self._in_double = in_double
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(
+        self, node: Node, value: Any, operands: list[Any], compute: Callable[..., Any]
+    ) -> Any:
+        if node.op in _EXACT or node.op.kind in _EXACT_KINDS:
+            return value
+        if node.op in _MANY_STEPS:
+            value = compute(*[
+                self._off(x, _steps_of(node) * self._inner(n.dtype) * x.abs())
+                if n.shape and is_inexact(n.dtype) else x
+                for n, x in zip(node.inputs, operands)
+            ])
+        if isinstance(value, tuple):
+            types = [t.dtype for t in node.type]
+            return tuple(self._rounded_off(v, t) for v, t in zip(value, types))
+        if not is_inexact(node.dtype):
+            return value
+        size = 2 * self._outer(node.dtype) * value.abs()
+        if node.op in _ROUGH:
+            size = ROUGHNESS * size + ROUGHNESS * self._outer(node.dtype)
+        elif node.op in _ROUNDED_ONCE:
+            size = torch.where(self._needs_no_rounding(node, value), 0, size)
+        elif node.op in (ops.PROD, ops.CUMPROD):
+            size = _steps_of(node) * size
+        elif node.op in _SUMS or node.op.kind == "scatter" and node.attr("mode") == "add":
+            size = size + _steps_of(node) * self._inner(node.dtype) * _added(operands, compute)
+        return self._off(value, size)
+
+    def _needs_no_rounding(self, node: Node, value: torch.Tensor) -> torch.Tensor:
+        if self._in_double:  # where double has rounded, nothing tells
+            return torch.tensor(node.op is ops.CAST)
+        return value.to(node.dtype).to(value.dtype) == value
+
+    def _outer(self, dtype: torch.dtype) -> float:
+        """The unit roundoff of what a value of that type is rounded to."""
+        return _roundoff(wide(dtype) if self._in_double else dtype)
+
+    def _inner(self, dtype: torch.dtype) -> float:
+        """That of what it is computed in."""
+        return self._outer(torch.float32 if dtype in LOW_PRECISION else dtype)
+
+    def _rounded_off(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not is_inexact(dtype):
+            return value
+        return self._off(value, 2 * self._outer(dtype) * value.abs())
+
+    def _off(self, value: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        size = torch.where(torch.isfinite(size), size, 0)
+        off = value + size * self._signs(value.shape)
+        return off + 1j * size * self._signs(value.shape) if value.is_complex() else off
+
+    def _signs(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return 2 * torch.randint(2, shape, generator=self._generator) - 1
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    """Half a unit in the last place of 1."""
+    return torch.finfo(dtype).eps / 2
+
+
+def _steps_of(node: Node) -> float:
+    """How many roundings a sum of so many terms loses by, where it is made in pieces."""
+    terms = max(n.type.size for n in node.inputs)
+    if node.op.kind == "reduce":
+        terms //= max(1, node.type.size)
+    return 1 + math.log2(max(2, terms))
+
+
+def _added(operands: list[torch.Tensor], compute: Callable[..., Any]) -> torch.Tensor:
+    """What the absolute values of all terms come to."""
+    return compute(*[x.abs().to(x.dtype) if is_inexact(x.dtype) else x for x in operands]).abs()

@@ -1,0 +1,1 @@
+"""Files: the safetensors format, nested values, checkpoints of several replicas, resuming."""

@@ -1,0 +1,95 @@
+"""A data loader that knows how far a training has got, and the random numbers of a process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy
+import torch
+
+from ltc.device.recording.recorder import devices
+
+
+class Resumable:
+    """A loader that goes on, after `load_state_dict`, behind the last batch it had given out.
+
+    loader  whatever the training loop iterates over; put this outermost, because a loader that
+            fetches ahead has given out more than was trained on
+    epoch   passes over the loader that are complete
+
+    Going on repeats the interrupted pass up to the batch that follows, from the random state that
+    it began with, so any loader will do, and shuffling is as it was.
+    """
+
+    def __init__(self, loader: Iterable):
+        self._loader = loader
+        self._begun_with: dict | None = None  # random state at the start of the pass under way
+        self._given = 0  # batches of that pass
+        self._skip = 0  # of them, those the next pass leaves out
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._continued() if self._skip else self._started()
+        for batch in batches:
+            self._given += 1
+            yield batch
+        self.epoch += 1
+        self._begun_with, self._given = None, 0
+
+    def _started(self) -> Iterator[Any]:
+        self._begun_with, self._given = random_state_of_host(), 0
+        return iter(self._loader)
+
+    def _continued(self) -> Iterator[Any]:
+        now = random_state_of_host()
+        restore_random_state_of_host(self._begun_with)
+        batches = iter(self._loader)
+        for _ in range(self._skip):
+            next(batches)
+        self._skip = 0
+        restore_random_state_of_host(now)
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "given": self._given, "begun_with": self._begun_with}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self._given = state["epoch"], state["given"]
+        self._begun_with, self._skip = state["begun_with"], state["given"]
+
+
+def random_state() -> dict[str, Any]:
+    """The random state of Python, NumPy, torch's CPU and every ltc device."""
+    on_devices = [device.random.as_tensor() for device in devices()]
+    return {**random_state_of_host(), "ltc": on_devices}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Draw from here on what was drawn after `random_state`; devices that are missing are left out."""
+    restore_random_state_of_host(state)
+    for device, saved in zip(devices(), state["ltc"]):
+        device.random.restore(saved)
+
+
+def random_state_of_host() -> dict[str, Any]:
+    """The random state of Python, NumPy and torch's CPU, as numbers and tensors."""
+    version, words, gauss = random.getstate()
+    kind, keys, *numbers = numpy.random.get_state()
+    return {
+        "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
+        "numpy": (kind, torch.from_numpy(keys.copy()), *(number.real for number in numbers)),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def restore_random_state_of_host(state: dict[str, Any]) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    numpy.random.set_state((kind, keys.numpy(), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])

@@ -1,0 +1,53 @@
+"""torch.set_default_dtype decides types that no recorded call names: a change of it ends the step.
+
+`torch.zeros(3)` and `integers / 2` are the same calls before and after it.  What is pending was
+recorded under the old type and must be lowered and run under it; each type has recorded paths of
+its own (Recorder.choose_paths).
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+
+import torch
+
+from ltc.debug import metrics
+from ltc.device.recording.recorder import Recorder, devices
+from ltc.device.recording.sync import flush, flush_other_thread, wait_device_ops
+
+
+def install() -> None:
+    """Let ltc know of every change of the default type.  Once per process."""
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        setattr(torch._C, name, _announced(getattr(torch._C, name)))
+
+
+def _announced(setter):
+    def set_default(new) -> None:
+        if new is torch.get_default_dtype():
+            return
+        recorders = [r for device in devices() for r in list(device.recorders.values())]
+        for recorder in recorders:
+            _end_walk(recorder)
+        wait_device_ops()
+        setter(new)
+        for recorder in recorders:
+            _choose_paths(recorder)
+
+    return set_default
+
+
+def _end_walk(recorder: Recorder) -> None:
+    if recorder.nothing_pending:
+        return
+    metrics.count("DefaultDtypeFlush")
+    if recorder.thread == get_ident():
+        flush(recorder)
+    else:
+        flush_other_thread(recorder)
+
+
+def _choose_paths(recorder: Recorder) -> None:
+    with recorder.lock:
+        if recorder.nothing_pending:
+            recorder.choose_paths()

@@ -1,0 +1,39 @@
+"""torch.Generator(device="ltc"): C++ refuses to make one, so this is a Python subclass."""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.device.recording.tensors import device_of
+from ltc.device.torch_api import DEVICE_TYPE
+from ltc.device.torch_api import Generator as NativeGenerator
+
+
+class _GeneratorType(type(NativeGenerator)):
+    """Calling `torch.Generator` gives torch's own generator, except for device type ltc."""
+
+    def __instancecheck__(cls, instance) -> bool:
+        return type.__instancecheck__(NativeGenerator, instance)
+
+    def __call__(cls, device="cpu"):
+        if torch.device(device).type != DEVICE_TYPE:
+            return NativeGenerator(device)
+        generator = type.__call__(cls)
+        generator.ltc_device = device_of(torch.device(device)).torch_device
+        return generator
+
+
+class Generator(NativeGenerator, metaclass=_GeneratorType):
+    """Random state of its own for calls on an ltc device.
+
+    Its state is that of the CPU generator it inherits from, since C++ hands kernels the native
+    object, not this one; a call on the device takes its seed from there.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        return self.ltc_device
+
+
+def install() -> None:
+    torch.Generator = Generator

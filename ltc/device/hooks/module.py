@@ -1,0 +1,228 @@
+"""torch.ltc: what PyTorch code expects of a device module."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+
+import torch
+
+from ltc.device.hooks.streams import Event, Stream  # noqa: F401  torch.ltc.Event
+from ltc.device.recording.recorder import Device, devices
+from ltc.device.recording.sync import synchronize as _synchronize
+from ltc.device.recording.tensors import current_device as _current_device
+from ltc.device.recording.tensors import device_of, set_current_device
+from ltc.device.torch_api import DEVICE_TYPE
+from ltc.runtime.account import account_of
+from ltc.runtime.transfers import backend
+from ltc.tracebacks import entrance
+
+_initialized = True  # torch.utils.checkpoint keeps a device's random state only where it says so
+
+
+def _device(device=None) -> Device:
+    return _current_device() if device is None else device_of(device)
+
+
+class device(contextlib.ContextDecorator):
+    """`with torch.ltc.device(1):` makes ltc:1 the thread's current device inside the block."""
+
+    def __init__(self, device=None) -> None:
+        self.entered = None if device is None else _device(device)
+
+    def __enter__(self) -> None:
+        self.before = _current_device()
+        if self.entered is not None:
+            set_current_device(self.entered)
+
+    def __exit__(self, *error) -> None:
+        set_current_device(self.before)
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    """Nothing to do: `import ltc` did it."""
+
+
+def device_count() -> int:
+    """Devices of this process: LTC_NUM_DEVICES."""
+    return len(devices())
+
+
+def current_device() -> int:
+    """Index of the calling thread's current device."""
+    return _current_device().index
+
+
+def set_device(device) -> None:
+    """Make a device the calling thread's current one."""
+    set_current_device(_device(device))
+
+
+def get_device_name(device=None) -> str:
+    return _information(device).name
+
+
+def get_device_capability(device=None) -> tuple[int, int]:
+    return (0, 0)
+
+
+def get_device_properties(device=None):
+    """name, and total_memory in bytes."""
+    information = _information(device)
+    return types.SimpleNamespace(name=information.name, total_memory=information.memory_bytes)
+
+
+def _information(device):
+    known = backend().devices()
+    return known[min(_device(device).index, len(known) - 1)]
+
+
+@entrance
+def synchronize(device=None) -> None:
+    """Run what is pending on the device (all of them where None) and wait; raises its errors."""
+    _synchronize(None if device is None else _device(device))
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+# --- random numbers ---------------------------------------------------------------------------
+
+def manual_seed(seed: int) -> None:
+    """Seed the current device."""
+    _current_device().random.reset(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed every device of this process; torch.manual_seed calls this."""
+    for one in devices():
+        one.random.reset(int(seed))
+
+
+def seed() -> None:
+    """Seed the current device from the machine's randomness."""
+    manual_seed(torch.seed())
+
+
+def seed_all() -> None:
+    """Seed every device from the machine's randomness."""
+    manual_seed_all(torch.seed())
+
+
+def initial_seed() -> int:
+    return _current_device().random.initial
+
+
+def get_rng_state(device=DEVICE_TYPE) -> torch.Tensor:
+    """The random state of a device, as a ByteTensor on the CPU."""
+    return _device(device).random.as_tensor()
+
+
+def set_rng_state(new_state: torch.Tensor, device=DEVICE_TYPE) -> None:
+    _device(device).random.restore(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [one.random.as_tensor() for one in devices()]
+
+
+def set_rng_state_all(new_states) -> None:
+    for one, state in zip(devices(), new_states):
+        one.random.restore(state)
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+def memory_allocated(device=None) -> int:
+    """Bytes held by live buffers of the device."""
+    return account_of(_device(device).index).bytes
+
+
+def max_memory_allocated(device=None) -> int:
+    """The most bytes held at once since the start, or since reset_peak_memory_stats."""
+    return account_of(_device(device).index).peak
+
+
+def memory_reserved(device=None) -> int:
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device=None) -> int:
+    return max_memory_allocated(device)
+
+
+def reset_peak_memory_stats(device=None) -> None:
+    account = account_of(_device(device).index)
+    account.peak = account.bytes
+
+
+def reset_accumulated_memory_stats(device=None) -> None:
+    """Count the buffers that are made and freed from here on."""
+    account_of(_device(device).index).forget_freed()
+
+
+def memory_stats(device=None) -> dict[str, int]:
+    """Bytes and numbers of live buffers, under the names that torch.cuda has for them."""
+    account = account_of(_device(device).index)
+    return {
+        "allocated_bytes.all.current": account.bytes,
+        "allocated_bytes.all.peak": account.peak,
+        "allocation.all.allocated": account.buffers + account.freed_in_all,
+        "allocation.all.current": account.buffers,
+        "allocation.all.freed": account.freed_in_all,
+        "reserved_bytes.all.current": account.bytes,
+        "reserved_bytes.all.peak": account.peak,
+    }
+
+
+def mem_get_info(device=None) -> tuple[int, int]:
+    """(free, total) bytes of the device's memory."""
+    total = _information(device).memory_bytes
+    return max(total - memory_allocated(device), 0), total
+
+
+def empty_cache() -> None:
+    """Nothing to do: a buffer that nothing refers to is freed at once."""
+
+
+def empty_host_cache() -> None:
+    """Nothing to do: no pinned memory is kept."""
+
+
+# --- mixed precision and streams --------------------------------------------------------------
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def current_stream(device=None):
+    """Everything on a device runs in one order, which is its only stream."""
+    return Stream(_device(device).torch_device)
+
+
+def default_stream(device=None):
+    return current_stream(device)
+
+
+def set_stream(stream) -> None:
+    """There is one stream per device; nothing to do."""
+
+
+def stream(stream):
+    """A context in which calls run on `stream`, the only one there is."""
+    return contextlib.nullcontext()

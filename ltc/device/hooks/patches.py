@@ -1,0 +1,182 @@
+"""The places where torch's Python code has to know about ltc, each with the reason."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import torch
+import torch.autograd.graph
+import torch.utils.checkpoint
+
+from ltc.aten.call import Call
+from ltc.device.hooks import assignment, default_dtype, dynamo, module, moving, scripting, tracing
+from ltc.device.recording.sync import exclusively, value_of
+from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap
+from ltc.device.recording.user_line import user_line
+from ltc.device.torch_api import (
+    DEVICE_TYPE,
+    is_multithreading_enabled,
+    set_multithreading_enabled,
+    take_stashed_error,
+)
+from ltc.tracebacks import entrance
+
+
+def install() -> None:
+    """Apply every patch below.  Once per process."""
+    _run_backwards_in_the_calling_thread()
+    _answer_for_the_accelerator()
+    _print_after_one_read()
+    _copy_deeply()
+    _keep_recomputation()
+    assignment.install()
+    moving.install()
+    default_dtype.install()
+    dynamo.install()
+    scripting.install()
+    tracing.install()
+
+
+# --- autograd ---------------------------------------------------------------------------------
+
+def _run_backwards_in_the_calling_thread() -> None:
+    """A CPU loss may hang on an ltc graph, so no backward may use the engine's device threads."""
+    run = torch.autograd.graph._engine_run_backward
+
+    def run_backward(*args, **kwargs):
+        before = is_multithreading_enabled()
+        set_multithreading_enabled(False)
+        try:
+            return run(*args, **kwargs)
+        except SystemError:
+            error = take_stashed_error()  # what a Python hook raised, see torch_api.Guard
+            if error is None:
+                raise
+            raise error
+        finally:
+            set_multithreading_enabled(before)
+
+    shortened = entrance(run_backward)
+    torch.autograd.graph._engine_run_backward = shortened
+    torch.autograd._engine_run_backward = shortened
+
+
+def _keep_recomputation() -> None:
+    """A checkpoint's second forward must stay a second forward: its inputs pass a barrier.
+
+    Otherwise equal expressions would be merged with those of the first, and kept alive.
+    """
+    checkpoint = torch.utils.checkpoint
+    detach = checkpoint.detach_variable
+    make_frame = checkpoint._CheckpointFrame.__init__
+
+    def detach_variable(inputs):
+        detached = detach(inputs)
+        with torch.no_grad():
+            for i, tensor in enumerate(detached):
+                if is_lazy(tensor):
+                    tensor.data = barrier(tensor)
+        return detached
+
+    def __init__(self, recompute_fn, *args, **kwargs):
+        def recompute(*inputs):
+            return recompute_fn(*[_Barrier.apply(x) if is_lazy(x) else x for x in inputs])
+
+        make_frame(self, recompute, *args, **kwargs)
+
+    checkpoint.detach_variable = detach_variable
+    checkpoint._CheckpointFrame.__init__ = __init__
+
+
+def barrier(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a lazy tensor that no pass merges with anything else."""
+    state = state_of(tensor)
+    recorder = state.device.recorder()
+
+    def record_barrier() -> torch.Tensor:
+        value = value_of(state)
+
+        def make_call() -> Call:
+            call = Call("ltc::barrier", (value, recorder.last.depth), {}, line=user_line())
+            recorder.values(call, [(value.shape, value.dtype)])
+            return call
+
+        return wrap(recorder, recorder.advance(("ltc::barrier", value), make_call).value)
+
+    return exclusively(recorder, record_barrier)
+
+
+class _Barrier(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return barrier(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+# --- the rest ---------------------------------------------------------------------------------
+
+# torch.accelerator's name -> what answers for ltc; its own ask C++ for an allocator, which a device
+# without one can not give: they raise an internal assertion, or end the process.
+_ACCELERATOR = {
+    "synchronize": module.synchronize,
+    "empty_cache": module.empty_cache,
+    "empty_host_cache": module.empty_host_cache,
+    "get_memory_info": module.mem_get_info,
+    "max_memory_allocated": module.max_memory_allocated,
+    "max_memory_reserved": module.max_memory_reserved,
+    "memory_allocated": module.memory_allocated,
+    "memory_reserved": module.memory_reserved,
+    "memory_stats": module.memory_stats,
+    "reset_accumulated_memory_stats": module.reset_accumulated_memory_stats,
+    "reset_peak_memory_stats": module.reset_peak_memory_stats,
+}
+
+
+def _answer_for_the_accelerator() -> None:
+    """torch.accelerator asks C++ hooks that Python cannot supply."""
+    accelerator = torch.accelerator
+    for name, answer in _ACCELERATOR.items():
+        for holder in (accelerator, getattr(accelerator, "memory", accelerator)):
+            if hasattr(holder, name):
+                setattr(holder, name, _for_ltc(getattr(holder, name), answer))
+
+
+def _for_ltc(original, answer):
+    """`original`, but `answer` where ltc is the accelerator."""
+
+    @functools.wraps(original)
+    def asked(*device):
+        current = torch.accelerator.current_accelerator()
+        if current is None or current.type != DEVICE_TYPE:
+            return original(*device)
+        return answer(*device)
+
+    return asked
+
+
+def _print_after_one_read() -> None:
+    """torch reads a tensor that it prints element by element, most of them twice."""
+    original = torch._tensor_str._tensor_str
+
+    def _tensor_str(self, indent):
+        return original(host_tensor(self) if is_lazy(self) else self, indent)
+
+    torch._tensor_str._tensor_str = entrance(_tensor_str)
+
+
+def _copy_deeply() -> None:
+    """copy.copy of a lazy tensor is a deep copy, as the lazy tensor core has it."""
+    original = getattr(torch.Tensor, "__copy__", None)
+
+    def __copy__(self):
+        if is_lazy(self):
+            return copy.deepcopy(self) if self.is_leaf else self.clone()
+        if original is not None:
+            return original(self)
+        return copy._reconstruct(self, None, *self.__reduce_ex__(4))
+
+    torch.Tensor.__copy__ = __copy__

@@ -1,0 +1,67 @@
+"""Streams and events of a device that runs everything in one order."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from ltc.device.recording.sync import synchronize
+from ltc.device.recording.tensors import device_of
+from ltc.device.torch_api import DEVICE_TYPE
+
+
+class Stream(torch.Stream):
+    """The one order in which a device runs; every stream of a device means the same."""
+
+    def __new__(cls, device=None, *args, **kwargs):
+        chosen = DEVICE_TYPE if device is None else device
+        return super().__new__(cls, device=device_of(chosen).torch_device)
+
+    def __init__(self, *args, **kwargs) -> None:
+        """Nothing but the device matters."""
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """Run what is pending on the device, and wait."""
+        synchronize(device_of(self.device))
+
+
+class Event(torch.Event):
+    """A point in the order of a device.
+
+    Nobody has to wait for one: whoever reads a value waits for that value.  An event that keeps
+    time is another matter: it is reached when all that was recorded before it has run.
+    """
+
+    def __new__(cls, enable_timing: bool = False, *args, **kwargs):
+        return super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
+
+    def __init__(self, enable_timing: bool = False, *args, **kwargs) -> None:
+        self._keeps_time, self._reached_at = enable_timing, None
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        if self._keeps_time:
+            synchronize(device_of(DEVICE_TYPE if stream is None else stream.device))
+            self._reached_at = time.perf_counter()
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        """What runs later on the device comes later anyway."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """See the class: there is nothing to wait for."""
+
+    def elapsed_time(self, end_event: "Event") -> float:
+        """Milliseconds from this event to another; both keep time and have been recorded."""
+        if self._reached_at is None or end_event._reached_at is None:
+            raise ValueError(
+                "elapsed_time needs two recorded events made with Event(enable_timing=True)."
+            )
+        return (end_event._reached_at - self._reached_at) * 1e3

@@ -1,0 +1,1 @@
+"""Kernels that no schema describes: copies, pickling, resizing, attention."""

@@ -1,0 +1,174 @@
+"""scaled_dot_product_attention as one recorded call, and its gradient as another.
+
+torch takes an outside device's attention apart into products and a softmax, which make a matrix of
+scores.  Here the overload itself has a kernel for this device, which goes through torch's pair for
+fused attention of such devices: that pair has the autograd formula, and its kernels record
+ltc::attention and ltc::attention_gradient.  What these do not hold for is left to torch's formula.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ltc.device.ops.sdpa_overloads import gradient_formula, recorded
+from ltc.device.torch_api import (
+    DEVICE_TYPE,
+    below_autograd,
+    has_own_dispatch,
+    is_forward_mode,
+    is_transformed,
+    plain_functions,
+)
+from ltc.errors import InvalidGraph
+from ltc.ir.infer import broadcast
+from ltc.tracebacks import entrance
+
+aten = torch.ops.aten
+FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+
+# --- what is recorded, and for which calls ------------------------------------------------------
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
+    enable_gqa=False,
+):
+    """aten::scaled_dot_product_attention."""
+    operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    masked_and_causal = attn_mask is not None and is_causal
+    if masked_and_causal or not 0 <= dropout_p < 1 or not _is_plain(operands, enable_gqa):
+        return aten.scaled_dot_product_attention.default.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return aten._scaled_dot_product_fused_attention_overrideable.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _is_plain(operands, shares_heads: bool) -> bool:
+    """Whether the fused pair holds for these; it has neither batching rules nor forward mode."""
+    if is_transformed() or is_forward_mode():
+        return False
+    for x in operands:
+        if x.is_nested or x.device.type != DEVICE_TYPE or has_own_dispatch(x):
+            return False
+    return _fit(tuple([(x.shape, x.dtype) for x in operands]), shares_heads)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fit(types: tuple, shares_heads: bool) -> bool:
+    (query, dtype), (key, _), (value, _), *bias = types
+    if dtype not in FLOATS or any(d != dtype for _, d in types[:3]):
+        return False
+    if min(len(query), len(key), len(value)) < 2:
+        return False
+    if query[-1] != key[-1] or key[-2] != value[-2]:
+        return False
+    if shares_heads:
+        if not len(query) == len(key) == len(value) >= 3 or key[:-2] != value[:-2]:
+            return False
+        if not key[-3] or query[-3] % key[-3]:
+            return False
+        key = (*key[:-3], query[-3], *key[-2:])
+        value = (*value[:-3], query[-3], *value[-2:])
+    try:
+        batch = broadcast(tuple(query[:-2]), tuple(key[:-2]), tuple(value[:-2]))
+        for shape, mask_dtype in bias:
+            scores = (*batch, query[-2], key[-2])
+            if len(shape) < 2:
+                return False
+            if mask_dtype not in (torch.bool, dtype) or broadcast(tuple(shape), scores) != scores:
+                return False
+    except InvalidGraph:
+        return False
+    return True
+
+
+# --- the fused pair -----------------------------------------------------------------------------
+
+
+def fused_attention(
+    query, key, value, attn_bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, *,
+    scale=None,
+):
+    """aten::_scaled_dot_product_fused_attention_overrideable."""
+    seed = None
+    if dropout_p == 0:
+        result, logarithms = recorded("attention")(query, key, value, attn_bias, is_causal, scale)
+    else:
+        result, logarithms, seed = recorded("attention", "dropout")(
+            query, key, value, attn_bias, is_causal, scale, dropout_p
+        )
+    rows, columns = query.shape[-2], key.shape[-2]
+    return result, logarithms, None, None, rows, columns, seed, None, None
+
+
+def fused_attention_backward(
+    grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
+    max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, *, scale=None,
+):
+    """aten::_scaled_dot_product_fused_attention_overrideable_backward."""
+    wants_bias = attn_bias is not None and grad_input_mask[3]
+    probability = dropout_p if dropout_p else None
+    kernel = recorded("attention_gradient", "bias" if wants_bias else "default")
+    made = kernel(
+        grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed if dropout_p else None,
+        is_causal, scale, probability,
+    )
+    return (*made, None) if len(made) == 3 else made
+
+
+def differentiable_backward(
+    grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
+    max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, *, scale=None,
+):
+    """The same where the gradient itself may be differentiated: torch's own overloads then."""
+    operands = [x for x in (grad_out, query, key, value, attn_bias) if x is not None]
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
+        with below_autograd():
+            return fused_attention_backward(
+                grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q,
+                cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset,
+                scale=scale,
+            )
+    seed = philox_seed if dropout_p else None
+    made = gradient_formula(
+        grad_out, query, key, value, attn_bias, seed, is_causal, scale, dropout_p
+    )
+    wants_bias = attn_bias is not None and grad_input_mask[3]
+    return made if wants_bias else (*made[:3], None)
+
+
+def is_left_aligned(x, mask) -> bool:
+    """aten::_nested_tensor_from_mask_left_aligned: nn.TransformerEncoder makes a nested tensor of
+    rows whose mask is, and ltc devices hold none."""
+    return False
+
+
+KERNELS = {
+    "_nested_tensor_from_mask_left_aligned": is_left_aligned,
+    "_scaled_dot_product_fused_attention_overrideable": fused_attention,
+    "_scaled_dot_product_fused_attention_overrideable_backward": fused_attention_backward,
+}
+
+
+def install(library) -> None:
+    """Put the kernels in the place of torch's own formula for this device."""
+
+    def without_modes(kernel):
+        @functools.wraps(kernel)
+        def guarded(*args, **kwargs):
+            with plain_functions():
+                return kernel(*args, **kwargs)
+
+        return entrance(guarded)
+
+    attention = without_modes(scaled_dot_product_attention)
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        library.impl("scaled_dot_product_attention", attention, key)
+    library.impl(
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+        without_modes(differentiable_backward), "AutogradPrivateUse1",
+    )

@@ -1,0 +1,197 @@
+"""The overloads of namespace ltc that record attention: schemas, result types, CPU formulas.
+
+The rules of aten/nn/attention.py say what they compute; these formulas, in torch's own overloads, are
+for who calls them without a recorder, and for gradients of gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from ltc.backends.reference.attention import kept_of
+from ltc.device.recording.fast_path import build_kernel
+from ltc.device.recording.signature import Signature
+from ltc.ir.infer import broadcast
+
+SCHEMAS = (
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal, float? scale)"
+    " -> (Tensor, Tensor)",
+    "attention.dropout(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal,"
+    " float? scale, float probability) -> (Tensor, Tensor, Tensor)",
+    "attention_gradient(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? bias,"
+    " Tensor result, Tensor logarithms, Tensor? drawn, bool causal, float? scale,"
+    " float? probability) -> (Tensor, Tensor, Tensor)",
+    "attention_gradient.bias(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? bias,"
+    " Tensor result, Tensor logarithms, Tensor? drawn, bool causal, float? scale,"
+    " float? probability) -> (Tensor, Tensor, Tensor, Tensor)",
+    "attention_kept(Tensor drawn, Tensor like, float probability) -> Tensor",
+)
+
+
+
+@functools.cache
+def recorded(name: str, overload: str = "default"):
+    """The kernel that records an overload."""
+    return build_kernel(Signature(getattr(getattr(torch.ops.ltc, name), overload)))
+
+
+def _recorded_lazily(name: str, overload: str):
+    def kernel(*args, **kwargs):
+        return recorded(name, overload)(*args, **kwargs)
+
+    return kernel
+
+
+# --- formulas -----------------------------------------------------------------------------------
+
+
+def groups_of(query, key) -> int:
+    """How many heads of the query read one head of the key."""
+    if min(query.dim(), key.dim()) < 3 or key.shape[-3] == 1 or query.shape[-3] == 1:
+        return 1
+    return query.shape[-3] // key.shape[-3]
+
+
+def _repeated(groups: int, *operands):
+    return tuple(x.repeat_interleave(groups, -3) if groups > 1 else x for x in operands)
+
+
+def _scale(query, scale) -> float:
+    extent = query.shape[-1]
+    return scale if scale is not None else 1 / math.sqrt(extent) if extent else 1.0
+
+
+def _scores(query, key, bias, causal, factor):
+    scores = query @ key.mT * factor
+    if bias is not None and bias.dtype == torch.bool:
+        scores = scores.masked_fill(~bias, -math.inf)
+    elif bias is not None:
+        scores = scores + bias
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    return scores
+
+
+def _kept(seed, weights, probability):
+    """What each weight is multiplied by."""
+    kept = torch.ops.ltc.attention_kept(seed, weights.detach(), probability)
+    return kept.to(weights.dtype) * (1 / (1 - probability))
+
+
+def gradient_formula(gradient, query, key, value, bias, seed, causal, scale, probability):
+    """Gradients of query, key, value, and of a bias that is a number; all differentiable.
+
+    seed  which weights dropout keeps; None without it
+    """
+    groups, factor = groups_of(query, key), _scale(query, scale)
+    k, v = _repeated(groups, key, value)
+    weights = torch.ops.aten._safe_softmax(_scores(query, k, bias, causal, factor), -1)
+    to_weights, used = gradient @ v.mT, weights
+    if seed is not None:
+        kept = _kept(seed, weights, probability)
+        to_weights, used = to_weights * kept, weights * kept
+    to_scores = weights * (to_weights - (weights * to_weights).sum(-1, keepdim=True))
+    made = (to_scores @ k * factor, to_scores.mT @ query * factor, used.mT @ gradient)
+    made = (
+        made[0].sum_to_size(query.shape), _sum_to(made[1], key, groups),
+        _sum_to(made[2], value, groups),
+    )
+    if bias is None or bias.dtype == torch.bool:
+        return *made, None
+    return *made, to_scores.sum_to_size(bias.shape)
+
+
+def _sum_to(x, operand, groups: int):
+    if groups > 1:
+        x = x.unflatten(-3, (-1, groups)).sum(-3)
+    return x.sum_to_size(operand.shape)
+
+
+def _forward(query, key, value, bias, causal, scale, seed=None, probability=None):
+    k, v = _repeated(groups_of(query, key), key, value)
+    scores = _scores(query, k, bias, causal, _scale(query, scale))
+    weights = torch.ops.aten._safe_softmax(scores, -1)
+    if seed is not None:
+        weights = weights * _kept(seed, weights, probability)
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return weights @ v, torch.logsumexp(scores.to(wide), -1)
+
+
+def _attention(query, key, value, bias, causal, scale):
+    return _forward(query, key, value, bias, causal, scale)
+
+
+def _attention_with_dropout(query, key, value, bias, causal, scale, probability):
+    seed = torch.randint(2**62, ())
+    return *_forward(query, key, value, bias, causal, scale, seed, probability), seed
+
+
+def _gradient(gradient, query, key, value, bias, result, logarithms, seed, *rest):
+    return gradient_formula(gradient, query, key, value, bias, seed, *rest)[:3]
+
+
+def _gradient_and_bias(gradient, query, key, value, bias, result, logarithms, seed, *rest):
+    return gradient_formula(gradient, query, key, value, bias, seed, *rest)
+
+
+def _attention_kept(seed, like, probability):
+    return kept_of(like.shape, seed, probability, torch.float32) > 0
+
+
+# --- result types -------------------------------------------------------------------------------
+
+
+def _results(query, key, value):
+    groups, batches = groups_of(query, key), [tuple(query.shape[:-2])]
+    for x in (key, value):
+        heads = (x.shape[-3] * groups,) if x.dim() > 2 else ()
+        batches.append((*x.shape[:-3], *heads))
+    shape = (*broadcast(*batches), query.shape[-2])
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty((*shape, value.shape[-1])), query.new_empty(shape, dtype=wide)
+
+
+def _types_of_attention(query, key, value, *rest):
+    return _results(query, key, value)
+
+
+def _types_with_dropout(query, key, value, *rest):
+    return *_results(query, key, value), query.new_empty((), dtype=torch.int64)
+
+
+def _types_of_gradient(gradient, query, key, value, *rest):
+    return tuple(torch.empty_like(x) for x in (query, key, value))
+
+
+def _types_with_bias(gradient, query, key, value, bias, *rest):
+    return tuple(torch.empty_like(x) for x in (query, key, value, bias))
+
+
+def _types_of_kept(seed, like, probability):
+    return torch.empty_like(like, dtype=torch.bool)
+
+
+# name -> (result types, formula)
+OVERLOADS = {
+    "attention": (_types_of_attention, _attention),
+    "attention.dropout": (_types_with_dropout, _attention_with_dropout),
+    "attention_gradient": (_types_of_gradient, _gradient),
+    "attention_gradient.bias": (_types_with_bias, _gradient_and_bias),
+    "attention_kept": (_types_of_kept, _attention_kept),
+}
+
+
+def define(library) -> None:
+    """Define the overloads, each with a kernel that records it."""
+    for schema in SCHEMAS:
+        random = schema.startswith("attention.dropout")
+        library.define(schema, tags=(torch.Tag.nondeterministic_seeded,) if random else ())
+    for name, (types, formula) in OVERLOADS.items():
+        base, _, overload = name.partition(".")
+        library.impl(name, types, "Meta")
+        library.impl(name, formula, "CPU")
+        library.impl(name, _recorded_lazily(base, overload or "default"), "PrivateUse1")

@@ -1,0 +1,7 @@
+"""A step as a path of recorded calls.
+
+user_line, state, signature      where a call was made, what a tensor is, what a schema says
+recorder, fast_path, slow_path   the path; a call seen before; a call that is new
+views, rng, collective, fallback views, random state, exchanges, calls that cannot wait
+sync, exit_liveness, tensors     when a recording ends, with which outputs; reads and uploads
+"""

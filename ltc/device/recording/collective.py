@@ -1,0 +1,63 @@
+"""Recording exchanges among replicas: a start and a wait, on one chain of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ltc.aten.call import Call, CallResult
+from ltc.backends.collective_runner import current_replica
+from ltc.device.recording.recorder import Recorder
+from ltc.device.recording.sync import exclusively, value_of
+from ltc.device.recording.tensors import state_of, wrap
+from ltc.device.recording.user_line import user_line
+from ltc.device.torch_api import plain_functions
+from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
+
+START, WAIT = "ltc::collective_start", "ltc::collective_wait"
+
+
+def record(
+    collective: Collective, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]
+) -> list[torch.Tensor]:
+    """New tensors with what the exchange of `tensors`, at least one, gives; nothing runs yet.
+
+    The exchange begins as soon as its operands are there, and what needs its results waits for it:
+    what was recorded before or after and does not, runs meanwhile. All collectives of a thread on
+    one device run in the order in which they were recorded, read or not.
+    """
+    states = [state_of(tensor) for tensor in tensors]
+    recorder = states[0].device.recorder()
+    located = collective if collective.site else collective.at(user_line())
+
+    def add() -> list[torch.Tensor]:
+        values = [value_of(state) for state in states]
+        return [wrap(recorder, value) for value in _add(recorder, located, values, tuple(types))]
+
+    with plain_functions():
+        return exclusively(recorder, add)
+
+
+def _add(
+    recorder: Recorder, collective: Collective, values: list[CallResult], types
+) -> tuple[CallResult, ...]:
+    token = recorder.token
+    begun = recorder.advance(
+        (START, values, token, collective),
+        lambda: _call(recorder, START, (values, token, collective), [TensorType(torch.int64, ())]),
+    )
+    recorder.token = begun.value
+    if recorder.replica is None:
+        recorder.replica = current_replica()
+    over = recorder.advance(
+        (WAIT, begun.value, types), lambda: _call(recorder, WAIT, (begun.value,), types)
+    )
+    return over.call.results
+
+
+def _call(recorder: Recorder, name: str, args: tuple, types) -> Call:
+    call = Call(name, args, {}, line=user_line())
+    recorder.values(call, [(type.shape, type.dtype) for type in types])
+    return call

@@ -1,0 +1,316 @@
+"""How a walk ends: what is still alive becomes the outputs of one program, which is started.
+
+What an end came to is kept at the walk's last entry.  The next walk along that path ends alike
+where as many references lead to each of its states and each holds the same value: who holds what
+follows from these and from the path.  So the end of a steady step is a comparison of a few lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from sys import getrefcount
+
+import torch
+
+from ltc import config
+from ltc.aten.call import CallResult
+from ltc.backends.collective_runner import abort
+from ltc.debug import metrics
+from ltc.device.recording.recorder import INPUT, Recorder
+from ltc.device.recording.state import DEAD_IN_TWO_LISTS, LAST_VIEW, State
+from ltc.device.recording.user_line import user_line
+from ltc.device.shapes import type_cache
+from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
+from ltc.runtime.compile import Ending, program_for
+from ltc.runtime.dump import save_graph
+
+_aten = torch.ops.aten
+REORDERINGS = frozenset({  # views of all elements of their base, each once
+    _aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.view.default,
+    _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.squeeze.default,
+    _aten.squeeze.dim, _aten.squeeze.dims, _aten.detach.default, _aten.alias.default,
+})
+
+
+@dataclass(slots=True)
+class Signs:
+    """What tells whether a walk ends as an earlier one along its path did.
+
+    All lists are of the states that the walk's calls made, then of those that its inputs belong to.
+
+    references  how many there are to each
+    values      what each holds
+    bases       (place of a view, place of its base) for each view; a base that is not among the
+                states has the place of the view itself, which no base has
+    bufferless  how many of the inputs' states were written to
+    alone       whether no other thread uses the device
+    """
+
+    references: list[int]
+    values: list[CallResult | None]
+    bases: list[tuple[int, int]]
+    bufferless: int
+    alone: bool
+
+    def match(self, recorder: Recorder, states: list[State]) -> bool:
+        return (
+            list(map(getrefcount, states)) == self.references
+            and [state.value for state in states] == self.values
+            and [state.buffer for state in recorder.bound].count(None) == self.bufferless
+            and all([states[view].base is states[base] for view, base in self.bases])
+            and recorder.device.has_one_recorder() is self.alone
+        )
+
+
+def _signs(recorder: Recorder) -> Signs:
+    states = recorder.live + recorder.bound
+    references = list(map(getrefcount, states))  # as `match` counts, with this one list beside
+    places = {state: place for place, state in enumerate(states)}
+    return Signs(
+        references,
+        [state.value for state in states],
+        [(i, places.get(s.base, i)) for i, s in enumerate(states) if s.base is not None],
+        [state.buffer for state in recorder.bound].count(None),
+        recorder.device.has_one_recorder(),
+    )
+
+
+@dataclass(slots=True)
+class Ended:
+    """What the end of a walk came to.
+
+    made      how many tensors the walk's calls made
+    died      how many of these are gone
+    alive     places of the states that live on, as `Signs` has them
+    own       of these, by their number among them: views that become tensors of their own
+    shared    (position of an input, numbers of the states that hold just that)
+    outputs   the values that are to be computed
+    holders   the numbers of the states that hold each of them
+    replaced  output position -> position of the input whose place it takes
+    elsewhere  those of `replaced` whose input the program does not get, by the program's outputs
+    ending    how the program is found and what it is given; None until it is known
+    """
+
+    signs: Signs
+    made: int
+    died: int
+    alive: list[int]
+    own: list[int]
+    shared: list[tuple[int, list[int]]]
+    outputs: tuple[CallResult, ...]
+    holders: list[list[int]]
+    replaced: dict[int, int]
+    elsewhere: dict[int, int]
+    ending: Ending | None = None
+
+
+def end(recorder: Recorder) -> None:
+    """Start what is alive of the walk, and say of each state what it now holds.
+
+    Raises what keeps the program from being started; then all that was pending fails with it.
+    """
+    ended, alive = _as_before(recorder) or _looked_at(recorder)
+    if ended.made:
+        metrics.note((("CreateLtcTensor", ended.made), ("DestroyLtcTensor", ended.died)))
+    for position, holders in ended.shared:
+        buffer = recorder.inputs[position]
+        buffer.shared = True
+        for number in holders:
+            alive[number].buffer = buffer
+    try:
+        buffers = _launch(recorder, ended) if ended.outputs else []
+    except BaseException as error:
+        _settle(recorder, ended, alive, _failed(recorder, ended, error))
+        if recorder.token is not None:
+            abort(recorder.replica, error)  # nobody is to wait for what does not run
+        raise
+    recorder.last.ended = ended
+    _settle(recorder, ended, alive, buffers)
+
+
+# --- what is alive ----------------------------------------------------------------------------
+
+def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
+    """What the latest walk along this path came to, and the states that live on this time."""
+    ended = recorder.last.ended
+    if ended is None:
+        return None
+    states = recorder.live + recorder.bound
+    if not ended.signs.match(recorder, states):
+        return None
+    alive = [states[place] for place in ended.alive]
+    del states
+    recorder.live.clear()  # now dead views no longer keep their bases alive
+    recorder.bound.clear()
+    for number in ended.own:
+        _make_own(alive[number])
+    return ended, alive
+
+
+def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
+    """The same, found by looking at every state."""
+    signs = _signs(recorder)
+    look, made = _Look(recorder, signs), len(recorder.live)
+    look.at_live(recorder.live)
+    died = made - len(look.alive)
+    look.at_bound(recorder.bound, made)
+    inputs = [v for v in look.outputs if v.call.overload == INPUT]
+    shared = [(v.call.args[0], look.outputs.pop(v)) for v in inputs]
+    outputs = tuple(look.outputs)
+    replaced = {i: look.replaced[v] for i, v in enumerate(outputs) if v in look.replaced}
+    ended = Ended(
+        signs, made, died, look.places, look.own, shared, outputs, list(look.outputs.values()),
+        replaced, {},
+    )
+    return ended, look.alive
+
+
+class _Look:
+    """Which states are alive, and what they are to hold.
+
+    The references were all counted at once, in `signs`: were one counted later, another thread that
+    lets go of it meanwhile would make a dead state of one that has the count of a living one.
+
+    alive, places  the states, and where they were
+    own            numbers of the views that became tensors of their own
+    outputs        value -> numbers of the states that hold it
+    replaced       of these values, which input each takes the place of
+    """
+
+    def __init__(self, recorder: Recorder, signs: Signs) -> None:
+        self.recorder, self.alone = recorder, signs.alone
+        self._references, self._bases = list(signs.references), dict(signs.bases)
+        self.alive: list[State] = []
+        self.places: list[int] = []
+        self.own: list[int] = []
+        self.outputs: dict[CallResult, list[int]] = {}
+        if recorder.token is not None:
+            self.outputs[recorder.token] = []
+        self.replaced: dict[CallResult, int] = {}
+
+    def at_live(self, live: list[State]) -> None:
+        """Newest first, so that a dead view no longer keeps its base alive by then."""
+        while live:
+            state = live.pop()
+            if self._is_dead(len(live)):
+                self._leave_base(len(live))
+            elif self._is_here(state):
+                self._keep(state, len(live))
+                if state.base is not None:
+                    self._outlive_base(state)
+                if state.base is None and state.buffer is None:
+                    self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
+
+    def at_bound(self, bound: list[State], first_place: int) -> None:
+        while bound:
+            state, place = bound.pop(), first_place + len(bound)
+            if not self._is_dead(place) and self._is_here(state):
+                self._keep(state, place)
+                if state.buffer is None and state.base is None:
+                    self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
+                    self._replace(state.value, len(bound))
+
+    def _is_dead(self, place: int) -> bool:
+        return self._references[place] <= DEAD_IN_TWO_LISTS
+
+    def _leave_base(self, place: int) -> None:
+        """The view of that place holds its base no more."""
+        if place in self._bases:
+            self._references[self._bases[place]] -= 1
+
+    def _is_here(self, state: State) -> bool:
+        return _is_of(state, self.recorder)
+
+    def _keep(self, state: State, place: int) -> None:
+        self.alive.append(state)
+        self.places.append(place)
+
+    def _replace(self, value: CallResult, position: int) -> None:
+        if self.recorder.inputs[position].key is input_key(value.shape, value.dtype):
+            self.replaced[value] = position
+
+    def _outlive_base(self, view: State) -> None:
+        """Make a reordering of a base that nobody else has a tensor of its own.
+
+        What autograd gives a linear layer's weight is the transposition of a product that no one
+        ever sees: the program is then asked for what is seen, in the order in which it is.
+        """
+        base = view.base
+        # one more than when it is popped: `alive` has the view, and this frame the base
+        is_last = getrefcount(base) == LAST_VIEW and self.alone
+        if not is_last or base.buffer is not None or hasattr(base, "number"):
+            return
+        if all(link[0] in REORDERINGS for link in view.chain):
+            self.own.append(len(self.alive) - 1)
+            _make_own(view)
+            self._leave_base(self.places[-1])
+
+
+def _is_of(state: State, recorder: Recorder) -> bool:
+    value = state.value
+    return value is not None and value.recorder is recorder
+
+
+def _make_own(view: State) -> None:
+    view.base = view.views = None
+    view.chain = ()
+
+
+# --- its program ------------------------------------------------------------------------------
+
+def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
+    program, ending = program_for(
+        ended.ending or recorder.last.endings.get(_signature(ended)),
+        recorder.path, ended.outputs, recorder.device.index, ended.replaced,
+    )
+    if ending is not ended.ending:
+        type_cache.keep()
+        recorder.last.endings = {**recorder.last.endings, _signature(ended): ending}
+        ended.ending = ending
+        placed = {ending.outputs[o]: position for o, position in ended.replaced.items()}
+        ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
+    if config.value("LTC_SAVE_TENSORS_FILE"):
+        save_graph(program, ending.key[0], user_line())
+    inputs = recorder.inputs
+    made = program.launch(
+        recorder.device.index,
+        ending.given_inputs(inputs),
+        ending.given_scalars(recorder.scalars),
+        ended.elsewhere and {o: inputs[position] for o, position in ended.elsewhere.items()},
+        recorder.replica,
+    )
+    return ending.walks_outputs(made)
+
+
+def _signature(ended: Ended) -> tuple:
+    return ended.outputs, tuple(ended.replaced.items())
+
+
+def _failed(recorder: Recorder, ended: Ended, error: BaseException) -> list[Buffer]:
+    """Everything pending has failed with `error`; a replaced state keeps its old buffer."""
+    execution, failure = Execution(), Failure(error)
+    failure.note_reported()
+    execution.finish(failure)
+    return [
+        Buffer(
+            input_key(value.shape, value.dtype), recorder.device.index, None, execution,
+            recorder.inputs[ended.replaced[i]] if i in ended.replaced else None,
+        )
+        for i, value in enumerate(ended.outputs)
+    ]
+
+
+def _settle(
+    recorder: Recorder, ended: Ended, alive: list[State], buffers: list[Buffer]
+) -> None:
+    for buffer, holders in zip(buffers, ended.holders):
+        for number in holders:
+            alive[number].buffer = buffer
+        if len(holders) > 1:
+            buffer.shared = True
+    alone = ended.signs.alone
+    for state in alive:
+        if alone or _is_of(state, recorder):  # another thread may have written to it meanwhile
+            state.value = None
+        if state.views is not None and state.base is None:
+            state.forget_ended_views()

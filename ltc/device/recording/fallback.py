@@ -1,0 +1,113 @@
+"""Calls that cannot be recorded run at once on the CPU, each counted as aten::<op>."""
+
+from __future__ import annotations
+
+import torch
+
+from ltc import config
+from ltc.debug import metrics
+from ltc.device.recording.recorder import Device
+from ltc.device.recording.signature import DEVICE, Signature
+from ltc.device.recording.state import State, new_state
+from ltc.device.recording.sync import exclusively, value_of
+from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, to_device, uploaded
+from ltc.device.recording.user_line import user_line, warn_user
+from ltc.device.recording.views import write
+from ltc.device.torch_api import plain_functions
+from ltc.errors import Unsupported
+
+
+def count(signature: Signature) -> None:
+    """Count one eager call; warn or raise where LTC_FALLBACK asks for it."""
+    name = signature.op
+    metrics.count(name)
+    policy = config.value("LTC_FALLBACK")
+    if policy == "count":
+        return
+    text = (
+        f"{name} runs eagerly on the CPU, called at {user_line()}: its result's shape depends on "
+        f"data, or ltc cannot record it. It ends the graph recorded so far."
+    )
+    if policy == "error":
+        raise Unsupported(f"{text} LTC_FALLBACK=error forbids that; unset it to allow it.")
+    warn_user(text)
+
+
+def run_on_cpu(signature: Signature, values: list):
+    """A call whose result is asked for on another device: run there, on copies."""
+    copies = [_each_tensor(_copy, value) for value in values]
+    return _call(signature, copies)
+
+
+def run_eagerly(signature: Signature, values: list, device: Device):
+    """Run the CPU kernel on copies and bring back what it returns and what it wrote.
+
+    An error of that kernel is eager PyTorch's own error for this call.
+    """
+    copies = [_each_tensor(_copy, value) for value in values]
+    for i, argument in enumerate(signature.arguments):
+        if argument.kind == DEVICE and values[i] is not None:
+            copies[i] = torch.device("cpu")
+    result = _call(signature, copies)
+    count(signature)
+    for i in signature.written:
+        _bring_back(values[i], copies[i])
+    if signature.returns_written:
+        return signature.returned(values)
+    return _each_tensor(lambda tensor: _to_device(signature, tensor, device), result)
+
+
+def _call(signature: Signature, values: list):
+    positional = [v for v, a in zip(values, signature.arguments) if not a.keyword_only]
+    keywords = {a.name: v for v, a in zip(values, signature.arguments) if a.keyword_only}
+    with torch.no_grad(), plain_functions():
+        return signature.overload(*positional, **keywords)
+
+
+def _each_tensor(function, value):
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list):
+        return [_each_tensor(function, part) for part in value]
+    if isinstance(value, tuple):
+        return tuple(_each_tensor(function, part) for part in value)
+    return value
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return host_tensor(tensor).clone() if is_lazy(tensor) else tensor
+
+
+def _to_device(signature: Signature, tensor: torch.Tensor, device: Device) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"{signature.name} gives a tensor of layout {tensor.layout}, which ltc devices do not "
+            f"hold. Move the operands to the CPU first: x.cpu()."
+        )
+    return to_device(tensor, device)
+
+
+def _bring_back(target, result) -> None:
+    """Give the written arguments the values that the CPU kernel left in their copies."""
+    if isinstance(target, (list, tuple)):
+        for one, copy in zip(target, result):
+            _bring_back(one, copy)
+    elif target is not None and is_lazy(target):
+        assign_host(target, result)
+
+
+def assign_host(target: torch.Tensor, result: torch.Tensor) -> None:
+    """`target` now holds a copy of a CPU tensor of its dtype; another shape resizes it."""
+    state = state_of(target)
+    if result.size() != target.size():
+        target.data = to_device(result, state.device)
+    elif state.views is None:
+        state.value, state.buffer = None, uploaded(result, state.device)
+    else:
+        _write_through(state, result)
+
+
+def _write_through(state: State, result: torch.Tensor) -> None:
+    from_host = new_state(None, state.device)
+    from_host.buffer = uploaded(result, state.device)
+    exclusively(state.device.recorder(), lambda: write(state, value_of(from_host)))

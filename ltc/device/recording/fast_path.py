@@ -1,0 +1,333 @@
+"""One Python kernel per overload, written by this file from the overload's schema.
+
+A generated kernel does the common case and nothing else: every operand is a lazy tensor or a
+number, and the call is the one that followed here the last time.  It then moves the cursor, puts
+the numbers on the walk's list, and gives a new tensor (or a new value to an old one) the recorded
+result.  Whatever else may be is `record`'s business.  `print(source_of("aten::add.Tensor"))` shows
+one.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from types import FunctionType
+
+import torch
+
+from ltc import config
+from ltc.device.recording.recorder import KERNEL_FILE
+from ltc.device.recording.signature import (
+    ATTRIBUTE,
+    GENERATOR,
+    NUMBER,
+    NUMBERS,
+    OPTIONAL_TENSOR,
+    OPTIONAL_TENSORS,
+    TENSOR,
+    TENSORS,
+    Argument,
+    Signature,
+)
+from ltc.device.recording.slow_path import is_forced, record
+from ltc.device.recording.state import State
+from ltc.device.recording.sync import value_of, values_of
+from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.torch_api import leave_to_python, storage_of
+from ltc.tracebacks import shorten
+
+_NAMESPACE = {
+    "record": record, "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "State": State,
+    "get_ident": get_ident, "write": write, "shorten": shorten,
+    "link_view": link_view, "link_views": link_views,
+    "number_types": frozenset((float, int, bool, complex)),
+    # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
+    "other_operand": (AttributeError, TypeError, NotImplementedError),
+}
+
+
+def build_kernel(signature: Signature, namespace: dict | None = None):
+    """The function to register for this overload; `namespace` becomes its globals."""
+    namespace = {} if namespace is None else namespace
+    namespace.update(_NAMESPACE, signature=signature, overload=signature.overload)
+    slow = namespace["slow"] = FunctionType(_thorough.__code__, namespace)
+    source = _source(signature)
+    if source is None or is_forced(signature) or config.value("LTC_LINES"):
+        return slow
+    for position, argument in enumerate(signature.arguments):
+        namespace[f"default{position}"] = argument.default
+        namespace[f"static{position}"] = argument.static
+    exec(compile(source, KERNEL_FILE, "exec"), namespace)
+    leave_to_python(namespace["kernel"].__code__)
+    return namespace["kernel"]
+
+
+def lazily_built(name: str):
+    """A function that becomes the overload's kernel at its first call: most are never called.
+
+    The kernel's code takes the place of its own, so that later calls pass no other function.
+    There are thousands: each is two objects that Python's collector counts, and no more.
+    """
+    namespace = {"build": _build, "name": name, "shorten": shorten}
+    namespace["kernel_so_far"] = FunctionType(_first_call.__code__, namespace)
+    return namespace["kernel_so_far"]
+
+
+def _build(kernel: FunctionType, name: str):
+    built = build_kernel(Signature(overload_named(name)), kernel.__globals__)
+    kernel.__defaults__, kernel.__kwdefaults__ = built.__defaults__, built.__kwdefaults__
+    kernel.__code__ = built.__code__  # the last, since another thread may call it meanwhile
+    return built
+
+
+# Their code runs with the globals of one overload.
+
+def _first_call(*args, **kwargs):
+    try:
+        kernel = build(kernel_so_far, name)  # noqa: F821
+        return kernel(*args, **kwargs)
+    except BaseException as error:
+        shorten(error)
+        raise
+
+
+def _thorough(*args, **kwargs):
+    try:
+        return record(signature, *args, **kwargs)  # noqa: F821
+    except BaseException as error:
+        shorten(error)
+        raise
+
+
+def source_of(name: str) -> str:
+    """The generated kernel of an overload, as text; "" where it always goes the thorough way."""
+    return _source(Signature(overload_named(name))) or ""
+
+
+def overload_named(name: str):
+    """The overload that torch calls so: "aten::relu", "aten::add.Tensor"."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+
+
+# --- the text of a kernel ---------------------------------------------------------------------
+
+def _source(signature: Signature) -> str | None:
+    """The kernel's source, or None for an overload that none of the forms below fits."""
+    arguments = signature.arguments
+    first = next((i for i, a in enumerate(arguments) if a.kind in (TENSOR, TENSORS)), None)
+    if first is None or not signature.returns_tensors or signature.checks_values:
+        return None
+    if signature.has_no_result:
+        return None
+    if any(a.written and a.kind not in (TENSOR, TENSORS) for a in arguments):
+        return None
+    if signature.is_view and first != 0:
+        return None
+    reads, key, scalars = _reads(signature)
+    recorder_of = f"value{first}[0]" if arguments[first].kind == TENSORS else f"value{first}"
+    body = [
+        "try:", *_indent(reads), f"    recorder = {recorder_of}.recorder",
+        f"except {_errors(arguments[first])}:", f"    return {_call_slow(arguments)}",
+        "entry = recorder.cursor",
+        f"if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident()"
+        f"{_without_generator(arguments)}:",
+        "    recorder.last = entry", "    recorder.cursor = entry.next",
+        *_indent(_scalar_lines(signature, scalars)), *_indent(_result_lines(signature)),
+        f"return {_call_slow(arguments)}",
+    ]
+    leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]
+    lines = ["try:", *_indent(body), *leaving]
+    return "\n".join([f"def kernel({_parameters(arguments)}):", *_indent(lines)])
+
+
+def _without_generator(arguments: tuple[Argument, ...]) -> str:
+    """A condition: a seed from a generator that the user passes is drawn the thorough way."""
+    names = [_name(i, a) for i, a in enumerate(arguments) if a.kind == GENERATOR]
+    return "".join(f" and {name} is None" for name in names)
+
+
+def _errors(first: Argument) -> str:
+    return "(*other_operand, IndexError)" if first.kind == TENSORS else "other_operand"
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+def _parameters(arguments: tuple[Argument, ...]) -> str:
+    parts, keyword_only = [], False
+    for position, argument in enumerate(arguments):
+        if argument.keyword_only and not keyword_only:
+            keyword_only = True
+            parts.append("*")
+        default = f"=default{position}" if argument.has_default else ""
+        parts.append(_name(position, argument) + default)
+    return ", ".join(parts)
+
+
+def _name(position: int, argument: Argument) -> str:
+    return argument.name if argument.keyword_only else f"a{position}"
+
+
+def _call_slow(arguments: tuple[Argument, ...]) -> str:
+    parts = [
+        f"{a.name}={a.name}" if a.keyword_only else f"a{i}" for i, a in enumerate(arguments)
+    ]
+    return f"slow({', '.join(parts)})"
+
+
+def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
+    """Lines that read the operands; the parts of the key; lines that put numbers on the list."""
+    reads: list[str] = []
+    key: list[str] = []
+    scalars: list[str] = []
+    numbers_allowed = torch.Tag.pointwise in signature.overload.tags
+    seen_tensor = False
+    for i, argument in enumerate(signature.arguments):
+        name = _name(i, argument)
+        if argument.kind == TENSOR:
+            may_be_number = numbers_allowed and seen_tensor and not argument.written
+            seen_tensor = True
+            reads += _read_tensor(i, name, may_be_number)
+            key.append(f"value{i}")
+            if may_be_number:
+                append = f"recorder.scalars.append({name})"
+                scalars += [f"if value{i}.__class__ is type:", f"    {append}"]
+        elif argument.kind == OPTIONAL_TENSOR:
+            reads += [f"if {name} is None:", f"    value{i} = None", "else:"]
+            reads += _indent(_read_tensor(i, name, False))
+            key.append(f"value{i}")
+        elif argument.kind == TENSORS:
+            reads += _read_tensors(i, name)
+            key.append(f"value{i}")
+        elif argument.kind == OPTIONAL_TENSORS:
+            reads += _read_optional_tensors(i, name)
+            key.append(f"value{i}")
+        elif argument.kind == NUMBER:
+            key.append(_number_key(i, name, argument))
+            scalars += _number_lines(i, name, argument)
+        elif argument.kind == NUMBERS:
+            reads += [f"kinds{i} = None if {name} is None else list(map(type, {name}))"]
+            key.append(f"kinds{i}")
+            scalars += [f"if {name} is not None:", f"    recorder.scalars.extend({name})"]
+        elif argument.kind == ATTRIBUTE:
+            key.append(name)
+        elif argument.kind not in ("device", "ignored", "generator"):
+            raise AssertionError(f"{signature.name}: no fast form for {argument}")
+    return reads, key, scalars
+
+
+def _read_tensor(i: int, name: str, may_be_number: bool) -> list[str]:
+    lines = [
+        f"state{i} = storage_of({name}).lazy", f"value{i} = state{i}.value",
+        f"if value{i} is None:", f"    value{i} = value_of(state{i})",
+    ]
+    if not may_be_number:
+        return lines
+    return [
+        f"if {name}.__class__ in number_types:", f"    value{i} = {name}.__class__", "else:",
+        *_indent(lines),
+    ]
+
+
+def _read_tensors(i: int, name: str) -> list[str]:
+    return [
+        f"states{i} = [storage.lazy for storage in map(storage_of, {name})]",
+        f"value{i} = [s.value for s in states{i}]",
+        f"if not all(value{i}):", f"    value{i} = values_of(states{i})",
+    ]
+
+
+def _read_optional_tensors(i: int, name: str) -> list[str]:
+    value = "storage_of(t).lazy.value or value_of(storage_of(t).lazy)"
+    return [f"value{i} = [None if t is None else {value} for t in {name}]"]
+
+
+def _number_key(i: int, name: str, argument: Argument) -> str:
+    if argument.static is None:
+        return f"({name}.__class__, {name})"
+    if argument.static:
+        return f"(({name}.__class__, {name}) if {name} in static{i} else {name}.__class__)"
+    return f"{name}.__class__"
+
+
+def _number_lines(i: int, name: str, argument: Argument) -> list[str]:
+    if argument.static is None:
+        return []
+    conditions = []
+    if argument.static:
+        conditions.append(f"{name} not in static{i}")
+    if argument.has_default and argument.default is None or not argument.has_default:
+        conditions.append(f"{name} is not None")
+    line = f"recorder.scalars.append({name})"
+    return [f"if {' and '.join(conditions)}:", f"    {line}"] if conditions else [line]
+
+
+def _scalar_lines(signature: Signature, scalars: list[str]) -> list[str]:
+    seed = ["recorder.scalars.append(recorder.draw())"] if signature.random else []
+    return seed + scalars
+
+
+def _result_lines(signature: Signature) -> list[str]:
+    """Lines that give the results to tensors, and the return."""
+    arguments, written = signature.arguments, signature.written
+    if signature.is_view:
+        if signature.returns == ("Tensor",):
+            return ["return link_view(recorder, state0, entry.value, entry.link)"]
+        return ["return link_views(recorder, state0, entry.call.results, entry.link)"]
+    if len(written) == 1 and arguments[written[0]].kind == TENSOR and signature.returns_written:
+        lines = _write_lines(f"state{written[0]}", "entry.value")
+    elif written:
+        lines = ["results = iter(entry.call.results)"]
+        for i in written:
+            condition, writes = arguments[i].written_with, _write_next_lines(i, arguments[i].kind)
+            if condition is not None:
+                writes = [f"if {condition} is not None:", *_indent(writes)]
+            lines += writes
+    else:
+        lines = []
+    if not signature.returns_written:
+        return lines + _new_tensor_lines(signature)
+    names = [_name(i, arguments[i]) for i in written]
+    if not signature.returns:
+        return [*lines, "return"]
+    return [*lines, f"return {names[0] if len(signature.returns) == 1 else ', '.join(names)}"]
+
+
+def _write_next_lines(i: int, kind: str) -> list[str]:
+    """Lines that give a written argument its share of `results`."""
+    if kind == TENSOR:
+        return ["result = next(results)", *_write_lines(f"state{i}", "result")]
+    # the states first: zip must not take a result that it has no state for
+    return [
+        f"for state, result in zip(states{i}, results):", *_indent(_write_lines("state", "result"))
+    ]
+
+
+def _write_lines(state: str, result: str) -> list[str]:
+    return [
+        f"if {state}.views is None:", f"    {state}.value = {result}", f"    {state}.buffer = None",
+        "else:", f"    write({state}, {result})",
+    ]
+
+
+def _new_tensor_lines(signature: Signature) -> list[str]:
+    new = [
+        "tensor = recorder.new_tensor(value.shape, value.dtype)",
+        "storage_of(tensor).lazy = state = State()",
+        "state.value = value",
+        "state.device = recorder.device",
+        "state.buffer = state.views = state.base = None",
+        "recorder.live.append(state)",
+    ]
+    if signature.returns == ("Tensor",):
+        return [f"value = {'next(results)' if signature.written else 'entry.value'}", *new,
+                "return tensor"]
+    return [
+        "tensors = []",
+        f"for value in {'results' if signature.written else 'entry.call.results'}:",
+        "    if value is None:", "        tensors.append(None)", "        continue",
+        *_indent(new), "    tensors.append(tensor)",
+        "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
+    ]

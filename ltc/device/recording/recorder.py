@@ -1,0 +1,372 @@
+"""A step as a walk over recorded calls: one like an earlier one only moves a cursor.
+
+Each (device, thread) has its own recorder.  The entries that can follow one another form a tree;
+a kernel compares one tuple with the entry at the cursor and moves on, or, where they differ, takes
+another branch or makes a new entry.  Numbers, seeds and buffers are no part of an entry: they are
+put on side lists, so a learning rate may change without anything being recorded anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.aten.call import Call, CallResult
+from ltc.debug import metrics
+from ltc.device.recording.rng import RandomState
+from ltc.device.recording.state import State
+from ltc.device.torch_api import DEVICE_TYPE, create_empty_tensor, empty_tensor
+from ltc.runtime.buffer import Buffer, byte_size, input_key
+from ltc.support.thread_frames import thread_frames
+
+INPUT = "ltc::input"
+KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames show it
+
+
+_NONE: dict = {}  # of an entry at which no walk has ended: never changed
+
+
+class Entry:
+    """One call on a recorded path.
+
+    key          what the kernel compares: overload, producers, attributes, kinds of numbers
+    next         the entry that followed the last time; END where none has
+    branches     every entry that has ever followed, by its key; None while `next` is the only one
+    parent       the entry before it
+    call         what was recorded
+    value        the first of `call.results`; most calls have one
+    link         of a view: the link it adds to its chain
+    depth, size  entries and bytes of results on the path up to here
+    endings      programs for walks that end here, by what was alive
+    ended        what the end of the latest of these came to, or None
+    run          of the first of some inputs that a list was bound to: their types, their values
+                 and the last entry; else None
+    follow       the entry that began the walk after one that ended here
+    """
+
+    __slots__ = (
+        "key", "next", "branches", "parent", "call", "value", "link", "depth", "size", "endings",
+        "ended", "run", "follow",
+    )
+
+    def __init__(self, key, parent: "Entry | None", call: Call | None):
+        self.key, self.parent, self.call = key, parent, call
+        self.next, self.branches, self.follow = END, None, END
+        self.endings, self.ended, self.run = _NONE, None, None
+        self.value = call.results[0] if call is not None and call.results else None
+        self.link = None
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.size = 0 if parent is None else parent.size + _bytes_of(call)
+
+    def branch(self, key: tuple) -> "Entry | None":
+        """The entry that has followed under this key, if any has; `next` is not looked at."""
+        return self.branches.get(_hashable(key)) if self.branches is not None else None
+
+    def add_branch(self, entry: "Entry") -> None:
+        """Let `entry` follow this one; the caller makes it `next`."""
+        if self.next is END:
+            return  # most entries are only ever followed by one: it needs no table
+        if self.branches is None:
+            self.branches = {_hashable(self.next.key): self.next}
+        self.branches[_hashable(entry.key)] = entry
+
+
+END: Any = None  # compared with every key, equal to none
+END = Entry(None, None, None)
+END.next = END.follow = END
+STOPPED = Entry(None, None, None)  # at the cursor while another thread ends the walk: see step.py
+
+
+def _bytes_of(call: Call) -> int:
+    return sum(byte_size(v.shape, v.dtype) for v in call.results if v is not None)
+
+
+def _hashable(key):
+    """`key` with its lists as tuples: attributes arrive as lists, which compare but do not hash."""
+    return tuple(
+        [_hashable(p) if p.__class__ is list or p.__class__ is tuple else p for p in key]
+    )
+
+
+class Interrupted(AttributeError):
+    """Another thread ended the walk while a kernel was reading its operands.
+
+    An AttributeError, as kernels meet it with every operand that is not theirs: they then go the
+    thorough way, which reads all of them again.
+    """
+
+
+class Recorder:
+    """The walk of one thread on one device.
+
+    cursor   the entry expected next
+    last     the entry recorded last
+    live     states made by calls of this walk, newest last
+    bound    states whose buffer is an input of this walk, parallel to `inputs`
+    inputs   Buffers, in the order of the path's input entries
+    scalars  numbers, 0-dim CPU tensors and seeds, in the order the entries refer to them
+    foreign  values in this walk of states that another thread's walk uses as well
+    token    of the collective recorded last in this walk, or None: alive at the walk's end, so that
+             all of them run, read or not
+    replica  who the thread is to the collectives it records
+    roots    where paths begin, by torch's default dtype: it decides types that no call names
+    walks    how many have ended
+    interrupted  whether another thread ended the walk: a kernel under way must read anew
+    """
+
+    __slots__ = (
+        "device", "thread", "new_tensor", "roots", "root", "cursor", "last", "live", "bound",
+        "inputs", "scalars", "foreign", "token", "replica", "walks", "interrupted", "ended",
+        "entries", "lock", "draw", "__weakref__",
+    )
+
+    def __init__(self, device: "Device") -> None:
+        self.device, self.thread = device, get_ident()
+        self.new_tensor, self.draw = device.new_tensor, device.random.draw
+        self.live: list[State] = []
+        self.bound: list[State] = []
+        self.inputs: list[Buffer] = []
+        self.scalars: list = []
+        self.foreign: dict[State, CallResult] = {}
+        self.token: CallResult | None = None
+        self.replica: Any = None
+        self.walks = 0
+        self.lock = threading.RLock()
+        self._plant()
+
+    def _plant(self) -> None:
+        self.roots: dict[torch.dtype, Entry] = {}
+        self.root = None
+        self.entries = 0
+        self.choose_paths()
+
+    def choose_paths(self) -> None:
+        """Begin a walk among the paths recorded under torch's present default dtype.
+
+        Where another thread begins it, no kernel may go on in it at once: one that is under way may
+        have read values of the walk that has ended.
+        """
+        dtype = torch.get_default_dtype()
+        root = self.roots.get(dtype)
+        if root is None:
+            root = self.roots[dtype] = Entry(None, None, None)
+        if root is not self.root:
+            self.root = self.ended = root
+        self.last = root
+        self.interrupted = self.thread != get_ident()
+        self.cursor = STOPPED if self.interrupted else self._expected()
+
+    def _expected(self) -> Entry:
+        """The entry that a walk begins with, as far as the one before tells."""
+        return self.ended.follow if self.ended.follow is not END else self.root.next
+
+    # --- walking
+
+    def advance(self, key: tuple, make_call) -> Entry:
+        """Move to the entry of `key`, made by `make_call() -> Call` where no walk had it before."""
+        last = self.last
+        entry = last.next
+        if entry.key != key:
+            entry = last.branch(key)
+            if entry is None:
+                entry = self._add(key, make_call())
+            last.next = entry
+        if last is self.root:
+            self.ended.follow = entry  # the best guess for the walk after the one just ended
+        self.last = entry
+        self.cursor = entry.next
+        return entry
+
+    def _add(self, key: tuple, call: Call) -> Entry:
+        entry = Entry(key, self.last, call)
+        self.last.add_branch(entry)
+        self.entries += 1
+        metrics.count("RecordedEntries")
+        return entry
+
+    def values(self, call: Call, types) -> None:
+        """Give `call` its results: a Value for each (shape, dtype); None for an undefined one."""
+        call.results = tuple(
+            None if one is None else CallResult(self, call, index, one[0], one[1])
+            for index, one in enumerate(types)
+        )
+
+    def bind(self, state: State) -> CallResult:
+        """Make the buffer of `state` an input of this walk; returns the input's value.
+
+        What the state itself holds is the caller's business.
+        """
+        buffer = state.buffer
+        execution = buffer.execution
+        if execution is not None and execution.failure is not None:
+            buffer = state.buffer = buffer.settled()
+        entry = self.cursor
+        if entry.key is buffer.key:
+            self.last, self.cursor = entry, entry.next
+        else:
+            with self.lock:
+                if self.interrupted:
+                    raise Interrupted
+                entry = self.advance(buffer.key, lambda: self._input_call(buffer))
+        self.inputs.append(buffer)
+        self.bound.append(state)
+        return entry.value
+
+    def bind_as_before(self, states: list[State]) -> list[CallResult] | None:
+        """`bind` all of a list whose like was bound here before; None where it was not.
+
+        The states get their values.  One comparison for the list takes the place of one for each.
+        """
+        first = self.cursor
+        if first.run is None:
+            return None
+        keys, values, last = first.run
+        buffers = [state.buffer for state in states]
+        if None in buffers or [buffer.key for buffer in buffers] != keys:
+            return None
+        if len(set(states)) < len(states):
+            return None  # the second time it has a value
+        for execution in {buffer.execution for buffer in buffers}:
+            if execution is not None and execution.failure is not None:
+                return None
+        self.last, self.cursor = last, last.next
+        self.inputs += buffers
+        self.bound += states
+        for state, value in zip(states, values):
+            state.value = value
+        return values
+
+    def note_run(self, values: list[CallResult]) -> list[CallResult]:
+        """Let `bind_as_before` know these values, where they are the inputs recorded last."""
+        entry, following = self.last, None
+        for value in reversed(values):
+            if entry.value is not value or value.call.overload != INPUT:
+                return values
+            entry, following = entry.parent, entry
+        following.run = [input_key(v.shape, v.dtype) for v in values], values, self.last
+        return values
+
+    def _input_call(self, buffer: Buffer) -> Call:
+        call = Call(INPUT, (len(self.inputs),), {})
+        self.values(call, [(buffer.shape, buffer.dtype)])
+        return call
+
+    def bind_foreign(self, state: State) -> CallResult:
+        """The value here of a state that another thread's walk has bound: its own is left alone."""
+        value = self.foreign.get(state)
+        if value is None:
+            state.buffer.shared = True
+            value = self.foreign[state] = self.bind(state)
+        return value
+
+    # --- bounds
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the walk has reached LTC_MAX_PENDING_NODES or LTC_MAX_PENDING_BYTES."""
+        last = self.last
+        return last.depth >= config.value("LTC_MAX_PENDING_NODES") or (
+            last.size >= config.value("LTC_MAX_PENDING_BYTES")
+        )
+
+    @property
+    def nothing_pending(self) -> bool:
+        return self.last is self.root
+
+    def path(self) -> list[Call]:
+        """The calls of the walk so far, in recorded order."""
+        calls, entry = [], self.last
+        while entry.call is not None:
+            calls.append(entry.call)
+            entry = entry.parent
+        calls.reverse()
+        return calls
+
+    def restart(self) -> None:
+        """Begin a new walk; forget every path where LTC_MAX_RECORDED entries are exceeded."""
+        self.live, self.bound, self.inputs, self.scalars = [], [], [], []
+        self.foreign.clear()
+        self.token = self.replica = None
+        self.walks += 1
+        self.ended = self.last
+        if self.entries > config.value("LTC_MAX_RECORDED"):
+            metrics.count("RecordedPathsForgotten")
+            self._plant()
+        else:
+            self.choose_paths()
+
+
+class Device:
+    """One ltc device of this process, with a recorder for each thread that uses it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.torch_device = torch.device(DEVICE_TYPE, index)
+        self.random = RandomState()
+        self.recorders: dict[int, Recorder] = {}
+        self.warned_of_no_mark = False
+
+    def new_tensor(self, shape, dtype) -> torch.Tensor:
+        return empty_tensor(shape, dtype, self.index)
+
+    def recorder(self) -> Recorder:
+        """The calling thread's recorder."""
+        return self.recorders.get(get_ident()) or self._add_recorder()
+
+    def has_one_recorder(self) -> bool:
+        """Whether a single thread uses the device, as far as running threads go."""
+        if len(self.recorders) > 1:
+            self._drop_recorders_of_ended_threads()
+        return len(self.recorders) == 1
+
+    def _add_recorder(self) -> Recorder:
+        self._drop_recorders_of_ended_threads()
+        recorder = self.recorders[get_ident()] = Recorder(self)
+        return recorder
+
+    def _drop_recorders_of_ended_threads(self) -> None:
+        known = list(self.recorders.items())  # first: no thread that begins meanwhile is among them
+        # the numbers alone: a frame that is kept keeps alive what its function had in hand
+        running = set(thread_frames())
+        for thread, recorder in known:
+            if thread not in running and recorder.nothing_pending:
+                del self.recorders[thread]
+
+    def after_fork_in_child(self) -> None:
+        for recorder in self.recorders.values():
+            recorder.lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return str(self.torch_device)
+
+
+class _FirstDevice(Device):
+    """ltc:0: torch makes its tensors without the detour that other indices need."""
+
+    new_tensor = staticmethod(create_empty_tensor)
+
+
+_devices: list[Device] = []
+
+
+def devices() -> list[Device]:
+    """This process's devices, in index order; LTC_NUM_DEVICES of them, read at the first use."""
+    if not _devices:
+        count = config.value("LTC_NUM_DEVICES")
+        _devices.extend([_FirstDevice(0), *(Device(index) for index in range(1, count))])
+    return _devices
+
+
+def device_at(index: int) -> Device:
+    """The device of that index; raises RuntimeError where there is none."""
+    known = _devices or devices()
+    if 0 <= index < len(known):
+        return known[index]
+    raise RuntimeError(
+        f"ltc:{index} does not exist: this process has {len(known)} ltc device(s), "
+        f"ltc:0 to ltc:{len(known) - 1}. Set LTC_NUM_DEVICES before the first use for more."
+    )

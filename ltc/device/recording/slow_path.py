@@ -1,0 +1,318 @@
+"""The thorough way to record a call: every kind of operand, every error; a kernel that does not
+recognise what comes next on its path ends up here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.aten.call import Call, CallResult, Scalar
+from ltc.debug import metrics
+from ltc.device.recording import fallback
+from ltc.device.recording.recorder import Device, Recorder
+from ltc.device.recording.signature import (
+    ATTRIBUTE,
+    DEVICE,
+    GENERATOR,
+    IGNORED,
+    NUMBER,
+    NUMBERS,
+    OPTIONAL_TENSOR,
+    OPTIONAL_TENSORS,
+    TENSOR,
+    TENSORS,
+    Signature,
+)
+from ltc.device.recording.sync import exclusively, flush, value_of
+from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
+from ltc.device.recording.user_line import user_line, warn_user
+from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.shapes.meta import NoTypes, result_types
+from ltc.device.torch_api import plain_functions
+
+_NUMBER_TYPES = {
+    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+}
+_INDEXING = frozenset({
+    "aten::index.Tensor", "aten::_unsafe_index.Tensor", "aten::index_put", "aten::index_put_",
+    "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::index.Tensor_out",
+})
+RESIZES = "resizes"  # in the key of an entry that changes the shape of what it writes to
+
+
+def record(signature: Signature, *args, **kwargs):
+    """Record one call and return what the overload returns; the way for every special case."""
+    with metrics.timed("LazyTracing"), plain_functions():
+        return _record(signature, signature.in_schema_order(args, kwargs))
+
+
+def _record(signature: Signature, values: list):
+    device = device_of_call(signature, values)
+    if device is None:
+        return fallback.run_on_cpu(signature, values)
+    if signature.checks_values:
+        _check_values(signature, values)
+    if signature.has_no_result or is_forced(signature):
+        return fallback.run_eagerly(signature, values, device)
+    recorder = device.recorder()
+    try:
+        return exclusively(recorder, lambda: _extend(recorder, signature, values))
+    except NoTypes:
+        return fallback.run_eagerly(signature, values, device)
+
+
+def _extend(recorder: Recorder, signature: Signature, values: list):
+    """Record one call at the end of the walk; raises NoTypes where it has to be run to be known."""
+    if recorder.too_long:
+        cut(recorder)
+    lowered = _Lowered(recorder, signature, values)
+    entry = recorder.advance(lowered.key, lowered.make_call)
+    recorder.scalars.extend(lowered.numbers)
+    return _results(recorder, signature, values, entry)
+
+
+def is_forced(signature: Signature) -> bool:
+    """Whether LTC_FORCE_FALLBACK names this op; asked when its kernel is built."""
+    return signature.op in config.value("LTC_FORCE_FALLBACK").split(",")
+
+
+def _check_values(signature: Signature, values: list) -> None:
+    """Raise eager's error for numbers out of range, found on a tensor without elements."""
+    empty = torch.empty(0, dtype=values[0].dtype, device="cpu")
+    numbers = [v for v, a in zip(values, signature.arguments) if not a.keyword_only]
+    signature.overload(empty, *numbers[1:])
+
+
+def cut(recorder: Recorder) -> None:
+    """Start what is pending because nobody marked a step for a long while; say so once."""
+    metrics.count("TrimIrGraph")
+    device: Device = recorder.device
+    if not device.warned_of_no_mark:
+        device.warned_of_no_mark = True
+        last = recorder.last
+        warn_user(
+            f"{last.depth} calls with {last.size >> 20} MiB of results were recorded on {device} "
+            f"without a step mark; they are started now, at {user_line()}. Call "
+            f"ltm.mark_step() once per step (limits: LTC_MAX_PENDING_NODES, LTC_MAX_PENDING_BYTES)."
+        )
+    flush(recorder)
+
+
+class _Lowered:
+    """The operands of one call as the recorder keeps them.
+
+    key      what identifies the call on its path
+    numbers  what it adds to the walk's scalars
+    """
+
+    def __init__(self, recorder: Recorder, signature: Signature, values: list) -> None:
+        self.recorder, self.signature, self.values = recorder, signature, values
+        self.numbers: list = []
+        self.first_slot = len(recorder.scalars)
+        self.seed = self._seed() if signature.random else None
+        parts: list = [signature.overload]
+        self.template: list = []
+        tensors = {
+            i: self._tensors(argument.kind, values[i])
+            for i, argument in enumerate(signature.arguments)
+            if argument.kind in (TENSOR, OPTIONAL_TENSOR, TENSORS, OPTIONAL_TENSORS)
+        }
+        # all buffers are bound before any number is added, as in the generated kernels
+        for i, argument in enumerate(signature.arguments):
+            lower = _LOWER.get(argument.kind)
+            if i in tensors:
+                part, operand = self._name_numbers(argument, tensors[i])
+            elif lower is not None:
+                part, operand = lower(self, argument, values[i])
+            else:
+                self.template.append(None)
+                continue
+            parts.append(part)
+            self.template.append(operand)
+        if self._resizes():
+            parts.append(RESIZES)
+        if config.value("LTC_LINES"):
+            parts.append(user_line())
+        self.key = tuple(parts)
+
+    def _seed(self) -> Scalar:
+        generator = None
+        for argument, value in zip(self.signature.arguments, self.values):
+            if argument.kind == GENERATOR:
+                generator = value
+        return self._number(_draw(self.recorder, generator), "seed")
+
+    def _number(self, number, origin: str) -> Scalar:
+        slot = self.first_slot + len(self.numbers)
+        self.numbers.append(number)
+        if isinstance(number, torch.Tensor):
+            return Scalar(slot, number, number.dtype, False, origin)
+        return Scalar(slot, number, _NUMBER_TYPES[type(number)], True, origin)
+
+    def _tensors(self, kind: str, operand):
+        """Values in place of lazy tensors; numbers and 0-dim CPU tensors are left for later."""
+        if kind in (TENSORS, OPTIONAL_TENSORS):
+            return [self._tensor(part) for part in operand]
+        return self._tensor(operand)
+
+    def _tensor(self, operand):
+        if not isinstance(operand, torch.Tensor):
+            return operand
+        if operand.device.type == "cpu" and operand.layout is torch.strided:
+            if operand.dim() == 0:
+                return operand
+            if self.signature.name in _INDEXING and operand.dtype in _INDEX_TYPES:
+                return value_of(adopt(operand, self.recorder.device))
+        return value_of(state_of(operand, self.recorder.device))
+
+    def _name_numbers(self, argument, operand):
+        """(part of the key, operand of the call) for what `_tensors` gave."""
+        if operand.__class__ is list:
+            pairs = [self._name_numbers(argument, part) for part in operand]
+            return [p for p, _ in pairs], [o for _, o in pairs]
+        if isinstance(operand, torch.Tensor):
+            number = operand.detach().clone()  # the caller may change it before the step runs
+            return ("cpu", number.dtype), self._number(number, argument.name)
+        if operand is None or operand.__class__ is CallResult:
+            return operand, operand
+        return operand.__class__, self._number(operand, argument.name)
+
+    def _lower_number(self, argument, value):
+        if value is None:
+            return None.__class__, None
+        static = argument.static
+        if static is None or (static and value in static):
+            return (value.__class__, value), value
+        return value.__class__, self._number(value, argument.name)
+
+    def _lower_numbers(self, argument, values):
+        if values is None:
+            return None, None
+        return [v.__class__ for v in values], [self._number(v, argument.name) for v in values]
+
+    def _lower_attribute(self, argument, value):
+        return value, value
+
+    def _resizes(self) -> bool:
+        """Whether an `out=` tensor does not have the shape of the result yet."""
+        if not self.signature.written or self.signature.name.partition(".")[0].endswith("_"):
+            return False
+        try:
+            types = iter(self._types())
+        except NoTypes:
+            return False
+        for position in self.signature.written:
+            operands = self.template[position]
+            for value in operands if operands.__class__ is list else [operands]:
+                if value is not None and (value.shape, value.dtype) != next(types, None):
+                    return True
+        return False
+
+    def _written(self) -> tuple:
+        """Arguments written to, as `Call.mutated` names them; one that is None is not written."""
+        arguments = self.signature.arguments
+        return tuple(
+            arguments[i].name if arguments[i].keyword_only else i
+            for i in self.signature.written_by(self.values)
+        )
+
+    def _arguments(self) -> tuple[tuple, dict]:
+        args, kwargs = [], {}
+        for argument, operand, value in zip(
+            self.signature.arguments, self.template, self.values
+        ):
+            if argument.kind == GENERATOR:
+                continue  # always last; the seed takes its place
+            if argument.kind in (DEVICE, IGNORED):
+                if not argument.keyword_only:
+                    args.append(argument.default)
+            elif not argument.keyword_only:
+                args.append(operand)
+            elif operand is not None:
+                kwargs[argument.name] = operand
+        return tuple(args), kwargs
+
+    def _types(self):
+        args, kwargs = self._arguments()
+        if any(a.kind == DEVICE for a in self.signature.arguments):
+            kwargs = {**kwargs, "device": torch.device("meta")}
+        signature = self.signature
+        return result_types(
+            signature.overload, args, kwargs, self._written(), not signature.returns_written
+        )
+
+    def make_call(self) -> Call:
+        signature = self.signature
+        types = self._types()
+        args, kwargs = self._arguments()
+        call = Call(
+            signature.overload, args, kwargs, self._written(), not signature.returns_written,
+            user_line(), self.seed,
+        )
+        self.recorder.values(call, types)
+        return call
+
+
+_LOWER: dict[str, Any] = {
+    NUMBER: _Lowered._lower_number, NUMBERS: _Lowered._lower_numbers,
+    ATTRIBUTE: _Lowered._lower_attribute,
+}
+_INDEX_TYPES = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
+
+
+def _draw(recorder: Recorder, generator) -> int:
+    """The seed of a random call: the device's next one, or one drawn from the user's generator."""
+    if generator is None:
+        return recorder.draw()
+    return int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
+
+
+# --- results ----------------------------------------------------------------------------------
+
+def _results(recorder: Recorder, signature: Signature, values: list, entry):
+    results = iter(entry.call.results)
+    for i in signature.written_by(values):
+        operand = values[i]
+        for tensor in operand if isinstance(operand, (list, tuple)) else (operand,):
+            _assign(recorder, tensor, next(results))
+    if signature.returns_written:
+        return signature.returned(values)
+    if signature.is_view:
+        return _views(recorder, signature, state_of(values[0], recorder.device), entry)
+    return _wrapped(recorder, signature, list(results))
+
+
+def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None:
+    """`tensor` now holds `value`; an out= tensor of another shape takes the new one."""
+    if value.shape != tuple(tensor.shape):
+        if tensor.numel() != 0:
+            warn_user(
+                f"An output with one or more elements was resized since it had shape "
+                f"{list(tensor.shape)}, which does not match the required output shape "
+                f"{list(value.shape)}. Reuse an output of the right shape, or reset it with "
+                f"t.resize_(0)."
+            )
+        tensor.data = wrap(recorder, value)
+        return
+    write(state_of(tensor, recorder.device), value)
+
+
+def _views(recorder: Recorder, signature: Signature, state, entry):
+    link = (entry.call.overload, entry.call.args[1:], entry.call.kwargs)
+    if signature.returns == ("Tensor",):
+        entry.link = (*link, None)
+        return link_view(recorder, state, entry.value, entry.link)
+    values = entry.call.results
+    entry.link = [(*link, index) for index in range(len(values))]
+    return link_views(recorder, state, values, entry.link)
+
+
+def _wrapped(recorder: Recorder, signature: Signature, results: list):
+    tensors = [None if value is None else wrap(recorder, value) for value in results]
+    if signature.returns == ("List[Tensor]",):
+        return tensors
+    if len(signature.returns) == 1:
+        return tensors[0]
+    return tuple(tensors)

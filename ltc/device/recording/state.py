@@ -1,0 +1,119 @@
+"""What an ltc tensor is: a state that hangs on its storage object.
+
+The storage's Python object lives as long as the C++ storage, so everything that shares the
+storage (detach, .data, nn.Parameter, a tensor saved for backward) shares the state without any
+Python.  Tensors always appear contiguous; a view is a state of its own that knows its base.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from weakref import ref
+
+import torch
+
+from ltc.device.torch_api import empty_tensor, storage_of
+from ltc.support.fork_safe_lock import renewed_lock
+
+_ids = itertools.count(1)
+_views_change = renewed_lock(globals(), "_views_change")  # threads may share a base
+
+
+class State:
+    """The value of one tensor.
+
+    value   its Value in the walk of some recorder, or None where nothing is pending
+    device  the Device it is on
+    buffer  the Buffer that holds it, or None where it has to be computed first
+    views   weak references to the states that are views of the same base (shared by the base and
+            all of them), or None where there is no view
+    base    the state this one is a view of, or None
+    chain   how it is derived from its base: (overload, arguments, keywords, output index) each
+
+    A view whose value is None is stale: it is derived from its base again when read.
+    """
+
+    __slots__ = ("value", "device", "buffer", "views", "base", "chain", "number", "__weakref__")
+
+    @property
+    def tensor_id(self) -> int:
+        """A number of its own, given when first asked for: 1, 2, …"""
+        try:
+            return self.number
+        except AttributeError:
+            self.number = next(_ids)
+            return self.number
+
+    def add_view(self, view: State) -> None:
+        """`view` and all views of the same base learn of each other's writes from now on."""
+        views = view.views = self.views
+        if views is not None:
+            views.append(ref(view))  # in one step: no other thread's is lost
+        if views is None or self.views is not views:  # the first, or one of an ended list
+            with _views_change:
+                if self.views is None:
+                    self.views = []
+                self.views.append(ref(view))
+                view.views = self.views
+
+    def living_views(self) -> list[State]:
+        """All views of the same base that somebody holds, where there may be any."""
+        views = [view() for view in list(self.views or ())]  # a copy: another thread may add one
+        return [view for view in views if view is not None]
+
+    def forget_ended_views(self) -> None:
+        """Of a base: drop the references to views that are gone."""
+        with _views_change:
+            views = self.views
+            if views is None:  # another thread was first
+                return
+            for place in reversed(range(len(views))):
+                if views[place]() is None:
+                    del views[place]  # one by one: another thread may add one meanwhile
+            if not views:
+                self.views = None
+                if views:  # one was added just before
+                    self.views = views
+
+
+def new_state(value, device) -> State:
+    """The state of a tensor that is no view.
+
+    A function, since `State` has no constructor: generated kernels spell these lines out, which
+    takes half the time of a call.
+    """
+    state = State()
+    state.value, state.device = value, device
+    state.buffer = state.views = state.base = None
+    return state
+
+
+def _references_of_a_dead_state() -> int:
+    """What sys.getrefcount says of a state that only the recorder's list held, once popped."""
+    states = [State()]
+    state = states.pop()
+    return sys.getrefcount(state)
+
+
+def _references_of_a_dead_state_in_two_lists() -> int:
+    """The same of one that is in the recorder's list and in one made from it."""
+    first = [State()]
+    second = first + []
+    return next(map(sys.getrefcount, second))
+
+
+DEAD = _references_of_a_dead_state()
+DEAD_IN_TWO_LISTS = _references_of_a_dead_state_in_two_lists()
+LAST_VIEW = DEAD + 2  # of a base that one view and the recorder's list hold, beside a variable
+
+
+def liveness_is_as_assumed() -> bool:
+    """Whether a reference count tells a live state from a dead one on this interpreter."""
+    tensor = empty_tensor((1,), torch.float32, 0)
+    storage_of(tensor).lazy = State()
+    states = [storage_of(tensor).lazy]
+    state = states.pop()
+    alive = sys.getrefcount(state) > DEAD
+    del tensor
+    return alive and sys.getrefcount(state) == DEAD

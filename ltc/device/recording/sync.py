@@ -1,0 +1,299 @@
+"""When a walk ends, and who waits for what.
+
+A walk ends at a step mark, when a value is read, when it has become too long, when another thread
+needs something that is pending in it, or when torch's default dtype changes (default_dtype.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from ltc.aten.call import Call, CallResult
+from ltc.debug import metrics
+from ltc.device.recording.exit_liveness import end
+from ltc.device.recording.recorder import (
+    KERNEL_FILE,
+    STOPPED,
+    Device,
+    Interrupted,
+    Recorder,
+    devices,
+)
+from ltc.device.recording.state import State
+from ltc.device.recording.user_line import user_line
+from ltc.device.shapes.meta import result_types
+from ltc.runtime.account import account_of
+from ltc.runtime.buffer import Buffer
+from ltc.runtime.executor import executor_of
+from ltc.runtime.transfers import backend
+from ltc.support.thread_frames import thread_frames
+
+# --- a walk and its threads -------------------------------------------------------------------
+
+class _ClosedRecordings(threading.local):
+    holding = 0  # how many walks of its own this thread has closed to others
+
+
+_this_thread = _ClosedRecordings()
+
+
+class PendingElsewhere(Exception):
+    """What is needed is pending in another thread's walk, and this thread holds one of its own."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+
+def exclusively(recorder: Recorder, action: Callable[[], Any]) -> Any:
+    """`action()` while no other thread can end the walk of `recorder`, this thread's own.
+
+    Whatever changes a walk outside the generated kernels runs in here.  Two threads that held
+    their own walks and waited for each other's would wait for ever, so a thread that needs
+    another's lets go of its own first and begins anew: `action` reads before it writes.
+    """
+
+    def begin() -> Any:
+        recorder.interrupted = False  # what is read from here on is of one walk
+        return action()
+
+    return _closed(recorder, begin)
+
+
+def _closed(recorder: Recorder, action: Callable[[], Any]) -> Any:
+    """The same for a part of a call; what it has read before may be of a walk that has ended."""
+    while True:
+        try:
+            with recorder.lock:
+                _this_thread.holding += 1
+                try:
+                    return action()
+                finally:
+                    _this_thread.holding -= 1
+        except PendingElsewhere as pending:
+            if _this_thread.holding:
+                raise
+            _flush_having_let_go(pending.recorder)
+
+
+def _flush_foreign(recorder: Recorder) -> None:
+    if _this_thread.holding:
+        raise PendingElsewhere(recorder)
+    flush_other_thread(recorder)
+
+
+def _flush_having_let_go(recorder: Recorder) -> None:
+    """`flush_other_thread` where the calling thread's own walk may be ended meanwhile.
+
+    A frame of this function says so to the other thread, which may need what is pending here.
+    """
+    flush_other_thread(recorder)
+
+
+# --- reading values ---------------------------------------------------------------------------
+
+def value_of(state: State) -> CallResult:
+    """The Value that `state` has in the calling thread's walk, bound or derived where needed."""
+    recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
+    value, buffer, entry = state.value, state.buffer, recorder.cursor
+    # the common case of Recorder.bind, without its calls
+    if value is None and buffer is not None and entry.key is buffer.key:
+        execution = buffer.execution
+        if execution is None or execution.failure is None:
+            recorder.last, recorder.cursor = entry, entry.next
+            recorder.inputs.append(buffer)
+            recorder.bound.append(state)
+            value = state.value = entry.value
+            return value
+    while True:
+        value = state.value
+        if value is None:
+            if state.buffer is not None:
+                value = state.value = recorder.bind(state)
+                return value
+            if state.base is not None:
+                return _closed(recorder, lambda: _derive_uninterrupted(recorder, state))
+        elif value.recorder is recorder:
+            return value
+        elif state.buffer is not None:
+            return recorder.bind_foreign(state)
+        else:
+            _flush_foreign(value.recorder)
+        # else another thread is just writing to it: look again
+
+
+def values_of(states: list[State]) -> list[CallResult]:
+    """`value_of` each, in order: what list kernels call where not all have a value yet."""
+    recorder = states[0].device.recorder()
+    values = [state.value for state in states]
+    if any(values):
+        return [value_of(s) if v is None or v.recorder is not recorder else v
+                for s, v in zip(states, values)]
+    return recorder.bind_as_before(states) or recorder.note_run([value_of(s) for s in states])
+
+
+def _derive_uninterrupted(recorder: Recorder, state: State) -> CallResult:
+    if recorder.interrupted:
+        raise Interrupted
+    return derive_view(state)
+
+
+def derive_view(state: State) -> CallResult:
+    """Apply a stale view's chain to the present value of its base; called exclusively."""
+    value = value_of(state.base)
+    for overload, args, kwargs, index in state.chain:
+        value = view_value(value, overload, args, kwargs)[index or 0]
+    state.value = value
+    value.recorder.live.append(state)  # so that the end of this walk makes it stale again
+    return value
+
+
+def view_value(value: CallResult, overload, args: tuple, kwargs: dict) -> tuple[CallResult, ...]:
+    """The results of a view overload on `value`, as an entry of the walk."""
+    key = (overload, value, args, tuple(kwargs.items()))
+    entry = value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs))
+    return entry.call.results
+
+
+def _view_call(value: CallResult, overload, args: tuple, kwargs: dict) -> Call:
+    call = Call(overload, (value, *args), kwargs, line=user_line())
+    value.recorder.values(call, result_types(overload, (value, *args), kwargs))
+    return call
+
+
+def ready_buffer(state: State) -> Buffer:
+    """The buffer of a state that is not a view; what is pending for it is started first."""
+    while state.buffer is None:
+        value = state.value
+        if value is None:
+            continue  # another thread has just started it, and gives it its buffer first
+        metrics.count("EarlySyncLiveTensorsCount")
+        if value.recorder.thread == get_ident():
+            flush(value.recorder)
+        else:
+            _flush_foreign(value.recorder)
+    buffer = state.buffer = state.buffer.settled()
+    return buffer
+
+
+# --- ending a walk ----------------------------------------------------------------------------
+
+def flush(recorder: Recorder) -> None:
+    """Start everything pending in `recorder`; its own thread, or one that stopped it, calls this.
+
+    An error of the program is no business of whoever needs something else: it is raised to who
+    reads what failed, and at the next mark.
+    """
+    with recorder.lock:
+        if recorder.nothing_pending:
+            return
+        try:
+            end(recorder)
+        finally:
+            recorder.restart()
+
+
+def _raise_unreported(device: Device) -> None:
+    failed = executor_of(device.index).unreported()
+    if failed is not None:
+        failed.raise_it()
+
+
+def start_collectives() -> None:
+    """Start what the calling thread has pending wherever it has recorded a collective.
+
+    Whoever is about to wait for other replicas outside a program calls this: they may be waiting
+    for what is pending here.
+    """
+    thread = get_ident()
+    for device in devices():
+        recorder = device.recorders.get(thread)
+        if recorder is not None and recorder.token is not None:
+            flush(recorder)
+
+
+# --- another thread's walk --------------------------------------------------------------------
+
+def flush_other_thread(recorder: Recorder) -> None:
+    """Start what is pending in a walk that another thread may be extending at this moment.
+
+    Its kernels take no lock, so it is stopped first: with STOPPED at the cursor its next call goes
+    the slow way, which waits for the lock; and a call under way shows as a frame of that thread.
+    """
+    metrics.count("CrossThreadFlush")
+    with recorder.lock:
+        while not _stop(recorder):
+            recorder.lock.release()
+            time.sleep(0)  # lets the other thread finish its call
+            recorder.lock.acquire()
+        flush(recorder)
+
+
+def _stop(recorder: Recorder) -> bool:
+    """Whether no kernel extends the walk until its lock, which the caller holds, is released.
+
+    A kernel that had read the cursor before may move it on and be over when the stack is looked
+    at; the next one would go on from there.  None puts STOPPED back: where it still is, none did.
+    """
+    recorder.cursor = STOPPED
+    return not _is_recording(recorder.thread) and recorder.cursor is STOPPED
+
+
+def _is_recording(thread: int) -> bool:
+    """Whether a generated kernel is on that thread's stack that goes on with what it has read."""
+    frame = thread_frames().get(thread)
+    while frame is not None and frame.f_code is not _flush_having_let_go.__code__:
+        if frame.f_code.co_filename == KERNEL_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# --- step marks -------------------------------------------------------------------------------
+
+def end_step(device: Device) -> None:
+    """Start everything the calling thread has pending on a device; random draws begin anew.
+
+    Raises the error of a program that failed since the last mark, this one or an earlier one.
+    """
+    try:
+        flush(device.recorder())
+        _raise_unreported(device)
+    finally:
+        device.random.end_step()
+        metrics.count("DestroyLtcTensor", account_of(device.index).take_freed())
+
+
+def wait_device_ops(chosen: list[Device] | None = None) -> None:
+    """Block until what was started on the devices (all where None) is over; raise its errors."""
+    for device in chosen or devices():
+        executor_of(device.index).wait()
+        backend().computation.wait(device.index)
+    for device in chosen or devices():
+        _raise_unreported(device)
+
+
+def synchronize(device: Device | None = None) -> None:
+    """Start what the calling thread has pending on the device (all where None), and wait."""
+    chosen = devices() if device is None else [device]
+    for one in chosen:
+        flush(one.recorder())
+    wait_device_ops(chosen)
+
+
+def discard(device: Device) -> None:
+    """Drop what the calling thread has pending, unrun; bound tensors get their old values back.
+
+    What the dropped calls made has no value any more. For measuring the recording alone.
+    """
+    recorder = device.recorder()
+    with recorder.lock:
+        for state, buffer in zip(recorder.bound, recorder.inputs):
+            state.value, state.buffer = None, buffer
+        for state in recorder.live:
+            state.value = None
+        recorder.restart()
+    device.random.end_step()

@@ -1,0 +1,215 @@
+"""Tensors and their states: made, uploaded, read, identified."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from ltc.aten.call import CallResult
+from ltc.debug import metrics
+from ltc.device.recording.recorder import Device, Recorder, device_at
+from ltc.device.recording.signature import DEVICE, Signature
+from ltc.device.recording.state import State, new_state
+from ltc.device.recording.sync import ready_buffer
+from ltc.device.torch_api import DEVICE_TYPE, plain_functions, storage_of
+from ltc.errors import NotLazyTensor
+from ltc.runtime import out_of_memory
+from ltc.runtime.buffer import Buffer, input_key
+from ltc.runtime.transfers import download, upload
+
+
+def is_lazy(tensor) -> bool:
+    """Whether it is a tensor on an ltc device."""
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
+
+
+# --- states of tensors ------------------------------------------------------------------------
+
+def state_of(tensor: torch.Tensor, expected: Device | None = None) -> State:
+    """The state of a lazy tensor; raises where it is not one, or is not on `expected`."""
+    if tensor.device.type != DEVICE_TYPE:
+        raise NotLazyTensor(_not_lazy_text(tensor))
+    try:
+        state = storage_of(tensor).lazy
+    except AttributeError:
+        state = _uninitialised(tensor)
+    if expected is not None and state.device is not expected:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, "
+            f"{expected} and {state.device}!"
+        )
+    return state
+
+
+def _not_lazy_text(tensor: torch.Tensor) -> str:
+    return (
+        f"Input tensor is not a lazy tensor: {tensor.type()}. It is on {tensor.device}; "
+        f"move it with .to('{DEVICE_TYPE}')."
+    )
+
+
+def _uninitialised(tensor: torch.Tensor) -> State:
+    """The state of a tensor that C++ made without asking a kernel: zeros."""
+    device = device_at(tensor.device.index)
+    state = new_state(None, device)
+    state.buffer = uploaded(
+        torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"), device
+    )
+    storage_of(tensor).lazy = state
+    return state
+
+
+def device_of_call(signature: Signature, values: list) -> Device | None:
+    """The device a call runs on: its `device` argument's, else that of its first lazy tensor.
+
+    None where the call asks for a result on another kind of device.
+    """
+    for argument, value in zip(signature.arguments, values):
+        if argument.kind == DEVICE and value is not None:
+            return device_of(value) if value.type == DEVICE_TYPE else None
+    return device_among(values)
+
+
+def device_among(operands) -> Device:
+    """The device of the first lazy tensor or ltc torch.device; the current one without any."""
+    for operand in operands:
+        for part in operand if isinstance(operand, (list, tuple)) else (operand,):
+            if isinstance(part, torch.Tensor) and part.device.type == DEVICE_TYPE:
+                return device_at(part.device.index)
+            if isinstance(part, torch.device) and part.type == DEVICE_TYPE:
+                return device_of(part)
+    return current_device()
+
+
+def device_of(device) -> Device:
+    """The Device of a torch.device, string or index; without an index, the thread's current one."""
+    if isinstance(device, int):
+        return device_at(device)
+    index = torch.device(device).index if not isinstance(device, torch.device) else device.index
+    return current_device() if index is None else device_at(index)
+
+
+_current = threading.local()
+
+
+def current_device() -> Device:
+    """The device that `ltc` without an index means in the calling thread."""
+    return getattr(_current, "device", None) or device_at(0)
+
+
+def set_current_device(device: Device) -> None:
+    _current.device = device
+
+
+# --- making tensors ---------------------------------------------------------------------------
+
+def wrap(recorder: Recorder, value: CallResult) -> torch.Tensor:
+    """A new tensor that holds a pending value."""
+    tensor = recorder.new_tensor(value.shape, value.dtype)
+    state = storage_of(tensor).lazy = new_state(value, recorder.device)
+    recorder.live.append(state)
+    return tensor
+
+
+def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
+    """A new tensor that holds a buffer."""
+    tensor = device.new_tensor(buffer.shape, buffer.dtype)
+    storage_of(tensor).lazy = _holding(buffer, device)
+    return tensor
+
+
+def _holding(buffer: Buffer, device: Device) -> State:
+    state = new_state(None, device)
+    state.buffer = buffer
+    return state
+
+
+def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
+    """A buffer with a copy of a CPU tensor's elements."""
+    return _uploaded_together([tensor], device)[0]
+
+
+def _uploaded_together(tensors: list[torch.Tensor], device: Device) -> list[Buffer]:
+    """Buffers with copies of CPU tensors, counted as one transfer."""
+    started = time.perf_counter_ns()
+    buffers = []
+    try:
+        with plain_functions():
+            for tensor in tensors:
+                plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+                handle = upload(plain, device.index)
+                key = input_key(tuple(plain.shape), plain.dtype)
+                buffers.append(Buffer(key, device.index, handle))
+    except Exception as error:
+        raise out_of_memory.in_an_upload(error, device.index)
+    metrics.count("DeviceDataCacheMiss", len(buffers))
+    elapsed = time.perf_counter_ns() - started
+    metrics.record("TransferToDeviceTime", elapsed, "time")
+    metrics.record("TensorToData", elapsed, "time")
+    metrics.record("OutboundData", sum(buffer.nbytes for buffer in buffers), "bytes")
+    return buffers
+
+
+def to_device(tensor: torch.Tensor, device: Device) -> torch.Tensor:
+    """A CPU tensor's copy on an ltc device."""
+    return wrap_buffer(uploaded(tensor, device), device)
+
+
+def adopt(tensor: torch.Tensor, device: Device) -> State:
+    """A state with a copy of a CPU operand, for overloads that accept one."""
+    return _holding(uploaded(tensor, device), device)
+
+
+def upload_many(tensors, device) -> list[torch.Tensor]:
+    """Copies of CPU tensors on one device, in order; `requires_grad` is kept."""
+    target = device_of(device)
+    buffers = _uploaded_together(tensors, target)
+    return [
+        wrap_buffer(buffer, target).requires_grad_(tensor.requires_grad)
+        for buffer, tensor in zip(buffers, tensors)
+    ]
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor's value as a contiguous CPU tensor; it may be device memory: do not write."""
+    return host_value(state_of(tensor))
+
+
+def host_value(state: State) -> torch.Tensor:
+    """A state's value as a contiguous CPU tensor; it may be device memory: do not write."""
+    if state.base is None or state.buffer is not None:
+        return _downloaded(ready_buffer(state))
+    plain = _downloaded(ready_buffer(state.base))
+    with torch.no_grad(), plain_functions():
+        for overload, args, kwargs, index in state.chain:
+            result = overload(plain, *args, **kwargs)
+            plain = result if index is None else result[index]
+            plain = plain.resolve_conj().resolve_neg().contiguous()  # as every lazy tensor appears
+    return plain
+
+
+def _downloaded(buffer: Buffer) -> torch.Tensor:
+    if not device_at(buffer.device).has_one_recorder():
+        buffer.shared = True  # another thread's step must not overwrite it while it is read here
+    started = time.perf_counter_ns()
+    value = download(buffer.ready(), buffer.dtype)
+    metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")
+    metrics.record("InboundData", buffer.nbytes, "bytes")
+    return value
+
+
+def tensor_id(tensor: torch.Tensor) -> int:
+    """A number that identifies a lazy tensor's value in messages."""
+    return state_of(tensor).tensor_id
+
+
+def alias_id(tensor: torch.Tensor) -> int:
+    """The number of the base that a lazy tensor shares with its views; 0 where it has none."""
+    state = state_of(tensor)
+    if state.base is not None:
+        return state.base.tensor_id
+    return state.tensor_id if state.living_views() else 0

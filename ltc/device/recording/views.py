@@ -1,0 +1,89 @@
+"""Views: a state derived from a base, and writes that go through to it.
+
+A write through a view is a functional update of the base; every other view of that base becomes
+stale and is derived again when read.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.aten.call import Call, CallResult
+from ltc.device.recording.recorder import Recorder
+from ltc.device.recording.state import State
+from ltc.device.recording.sync import value_of
+from ltc.device.recording.user_line import user_line
+from ltc.device.torch_api import is_view_replay_enabled, set_view_replay_enabled, storage_of
+
+WRITE_VIEW = "ltc::write_view"
+is_inference_mode_enabled = torch.is_inference_mode_enabled
+
+
+def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple) -> torch.Tensor:
+    """A tensor that is a view of `viewed`: `value` now, `link` applied to it ever after."""
+    # Without replay autograd would use as_strided, of which always-contiguous tensors know nothing.
+    # C++ is asked each time: a flag set inside a backward is undone by the engine.
+    if not is_view_replay_enabled():
+        set_view_replay_enabled(True)
+    if is_inference_mode_enabled():
+        # a view of a tensor that counts its versions counts with it, so it is an ordinary one too
+        with torch.inference_mode(False):
+            tensor = recorder.new_tensor(value.shape, value.dtype)
+    else:
+        tensor = recorder.new_tensor(value.shape, value.dtype)
+    storage_of(tensor).lazy = state = State()
+    state.value, state.device, state.buffer = value, recorder.device, None
+    if viewed.base is None:
+        state.base, state.chain = viewed, (link,)
+    else:
+        state.base, state.chain = viewed.base, (*viewed.chain, link)
+    viewed.add_view(state)
+    recorder.live.append(state)
+    return tensor
+
+
+def link_views(
+    recorder: Recorder, viewed: State, values: tuple[CallResult, ...], links: list[tuple]
+) -> list[torch.Tensor]:
+    """All that one call makes of `viewed`, as `unbind` does."""
+    return [link_view(recorder, viewed, value, link) for value, link in zip(values, links)]
+
+
+def write(state: State, value: CallResult) -> None:
+    """`state` holds `value` from now on, and so does the part of its base that it shows."""
+    if state.value is None:
+        value.recorder.live.append(state)  # so that the end of the walk finds it
+    if state.views is None:
+        state.value, state.buffer = value, None
+        return
+    if state.base is not None:
+        _write_base(state, value)
+        state.value = value
+        return
+    for view in state.living_views():
+        view.value = None
+    state.value, state.buffer = value, None
+
+
+def _write_base(state: State, value: CallResult) -> None:
+    if any(link[0] is torch.ops.aten.expand.default for link in state.chain):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            "single memory location. Please clone() the tensor before performing the operation."
+        )
+    base, chain, recorder = state.base, state.chain, value.recorder
+    old = value_of(base)
+    key = (WRITE_VIEW, old, value, *[part for link in chain for part in _key(link)])
+
+    def make_call() -> Call:
+        call = Call(WRITE_VIEW, (old, value, chain), {}, line=user_line())
+        recorder.values(call, [(old.shape, old.dtype)])
+        return call
+
+    write(base, recorder.advance(key, make_call).value)
+
+
+def _key(link: tuple) -> tuple:
+    overload, args, kwargs, index = link
+    return (overload, args, tuple(kwargs.items()), index)
+

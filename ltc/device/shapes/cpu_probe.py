@@ -1,0 +1,87 @@
+"""A small call run on the CPU on stand-in values: does its kernel accept it, and what does it give?
+
+torch's Meta kernels let some calls pass that the CPU kernels refuse, and tell some types as CUDA
+would have them.  A call with few elements is cheap to ask directly, once per kind of operands.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.aten.call import CallResult, Scalar
+from ltc.runtime.buffer import byte_size
+
+FEW_BYTES = 1 << 16  # of all operands and results together: some 10 us of work
+
+
+class Refused(Exception):
+    """The CPU kernel refused every stand-in; `__cause__` is its error."""
+
+
+def is_small(operands: list, types: tuple) -> bool:
+    """Whether operands and results together are few enough to ask."""
+    total = sum(byte_size(*t) for t in types if t is not None)
+    return total + sum(byte_size(v.shape, v.dtype) for v in _values(operands)) <= FEW_BYTES
+
+
+def _values(operands) -> list[CallResult]:
+    found = []
+    for operand in operands:
+        if operand.__class__ is CallResult:
+            found.append(operand)
+        elif operand.__class__ is list or operand.__class__ is tuple:
+            found.extend(_values(operand))
+    return found
+
+
+def run_on_stand_ins(overload, args, kwargs: dict, mutated) -> tuple:
+    """(what the call returns, its arguments, its keywords) on stand-ins; raises Refused."""
+    error: Exception | None = None
+    for integer in (0, 1):  # 0 is a valid index, 1 a valid divisor
+        values: dict[CallResult, torch.Tensor] = {}
+        stand_ins = [_stand_in(a, values, integer) for a in args]
+        keywords = {name: _stand_in(a, values, integer) for name, a in kwargs.items()}
+        try:
+            with torch.no_grad(), _own_randomness(overload):
+                return overload(*stand_ins, **keywords), stand_ins, keywords
+        except torch.linalg.LinAlgError as singular:
+            raise NotImplementedError("no stand-in for a regular matrix") from singular
+        except Exception as refusal:
+            error = error or refusal
+    raise Refused(str(error)) from error
+
+
+class _own_randomness:
+    """The user's CPU random stream is not touched by a random stand-in call."""
+
+    def __init__(self, overload) -> None:
+        self.random = torch.Tag.nondeterministic_seeded in overload.tags
+
+    def __enter__(self) -> None:
+        if self.random:
+            self.before = torch.default_generator.get_state()
+
+    def __exit__(self, *error) -> None:
+        if self.random:
+            torch.default_generator.set_state(self.before)
+
+
+def _stand_in(argument, values: dict, integer: int):
+    kind = argument.__class__
+    if kind is CallResult:
+        if argument not in values:
+            values[argument] = _ones(argument, integer)
+        return values[argument]
+    if kind is Scalar:
+        return argument.sample
+    if kind is list or kind is tuple:
+        return [_stand_in(part, values, integer) for part in argument]
+    if kind is torch.device:
+        return torch.device("cpu")
+    return argument
+
+
+def _ones(value: CallResult, integer: int) -> torch.Tensor:
+    whole = not (value.dtype.is_floating_point or value.dtype.is_complex)
+    fill = integer if whole and value.dtype is not torch.bool else 1
+    return torch.full(value.shape, fill, dtype=value.dtype, device="cpu")

@@ -1,0 +1,247 @@
+"""What a call gives, found without running it: dtype and shape, by torch's Meta kernels.
+
+Some of these answer for one kind of device, and take a meta tensor for CUDA's.  A call that will
+run PyTorch's CPU kernel asks them with fake CPU tensors, so that the answer is that kernel's.  What
+they tell wrong even so is corrected (norm_types.py, bag_types.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from ltc.aten.call import CallResult, Scalar
+from ltc.aten.registry import rule_of
+from ltc.debug import metrics
+from ltc.device.shapes import bag_types, cpu_probe, norm_statistics, type_cache
+
+Types = tuple  # ((shape, dtype) or None, …)
+
+
+class NoTypes(Exception):
+    """Meta inference cannot tell; `__cause__` is why. The call has to run to be known."""
+
+
+_DEPENDS_ON_DATA = (
+    NotImplementedError, DataDependentOutputException, DynamicOutputShapeException,
+)
+_WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+_known: dict = {}
+_unknowable: dict = {}  # kinds of calls whose types depend on data, with the reason
+
+
+def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
+    """(shape, dtype) of every result in the order of `Call.results`; None for an undefined tensor.
+
+    Raises NoTypes where the shape depends on data, where there is no Meta kernel, or where that
+    kernel rejects the call: then the CPU kernel has to say what is wrong, in its own words.
+    """
+    key = _key(overload, args, kwargs)
+    try:
+        types = _known.get(key)
+    except TypeError:  # an argument that does not hash
+        return _infer(overload, args, kwargs, mutated, returned)
+    if types is not None:
+        return types
+    if key in _unknowable:
+        raise NoTypes(_unknowable[key])
+    types = _by_arithmetic(overload, args, kwargs, mutated, returned)
+    if types is None:
+        types = type_cache.look_up(overload, key)
+    if types is None:
+        try:
+            types = _infer(overload, args, kwargs, mutated, returned)
+        except NoTypes as error:
+            if isinstance(error.__cause__, _DEPENDS_ON_DATA):
+                _unknowable[key] = str(error)
+            raise
+        type_cache.note(overload, key, types)
+    _known[key] = types
+    return types
+
+
+def _key(overload, args, kwargs) -> tuple:
+    """What the types of the results depend on, in one tuple: Python's collector counts those."""
+    parts = [overload, torch.get_default_dtype()]
+    _add_key(parts, args)
+    for name, value in kwargs.items():
+        parts.append(name)
+        _add_key(parts, (value,))
+    return tuple(parts)
+
+
+def _add_key(parts: list, arguments) -> None:
+    for argument in arguments:
+        kind = argument.__class__
+        parts.append(kind)  # 1, 1.0 and True are equal but not the same argument
+        if kind is CallResult:
+            parts += argument.shape, argument.dtype
+        elif kind is Scalar:
+            parts += argument.dtype, argument.wrapped, argument.sample.__class__
+        elif kind is list or kind is tuple:
+            parts.append(len(argument))
+            _add_key(parts, argument)
+        else:
+            parts.append(argument)
+
+
+# Of equal float types these give that type: asking a kernel costs milliseconds for long lists.
+_ARITHMETIC = frozenset([
+    *[f"aten::{name}.Tensor" for name in ("add", "sub", "mul", "div")],
+    *[f"aten::{name}" for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "neg")],
+])
+_LISTWISE = re.compile(r"aten::_foreach_(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|neg)_?(\.\w+)?")
+
+
+def _by_arithmetic(overload, args, kwargs, mutated, returned) -> Types | None:
+    """The types where they are plain to see; None for whatever a kernel might refuse."""
+    name = overload.name()
+    if not all(key == "alpha" and _is_real(value) for key, value in kwargs.items()):
+        return None
+    if name in _ARITHMETIC:
+        return None if mutated else _first_types([[a] for a in args])
+    if _LISTWISE.fullmatch(name) is None or bool(mutated) == returned:
+        return None
+    return _first_types(args) if args and args[0].__class__ is list else None
+
+
+def _first_types(operands) -> Types | None:
+    """The types of the first list, if all lists agree with it and the rest are real numbers."""
+    types = tuple([_float_type(value) for value in operands[0]])
+    for operand in operands[1:]:
+        if operand.__class__ is not list:
+            if not _is_real(operand):
+                return None
+        elif len(operand) != len(types) or not (
+            all(map(_is_real, operand)) or types == tuple([_float_type(v) for v in operand])
+        ):
+            return None
+    return None if None in types else types
+
+
+def _float_type(operand) -> tuple | None:
+    is_float = operand.__class__ is CallResult and operand.dtype.is_floating_point
+    return (tuple(operand.shape), operand.dtype) if is_float else None
+
+
+def _is_real(operand) -> bool:
+    number = operand.sample if operand.__class__ is Scalar else operand
+    return number.__class__ in (int, float)
+
+
+def _infer(overload, args, kwargs, mutated, returned) -> Types:
+    metrics.count("MetaInference")
+    types = _by_meta(overload, args, kwargs, mutated, returned)
+    if not cpu_probe.is_small([*args, *kwargs.values()], types):
+        return types
+    return _by_probe(overload, args, kwargs, mutated, returned, types)
+
+
+def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
+    has_rule = rule_of(overload.name()) is not None
+    device = torch.device("meta" if has_rule else "cpu")
+    twins: dict[CallResult, torch.Tensor] = {}
+    try:
+        with torch.no_grad(), contextlib.nullcontext() if has_rule else _fake():
+            twin_args = [_twin(argument, twins, device) for argument in args]
+            twin_kwargs = {name: _twin(value, twins, device) for name, value in kwargs.items()}
+            result = overload(*twin_args, **twin_kwargs)
+    except (*_DEPENDS_ON_DATA, *_WRONG_CALL) as error:
+        raise NoTypes(str(error)) from error
+    types = _types_of(result, twin_args, twin_kwargs, mutated, returned)
+    types = norm_statistics.as_on_cpu(overload, args, kwargs, types)
+    types = bag_types.as_on_cpu(overload, args, kwargs, types)
+    return _wanted(overload, args, kwargs, types)
+
+
+def _wanted(overload, args, kwargs, types: Types) -> Types:
+    """The types without those of gradients that `output_mask` leaves out.
+
+    The CPU's kernels do not make these; some of Meta's make them all the same.
+    """
+    given = dict(zip((argument.name for argument in overload._schema.arguments), args)) | kwargs
+    mask = given.get("output_mask")
+    if mask is None or len(mask) != len(types):
+        return types
+    return tuple(kept if wanted else None for kept, wanted in zip(types, mask))
+
+
+@contextlib.contextmanager
+def _fake():
+    """Tensors made in here say that they are on their device, and have no memory."""
+    _refusals.are_answers = True
+    try:
+        with FakeTensorMode(allow_fallback_kernels=False):
+            yield
+    finally:
+        _refusals.are_answers = False
+
+
+class _Refusals(threading.local):
+    """Whether what this thread asks may be refused: torch would log that as an error."""
+
+    are_answers = False
+
+
+_refusals = _Refusals()
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(
+    lambda record: not _refusals.are_answers
+)
+
+
+def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:
+    """The CPU kernel's own answer; the Meta kernel's where a rule, not that kernel, will run."""
+    try:
+        found = cpu_probe.run_on_stand_ins(overload, args, kwargs, mutated)
+    except NotImplementedError:
+        return by_meta
+    except cpu_probe.Refused as error:
+        raise NoTypes(str(error)) from error
+    return by_meta if rule_of(overload.name()) else _types_of(*found, mutated, returned)
+
+
+def _types_of(result, args, kwargs, mutated, returned) -> Types:
+    types: list = []
+    for name in mutated:
+        _collect(args[name] if isinstance(name, int) else kwargs[name], types)
+    if returned:
+        _collect(result, types)
+    return tuple(types)
+
+
+def _twin(argument, twins: dict, device: torch.device):
+    kind = argument.__class__
+    if kind is CallResult:
+        if argument not in twins:
+            twins[argument] = torch.empty(argument.shape, dtype=argument.dtype, device=device)
+        return twins[argument]
+    if kind is Scalar:
+        return argument.sample
+    if kind is list or kind is tuple:
+        return [_twin(part, twins, device) for part in argument]
+    if kind is torch.device:
+        return device
+    return argument
+
+
+def _collect(result, types: list) -> None:
+    if result is None:
+        types.append(None)
+    elif isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided:
+            raise NoTypes(f"the result has layout {result.layout}")
+        types.append((tuple(result.shape), result.dtype))
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            _collect(part, types)
+    else:
+        raise NoTypes(f"the result is a {type(result).__name__}, not a tensor")

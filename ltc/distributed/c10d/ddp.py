@@ -1,0 +1,92 @@
+"""DistributedDataParallel on lazy devices: what torch's reducer, which is C++, has to be spared."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.distributed import Reducer
+from torch.nn.parallel import DistributedDataParallel
+
+from ltc.device.recording.recorder import Recorder, devices
+from ltc.device.recording.state import State
+from ltc.device.recording.sync import exclusively
+from ltc.device.recording.tensors import is_lazy, uploaded
+from ltc.errors import Unsupported
+
+
+def install() -> None:
+    """Apply what is below.  Once per process."""
+    _explain_what_it_cannot_do()
+    _allocate_at_once()
+
+
+def _explain_what_it_cannot_do() -> None:
+    """`static_graph` and `find_unused_parameters` want pinned memory from a device's C++ hooks.
+
+    Hooks written in Python cannot supply it; torch's own error would be about an allocator.
+    """
+    make, set_static = DistributedDataParallel.__init__, DistributedDataParallel._set_static_graph
+
+    @functools.wraps(make)
+    def __init__(self, module, *args, **kwargs):
+        for option in ("find_unused_parameters", "static_graph"):
+            if kwargs.get(option):
+                _require_no_lazy(module, option)
+        make(self, module, *args, **kwargs)
+
+    @functools.wraps(set_static)
+    def _set_static_graph(self):
+        _require_no_lazy(self.module, "static_graph")
+        set_static(self)
+
+    DistributedDataParallel.__init__ = __init__
+    DistributedDataParallel._set_static_graph = _set_static_graph
+
+
+def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise Unsupported(
+            f"DistributedDataParallel({option}=True) does not work on ltc devices: torch's reducer "
+            f"then asks the device for pinned memory, which a device written in Python cannot "
+            f"give. Leave {option} out, and let every parameter take part in the loss (add "
+            f"0 * p.sum() for one that does not), or use torch.distributed.fsdp.fully_shard."
+        )
+
+
+def _allocate_at_once() -> None:
+    """The reducer makes its buckets anew in the second step, which would set that step apart.
+
+    Made outside the step, they are inputs of it as in every later one: nothing to compile again.
+    """
+    rebuild = Reducer._rebuild_buckets
+
+    @functools.wraps(rebuild)
+    def _rebuild_buckets(self) -> bool:
+        rebuilt = rebuild(self)
+        if rebuilt:
+            for device in devices():
+                recorder = device.recorder()
+                exclusively(recorder, functools.partial(_allocate, recorder))
+        return rebuilt
+
+    Reducer._rebuild_buckets = _rebuild_buckets
+
+
+def _allocate(recorder: Recorder) -> None:
+    """Give every tensor that is pending as zeros a buffer of zeros; its views derive from that."""
+    pending = [state for state in recorder.live if _is_zeros(state)]
+    settled = set(pending)
+    for state in pending:
+        zeros = torch.zeros(state.value.shape, dtype=state.value.dtype, device="cpu")
+        state.value, state.buffer = None, uploaded(zeros, state.device)
+    for state in recorder.live:
+        if state.base in settled:
+            state.value = None
+            settled.add(state)
+    recorder.live[:] = [state for state in recorder.live if state not in settled]
+
+
+def _is_zeros(state: State) -> bool:
+    value = state.value
+    return value is not None and value.call.overload is torch.ops.aten.zeros.default

@@ -1,0 +1,215 @@
+"""What `c10d::*` and `_c10d_functional::*` do with lazy tensors: recorded where that can be.
+
+Point-to-point calls, and those that treat one rank unlike the others, run at once on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from ltc.device.recording.tensors import is_lazy, state_of
+from ltc.device.torch_api import plain_functions
+from ltc.distributed.c10d import on_host, traced
+
+# --- c10d: results are written into tensors ---------------------------------------------------
+
+def _all_reduce(tensors, group, reduce_op, *_) -> None:
+    _assign(tensors, traced.all_reduce(tensors, _kind(reduce_op), group.group_name))
+
+
+def _broadcast(tensors, group, root_rank: int, root_tensor: int, *_) -> None:
+    _assign(tensors, traced.broadcast([tensors[root_tensor]], root_rank, group.group_name))
+
+
+def _all_gather(output_lists, inputs, group, *_) -> None:
+    gathered = traced.all_gather(_flat(inputs), group.size(), group.group_name)
+    for outputs, joined in zip(output_lists, gathered):
+        _assign(outputs, joined.chunk(group.size()))
+
+
+def _all_gather_base(output, tensor, group, *_) -> None:
+    _all_gather_base_coalesced([output], [tensor], group)
+
+
+def _all_gather_base_coalesced(outputs, inputs, group, *_) -> None:
+    _assign(outputs, traced.all_gather(_flat(inputs), group.size(), group.group_name))
+
+
+def _reduce_scatter(outputs, input_lists, group, reduce_op, *_) -> None:
+    joined = [torch.cat(_flat(tensors)) for tensors in input_lists]
+    _reduce_scatter_base_coalesced(outputs, joined, group, reduce_op)
+
+
+def _reduce_scatter_base(output, tensor, group, reduce_op, *_) -> None:
+    _reduce_scatter_base_coalesced([output], [tensor], group, reduce_op)
+
+
+def _reduce_scatter_base_coalesced(outputs, inputs, group, reduce_op, *_) -> None:
+    scattered = traced.reduce_scatter(
+        _flat(inputs), _kind(reduce_op), group.size(), group.group_name
+    )
+    _assign(outputs, scattered)
+
+
+def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> None:
+    result = traced.all_to_all(
+        tensor, _splits(output, group, output_splits), _splits(tensor, group, input_splits),
+        group.group_name,
+    )
+    _assign([output], [result])
+
+
+def _flat(tensors) -> list[torch.Tensor]:
+    return [tensor.reshape(-1) for tensor in tensors]
+
+
+IN_PLACE = {
+    "allreduce_": _all_reduce, "allreduce_coalesced_": _all_reduce,
+    "broadcast_": _broadcast, "allgather_": _all_gather, "_allgather_base_": _all_gather_base,
+    "allgather_into_tensor_coalesced_": _all_gather_base_coalesced,
+    "reduce_scatter_": _reduce_scatter, "_reduce_scatter_base_": _reduce_scatter_base,
+    "reduce_scatter_tensor_coalesced_": _reduce_scatter_base_coalesced,
+    "alltoall_base_": _all_to_all_base,
+}
+
+
+def in_place_kernel(name: str) -> Callable:
+    """The kernel of `c10d::<name>`, whose work is over as far as the caller can tell."""
+    record = IN_PLACE[name]
+    overload = getattr(torch.ops.c10d, name).default
+    group_at = on_host.position_of("process_group", overload)
+    at_once = on_host.kernel_of(name)
+
+    def kernel(*args, **kwargs):
+        values = on_host.in_schema_order(overload, args, kwargs)
+        tensors = on_host.tensors_in(values)
+        if not all(map(is_lazy, tensors)) or _is_control(name, tensors):
+            return at_once(*args, **kwargs)
+        operands = list(values)
+        operands[group_at] = on_host.group_of(values[group_at])
+        with torch.no_grad(), plain_functions():
+            record(*operands)
+        return on_host.returned(overload, values, on_host.done(values[0]))
+
+    return kernel
+
+
+_CONTROL_CALLS = frozenset({"broadcast_", "allgather_", "_allgather_base_"})
+_CONTROL_DTYPES = frozenset({torch.uint8, torch.int32, torch.int64})
+
+
+def _is_control(name: str, tensors: list[torch.Tensor]) -> bool:
+    """Whether it moves whole numbers that are there already: sizes, indices, a pickle.
+
+    They are read next, to decide what to do; a program of their own would only be in the way.
+    """
+    return name in _CONTROL_CALLS and all(
+        x.dtype in _CONTROL_DTYPES and state_of(x).buffer is not None for x in tensors
+    )
+
+
+def _kind(reduce_op) -> str:
+    operation = dist.ReduceOp.RedOpType(reduce_op.op())
+    return traced.KINDS.get(operation, operation.name)
+
+
+def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list[int]:
+    return list(given) or [tensor.shape[0] // group.size()] * group.size()
+
+
+def _assign(targets, results) -> None:
+    """Each target holds its result; like any collective, that leaves its autograd version alone."""
+    for target, result in zip(targets, results, strict=True):
+        target.data.copy_(result.reshape(target.shape))
+
+
+# --- _c10d_functional: results are new tensors ------------------------------------------------
+
+def _group(name) -> ProcessGroup:
+    """The group of a name, or of what torch.compile hands over in its place."""
+    group = dist.distributed_c10d._resolve_process_group(name) if isinstance(name, str) else name
+    group = ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
+    on_host.require_host_backend(group)
+    return group
+
+
+def all_reduce(tensors, reduce_op: str, group):
+    return traced.all_reduce(tensors, reduce_op.lower(), _group(group).group_name)
+
+
+def all_gather(tensors, group_size: int, group):
+    tensors = [x.reshape(1) if x.dim() == 0 else x for x in tensors]
+    return traced.all_gather(tensors, group_size, _group(group).group_name)
+
+
+def reduce_scatter(tensors, reduce_op: str, group_size: int, group):
+    return traced.reduce_scatter(tensors, reduce_op.lower(), group_size, _group(group).group_name)
+
+
+def broadcast(tensors, src: int, group):
+    return traced.broadcast(tensors, src, _group(group).group_name)
+
+
+def all_to_all_single(x, output_splits, input_splits, group):
+    return traced.all_to_all(x, output_splits, input_splits, _group(group).group_name)
+
+
+def wait_tensor(x):
+    """A recorded result is as good as there: whoever reads it waits."""
+    return x
+
+
+def _of_one(function: Callable) -> Callable:
+    return lambda x, *rest: function([x], *rest)[0]
+
+
+def _into(function: Callable) -> Callable:
+    def into(x, *rest, out):
+        _assign([out], function([x], *rest))
+        return out
+
+    return into
+
+
+def _over_itself(function: Callable) -> Callable:
+    def over_itself(x, *rest):
+        _assign([x], function([x], *rest))
+        return x
+
+    return over_itself
+
+
+def _over_themselves(function: Callable) -> Callable:
+    def over_themselves(tensors, *rest):
+        _assign(tensors, function(tensors, *rest))
+        return tensors
+
+    return over_themselves
+
+
+FUNCTIONAL = {
+    "all_reduce": _of_one(all_reduce), "all_reduce_": _over_itself(all_reduce),
+    "all_reduce_coalesced": all_reduce, "all_reduce_coalesced_": _over_themselves(all_reduce),
+    "all_gather_into_tensor": _of_one(all_gather), "all_gather_into_tensor_out": _into(all_gather),
+    "all_gather_into_tensor_coalesced": all_gather,
+    "reduce_scatter_tensor": _of_one(reduce_scatter),
+    "reduce_scatter_tensor_out": _into(reduce_scatter),
+    "reduce_scatter_tensor_coalesced": reduce_scatter,
+    "broadcast": _of_one(broadcast), "broadcast_": _over_itself(broadcast),
+    "all_to_all_single": all_to_all_single, "wait_tensor": wait_tensor,
+}
+
+
+def functional_kernel(name: str) -> Callable:
+    """The kernel of `_c10d_functional::<name>`."""
+    record = FUNCTIONAL[name]
+
+    def kernel(*args, **kwargs):
+        with torch.no_grad(), plain_functions():
+            return record(*args, **kwargs)
+
+    return kernel

@@ -1,0 +1,181 @@
+"""Collectives of a `torch.distributed` group as calls of a step: recorded, run with the rest of it.
+
+They stand on the same chain as all other collectives of the device, whatever their groups, and run
+in recorded order, read or not: ranks may read their values in different orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ltc.debug import metrics
+from ltc.device.recording.sync import start_collectives, wait_device_ops
+from ltc.distributed.c10d import shared_memory_groups
+from ltc.distributed.collectives import CHANNELS, record
+from ltc.errors import Unsupported
+from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
+
+KINDS = {
+    dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min", dist.ReduceOp.MAX: "max", dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor", dist.ReduceOp.BXOR: "bxor",
+}
+_OPERATIONS = {name: op for op, name in KINDS.items()}
+_CHANNEL = "torch"
+
+
+def settle() -> None:
+    """Return when every collective recorded so far has run; raises the error of one that failed.
+
+    A call that is not recorded waits for this: all ranks must run what they share in one order.
+    """
+    start_collectives()
+    wait_device_ops()
+
+
+# --- recording --------------------------------------------------------------------------------
+
+def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[torch.Tensor]:
+    """Every rank's tensors, reduced element by element.
+
+    kind   a value of KINDS; Unsupported for another
+    group  the name of a process group
+    """
+    return _record("all_reduce", tensors, group, [x.shape for x in tensors], reduction=kind)
+
+
+def all_gather(tensors: Sequence[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
+    """Of each tensor [D, ...] those of every rank, joined in rank order: [size * D, ...]."""
+    shapes = [(size * x.shape[0], *x.shape[1:]) for x in tensors]
+    return _record("all_gather", tensors, group, shapes)
+
+
+def reduce_scatter(
+    tensors: Sequence[torch.Tensor], kind: str, size: int, group: str
+) -> list[torch.Tensor]:
+    """Of each reduced tensor [D, ...] this rank's part [D / size, ...]."""
+    shapes = [(x.shape[0] // size, *x.shape[1:]) for x in tensors]
+    return _record("reduce_scatter", tensors, group, shapes, reduction=kind)
+
+
+def broadcast(tensors: Sequence[torch.Tensor], root: int, group: str) -> list[torch.Tensor]:
+    """The tensors of rank `root` of the group; what the others hold is not looked at."""
+    return _record("broadcast", tensors, group, [x.shape for x in tensors], root=root)
+
+
+def all_to_all(
+    x: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int], group: str
+) -> torch.Tensor:
+    """From every rank the part of its `x` [D, ...] that is meant for this one, in rank order.
+
+    output_splits, input_splits  extents along the first dimension, one for each rank
+    """
+    shape = (sum(output_splits), *x.shape[1:])
+    pairs = tuple(zip(output_splits, input_splits, strict=True))
+    return _record("all_to_all", [x], group, [shape], pairs=pairs)[0]
+
+
+def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]:
+    if how.get("reduction", "sum") not in _OPERATIONS:
+        raise Unsupported(
+            f"{kind} with {how['reduction']}: over the CPU there are {', '.join(_OPERATIONS)}. "
+            f"To scale what is summed, multiply the tensor first."
+        )
+    metrics.count(f"c10d::{kind}", len(tensors))
+    types = [TensorType(x.dtype, tuple(shape)) for x, shape in zip(tensors, shapes)]
+    return record(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)
+
+
+# --- running ----------------------------------------------------------------------------------
+
+class GroupChannel:
+    """Exchanges of a process group: in memory where its ranks share a host, or over what it has for
+    CPU tensors (gloo, mpi)."""
+
+    def __init__(self, group: str) -> None:
+        # Not the group itself: its calls wait for what is recorded, which is what runs here.
+        found = dist.distributed_c10d._resolve_process_group(group)
+        self.group = found
+        self.backend = found._get_backend(torch.device("cpu"))
+        self.size = found.size()
+
+    def post(self, collective: Collective, operands: list[torch.Tensor]) -> None:
+        """Nothing is sent ahead: the group's own calls do not come in two parts."""
+
+    def run(self, collective: Collective, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results, new tensors; the operands are contiguous CPU tensors."""
+        try:
+            return self._run(collective, operands)
+        except RuntimeError as error:
+            types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
+            error.add_note(f"in {collective.text()} of {types} called at {collective.site}")
+            raise
+
+    def _run(self, collective: Collective, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        if shared_memory_groups.takes(collective, operands):
+            communicator = shared_memory_groups.communicator_of(self.group)
+            if communicator is not None:
+                return shared_memory_groups.run(communicator, collective, operands)
+        begin = _BEGIN[collective.kind]
+        begun = [begin(self, collective, x) for x in operands]
+        for _, work in begun:
+            work.wait()
+        return [result for result, _ in begun]
+
+
+def _as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor: what only moves may be of a dtype unknown to gloo."""
+    return x.reshape(-1).view(torch.uint8)
+
+
+def _options(make: Callable, reduction: str):
+    options = make()
+    options.reduceOp = _OPERATIONS[reduction]
+    return options
+
+
+def _all_reduce(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    result = x.clone()
+    options = _options(dist.AllreduceOptions, how.reduction)
+    return result, channel.backend.allreduce([result], options)
+
+
+def _all_gather(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    result = x.new_empty((channel.size * x.shape[0], *x.shape[1:]))
+    return result, channel.backend._allgather_base(_as_bytes(result), _as_bytes(x))
+
+
+def _reduce_scatter(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    result = x.new_empty((x.shape[0] // channel.size, *x.shape[1:]))
+    options = _options(dist.ReduceScatterOptions, how.reduction)
+    # gloo works in the memory of what it is given
+    source = x.reshape(-1).clone()
+    return result, channel.backend._reduce_scatter_base(result.reshape(-1), source, options)
+
+
+def _broadcast(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    result, options = x.clone(), dist.BroadcastOptions()
+    options.rootRank = how.root
+    return result, channel.backend.broadcast([_as_bytes(result)], options)
+
+
+def _all_to_all(channel: GroupChannel, how: Collective, x: torch.Tensor):
+    outputs, inputs = zip(*how.pairs)
+    result = x.new_empty((sum(outputs), *x.shape[1:]))
+    row = x[:1].nbytes if len(x) else result[:1].nbytes
+    work = channel.backend.alltoall_base(
+        _as_bytes(result), _as_bytes(x), [row * n for n in outputs], [row * n for n in inputs]
+    )
+    return result, work
+
+
+_BEGIN = {
+    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast, "all_to_all": _all_to_all,
+}
+
+CHANNELS[_CHANNEL] = GroupChannel

@@ -1,0 +1,235 @@
+"""What a launched process does around the user's function: it reports its end, and ends in time.
+
+It tells its parent the function's value, or the error with its whole traceback, and, when asked,
+where its threads are.  It does not outlive the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.device.recording import sync
+from ltc.device.recording.recorder import device_at
+from ltc.device.recording.tensors import current_device, set_current_device
+from ltc.distributed.launch.pickled_call import Parcel
+from ltc.support.thread_frames import thread_frames
+from ltc.tracebacks import shorten
+from ltc.utils import steps
+
+STACKS = b"stacks"  # the parent's question
+FAILED = 1  # the exit code of a rank that has reported an error
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one process of a launch is told about itself.
+
+    settings     environment variables
+    threads      of torch's pool; 0: as the environment says
+    parent       the pid of the launching process; 0: another process starts this one for it
+    dies_with    whether to be killed with the thread that started it
+    crash_file   where a crash leaves its traceback
+    inherited    ends of pipes that a forked process has by accident, its siblings' and its parent's
+    """
+
+    rank: int
+    settings: dict[str, Any]
+    threads: int
+    parent: int
+    dies_with: bool
+    crash_file: str
+    inherited: list[Connection] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ReturnedValue:
+    """A rank's last word: its function returned this, pickled."""
+
+    pickled: bytes
+
+
+@dataclass(frozen=True)
+class Error:
+    """A rank's last word: its function ended with an error.
+
+    pickled  the exception; None where it can not travel
+    time     on the clock that all processes of a machine share (time.monotonic)
+    """
+
+    cause: str
+    traceback: str
+    pickled: bytes | None
+    time: float
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Where a rank's threads are, by name; the main one first."""
+
+    text: str
+
+
+def run_rank(
+    role: Role, parcel: Parcel, report: Connection, control: Connection, output: Connection | None
+) -> None:
+    """The life of a rank, from its first line to its last.
+
+    report   takes a Value or an Error at the end, and Stacks in between
+    control  brings questions; its end is the parent's end
+    output   gets what the rank prints; None leaves it where it goes
+    """
+    for connection in role.inherited:
+        connection.close()
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # so that it can be ended together with its own children
+    if role.dies_with:
+        _die_with_parent()
+    if role.parent and os.getppid() != role.parent:
+        os._exit(FAILED)  # the parent was gone before
+    if output is not None:
+        _print_to(output)
+    os.register_at_fork(after_in_child=lambda: _close(report, control))
+    _start_watcher(report, control)
+    with (
+        config.override(**role.settings),
+        open(role.crash_file, "w") as crash,
+    ):
+        faulthandler.enable(crash)
+        if role.threads:
+            torch.set_num_threads(role.threads)
+        set_current_device(device_at(0))
+        try:
+            _send(report, ReturnedValue(pickle.dumps(_call(role.rank, parcel))))
+        except BaseException as error:  # the parent raises it
+            _send(report, _described(error))
+            _flush()
+            os._exit(FAILED)  # the parent ends the others; waiting for anything here could hang
+        faulthandler.disable()
+
+
+def _call(rank: int, parcel: Parcel) -> Any:
+    fn, args = parcel.open()
+    value = fn(rank, *args)
+    finish()
+    return value
+
+
+def finish() -> None:
+    """Wait for everything a rank has under way; raises the errors that nobody has seen."""
+    sync.start_collectives()  # others may wait for what nobody reads here
+    steps.closures_of(current_device()).wait()
+    sync.wait_device_ops()
+
+
+_sending = threading.Lock()
+
+
+def _send(report: Connection, message: Any) -> None:
+    with _sending:  # the watcher sends too
+        report.send(message)
+
+
+def _described(error: BaseException) -> Error:
+    now = time.monotonic()
+    if isinstance(error, SystemExit):
+        cause = f"it called sys.exit({error.code!r})"
+    else:
+        cause = f"it raised {''.join(traceback.format_exception_only(error)).strip()}"
+    shorten(error)
+    text = "".join(traceback.format_exception(error))
+    return Error(cause, text, _pickled_exception(error), now)
+
+
+def _pickled_exception(error: BaseException) -> bytes | None:
+    """The exception as bytes that become one like it; None where they do not."""
+    try:
+        content = pickle.dumps(error)
+        return content if type(pickle.loads(content)) is type(error) else None
+    except Exception:
+        return None  # the text is there all the same
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _print_to(output: Connection) -> None:
+    """Let everything printed here, by native code too, go to the parent, line by line."""
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
+
+
+# --- the parent ---------------------------------------------------------------------------------
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the parent ends, where it can; see _start_watcher."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _close(*connections: Connection) -> None:
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.close()
+
+
+def _start_watcher(report: Connection, control: Connection) -> None:
+    """Answer the parent's questions in a thread, and end this process when the parent has."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    question = control.recv_bytes()
+                except EOFError:
+                    os._exit(FAILED)
+                if question == STACKS:
+                    _send(report, Stacks(stacks(without=threading.get_ident())))
+
+    threading.Thread(target=watch, name="ltc watcher", daemon=True).start()
+
+
+_MACHINERY = ("multiprocessing", "threading.py", "runpy", "<string>", "<frozen")
+
+
+def stacks(without: int | None = None) -> str:
+    """The stack of every Python thread but one, the main thread's first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(thread_frames().items(), key=lambda item: item[0] != main)
+    texts = []
+    for ident, frame in frames:
+        lines = _users_part(traceback.extract_stack(frame))
+        if ident != without and lines:
+            texts.append(f"{names.get(ident, ident)}:\n{''.join(lines.format())}")
+    return "".join(texts)
+
+
+def _users_part(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """The frames from the user's function on; all but the machinery's where that is not running."""
+    own = [position for position, frame in enumerate(stack) if frame.filename == __file__]
+    begin = own[-1] + 1 if own else 0
+    while begin < len(stack) and any(part in stack[begin].filename for part in _MACHINERY):
+        begin += 1
+    return traceback.StackSummary.from_list(stack[begin:])

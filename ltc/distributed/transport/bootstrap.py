@@ -1,0 +1,107 @@
+"""How the processes of a run find each other: a store they all reach, and a folder on each host."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ltc import config
+from ltc.distributed.transport.private_folder import private_folder
+from ltc.errors import LtcError
+
+_POLL_SECONDS = 0.02
+
+_until_exit = contextlib.ExitStack()
+atexit.register(_until_exit.close)
+
+
+def folder_of_host(processes: int) -> str:
+    """A folder that this host's processes share and nobody else may enter.
+
+    It is LTC_RENDEZVOUS where a launcher set that; else the first process of the host makes one,
+    which goes when it ends, and tells the others through the store.
+    """
+    return config.value("LTC_RENDEZVOUS") or _folder_through_store(processes)
+
+
+@functools.cache  # a second folder under the same key would part those who have the first
+def _folder_through_store(processes: int) -> str:
+    shared = store(processes)
+    key = f"folder/{host(processes)}"
+    if config.value("XRT_SHARD_ORDINAL") % processes_per_host(processes) == 0:
+        shared.set(key, _until_exit.enter_context(private_folder()))
+    _await(shared, key, processes)
+    return shared.get(key).decode()
+
+
+def _await(shared, key: str, processes: int) -> None:
+    """Wait for the first process of this host to say something in the store."""
+    limit = config.value("LTC_PEER_TIMEOUT")
+    deadline = time.monotonic() + limit
+    while not shared.check([key]):
+        if time.monotonic() > deadline:
+            first = host(processes) * processes_per_host(processes)
+            raise LtcError(
+                f"Process {first} of {processes}, the first of this host, did not come within "
+                f"{limit:g} s (LTC_PEER_TIMEOUT) to where process "
+                f"{config.value('XRT_SHARD_ORDINAL')} has waited for it."
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+# a forked child is another process, which may be given another place
+os.register_at_fork(after_in_child=_folder_through_store.cache_clear)
+
+
+def store(processes: int):
+    """The torch.distributed store of this run: in its folder, its launcher's, or its default group's.
+
+    Raises LtcError where there is none.
+    """
+    folder = config.value("LTC_RENDEZVOUS")
+    if folder:
+        return dist.FileStore(os.path.join(folder, "store"), processes)
+    if dist.is_initialized():
+        return dist.PrefixStore("ltc", dist.distributed_c10d._get_default_store())
+    if config.value("TORCHELASTIC_USE_AGENT_STORE"):
+        tcp = dist.TCPStore(
+            config.value("MASTER_ADDR"), config.value("MASTER_PORT"), processes, False,
+            timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
+        )
+        # a restarted worker group must not meet what the one before it left
+        attempt = config.value("TORCHELASTIC_RESTART_COUNT")
+        return dist.PrefixStore(f"ltc/{attempt}", tcp)
+    raise LtcError(
+        f"This is process {config.value('XRT_SHARD_ORDINAL')} of {processes}, and nothing says "
+        f"where they meet. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, "
+        f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
+        f"they all see."
+    )
+
+
+def host(processes: int) -> int:
+    """This host's number among those of the run."""
+    return config.value("XRT_SHARD_ORDINAL") // processes_per_host(processes)
+
+
+def processes_per_host(processes: int) -> int:
+    """Processes on each host: all of them where no launcher spoke of hosts.
+
+    Raises LtcError where the hosts have different numbers.
+    """
+    local = config.value("LOCAL_WORLD_SIZE") or processes
+    if config.value("LTC_TRANSPORT") == "memory":
+        local = processes
+    elif config.value("LTC_TRANSPORT") == "hosts":
+        local = 1
+    if processes % local:
+        raise LtcError(
+            f"{processes} processes with {local} on this host: every host must run as many"
+        )
+    return local

@@ -1,0 +1,233 @@
+"""Runs collectives of one replica on CPU tensors, and finds out where replicas disagree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ltc import config
+from ltc.distributed.transport.collective_ops import RUN, Exchange, post_reduce, reduce
+from ltc.distributed.transport.status_board import Board
+from ltc.distributed.transport.wire import Mismatch, Wire
+from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
+
+GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree on
+CIRCLE_SECONDS = 1.0  # of waiting in a circle: a thread that would end it may have had no processor
+PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
+WORD_MASK = (1 << 62) - 1
+_DIFFERENT = (
+    "Replicas do not run the same collectives, of the same types, in the same order."
+)
+
+
+class Communicator:
+    """The collectives of one replica over one wire, one at a time, in the same order everywhere.
+
+    Every message carries a word: a running hash of what this group has done so far. Two replicas
+    that do not do the same thus notice with the first message between them, whatever it holds.
+    """
+
+    def __init__(self, wire: Wire, board: Board) -> None:
+        self.wire, self.board = wire, board
+        self.replica, self.replicas = wire.replica, wire.replicas
+        self.count = board.count()
+        self._circle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
+        self._running: dict[tuple[int, ...], int] = {}
+        self._described: dict[tuple, tuple[bytes, int]] = {}
+        wire.late = self.late
+        board.begin(self.count, b"nothing yet")
+        board.end()
+
+    # --- running
+
+    def run(self, collective: Collective, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results, new tensors. Raises PeerFailure, with one text on all replicas."""
+        return self.guarded(
+            self.members(collective), self.described_as(collective, operands),
+            lambda members, position, word: RUN[collective.kind](
+                Exchange(self.wire, members, position, word), collective, list(operands)
+            ),
+        )
+
+    def post(
+        self, collective: Collective, operands: Sequence[torch.Tensor]
+    ) -> Callable[[], list[torch.Tensor]] | None:
+        """Send all of a small all_reduce now; what takes the others' part and gives the results.
+
+        It must be called before the next collective begins. None, and nothing done, for an exchange
+        that cannot be parted in two: then there is `run`.
+        """
+        members = self.members(collective)
+        exchange = Exchange(self.wire, members, members.index(self.replica), 0)
+        posted = post_reduce(exchange, collective, operands)
+        if posted is None:
+            return None
+        send, receive = posted
+        exchange.word = self._begin(members, self.described_as(collective, operands))
+        try:
+            send()
+        except BaseException as error:
+            self.board.end()
+            self._prefer_verdict(error)
+            raise
+        return lambda: self._ended(receive)
+
+    def reduce_in_place(self, reduction: str, tensor: torch.Tensor, groups=(), site="") -> None:
+        """all_reduce of one contiguous tensor into itself."""
+        collective = Collective("all_reduce", reduction, groups=groups, site=site)
+        flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+        self.guarded(
+            self.members(collective), self.described_as(collective, [tensor]),
+            lambda members, position, word: reduce(
+                Exchange(self.wire, members, position, word), reduction, flat, flat
+            ),
+        )
+
+    def guarded(self, members: tuple[int, ...], described: tuple[bytes, int], exchange: Callable):
+        """`exchange(members, position, word)` as the next collective among `members`."""
+        word = self._begin(members, described)
+        return self._ended(lambda: exchange(members, members.index(self.replica), word))
+
+    def _begin(self, members: tuple[int, ...], described: tuple[bytes, int]) -> int:
+        """The word of the next collective among `members`, which the board shows from now on."""
+        self.board.region.raise_verdict()
+        text, name = described
+        word = self._running[members] = hash((self._running.get(members, 0), name)) & WORD_MASK
+        self.count += 1
+        self.board.begin(self.count, text)
+        return word
+
+    def _ended(self, rest: Callable):
+        """What the rest of the collective gives, which is over then."""
+        try:
+            result = rest()
+            self.wire.finish()
+            return result
+        except Mismatch as mismatch:
+            self.disagree(mismatch)
+            raise
+        except RuntimeError as error:
+            self._prefer_verdict(error)
+            raise
+        finally:
+            self.board.end()
+
+    def members(self, collective: Collective) -> tuple[int, ...]:
+        """The ordinals that exchange with this replica, itself among them."""
+        if collective.kind in ("send", "receive"):
+            return tuple(sorted(collective.pairs[0]))
+        if not collective.groups:
+            return tuple(range(self.replicas))
+        for group in collective.groups:
+            if self.replica in group:
+                return tuple(group)
+        raise ValueError(
+            f"replica {self.replica} is in no group of {collective.groups} at {collective.site}: "
+            f"every replica must be in exactly one."
+        )
+
+    def described_as(self, collective: Collective, operands) -> tuple[bytes, int]:
+        """The line for the board, and a number that replicas agree on; operands or their types."""
+        key = (collective, *[(x.dtype, x.shape) for x in operands])
+        described = self._described.get(key)
+        if described is None:
+            kind = "send" if collective.kind == "receive" else collective.kind
+            types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
+            agreed = f"{kind}{collective.text().removeprefix(collective.kind)} of {types}"
+            text = f"{collective.text()} of {types} at {collective.site or 'an unknown line'}"
+            described = self._described[key] = (text.encode(), word_of(agreed))
+        return described
+
+    def show(self, text: bytes, begun: int) -> None:
+        """Say on the board that this replica is in a collective, the first of `begun` new ones."""
+        self.count += begun
+        self.board.begin(self.count, text)
+
+    # --- finding out
+
+    def disagree(self, mismatch: Mismatch) -> None:
+        """Make the verdict about a message of another collective, and raise it."""
+        time.sleep(GRACE_SECONDS)
+        self.board.fail(
+            f"{_DIFFERENT} Replica {self.replica} noticed it with a message from replica "
+            f"{mismatch.peer}:"
+        )
+        self.board.region.raise_verdict()
+
+    def _prefer_verdict(self, error: BaseException) -> None:
+        """Raise the verdict, where there is one, in place of an error of the transport.
+
+        Replicas of another host end with the verdict, maybe before this one has asked for it: then
+        what it hears first is that they have closed their connections.
+        """
+        if isinstance(error, RuntimeError):
+            self.board.ask()
+            self.board.region.raise_verdict()
+
+    def late(self, peer: int, waited_seconds: float) -> None:
+        """Whom this replica waits for, and how long it has: makes the verdict where that is due."""
+        self._look_for_circle()
+        board = self.board
+        if waited_seconds < PROBE_SECONDS or peer < 0:
+            return
+        process = board.entry(peer)[2] if board.is_here(peer) else 0
+        if process and not _is_running(process):
+            board.fail(
+                f"Replica {peer} is gone (process {process}) while replica {self.replica} waits "
+                f"for it:"
+            )
+        limit = config.value("LTC_PEER_TIMEOUT")
+        if waited_seconds > limit:
+            absent = [r for r in board.ordinals() if not board.entry(r)[1]]
+            names = ", ".join(map(str, sorted({*absent, peer} if absent == [] else absent)))
+            board.fail(
+                f"Replica(s) {names} did not come within {limit:g} s (LTC_PEER_TIMEOUT) to the "
+                f"collective that replica {self.replica} waits in:"
+            )
+
+    def _look_for_circle(self) -> None:
+        """Make the verdict where replicas have been waiting for each other, unchanged, for a while.
+
+        Each of them has said so after a long wait, and takes it back as soon as the wait is over.
+        """
+        board = self.board
+        circle, replica = [self.replica], board.waits_for(self.replica)
+        while replica is not None and replica not in circle:
+            circle.append(replica)
+            replica = board.waits_for(replica)
+        seen = None if replica is None else [(r, board.entry(r)[0]) for r in circle]
+        now = time.monotonic()
+        if seen is None or seen != self._circle[0]:
+            self._circle = (seen, now)
+        elif now - self._circle[1] > CIRCLE_SECONDS:
+            steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in circle)
+            board.fail(f"{_DIFFERENT} {steps}:")
+
+
+def word_of(text: str) -> int:
+    """A number for a text, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & WORD_MASK
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(process)
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether the process has ended and only its parent has not looked yet."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False

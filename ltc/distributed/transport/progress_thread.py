@@ -1,0 +1,210 @@
+"""Exchanges of programs, run beside them: one after another, waited for by number."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ltc.distributed import world
+from ltc.distributed.transport import session as sessions
+from ltc.distributed.transport.collective_schedule import ONE_CROSSING_BYTES
+from ltc.distributed.transport.symmetric_memory import Shelf
+from ltc.ir.collective import Collective
+
+IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
+
+# How exchanges outside this run's replicas are done: what stands before ":" in a collective's
+# channel -> function of what stands behind it, giving an object with `run(collective, operands)`
+# and `post(collective, operands)`: see Communicator.
+CHANNELS: dict[str, Callable] = {}
+
+
+class _Exchange:
+    """One exchange under way; `over` is held until it has ended."""
+
+    __slots__ = ("collective", "operands", "rest", "results", "error", "over")
+
+    def __init__(self, collective: Collective, operands: list[torch.Tensor]) -> None:
+        self.collective, self.operands = collective, operands
+        self.rest: Callable[[], Sequence[torch.Tensor]] | None = None  # of one that is posted
+        self.results: Sequence[torch.Tensor] = ()
+        self.error: BaseException | None = None
+        self.over = threading.Lock()
+        self.over.acquire()
+
+
+class Progress:
+    """The exchanges of one replica's programs.
+
+    They run in a thread, so that a program computes meanwhile.  Handing a small one over would take
+    longer than the exchange: one that finds the thread idle is posted, that is sent at once, and
+    what the others send is taken when the program waits for it.  Replicas are never quite equally
+    fast, so waiting for it at once would make every small exchange a meeting of all.
+    """
+
+    def __init__(self, place: world.Rank) -> None:
+        self.place = place
+        self._queue: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
+        self._begun: dict[int, _Exchange] = {}
+        self._count = 0
+        self._waiting = 0  # exchanges the thread has not finished
+        self._posted: _Exchange | None = None  # the newest one, where the thread has not got it
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._shelf: Shelf | None = None  # of the latest program that has met others
+
+    def start(self, collective: Collective, operands: list[torch.Tensor]) -> int:
+        """Begin an exchange; its number."""
+        if self._shelf is not None:
+            self._shelf.settle()
+        exchange = _Exchange(collective, operands)
+        self._count += 1
+        number = self._count
+        self._begun[number] = exchange
+        small = sum(x.nbytes for x in operands) <= ONE_CROSSING_BYTES
+        if small and not self._waiting:
+            self._settle_posted()
+            self._begin(exchange)
+        else:
+            self._hand_over(exchange)
+        return number
+
+    def _begin(self, exchange: _Exchange) -> None:
+        """Post an exchange, or run it where that cannot be."""
+        try:
+            channel = self._channel(exchange.collective)
+            exchange.rest = channel.post(exchange.collective, exchange.operands)
+        except BaseException as error:  # raised to whoever waits
+            exchange.error = error
+            exchange.over.release()
+            return
+        if exchange.rest is None:
+            self._run(exchange)
+        else:
+            self._posted = exchange
+
+    def _settle_posted(self) -> None:
+        """Finish what is posted, which may wait for the other replicas."""
+        posted, self._posted = self._posted, None
+        if posted is not None:
+            self._run(posted)
+
+    def _hand_over(self, exchange: _Exchange) -> None:
+        """Have the thread run an exchange, after the one that is posted."""
+        posted, self._posted = self._posted, None
+        with self._lock:
+            for one in (posted, exchange):
+                if one is not None:
+                    self._waiting += 1
+                    self._queue.put(one)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._loop, name="ltc collectives", daemon=True
+                )
+                self._thread.start()
+
+    def wait(self, number: int) -> Sequence[torch.Tensor]:
+        """The results of an exchange; raises its error."""
+        exchange = self._begun.pop(number)
+        if exchange is self._posted:
+            self._settle_posted()
+        with exchange.over:  # free once it has ended
+            pass
+        if exchange.error is not None:
+            raise exchange.error
+        return exchange.results
+
+    def begin(self, meetings: Any) -> list[int]:
+        """The words of the meetings of a program that is about to run."""
+        self._shelf = sessions.of(self.place).shelf
+        return self._shelf.begin(meetings)
+
+    def meet(self, number: int) -> None:
+        """Block until all members of that meeting of the program are there."""
+        self._shelf.meet(number)
+
+    def finish(self) -> None:
+        """Wait for the exchanges whose results nobody took; raises the first error."""
+        for number in sorted(self._begun):
+            self.wait(number)
+        if self._shelf is not None:
+            self._shelf.end()
+
+    def abort(self, error: BaseException) -> None:
+        """Let the other replicas know that this one has failed; forget what has begun."""
+        self._begun.clear()
+        self._posted = self._shelf = None
+        session = sessions.known(self.place)
+        if session is not None:
+            session.abort_with(error)
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                exchange = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._waiting:
+                        continue
+                    self._thread = None
+                    return
+            self._run(exchange)
+            del exchange  # it holds tensors
+            with self._lock:
+                self._waiting -= 1
+
+    def _run(self, exchange: _Exchange) -> None:
+        try:
+            if exchange.rest is not None:
+                exchange.results = exchange.rest()
+            else:
+                channel = self._channel(exchange.collective)
+                exchange.results = channel.run(exchange.collective, exchange.operands)
+        except BaseException as error:  # raised to whoever waits
+            exchange.error = error
+        exchange.operands, exchange.rest = [], None
+        exchange.over.release()
+
+    def _channel(self, collective: Collective):
+        if not collective.channel:
+            return sessions.of(self.place).programs
+        prefix, _, name = collective.channel.partition(":")
+        return CHANNELS[prefix](name)
+
+
+class ProgressRunner:
+    """What programs call: see ltc/backends/collective_runner.py."""
+
+    def __init__(self) -> None:
+        self._of_place: dict[world.Rank, Progress] = {}
+        os.register_at_fork(after_in_child=self._of_place.clear)
+
+    def current(self) -> Progress:
+        place = world.place()
+        progress = self._of_place.get(place)
+        # another thread of the same place may have won the race
+        return progress or self._of_place.setdefault(place, Progress(place))
+
+    def start(self, replica: Progress, collective: Collective, operands) -> int:
+        return replica.start(collective, operands)
+
+    def wait(self, replica: Progress, number: int) -> Sequence[torch.Tensor]:
+        return replica.wait(number)
+
+    def begin(self, replica: Progress, meetings: Any) -> list[int]:
+        return replica.begin(meetings)
+
+    def meet(self, replica: Progress, number: int) -> None:
+        replica.meet(number)
+
+    def finish(self, replica: Progress) -> None:
+        replica.finish()
+
+    def abort(self, replica: Progress | None, error: BaseException) -> None:
+        if replica is not None:
+            replica.abort(error)

@@ -1,0 +1,204 @@
+"""The calling thread's connection to all other replicas, made when it is first needed."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import traceback
+
+import torch.distributed as dist
+
+from ltc import config
+from ltc.distributed import world
+from ltc.distributed.transport.bootstrap import folder_of_host, host, processes_per_host, store
+from ltc.distributed.transport.communicator import Communicator
+from ltc.distributed.transport.inter_host import HostsWire
+from ltc.distributed.transport.shm_segment import PeerFailure, Region
+from ltc.distributed.transport.status_board import Board, HostsBoard
+from ltc.distributed.transport.symmetric_memory import Shelf, Shelves
+from ltc.distributed.transport.thread_wire import ThreadsWire
+from ltc.distributed.transport.wire import SharedMemoryWire
+
+# Programs run behind their caller, so what they exchange and what the caller exchanges at once
+# would mix differently on every replica: each has a region of its own.
+_log = logging.getLogger("ltc")
+PROGRAMS, HOST = "programs", "host"
+
+
+class Session:
+    """One replica's two communicators: of the collectives in programs, and of those at once."""
+
+    def __init__(
+        self, communicators: dict[str, Communicator], ordinal: int, shelves: Shelves | None
+    ) -> None:
+        """`shelves`: of the replicas, where one host has them all."""
+        self.ordinal = ordinal
+        self.programs, self.host = communicators[PROGRAMS], communicators[HOST]
+        self.replicas = self.host.replicas
+        self.shelf = None if shelves is None else Shelf(self.programs, shelves)
+
+    def abort(self, text: str) -> None:
+        """Have every replica that waits for another raise PeerFailure with this text."""
+        for communicator in (self.programs, self.host):
+            communicator.board.fail(text)
+
+    def abort_with(self, error: BaseException) -> None:
+        """Tell the others that this replica has failed, unless it is one of them that said so."""
+        if not isinstance(error, PeerFailure):
+            text = "".join(traceback.format_exception_only(error)).strip()
+            self.abort(f"Replica {self.ordinal} of {self.replicas} has failed:\n{text}")
+
+
+class _Sessions:
+    """Every session of this process; threads of one group of devices share their regions."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.renewals = object()  # another one when sessions are forgotten
+        self.regions: dict[tuple, dict[str, Region]] = {}
+        self.sessions: dict[tuple, Session] = {}
+
+    def of(self, place: world.Rank) -> Session:
+        key = (place.processes, place.devices)
+        with self.lock:
+            session = self.sessions.get((*key, place.ordinal))
+            if session is None:
+                if key not in self.regions:
+                    self.regions[key] = _regions(place)
+                made = {
+                    lane: _communicator(lane, region, place)
+                    for lane, region in self.regions[key].items()
+                }
+                session = Session(made, place.ordinal, self.regions[key][PROGRAMS].shelves)
+                self.sessions[*key, place.ordinal] = session
+            return session
+
+    def abort_threads(self, text: str) -> None:
+        with self.lock:
+            for (processes, devices), regions in self.regions.items():
+                if processes == 1 or devices:
+                    for region in regions.values():
+                        region.fail(text)
+
+    def renew(self, devices: tuple[int, ...]) -> None:
+        key = (1, devices)
+        with self.lock:
+            if key in self.regions and any(r.failed for r in self.regions[key].values()):
+                self.renewals = object()
+                del self.regions[key]
+                for name in [name for name in self.sessions if name[:2] == key]:
+                    del self.sessions[name]
+
+
+_sessions = _Sessions()
+
+
+class _SessionOfThread(threading.local):
+    session: Session | None = None
+    key: tuple | None = None  # what the session was found by
+
+
+_thread = _SessionOfThread()
+
+
+def current() -> Session | None:
+    """The calling thread's session; None where it is the only replica.
+
+    A thread that has one keeps it while its replication is the same: a process that has met the
+    others does not become another one.
+    """
+    key = (world.replication(), _sessions.renewals)
+    if _thread.session is None or _thread.key != key:
+        place = world.place()
+        _thread.session = None if place.replicas == 1 else _sessions.of(place)
+        _thread.key = key
+    return _thread.session
+
+
+def of(place: world.Rank) -> Session:
+    """The session of the replica at a place."""
+    return _sessions.of(place)
+
+
+def known(place: world.Rank) -> Session | None:
+    """The session of the replica at a place, if it has met the others yet."""
+    return _sessions.sessions.get((place.processes, place.devices, place.ordinal))
+
+
+def any_in_use() -> bool:
+    """Whether this process has exchanged anything with other replicas."""
+    return bool(_sessions.sessions)
+
+
+def abort_threads(error: BaseException) -> None:
+    """Have every replica that is a thread of this process, and waits for another, raise.
+
+    The text of what is raised is the error's. For whoever runs the threads, when one has failed.
+    """
+    _sessions.abort_threads("".join(traceback.format_exception_only(error)).strip())
+
+
+def renew_threads(devices) -> None:
+    """Forget that an earlier run of threads on these devices failed; before any of them starts."""
+    _sessions.renew(tuple(devices))
+
+
+def _regions(place: world.Rank) -> dict[str, Region]:
+    """What the replicas of this host share."""
+    if place.processes == 1:
+        regions = {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
+        regions[PROGRAMS].shelves = Shelves.of_threads(place.replicas)
+        return regions
+    folder, here = folder_of_host(place.processes), _replicas_here(place)
+    regions = {
+        lane: Region.of_processes(
+            here, os.path.join(folder, f"{lane}-{host(place.processes)}-{here}")
+        )
+        for lane in (PROGRAMS, HOST)
+    }
+    if _hosts(place) == 1:
+        path = os.path.join(folder, f"shelves-{here}")
+        regions[PROGRAMS].shelves = Shelves.of_processes(here, regions[PROGRAMS], path)
+    return regions
+
+
+def _replicas_here(place: world.Rank) -> int:
+    return processes_per_host(place.processes) * max(len(place.devices), 1)
+
+
+def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
+    if _hosts(place) == 1:
+        kind = ThreadsWire if place.processes == 1 else SharedMemoryWire
+        wire, board = kind(region, place.ordinal), Board(region, place.ordinal)
+        _log_once(f"{place.replicas} replicas exchange through shared memory")
+    else:
+        first = place.ordinal // region.replicas * region.replicas
+        reached = dist.PrefixStore(f"{lane}-{place.replicas}", store(place.processes))
+        wire = HostsWire(
+            reached, region, place.ordinal - first, first // region.replicas, _hosts(place)
+        )
+        board = HostsBoard(region, place.ordinal, first, reached, _hosts(place))
+        wire.ask = board.ask
+        _log_once(
+            f"{place.replicas} replicas on {_hosts(place)} hosts exchange through shared memory and "
+            f"torch.distributed"
+        )
+    return Communicator(wire, board)
+
+
+def _hosts(place: world.Rank) -> int:
+    return place.replicas // _replicas_here(place)
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+    _log.info("%s (LTC_TRANSPORT=%s)", text, config.value("LTC_TRANSPORT"))
+
+
+def _forget_in_child() -> None:
+    _sessions.__init__()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

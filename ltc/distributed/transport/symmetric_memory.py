@@ -1,0 +1,259 @@
+"""Memory in which the replicas of a host lay what they add up side by side: see passes/one_shot_all_reduce.py.
+
+Each replica has a shelf that all of them see.  For each kind of sum (its groups and types) there is
+a slot, at the same place of every shelf: slots are given in the order in which the kinds are first
+recorded, which is the same everywhere.  A slot holds several sums, in turn, so that a replica lays
+the next one while others still read the last.
+
+Nobody waits in a circle for a turn to be free again.  A program has at most half a slot's turns, so
+whoever still reads what lay there runs a program that needs no sum of this kind's later half, and
+the one that waits has published all before it: its own programs run in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ltc.distributed.transport.communicator import WORD_MASK, Communicator, word_of
+from ltc.distributed.transport.shm_segment import Region
+from ltc.distributed.transport.wire import Mismatch, Waiter
+from ltc.ir.tensor_type import TensorType
+from ltc.llvm.ops.one_shot_sync import WORD_BYTES
+
+MOST_BYTES = 8 << 20  # of one sum: larger ones leave the caches, and travel better in pieces
+SMALL_BYTES = 64 << 10  # of a sum of which programs may have many
+FEWEST_TURNS, MOST_TURNS, SLOT_BYTES = 2, 256, 1 << 20
+MOST_SHELF_BYTES = 64 << 20
+_SHARE_OF_FREE = 4  # all shelves together take at most this part of the file system's free memory
+_PAGE = mmap.PAGESIZE
+_LINE = 64
+
+
+class Shelves:
+    """The shelves of all replicas of a host, one after the other.
+
+    file  the descriptor of what is mapped, or -1 where the replicas are threads of this process
+    """
+
+    def __init__(self, memory: mmap.mmap, nbytes: int, file: int = -1) -> None:
+        self.memory, self.nbytes, self.file = memory, nbytes, file
+        self.words = memoryview(memory).cast("q")
+        self.address = _address_of(memory)
+
+    @classmethod
+    def of_threads(cls, replicas: int) -> Shelves:
+        memory = mmap.mmap(-1, replicas * MOST_SHELF_BYTES)  # pages come when they are touched
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # advice only
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return cls(memory, MOST_SHELF_BYTES)
+
+    @classmethod
+    def of_processes(cls, replicas: int, region: Region, path: str) -> Shelves:
+        """The shelves in the file `path`, of a size that whoever comes first finds room for."""
+        system = os.statvfs(os.path.dirname(path))
+        free = system.f_bavail * system.f_frsize // (_SHARE_OF_FREE * replicas)
+        nbytes = region.agreed(max(min(free, MOST_SHELF_BYTES) // _PAGE, 1)) * _PAGE
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(file, replicas * nbytes)
+        return cls(mmap.mmap(file, replicas * nbytes), nbytes, file)
+
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Have the system give the memory now: where it has none, an error, not a signal later."""
+        if self.file >= 0 and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.file, start, nbytes)
+
+
+class _Slot:
+    """The place of one kind of sum.
+
+    start  where it begins on every shelf
+    step   from one turn to the next, in bytes
+    used   by turn: the number of the meeting that lay there last
+    """
+
+    def __init__(self, start: int, step: int, turns: int) -> None:
+        self.start, self.step, self.turns = start, step, turns
+        self.count = 0
+        self.used = [0] * turns
+        self.is_reserved = False
+
+
+class _Known:
+    """What is the same in every run of one meeting of a program."""
+
+    __slots__ = ("slot", "members", "counters", "shelves", "text", "name", "is_awaited")
+
+    def __init__(self, shelf: Shelf, meeting: Any) -> None:
+        collective = replace(meeting.collective, kind="all_reduce")  # what the user asked for
+        communicator, region = shelf.communicator, shelf.region
+        self.is_awaited = meeting.is_awaited
+        self.slot = shelf.slots[collective.place]
+        self.members = communicator.members(collective)
+        self.counters = [region.address + region.published(m) for m in self.members]
+        self.shelves = [m * shelf.shelves.nbytes for m in self.members]
+        self.text, name = communicator.described_as(collective, meeting.types)
+        self.name = word_of(f"{name} at {self.slot.start}")
+
+
+class _UnderWay:
+    """One meeting of the program that runs."""
+
+    __slots__ = ("known", "number", "word", "place")
+
+    def __init__(self, known: _Known, number: int, word: int, place: int) -> None:
+        self.known, self.number, self.word, self.place = known, number, word, place
+
+
+class Shelf:
+    """One replica's meetings with the others of its host."""
+
+    def __init__(self, communicator: Communicator, shelves: Shelves) -> None:
+        self.communicator, self.shelves = communicator, shelves
+        self.region, self.replica = communicator.board.region, communicator.replica
+        self.slots: list[_Slot] = []
+        self._by_kind: dict[tuple, int] = {}
+        self._filled = 0  # bytes of the shelf that slots have
+        self._walk: Any = None
+        self._in_walk: Counter[int] = Counter()  # meetings recorded in the walk under way, by slot
+        self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._under_way: list[_UnderWay] = []
+        # counters survive in the region, so that a shelf made anew goes on where the old one was
+        self.number = self.region.words[self.region.published(self.replica) // 8]
+        self._settled = 0  # so many of them are known to have taken place
+        self._word = 0  # of the latest meeting
+        self._counter = self.region.address + self.region.published(self.replica)
+        self._start = self.replica * shelves.nbytes  # of this replica's shelf
+        self._waiter = Waiter(self.region, self.replica)
+        self._waiter.late = communicator.late
+
+    # --- recording
+
+    def slot_for(self, groups: tuple, types: Sequence[TensorType], bucket: int) -> int:
+        """The number of the slot for a sum of these types; -1 where it is to travel otherwise.
+
+        bucket  of gradients, its number; -1 of other sums
+
+        All replicas ask for the same ones in the same order.
+        """
+        kind = (groups, bucket, *types)
+        number = self._by_kind.get(kind)
+        if number is None:
+            number = self._by_kind[kind] = self._new_slot(types, bucket >= 0)
+        return number
+
+    def is_full(self, slot: int, walk: Any) -> bool:
+        """Whether a walk has recorded as many sums of a slot as a program may have; else counts one."""
+        if walk != self._walk:
+            self._walk = walk
+            self._in_walk.clear()
+        if self._in_walk[slot] >= self.slots[slot].turns // 2:
+            return True
+        self._in_walk[slot] += 1
+        return False
+
+    def _new_slot(self, types: Sequence[TensorType], of_gradients: bool) -> int:
+        nbytes = sum(_in_lines(t.size * t.dtype.itemsize) for t in types)
+        # a program may have many large sums of a kind, but of gradients seldom two of one bucket
+        if nbytes > (MOST_BYTES if of_gradients else SMALL_BYTES):
+            return -1
+        step = nbytes + WORD_BYTES
+        turns = max(FEWEST_TURNS, min(MOST_TURNS, SLOT_BYTES // step))
+        if self._filled + turns * step > self.shelves.nbytes:
+            return -1
+        self.slots.append(_Slot(self._filled, step, turns))
+        self._filled += turns * step
+        return len(self.slots) - 1
+
+    # --- running
+
+    def begin(self, meetings: Any) -> list[int]:
+        """The words of a program's meetings: see llvm/ops/one_shot_sync.py.
+
+        Blocks where somebody still reads what lies where this program will lay its operands.
+        """
+        known = self._known.get(meetings)
+        if known is None:
+            known = self._known[meetings] = [_Known(self, meeting) for meeting in meetings.all]
+        self.region.raise_verdict()
+        self._under_way, self._settled = [], 0
+        words: list[int] = []
+        for one in known:
+            place = self._next_place(one)
+            self.number += 1
+            self._word = hash((self._word, one.name)) & WORD_MASK
+            address = self.shelves.address + place
+            words += (self.number, self._word, self._counter, address + self._start)
+            words += one.counters
+            words += [address + start for start in one.shelves]
+            self._under_way.append(_UnderWay(one, self.number, self._word, place))
+        self.communicator.show(known[0].text, len(known))
+        return words
+
+    def _next_place(self, known: _Known) -> int:
+        """Where the operands of the next turn lie on every shelf, once nobody reads the last ones."""
+        slot = known.slot
+        if not slot.is_reserved:
+            self.shelves.reserve(self._start + slot.start, slot.turns * slot.step)
+            slot.is_reserved = True
+        turn = slot.count % slot.turns
+        slot.count += 1
+        before, slot.used[turn] = slot.used[turn], self.number + 1
+        words = self.region.words
+        for member in known.members:
+            counter = self.region.released(member)
+            if words[counter // 8] < before and member != self.replica:
+                self._waiter.wait_at_least(counter, before, member)
+        return slot.start + turn * slot.step + WORD_BYTES
+
+    def meet(self, number: int) -> None:
+        """Block until all members of a meeting of the running program have come to it."""
+        meeting = self._under_way[number]
+        known = meeting.known
+        self.communicator.show(known.text, 0)
+        for member, start in zip(known.members, known.shelves):
+            self._waiter.wait_at_least(self.region.published(member), meeting.number, member)
+            found = self.shelves.words[(start + meeting.place - WORD_BYTES) // 8]
+            if found != meeting.word:
+                self.communicator.disagree(Mismatch(member, found))
+
+    def settle(self) -> None:
+        """Block until all have come to those meetings to which this replica has.
+
+        An exchange of another kind begins after that, so that one in another order shows.
+        """
+        published = self.region.words[self.region.published(self.replica) // 8]
+        while self._settled < len(self._under_way):
+            if self._under_way[self._settled].number > published:
+                break
+            self.meet(self._settled)
+            self._settled += 1
+
+    def end(self) -> None:
+        """The program has run, and reads nothing of the others' any more.
+
+        Blocks until all have come to those meetings whose results it has not read.
+        """
+        if self._under_way:
+            for number, meeting in enumerate(self._under_way):
+                if number >= self._settled and not meeting.known.is_awaited:
+                    self.meet(number)
+            self._under_way = []
+            self.region.store(self.region.released(self.replica), self.number)
+            self.communicator.board.end()
+
+
+def _in_lines(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
+
+
+def _address_of(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

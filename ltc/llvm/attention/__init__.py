@@ -1,0 +1,1 @@
+"""The generator of attention: forward, backward, few queries (decode), and what they share."""

@@ -1,0 +1,185 @@
+"""Attention in one pass over the keys: no matrix of scores, results in one fixed order.
+
+A block of queries lies across the lanes of vectors, so that the largest score and the sum of each
+row are plain vector operations.  Keys come in tiles: their scores stay in the nearest cache, where
+they become weights and then add rows of the value to a block of results.  A later tile with a
+larger score scales down what was added before it.  Source of that idea: T. Dao et al.,
+"FlashAttention", arXiv:2205.14135; M. Milakov and N. Gimelshein, arXiv:1805.02867.
+"""
+
+from __future__ import annotations
+
+import math as numbers
+
+from ltc.llvm.attention.decode import few_queries, has_few
+from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
+from ltc.llvm.attention.tiles import Rows
+from ltc.llvm.emit import math_float
+from ltc.llvm.emit.builder import function_text
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
+from ltc.llvm.gemm.blocking import Matrix
+
+
+def attention_kernel(
+    name: str, attention: Attention, result: Matrix, isa: Isa
+) -> GeneratedKernel:
+    """The result [L, V] of each batch, and the logarithms of the sums, contiguous.
+
+    tasks  each computes whole blocks of queries; no result depends on their number
+
+    Raises Unsupported where a thread's stack cannot hold what a block needs.
+    """
+    if has_few(attention, result, isa):
+        return few_queries(name, attention, result, isa)
+    return _Forward(attention, result, isa).kernel(name)
+
+
+class _Forward(Scores):
+    def __init__(self, attention: Attention, result: Matrix, isa: Isa):
+        rest = operand_names(attention)
+        names = ("query", "key", "value", *rest, "result", "logarithms")
+        super().__init__(attention, isa, names)
+        self.result = result
+        self.is_single = attention.keys <= self.tile
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        a, b, v = self.a, self.b, self.v
+        require_room(a, v.isa)
+        units = a.batches * self.blocks
+        work = 2 * a.batches * a.queries * a.keys * (a.extent + a.width)
+        self.prepare()
+        self.result_tile = self.reserved(self.padded(a.width) * self.block)
+        b.loop(*b.share(b.number(0)), 1, [], self._unit)
+        return GeneratedKernel(
+            name, function_text(name, len(self.names), b, numbers=1), self.names,
+            tasks_for(work, units, 1), work, (units,),
+        )  # fmt: skip
+
+    def _unit(self, unit: Index, _) -> None:
+        a, b, v = self.a, self.b, self.v
+        batch, block = divmod(unit, self.blocks)
+        if a.causal:
+            block = self._balanced(block)
+        matrices = {"query": a.query, "key": a.key, "value": a.value, "result": self.result}
+        self.begin(unit, batch, block, matrices)
+        self.pack_queries("query", self.query_tile, a.extent, self.scale)
+        if not self.is_single:
+            self._clear_results()
+        lowest = v.constant(-numbers.inf)
+        start = [(v.vector, lowest)] * self.vectors + [(v.vector, v.zero)] * self.vectors
+        values = b.loop(0, self.limit, self.tile, start, self._tile)
+        if self.is_single and a.keys == 0:
+            self._clear_results()
+        self._finish(values[: self.vectors], values[self.vectors :])
+
+    def _balanced(self, block: Index) -> Index:
+        """Blocks from both ends in turn: a task's share of long and of short ones is the same."""
+        if isinstance(block, int):
+            return block
+        half, odd = divmod(block, 2)
+        from_end = self.blocks - 1 - half
+        is_odd = self.b.value(f"icmp eq i64 {odd}, 1")
+        return self.b.where(is_odd, from_end, half)
+
+    def _clear_results(self) -> None:
+        v = self.v
+        self.b.loop(0, self.padded(self.a.width) * self.block, v.width, [], lambda i, _: (
+            v.store_computed(v.zero, self.result_tile, i)
+        ))  # fmt: skip
+
+    def _tile(self, start: Index, carried: list[str]) -> list[str]:
+        a, v, b, n = self.a, self.v, self.b, self.vectors
+        tops, totals = carried[:n], carried[n:]
+        count = least(self.tile, self.limit - start)
+        keys = self.tile_rows("key", a.extent, start, count)
+        values = self.tile_rows("value", a.width, start, count)
+        self.pack_bias(start, count)
+
+        def scores(k: Index, rows: int, best: list[str]) -> list[str]:
+            best = list(best)
+            for i, value in enumerate(self.scores(keys, start, k, rows)):
+                r, j = divmod(i, n)
+                v.store_computed(value, self.score_tile, self.spot(k + r, j))
+                larger = b.value(f"fcmp ogt {v.vector} {value}, {best[j]}")
+                best[j] = b.value(
+                    f"select {v.mask_type} {larger}, {v.vector} {value}, {v.vector} {best[j]}"
+                )
+            return best
+
+        best = self.t.each_rows(
+            count, self.rows, self.rest, v.typed(tops), scores
+        )
+        safe = [self.finite(x) for x in best]
+        old = [self.exp(b.value(f"fsub {v.vector} {x}, {y}")) for x, y in zip(tops, safe)]
+        sums = self._weights(start, count, safe)
+        totals = [v.multiply_add(x, y, z) for x, y, z in zip(totals, old, sums)]
+        self._add_values(values, count, old)
+        return [*best, *totals]
+
+    def _weights(self, start: Index, count: Index, safe: list[str]) -> list[str]:
+        """Scores become weights; their sums, of which dropout takes nothing."""
+        a, v, b, n = self.a, self.v, self.b, self.vectors
+        together = self.kept_together if a.dropped else 1
+
+        def step(k: Index, sums: list[str]) -> list[str]:
+            sums = list(sums)
+            kept = self.kept(start + k) if a.dropped else None
+            for r in range(together):
+                for j in range(n):
+                    spot = self.spot(k + r, j)
+                    x = v.load_computed(self.score_tile, spot)
+                    weight = self.exp(b.value(f"fsub {v.vector} {x}, {safe[j]}"))
+                    sums[j] = v.add(sums[j], weight)
+                    if kept:
+                        weight = b.value(f"fmul {v.vector} {weight}, {kept[r][j]}")
+                    v.store_computed(weight, self.score_tile, spot)
+            return sums
+
+        return b.loop(0, count, together, [(v.vector, v.zero)] * n, step)
+
+    def _add_values(self, values: Rows, count: Index, old: list[str]) -> None:
+        """result = old * result + weights @ value; lanes are queries, rows columns of the value."""
+        a, v, b, n = self.a, self.v, self.b, self.vectors
+        weights = Rows(self.score_tile, self.block, 1, stored=False)
+
+        def columns(c: Index, rows: int, _) -> list[str]:
+            spots = [self.spot(c + r, j) for r in range(rows) for j in range(n)]
+            sums = [v.zero] * len(spots)
+            if not self.is_single:
+                sums = [
+                    b.value(f"fmul {v.vector} {v.load_computed(self.result_tile, s)}, {old[i % n]}")
+                    for i, s in enumerate(spots)
+                ]
+            here = self.t.moved(values, 0, c)
+            across = Rows(here.pointer, here.column, here.row, here.stored)
+            for s, total in zip(
+                spots, self.t.product(across, rows, weights, self.masks, count, sums)
+            ):
+                v.store_computed(total, self.result_tile, s)
+            return []
+
+        self.t.each_rows(a.width, self.rows, a.width % self.rows, [], columns)
+
+    def _finish(self, tops: list[str], totals: list[str]) -> None:
+        a, v, b = self.a, self.v, self.b
+        none = [b.value(f"fcmp oeq {v.vector} {x}, {v.zero}") for x in totals]
+        ones = v.constant(1.0)
+        inverse = [b.value(f"fdiv {v.vector} {ones}, {x}") for x in totals]
+        if a.safe:
+            inverse = self.zero_where(none, inverse)
+        self.t.unpack_transposed(
+            self.result_tile, self.vectors, a.width, self.row_buffer,
+            lambda value, j: b.value(f"fmul {v.vector} {value}, {inverse[j]}"),
+        )  # fmt: skip
+        target = self.t.moved(self.operands["result"], self.first_query)
+        self.t.store_rows(self.row_buffer, self.count, a.width, target)
+        first = self.batch * a.queries + self.first_query
+        for j, (top, total) in enumerate(zip(tops, totals)):
+            with b.lanes(v.width):
+                logarithm = math_float.call(b, "log", v.element, total)
+            logarithm = v.add(logarithm, self.finite(top))
+            mask = v.first(self.count - j * v.width)
+            at = v.at(self.pointer("logarithms"), first + j * v.width, v.element)
+            v.raw_store(logarithm, at, mask, v.element, v.width)

@@ -1,0 +1,205 @@
+"""The only file that imports llvmlite.binding: text to machine code, looked up by name."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ltc.debug import metrics
+from ltc.errors import BackendMissing, InvalidGraph, Unsupported
+from ltc.llvm.compiler import object_loader, symbols
+from ltc.llvm.compiler.host_cpu import HostCpu, known_host
+from ltc.llvm.compiler.llvm_private import ObjectCompiler
+from ltc.support.disk_cache import disk_cache
+from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.version import VERSION
+
+OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
+
+
+@functools.cache
+def _binding() -> ModuleType:
+    """llvmlite.binding, imported when the first kernel is compiled: `import ltc` stays short."""
+    try:
+        import llvmlite.binding
+    except ImportError as error:
+        raise BackendMissing(
+            f"The backend 'llvm' compiles with the package llvmlite, which Python can not import "
+            f"here: {error}. Install it (pip install llvmlite), or set LTC_BACKEND=eager."
+        ) from error
+    return llvmlite.binding
+
+
+class _Compiler:
+    """What a process compiles with, and loads where no other way is known; made when first wanted."""
+
+    def __init__(self) -> None:
+        llvm = _binding()
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.triple = llvm.get_process_triple()
+        self.cpu, self.features = _host(llvm)
+        try:
+            self.machine = self._machine()
+        except RuntimeError as error:
+            raise BackendMissing(
+                f"LLVM can not make code for {self.triple}, processor {self.cpu or 'unknown'}: "
+                f"{error}. Set LTC_BACKEND=eager."
+            ) from error
+        self._emitter = self.emitter()
+        self.linker = llvm.create_lljit_compiler(self._machine())
+        self.numbers = itertools.count()
+
+    def emitter(self) -> ObjectCompiler:
+        """What compiles in one thread, beside others."""
+        return ObjectCompiler(_binding(), self.triple, self._machine())
+
+    def _machine(self):
+        llvm = _binding()
+        target = llvm.Target.from_triple(self.triple)
+        return target.create_target_machine(
+            cpu=self.cpu, features=self.features, opt=OPTIMIZATION, reloc="pic",
+            codemodel="jitdefault", jit=True,
+        )  # fmt: skip
+
+    def object_code(self, text: str) -> bytes:
+        return self._emitter.object_code(text)
+
+    def module(self, text: str):
+        """The module that a text defines; raises InvalidGraph where it is wrong."""
+        try:
+            module = _binding().parse_assembly(text)
+            module.triple = self.triple
+            module.data_layout = str(self.machine.target_data)
+            module.verify()
+        except RuntimeError as error:
+            raise InvalidGraph(f"LLVM refuses a generated kernel: {error}\n{text}") from None
+        return module
+
+    def link(self, objects: Sequence[bytes], names: Sequence[str]) -> Library:
+        library = _binding().JITLibraryBuilder()
+        for code in objects:
+            library.add_object_img(code)
+        library.add_current_process()
+        for name, address in symbols.chosen().items():
+            library.import_symbol(name, address)
+        for name in names:
+            library.export_symbol(name)
+        tracker = library.link(self.linker, f"ltc{next(self.numbers)}")
+        return Library((tracker, self.linker), {name: tracker[name] for name in names})
+
+
+class Library(NamedTuple):
+    """Code in memory: the addresses are valid as long as what keeps it there is held."""
+
+    kept_by: Any
+    addresses: dict[str, int]
+
+
+def _host(llvm: ModuleType) -> tuple[str, str]:
+    """The name of this processor and its features; of one that LLVM does not know, none."""
+    try:
+        return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    except RuntimeError:
+        return "", ""
+
+
+_lock = renewed_lock(globals(), "_lock")
+
+_compilers: list[_Compiler] = []
+
+
+def compiler() -> _Compiler:
+    with _lock:
+        if not _compilers:
+            _compilers.append(_Compiler())
+        return _compilers[0]
+
+
+def emitter() -> ObjectCompiler:
+    """What compiles kernels in the calling thread."""
+    return compiler().emitter()
+
+
+@functools.cache
+def host() -> HostCpu:
+    """What LLVM says of this machine."""
+    return known_host(_asked)
+
+
+def _asked() -> HostCpu:
+    made = compiler()
+    version = ".".join(map(str, _binding().llvm_version_info))
+    return HostCpu(made.triple, made.cpu, made.features, version)
+
+
+def name_of(text: str) -> str:
+    """Of the object code: equal where nothing differs that it depends on."""
+    settings = (VERSION, *dataclasses.astuple(host()), str(OPTIMIZATION))
+    return hashlib.sha256("\0".join([*settings, text]).encode()).hexdigest()
+
+
+def object_code(name: str, text: str) -> bytes:
+    """The machine code of a module in LLVM's text form; kept on disk under `name`.
+
+    Raises InvalidGraph with LLVM's message where the text is wrong.
+    """
+    disk = disk_cache()
+    code = disk.read(name) if disk else None
+    if code is None:
+        with _lock:
+            code = compiler().object_code(text)
+        if disk:
+            disk.write(name, code)
+    return code
+
+
+def link(objects: Sequence[bytes], names: Sequence[str]) -> Library:
+    """Load machine code; the functions to be called are named."""
+    try:
+        return Library(*object_loader.load(objects, names, symbols.address_of))
+    except Unsupported:  # another kind of object: LLVM knows them all
+        metrics.count("llvm.linked")
+        with _lock:
+            return compiler().link(objects, names)
+
+
+# Held by no module alone, and never freed: threads may run in that code until the process is gone.
+_kept: list[Library] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
+
+
+def marked(text: str, names: Sequence[str]) -> str:
+    """The text that `compile_kernels` keeps.
+
+    A program keeps the same text on disk with its function renamed: another text, another name.
+    """
+    return f"; {' '.join(names)}\n{text}"
+
+
+def compile_kernels(text: str, *names: str) -> dict[str, int]:
+    """The addresses of functions that a module defines: valid as long as the process lives.
+
+    Raises InvalidGraph with LLVM's message where the text is wrong.
+    """
+    text = marked(text, names)
+    library = link([object_code(name_of(text), text)], names)
+    _kept.append(library)
+    return library.addresses
+
+
+def assembly(text: str) -> str:
+    """The instructions that a module in LLVM's text form becomes."""
+    with _lock:
+        return compiler().machine.emit_assembly(compiler().module(text))
+
+
+def has_feature(name: str) -> bool:
+    """Whether kernels may use instructions of that set, as LLVM calls it: avx512f."""
+    return f"+{name}" in host().features.split(",")

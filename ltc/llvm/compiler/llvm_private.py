@@ -1,0 +1,102 @@
+"""A text to machine code while other threads do the same, each in a context of its own.
+
+llvmlite takes one lock for each of its calls, however long, and gives Python's away in all of them.
+So its functions are called by their own names: what takes long without either lock, and what is
+over at once without letting go of Python's, for which a thread would wait up to 5 ms each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from ltc.debug import metrics
+from ltc.errors import InvalidGraph
+
+_LONG = ("ParseAssembly", "TargetMachineEmitToMemory", "DisposeModule", "ContextDispose")
+_SHORT = (
+    "ContextCreate", "SetTarget", "SetDataLayout", "VerifyModule", "GetBufferStart",
+    "GetBufferSize", "DisposeMemoryBuffer", "DisposeString",
+)  # fmt: skip
+_AS_OBJECT = 1  # rather than as text
+
+
+class ObjectCompiler:
+    """Compiles one text at a time."""
+
+    def __init__(self, llvm: ModuleType, triple: str, machine: Any):
+        """
+        llvm     llvmlite.binding
+        triple   the kind of system
+        machine  what makes code; nobody else uses it
+        """
+        self._call, self._machine = _functions(llvm), machine
+        self._triple, self._layout = triple.encode(), str(machine.target_data).encode()
+
+    def object_code(self, text: str) -> bytes:
+        """The machine code of a module in LLVM's text form.
+
+        Raises InvalidGraph with LLVM's message where the text is wrong.
+        """
+        started = time.perf_counter_ns()
+        context = self._call["ContextCreate"]()
+        try:
+            with self._module(context, text) as module:
+                code = self._emitted(module)
+        except RuntimeError as error:
+            raise InvalidGraph(f"LLVM refuses a generated kernel: {error}\n{text}") from None
+        finally:
+            self._call["ContextDispose"](context)
+        metrics.count("llvm.compiled")
+        metrics.record("llvm.CompileTime", time.perf_counter_ns() - started, "time")
+        return code
+
+    @contextlib.contextmanager
+    def _module(self, context: Any, text: str) -> Iterator[Any]:
+        module = self._checked("ParseAssembly", context, text.encode())
+        try:
+            self._call["SetTarget"](module, self._triple)
+            self._call["SetDataLayout"](module, self._layout)
+            self._checked("VerifyModule", module, fails=bool)
+            yield module
+        finally:
+            self._call["DisposeModule"](module)
+
+    def _emitted(self, module: Any) -> bytes:
+        call = self._call
+        buffer = self._checked("TargetMachineEmitToMemory", self._machine, module, _AS_OBJECT)
+        try:
+            return ctypes.string_at(call["GetBufferStart"](buffer), call["GetBufferSize"](buffer))
+        finally:
+            call["DisposeMemoryBuffer"](buffer)
+
+    def _checked(self, name: str, *arguments: Any, fails: Callable[[Any], bool] = lambda x: not x):
+        """What a function gives that may leave a message; raises RuntimeError where it failed."""
+        message = ctypes.c_char_p()
+        try:
+            result = self._call[name](*arguments, ctypes.byref(message))
+            if fails(result):
+                raise RuntimeError((message.value or b"").decode(errors="replace"))
+            return result
+        finally:
+            if message:
+                self._call["DisposeString"](message)
+
+
+@functools.cache
+def _functions(llvm: ModuleType) -> dict[str, Callable]:
+    """LLVM's functions by name, with the types that llvmlite knows of them."""
+    known = llvm.ffi.lib
+    free, holding = ctypes.CDLL(known._name), ctypes.PyDLL(known._name)
+    found = {}
+    for names, library in ((_LONG, free), (_SHORT, holding)):
+        for name in names:
+            typed, function = getattr(known, f"LLVMPY_{name}"), library[f"LLVMPY_{name}"]
+            function.argtypes, function.restype = typed.argtypes, typed.restype
+            found[name] = function
+    return found

@@ -1,0 +1,386 @@
+"""Convolutions and the gradients of their inputs on [N, *spatial, C].
+
+A vector is adjacent output channels.  A tile of positions keeps its sums in registers, over all
+taps of a block of channels; for each tap and channel, one number of every position multiplies the
+vectors of weights, which are packed in the order in which they are met.
+
+Letters: N images; a group has *left* channels, which are summed, and *right* ones, which remain.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_few_channels import ChannelTotals, sums_across_lanes
+from ltc.llvm.conv.nhwc_input_tile import ascending, most_images, strip_extents, strip_of
+from ltc.llvm.conv.nhwc_tiling import tile_shape
+from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.dtype import BYTES
+from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import (
+    Epilogue,
+    GeneratedKernel,
+    Vectors,
+    require_stack,
+    reserved,
+    tasks_for,
+)
+from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
+from ltc.llvm.gemm.kernel import matmul
+
+PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it beside the strip
+STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
+STRIP_BYTES = 1280 * 1024
+STORING = 8  # multiplications that take as long as storing one result: all there is without taps
+UNITS = 16  # that a launch falls into, where there are enough panels
+
+
+def channels_last_convolution(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """[N, *windows, O] of operand [N, *spatial, C] and weight [O, C / groups, *kernel].
+
+    geometry  its shapes have the channels second, as elsewhere
+    epilogue  its row is the position, its column the output channel
+    otherwise as `convolution`
+    """
+    if geometry.is_pointwise:
+        return _pointwise(name, dtype, geometry, isa, epilogue, operands)
+    axes = forward_axes(*geometry.window)
+    groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
+    sizes = Sizes(geometry.operand[0], groups, geometry.weight[1], outputs)
+    body = _Tiles(dtype, sizes, axes, padded(geometry.weight[2:], 1), isa, epilogue, True)
+    return KernelSequence((body.kernel(name, "operand", operands),), {})
+
+
+def channels_last_input_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [N, *spatial, C] of a convolution's operand, from that of its result.
+
+    arguments  "weight" [O, C / groups, *kernel], "gradient" [N, *windows, O], "result"
+    """
+    groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
+    if geometry.is_pointwise:
+        return _pointwise_gradient(name, dtype, geometry, isa, epilogue, operands)
+    sizes = Sizes(geometry.operand[0], groups, outputs, geometry.weight[1])
+    extents = padded(geometry.weight[2:], 1)
+    lanes = Vectors(Builder(), isa, dtype)
+    bodies = [
+        ChannelTotals(dtype, geometry, axes, isa, epilogue)
+        if sums_across_lanes(lanes, geometry, axes)
+        else _Tiles(dtype, sizes, axes, extents, isa, epilogue, False)
+        for axes in gradient_phases(*geometry.window)
+    ]
+    kernels = tuple(body.kernel(name, "gradient", operands) for body in bodies)
+    return KernelSequence(kernels, {})
+
+
+def _pointwise(name, dtype, geometry: Geometry, isa, epilogue, operands) -> KernelSequence:
+    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
+    kernel = matmul(
+        name, dtype, (), (rows, outputs, channels), stored_plain(rows, channels),
+        stored_transposed(channels, outputs), stored_plain(rows, outputs), isa, epilogue, operands,
+    )  # fmt: skip
+    return KernelSequence((kernel.called("operand", "weight"),), {})
+
+
+def _pointwise_gradient(name, dtype, geometry: Geometry, isa, epilogue, operands):
+    rows, channels, outputs = _rows(geometry), geometry.operand[1], geometry.weight[0]
+    kernel = matmul(
+        name, dtype, (), (rows, channels, outputs), stored_plain(rows, outputs),
+        stored_plain(outputs, channels), stored_plain(rows, channels), isa, epilogue, operands,
+    )  # fmt: skip
+    return KernelSequence((kernel.called("gradient", "weight"),), {})
+
+
+def _rows(geometry: Geometry) -> int:
+    total = geometry.operand[0]
+    for extent in geometry.operand[2:]:
+        total *= extent
+    return total
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many images and groups there are, and channels of each group: summed, and remaining."""
+
+    images: int
+    groups: int
+    left: int
+    right: int
+
+
+class _Tiles:
+    """result[n, o, g, m] = sum over t, c of operand[n, o meets t, g, c] * weight[g, m, c, t].
+
+    Forward, weights are [g, m, c, t]; in a gradient they are [g, c, m, t].
+    The pointers are the weight, the operand and the result; the numbers are the images, and into
+    how many parts the panels of output channels fall.
+    """
+
+    def __init__(self, dtype, sizes: Sizes, axes: Axes, extents, isa: Isa, epilogue, forward):
+        self.b = Builder()
+        self.v = v = Vectors(self.b, isa, dtype)
+        self.sizes, self.axes, self.epilogue = sizes, ascending(axes), epilogue
+        self.kernel_taps = tuple(axis.taps for axis in axes)
+        self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
+        _, high, wide = self.axes
+        size = BYTES[v.element]
+        together = most_images(self.axes, sizes.left, size, STRIP_BYTES)
+        self.tile = tile_shape(self.axes, sizes.right, isa, v.width, sizes.images, together)
+        self.panel = self.tile.vectors * v.width
+        self.panels = -(-sizes.right // self.panel)
+        together = self.tile.images, self.tile.height
+        self.images, self.lines = strip_extents(
+            self.axes, sizes.left, size, together, STRIP_PIXELS, STRIP_BYTES
+        )
+        self.strips = -(-high.count // max(1, self.lines))
+        apart = sizes.left * sizes.groups
+        self.strip = strip_of(v, self.axes, sizes.left, apart, self.images, self.lines)
+        self._choose_block()
+        self.packer = WeightPacker(
+            v, self.axes, extents, sizes.left, sizes.right, self.panel, self.depth, forward
+        )
+        self.pixels = self.images * self.lines * wide.count
+
+    def _choose_block(self) -> None:
+        """How many channels' weights are packed at once."""
+        row = self.panel * BYTES[self.v.element] * max(1, self.taps)
+        left = self.sizes.left
+        self.depth, fitting = left, max(16, PACKED_BYTES // row)
+        if fitting < left:
+            blocks = -(-left // fitting)
+            self.depth = -(-left // (blocks * 16)) * 16
+        self.waits = self.depth < left
+        self.joins_taps = self.strip.taps_touch and not self.waits
+
+    @property
+    def stack_bytes(self) -> int:
+        waiting = self.pixels * self.panel * BYTES[self.v.element] if self.waits else 0
+        return self.strip.bytes + self.packer.bytes + waiting
+
+    def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
+        sizes, (deep, high, wide) = self.sizes, self.axes
+        require_stack(self.stack_bytes, "convolution")
+        positions = deep.count * high.count * wide.count
+        work = (
+            2 * sizes.images * positions * sizes.groups * sizes.left * sizes.right * self.taps
+        )
+        strips = -(-sizes.images // self.images) * deep.count * self.strips * sizes.groups
+        parts = max(1, min(self.panels, UNITS // max(1, strips)))
+        if positions and sizes.right:
+            self._emit()
+        arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
+        text = function_text(name, len(arguments), self.b, 2)
+        stored = sizes.images * positions * sizes.groups * sizes.right
+        tasks = tasks_for(work + STORING * stored, strips * parts, 1)
+        return GeneratedKernel(name, text, arguments, tasks, work, (sizes.images, parts))
+
+    # --- the walk ---------------------------------------------------------------------------------
+
+    def _emit(self) -> None:
+        v, b, deep = self.v, self.b, self.axes[0]
+        self.strip.reserve()
+        self.packer.reserve()
+        if self.waits:
+            self.waiting = reserved(b, self.pixels * self.panel, v.element)
+        blocks = (b.number(0) + (self.images - 1)) // self.images
+        strips = blocks * (deep.count * self.strips)
+        units = strips * self.sizes.groups * b.number(1)
+
+        def unit(number: Index, _) -> None:
+            # One after the other, the strips that read the same weights.
+            rest = number // strips
+            strip = number - rest * strips
+            part, group = divmod(rest, self.sizes.groups)
+            self._strip(strip, part, group)
+
+        b.loop(*b.share(units), 1, [], unit)
+
+    def _strip(self, strip: Index, part: Index, group: Index) -> None:
+        b, (deep, high, _) = self.b, self.axes
+        block, rest = divmod(strip, deep.count * self.strips)
+        self.deep, number = divmod(rest, self.strips)
+        self.first_image = block * self.images
+        self.image_count = least(self.images, b.number(0) - self.first_image)
+        self.first_line = number * self.lines
+        self.line_count = self.lines
+        if high.count % self.lines:
+            self.line_count = least(self.lines, high.count - self.first_line)
+        self.group = group
+        channel = group * self.sizes.left
+        self.strip.copy(
+            "%p1", channel, self.first_image, self.image_count, self.deep, self.first_line
+        )
+        parts = b.number(1)
+        first, last = part * self.panels // parts, (part + 1) * self.panels // parts
+        b.loop(first, last, 1, [], lambda panel, _: self._panel(panel * self.panel))
+
+    def _panel(self, column: Index) -> None:
+        b, left = self.b, self.sizes.left
+        self.column = column
+        if not self.waits:
+            self.packer.pack(self.group, column, 0, left)
+            self._each_tile(lambda place, spot, shape: self._finish(
+                spot, shape, self._summed(place, spot, shape, 0, left, None)
+            ))  # fmt: skip
+            return
+        self._each_tile(lambda _, spot, shape: self._keep(spot, shape, None))
+
+        def block(start: Index, _) -> None:
+            depth = least(self.depth, left - start)
+            self.packer.pack(self.group, column, start, depth)
+            self._each_tile(lambda place, spot, shape: self._keep(
+                spot, shape,
+                self._summed(place, spot, shape, start, depth, self._kept(spot, shape)),
+            ))  # fmt: skip
+
+        b.loop(0, left, self.depth, [], block)
+        self._each_tile(lambda _, spot, shape: self._finish(spot, shape, self._kept(spot, shape)))
+
+    def _each_tile(self, body) -> None:
+        """body(where its first tap is, (image, line, column), (height, width)) for every tile."""
+        v, b, tile = self.v, self.b, self.tile
+
+        def line(n: Index, i: Index, _) -> None:
+            start = 0
+            for width, count in tile.widths:
+                def one(j: Index, _=None, width=width) -> None:
+                    place = v.at(self.strip.memory, self.strip.place(n, i, j), v.element)
+                    body(place, (n, i, j), (tile.height, width))
+
+                if count == 1:
+                    one(start)
+                else:
+                    b.loop(start, start + width * count, width, [], one)
+                start += width * count
+
+        b.nest([(0, self.image_count, tile.images), (0, self.line_count, tile.height)], [], line)
+
+    def _members(self, shape) -> list[tuple[int, int, int]]:
+        """(image, line, column) of each position of a tile, counted from its first."""
+        height, width = shape
+        each = itertools.product(range(self.tile.images), range(height), range(width))
+        return list(each)
+
+    # --- one tile ---------------------------------------------------------------------------------
+
+    def _summed(self, place: str, spot, shape, start: Index, depth: Index, sums) -> list[str]:
+        """`_accumulate`, during which what the epilogue will read is on its way."""
+        if self.epilogue is not None:
+            for row in self._rows(spot, shape):
+                for j in range(self.tile.vectors):
+                    self.v.fetch(self.epilogue, row, self._channel(j))
+        return self._accumulate(place, spot, shape, start, depth, sums)
+
+    def _accumulate(self, place: str, spot, shape, start: Index, depth: Index, sums) -> list[str]:
+        """`sums`, or zeros, plus the products of a block of channels at every tap."""
+        v, b, count = self.v, self.b, self.tile.vectors
+        rows = [self.strip.place(*member) for member in self._members(shape)]
+        _, high, wide = self.kernel_taps
+        sums = sums or [v.zero] * (len(rows) * count)
+
+        def step(left: str, right: str, k: Index, values: list[str]) -> list[str]:
+            line = v.at(right, k * self.panel, v.element)
+            ys = [v.load_computed(line, j * v.width) for j in range(count)]
+            here, result = v.at(left, k, v.element), []
+            for r, offset in enumerate(rows):
+                x = v.splat(v.computed_scalar(here, offset))
+                for j, y in enumerate(ys):
+                    result.append(v.multiply_add(x, y, values[r * count + j]))
+            return result
+
+        def segment(d: Index, h: Index, w: Index, run: Index, values: list[str]) -> list[str]:
+            left = v.at(place, self.strip.tap(d, h, w) + start, v.element)
+            tap = (d * high + h) * wide + w
+            right = v.at(self.packer.memory, tap * (self.depth * self.panel), v.element)
+            return b.loop(0, run, 1, v.typed(values), lambda k, j: step(left, right, k, j))
+
+        line = self.first_line + spot[1]
+        low_deep, end_deep = self.axes[0].taps_inside(self.deep, self.deep)
+        low, end = self.axes[1].taps_inside(line, line + (shape[0] - 1))
+        first, last = 0, wide
+        if self.tile.across_images:
+            first, last = self.axes[2].taps_inside(spot[2], spot[2])
+
+        def row(d: Index, h: Index, values: list[str]) -> list[str]:
+            if self.joins_taps:
+                return segment(d, h, first, (last - first) * depth, values)
+            return b.loop(
+                first, last, 1, v.typed(values), lambda w, values: segment(d, h, w, depth, values)
+            )
+
+        return b.nest([(low_deep, end_deep, 1), (low, end, 1)], v.typed(sums), row)
+
+    def _spots(self, spot, shape):
+        """The place in the waiting sums of each vector of a tile."""
+        v, (n, i, j), wide = self.v, spot, self.axes[2].count
+        first = (n * self.lines + i) * wide + j
+        base = v.at(self.waiting, first * self.panel, v.element)
+        return base, [
+            ((m * self.lines + r) * wide + c) * self.panel + u * v.width
+            for m, r, c in self._members(shape)
+            for u in range(self.tile.vectors)
+        ]
+
+    def _keep(self, spot, shape, sums: list[str] | None) -> None:
+        base, places = self._spots(spot, shape)
+        for value, place in zip(sums or [self.v.zero] * len(places), places):
+            self.v.store_computed(value, base, place)
+
+    def _kept(self, spot, shape) -> list[str]:
+        base, places = self._spots(spot, shape)
+        return [self.v.load_computed(base, place) for place in places]
+
+    def _finish(self, spot, shape, sums: list[str]) -> None:
+        b, count = self.b, self.tile.vectors
+        for r, row in enumerate(self._rows(spot, shape)):
+            def store(row=row, values=sums[r * count : (r + 1) * count]) -> None:
+                for j, value in enumerate(values):
+                    self._store(value, row, self._channel(j), j)
+
+            if self.tile.across_images and r:
+                image = spot[0] + r
+                exists = b.value(f"icmp slt i64 {image}, {self.image_count}")
+                b.when(exists, [], store)
+            else:
+                store()
+
+    def _rows(self, spot, shape) -> list[Index]:
+        """The flat position in the result of each position of a tile."""
+        (deep, high, wide), (n, i, j) = self.axes, spot
+        first: Index = self.first_image + n
+        lines = self.first_line + i
+        for index, axis in zip((self.deep, lines, j), self.axes):
+            at = index * axis.place[1] + axis.place[0]
+            first = first * axis.result + at
+        image = deep.result * high.result * wide.result
+        return [
+            first + (m * image + r * high.place[1] * wide.result + c * wide.place[1])
+            for m, r, c in self._members(shape)
+        ]
+
+    def _channel(self, j: int) -> Index:
+        v = self.v
+        group = self.group * self.sizes.right
+        return group + (self.column + j * v.width)
+
+    def _store(self, value: str, row: Index, channel: Index, j: int) -> None:
+        v, right = self.v, self.sizes.right
+        left = right - (self.column + j * v.width)
+        mask = v.first(left) if right % self.panel else None
+        if self.epilogue is not None:
+            with self.b.lanes(v.width):
+                value = self.epilogue(self.b, value, row, channel, mask)
+        line = v.at("%p2", row * (right * self.sizes.groups))
+        v.store(value, line, channel, mask)

@@ -1,0 +1,253 @@
+"""The gradient of a convolution's weight, from channels-last operands.
+
+The operand's lines are copied with their padding, and the gradient of one panel of output channels
+beside them, unless all rows fit in registers, which read it but once; each (tap, channel) is a row
+of sums over all positions, some rows at a time in registers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.llvm.conv.axes import forward_axes
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel, GradientPanel
+from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents, strip_of
+from ltc.llvm.conv.split_images import Adder, adding_kernel, images_of, slots_for
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.dtype import BYTES
+from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.isa import Isa
+from ltc.llvm.emit.vectors import (
+    STACK_BYTES,
+    Epilogue,
+    GeneratedKernel,
+    Vectors,
+    require_stack,
+    reserved,
+    tasks_for,
+)
+
+STRIP_PIXELS = 512
+STRIP_BYTES = 1280 * 1024
+
+
+def channels_last_weight_gradient(
+    name: str, dtype: torch.dtype, geometry: Geometry, isa: Isa,
+    epilogue: Epilogue | None = None, operands: int = 0,
+) -> KernelSequence:  # fmt: skip
+    """The gradient [O, C / groups, *kernel] of a convolution's weight.
+
+    arguments  "gradient" [N, *windows, O], "operand" [N, *spatial, C], "result", "partial"
+    otherwise as `convolution_weight_gradient`
+    """
+    body = SlotSums(dtype, geometry, isa)
+    if body.adds_at_once:
+        return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
+    last = adding_kernel(name, dtype, isa, body.slots, body.row_of, epilogue, operands)
+    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.v.element)})
+
+
+class SlotSums:
+    """partial[slot, group, panel, tap * C + c, o]: what each slot's images add to the gradient.
+
+    The kernel's number is the images.
+    """
+
+    def __init__(self, dtype, geometry: Geometry, isa: Isa):
+        self.b = Builder()
+        self.v = v = Vectors(self.b, isa, dtype)
+        self.axes = axes = ascending(forward_axes(*geometry.window))
+        self.geometry, self.groups = geometry, geometry.groups
+        self.outputs, self.channels = geometry.weight[0] // self.groups, geometry.weight[1]
+        self.taps = axes[0].taps * axes[1].taps * axes[2].taps
+        vectors = 1 if self.outputs <= v.width else 2
+        self.vectors, self.panel = vectors, vectors * v.width
+        self.slots = slots_for(
+            geometry.operand[0], self.groups, self.outputs, self.panel, self.taps * self.channels
+        )
+        most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
+        self.images, self.lines = strip_extents(
+            axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
+        )
+        self.strips = -(-axes[1].count // max(1, self.lines))
+        apart = self.channels * self.groups
+        self.strip = strip_of(v, axes, self.channels, apart, self.images, self.lines)
+        self.joins_taps = self.strip.taps_touch and self._joining_pays(most)
+        self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
+        self.across = 1 if self.joins_taps else axes[2].taps
+        self.joins_lines = self.joins_taps and self.line_run * axes[1].taps <= most
+        self.down = 1 if self.joins_lines else axes[1].taps
+        self.run = self.line_run * (axes[1].taps if self.joins_lines else 1)
+        self.height, self.taller = divmod(self.run, max(1, -(-self.run // most)))
+        # The longest loop is the innermost: where it ends, the processor guesses wrong.
+        self.images_last = self.images > axes[2].count
+        shape = (v, axes, self.outputs * self.groups, self.outputs, vectors)
+        self.gradient = CopiedGradientPanel(*shape, self.images, self.lines)
+        if self.slots.rows <= min(most, self.run):
+            self.gradient = GradientPanel(*shape)
+
+    def _joining_pays(self, most: int) -> bool:
+        """Whether blocks of rows fill the registers better if they cross from tap to tap.
+
+        Where they do not, the columns at which a tap lies in the padding are left out.
+        """
+        wide, channels = self.axes[2], self.channels
+        if wide.is_always_inside:
+            return True
+        inside = sum(
+            0 <= o * wide.stride + wide.first + t * wide.step < wide.extent
+            for o in range(wide.count)
+            for t in range(wide.taps)
+        )
+        return -(-channels * wide.taps // most) * wide.count <= -(-channels // most) * inside
+
+    def row_of(self, column: Index) -> Index:
+        """Where the sums of an element of the flat [C / groups, *kernel] are."""
+        channel, tap = divmod(column, self.taps)
+        return tap * self.channels + channel
+
+    @property
+    def stack_bytes(self) -> int:
+        return self.strip.bytes + self.gradient.bytes
+
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether a task has all that a panel is the sum of, in memory of its own."""
+        needed = self.stack_bytes + self.slots.rows * self.panel * BYTES[self.v.element]
+        return self.slots.count == 1 and needed <= STACK_BYTES
+
+    def kernel(self, name: str) -> GeneratedKernel:
+        """The partial sums: "gradient", "operand", "partial"."""
+        v, slots = self.v, self.slots
+        size = slots.rows * slots.panel
+        self._emit("%p0", "%p1", lambda unit: v.at("%p2", unit * size, v.element), None)
+        return self._finished(name, ("gradient", "operand", "partial"))
+
+    def whole_kernel(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
+        """The gradient itself.  What its epilogue waits for, others can compute meanwhile."""
+        v, slots = self.v, self.slots
+        adder = Adder(v, slots, self.row_of, epilogue)
+        partial = reserved(self.b, slots.rows * slots.panel, v.element)
+
+        def add(group: Index, panel: Index) -> None:
+            self.b.loop(
+                0, adder.squares, 1, [], lambda square, _: adder.add(partial, group, panel, square)
+            )
+
+        self._emit("%p0", f"%p{2 + operands}", lambda unit: partial, add)
+        read = tuple(f"operand{i}" for i in range(operands))
+        return self._finished(name, ("gradient", "result", *read, "operand"))
+
+    def _emit(self, gradient: str, operand: str, partial_of, then) -> None:
+        b, slots = self.b, self.slots
+        self.pointers = gradient, operand
+        require_stack(self.stack_bytes, "convolution")
+        if not (slots.count * slots.groups * slots.panels and slots.rows):
+            return
+        self.strip.reserve()
+        self.gradient.reserve()
+
+        def unit(number: Index, _) -> None:
+            self.partial = partial_of(number)
+            group, panel = self._unit(number)
+            if then is not None:
+                then(group, panel)
+
+        b.loop(*b.share(slots.count * slots.groups * slots.panels), 1, [], unit)
+
+    def _finished(self, name: str, arguments: tuple[str, ...]) -> GeneratedKernel:
+        slots = self.slots
+        images, outputs, *windows = self.geometry.result
+        work = 2 * images * outputs * slots.rows
+        for extent in windows:
+            work *= extent
+        tasks = tasks_for(work, slots.count * slots.groups * slots.panels, 1)
+        text = function_text(name, len(arguments), self.b, 1)
+        return GeneratedKernel(name, text, arguments, tasks, work, (images,))
+
+    def _unit(self, unit: Index) -> tuple[Index, Index]:
+        """All images of one slot, for one panel of output channels: its (group, panel)."""
+        v, b, slots = self.v, self.b, self.slots
+        slot, part = divmod(unit, slots.groups * slots.panels)
+        group, panel = divmod(part, slots.panels)
+        size = slots.rows * slots.panel
+        b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
+        first, last = images_of(slot, b.number(0), slots.count)
+        column = panel * self.panel
+
+        def images(n: Index, _) -> None:
+            count = least(self.images, last - n)
+            b.nest((self.axes[0].count, self.strips), [], lambda deep, strip, _: self._strip(
+                group, column, n, count, deep, strip * self.lines
+            ))  # fmt: skip
+
+        b.loop(first, last, self.images, [], images)
+        return group, panel
+
+    def _strip(self, group, column, image, count, deep, line) -> None:
+        v, b, (_, high, wide) = self.v, self.b, self.axes
+        lines = self.lines
+        if high.count % self.lines:
+            lines = least(self.lines, high.count - line)
+        channel = group * self.channels
+        gradient, operand = self.pointers
+        self.strip.copy(operand, channel, image, count, deep, line)
+        output = group * self.outputs + column
+        self.gradient.begin(gradient, output, column, image, deep, line)
+        self.gradient.fill(count, lines)
+        split = (self.height + 1) * self.taller
+
+        def segment(d: Index, h: Index, w: Index, _) -> None:
+            down = (0, lines)
+            if not self.joins_lines:
+                first, end = (x - line for x in high.positions_inside(h))
+                down = most(0, first), least(lines, end)
+            across = (0, wide.count) if self.joins_taps else wide.positions_inside(w)
+            tap = (d * high.taps + h) * wide.taps + w
+            source = v.at(self.strip.memory, self.strip.tap(d, h, w), v.element)
+            target = v.at(self.partial, tap * (self.channels * self.panel), v.element)
+
+            def block(k: Index, rows: int) -> None:
+                here = v.at(source, k, v.element)
+                there = v.at(target, k * self.panel, v.element)
+                self._block(here, there, rows, count, down, across)
+
+            for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
+                if low < end:
+                    b.loop(low, end, rows, [], lambda k, _, rows=rows: block(k, rows))
+
+        b.nest((self.axes[0].taps, self.down, self.across), [], segment)
+
+    def _block(self, source: str, target: str, rows: int, images: Index, down, across) -> None:
+        """Add the positions of a strip to the sums of a few rows.
+
+        down, across  the first line and column, and those after the last
+        """
+        v, b, count = self.v, self.b, self.vectors
+        places = [r * self.panel + u * v.width for r in range(rows) for u in range(count)]
+        ends = ((0, images), down, across)
+        order = (1, 2, 0) if self.images_last else (0, 1, 2)
+
+        def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
+            left = v.at(source, self.strip.place(n, i, j), v.element)
+            ys, result = self.gradient.read(n, i, j), []
+            self.strip.fetch(left, rows)
+            for r in range(rows):
+                h, k = divmod(r, self.line_run)
+                x = v.splat(v.computed_scalar(left, self.strip.tap(0, h, 0) + k))
+                for u, y in enumerate(ys):
+                    result.append(v.multiply_add(x, y, values[r * count + u]))
+            return result
+
+        def walk(place: dict[int, Index], values: list[str]) -> list[str]:
+            if len(place) == len(order):
+                return position(place[0], place[1], place[2], values)
+            axis = order[len(place)]
+            return b.loop(
+                *ends[axis], 1, v.typed(values), lambda k, inner: walk({**place, axis: k}, inner)
+            )
+
+        sums = walk({}, [v.zero] * len(places))
+        for value, place in zip(sums, places):
+            v.store_computed(v.add(v.load_computed(target, place), value), target, place)

@@ -1,0 +1,343 @@
+"""Text of one LLVM function, instruction by instruction, with explicit vectors.
+
+Pure instructions with the same text are one value wherever the first dominates the second. No LLVM
+pass runs on the result, so what should be hoisted out of a loop is written before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ltc.llvm.emit.dtype import literal
+from ltc.llvm.emit.index import Index, IndexRegister, Register
+
+LANES = 16  # of a vector of any element type; LLVM splits it where registers are narrower
+
+ATTRIBUTES = (
+    'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" '
+    '"no-trapping-math"="true" }\n'
+)
+METADATA = "!0 = !{i32 1}\n"  # what !nontemporal refers to
+FLUSH = "  fence seq_cst\n"  # after it, other threads see what went past the caches
+
+# What an index of `nest` runs through: from 0 up to a number, or (from, up to, step).
+Range = Index | tuple[Index, Index, int]
+
+_SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
+
+
+class Builder:
+    """Collects the body of a function.
+
+    width          lanes of the values now emitted; 1 for scalars
+    passes_caches  whether something is stored past them
+    declarations   of the functions that the body calls
+    """
+
+    def __init__(self, width: int = LANES):
+        self.width = width
+        self.passes_caches = False
+        self.declarations: set[str] = set()
+        self._lines: list[str] = []
+        self._known: list[dict[str, Register]] = [{}]
+        self._count = self._blocks = 0
+        self._block = "entry"
+
+    # --- types and constants ---------------------------------------------------------------------
+
+    def of(self, scalar: str) -> str:
+        """The type of `width` elements of a scalar type."""
+        return scalar if self.width == 1 else f"<{self.width} x {scalar}>"
+
+    def suffix(self, scalar: str) -> str:
+        """How the name of an overloaded intrinsic spells that type."""
+        name = _SUFFIX.get(scalar, scalar)
+        return name if self.width == 1 else f"v{self.width}{name}"
+
+    def constant(self, scalar: str, value: float | int | bool) -> str:
+        text = literal(value, scalar)
+        return text if self.width == 1 else f"splat ({scalar} {text})"
+
+    @contextmanager
+    def lanes(self, width: int) -> Iterator[None]:
+        """Values of another width inside the block."""
+        before, self.width = self.width, width
+        try:
+            yield
+        finally:
+            self.width = before
+
+    # --- instructions ----------------------------------------------------------------------------
+
+    def _name(self) -> Register:
+        self._count += 1
+        return Register(f"%v{self._count}")
+
+    def emit(self, text: str) -> None:
+        """An instruction without a result."""
+        self._lines.append(f"  {text}")
+
+    def effect(self, text: str) -> Register:
+        """The result of an instruction that may differ when repeated: a load."""
+        name = self._name()
+        self.emit(f"{name} = {text}")
+        return name
+
+    def value(self, text: str) -> Register:
+        """The result of a pure instruction."""
+        for scope in reversed(self._known):
+            if text in scope:
+                return scope[text]
+        name = self._known[-1][text] = self.effect(text)
+        return name
+
+    def index(self, name: str) -> IndexRegister:
+        """The i64 value of that name, to calculate with."""
+        return IndexRegister(name, self.value)
+
+    def number(self, k: int) -> IndexRegister:
+        """The kernel's i64 argument number k."""
+        return self.index(f"%n{k}")
+
+    def where(self, condition: str, x: Index, y: Index) -> IndexRegister:
+        """x where the scalar i1 holds, else y."""
+        return self.index(self.value(f"select i1 {condition}, i64 {x}, i64 {y}"))
+
+    def binary(self, op: str, scalar: str, x: str, y: str) -> str:
+        return self.value(f"{op} {self.of(scalar)} {x}, {y}")
+
+    def compare(self, predicate: str, scalar: str, x: str, y: str) -> str:
+        """i1 of a comparison: an fcmp predicate for floats, an icmp predicate otherwise."""
+        op = "fcmp" if scalar in _SUFFIX else "icmp"
+        return self.value(f"{op} {predicate} {self.of(scalar)} {x}, {y}")
+
+    def select(self, condition: str, scalar: str, x: str, y: str) -> str:
+        type = self.of(scalar)
+        return self.value(f"select {self.of('i1')} {condition}, {type} {x}, {type} {y}")
+
+    def convert(self, op: str, source: str, x: str, target: str) -> str:
+        return self.value(f"{op} {self.of(source)} {x} to {self.of(target)}")
+
+    def intrinsic(self, name: str, scalar: str, *operands: str) -> str:
+        """An overloaded intrinsic whose operands and result have one type."""
+        type = self.of(scalar)
+        function = f"llvm.{name}.{self.suffix(scalar)}"
+        return self.pure_call(function, type, *[(type, x) for x in operands])
+
+    def pure_call(self, function: str, result: str, *operands: tuple[str, str]) -> str:
+        self.declare(function, result, *[type for type, _ in operands])
+        arguments = ", ".join(f"{type} {x}" for type, x in operands)
+        return self.value(f"call {result} @{function}({arguments})")
+
+    def by_parts(
+        self, function: Callable[..., str], lanes: int, scalar: str, *operands: str
+    ) -> str:
+        """What a function of vectors of so many lanes gives, of vectors of a multiple of them."""
+        if self.width == lanes:
+            return function(self, *operands)
+        parts = []
+        for first in range(0, self.width, lanes):
+            cut = [self._shuffled(scalar, x, "poison", first, lanes) for x in operands]
+            with self.lanes(lanes):
+                parts.append(function(self, *cut))
+        while len(parts) > 1:
+            with self.lanes(lanes):
+                pairs = zip(parts[::2], parts[1::2], strict=True)
+                parts = [self._shuffled(scalar, x, y, 0, 2 * lanes) for x, y in pairs]
+            lanes *= 2
+        return parts[0]
+
+    def _shuffled(self, scalar: str, x: str, y: str, first: int, count: int) -> str:
+        """`count` lanes from `first` on, of those of x and then of y."""
+        type = self.of(scalar)
+        mask = ", ".join(f"i32 {first + k}" for k in range(count))
+        return self.value(f"shufflevector {type} {x}, {type} {y}, <{count} x i32> <{mask}>")
+
+    def declare(self, function: str, result: str, *types: str) -> None:
+        self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
+
+    def splat(self, scalar: str, x: str | int) -> str:
+        """A scalar in every lane."""
+        x = str(x) if isinstance(x, int) else x
+        if self.width == 1:
+            return x
+        if x[0] != "%":
+            return f"splat ({scalar} {x})"
+        type = self.of(scalar)
+        one = self.value(f"insertelement {type} poison, {scalar} {x}, i64 0")
+        zeros = f"<{self.width} x i32> zeroinitializer"
+        return self.value(f"shufflevector {type} {one}, {type} poison, {zeros}")
+
+    def each_lane(self, function: str, scalar: str, *operands: str) -> str:
+        """A scalar function of every lane in turn."""
+        self.declare(function, scalar, *[scalar] * len(operands))
+        if self.width == 1:
+            arguments = ", ".join(f"{scalar} {x}" for x in operands)
+            return self.value(f"call {scalar} @{function}({arguments})")
+        type, result = self.of(scalar), "poison"
+        for lane in range(self.width):
+            parts = [self.value(f"extractelement {type} {x}, i64 {lane}") for x in operands]
+            arguments = ", ".join(f"{scalar} {x}" for x in parts)
+            one = self.value(f"call {scalar} @{function}({arguments})")
+            result = self.value(f"insertelement {type} {result}, {scalar} {one}, i64 {lane}")
+        return result
+
+    # --- addresses, in elements ------------------------------------------------------------------
+
+    def share(self, units: Index) -> tuple[Index, Index]:
+        """The units of this task: from the first up to but not including the second."""
+        task, tasks = self.index("%task"), self.index("%tasks")
+        return task * units // tasks, (task + 1) * units // tasks
+
+    def address(self, pointer: str, offset: Index, element: str) -> str:
+        if offset == 0:
+            return pointer
+        return self.value(f"getelementptr inbounds {element}, ptr {pointer}, i64 {offset}")
+
+    def prefetch(self, pointer: str) -> None:
+        self.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
+        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
+    # --- control ---------------------------------------------------------------------------------
+
+    def label(self, name: str) -> None:
+        self._lines.append(f"{name}:")
+        self._block = name
+
+    def loop(
+        self,
+        low: Index,
+        high: Index,
+        step: int,
+        carried: Sequence[tuple[str, str]],
+        body: Callable[[IndexRegister, list[str]], list[str] | None],
+    ) -> list[str]:
+        """for i in range(low, high, step): carried = body(i, carried); what is carried at the end.
+
+        carried  (LLVM type, first value) of each
+        """
+        number, before = self._blocks, self._block
+        self._blocks += 1
+        enters = self.value(f"icmp slt i64 {low}, {high}")
+        self.emit(f"br i1 {enters}, label %loop{number}, label %end{number}")
+        self.label(f"loop{number}")
+        first_line = len(self._lines)
+        inside = [
+            self._register(type, f"%carried{number}_{k}") for k, (type, _) in enumerate(carried)
+        ]
+        self._lines.extend([""] * (1 + len(carried)))
+        self._known.append({})
+        after = body(self.index(f"%i{number}"), inside) or []
+        following = self.effect(f"add nuw nsw i64 %i{number}, {step}")
+        again = self.effect(f"icmp slt i64 {following}, {high}")
+        self._known.pop()
+        latch = self._block
+        self.emit(f"br i1 {again}, label %loop{number}, label %end{number}")
+        self._lines[first_line] = (
+            f"  %i{number} = phi i64 [ {low}, %{before} ], [ {following}, %{latch} ]"
+        )
+        for k, (type, first) in enumerate(carried):
+            self._lines[first_line + 1 + k] = (
+                f"  {inside[k]} = phi {type} [ {first}, %{before} ], [ {after[k]}, %{latch} ]"
+            )
+        self.label(f"end{number}")
+        return [
+            self._phi(type, f"[ {first}, %{before} ], [ {after[k]}, %{latch} ]")
+            for k, (type, first) in enumerate(carried)
+        ]
+
+    def nest(
+        self,
+        ranges: Sequence[Range],
+        carried: Sequence[tuple[str, str]],
+        body: Callable[..., list[str] | None],
+    ) -> list[str]:
+        """Loops around each other, the last one innermost: carried = body(i, j, ..., carried)."""
+        types = [type for type, _ in carried]
+
+        def inside(indices: tuple[IndexRegister, ...], values: list[str]) -> list[str] | None:
+            if len(indices) == len(ranges):
+                return body(*indices, values)
+            one = ranges[len(indices)]
+            low, high, step = one if isinstance(one, tuple) else (0, one, 1)
+            again = list(zip(types, values))
+            return self.loop(low, high, step, again, lambda i, now: inside((*indices, i), now))
+
+        return inside((), [value for _, value in carried]) or []
+
+    def when(
+        self,
+        condition: str,
+        carried: Sequence[tuple[str, str]],
+        body: Callable[[], list[str] | None],
+    ) -> list[str]:
+        """What `body` gives where the scalar i1 holds; what was carried in where not."""
+        number, before = self._blocks, self._block
+        self._blocks += 1
+        self.emit(f"br i1 {condition}, label %then{number}, label %end{number}")
+        self.label(f"then{number}")
+        self._known.append({})
+        after = body() or []
+        self._known.pop()
+        last = self._block
+        self.emit(f"br label %end{number}")
+        self.label(f"end{number}")
+        return [
+            self._phi(type, f"[ {first}, %{before} ], [ {after[k]}, %{last} ]")
+            for k, (type, first) in enumerate(carried)
+        ]
+
+    def _phi(self, type: str, values: str) -> Register:
+        return self._register(type, self.effect(f"phi {type} {values}"))
+
+    def _register(self, type: str, name: str) -> Register:
+        return self.index(name) if type == "i64" else Register(name)
+
+    def body(self) -> str:
+        return "\n".join(self._lines)
+
+
+def multiples(width: int, step: int = 1, element: str = "i32") -> str:
+    """The vector 0, step, 2 * step, ..."""
+    return f"<{', '.join(f'{element} {i * step}' for i in range(width))}>"
+
+
+def function_text(name: str, pointers: int, builder: Builder, numbers: int = 0) -> str:
+    """A module: `void @name(ptr %p0, ..., i64 %n0, ..., i64 %task, i64 %tasks)` and its entry.
+
+    The entry `void @name.entry(ptr arguments, i64 task, i64 tasks)` takes the pointers and then
+    the numbers from an array, so that kernels of any number of operands are called in one way.
+    """
+    passed = _passed(_parameters(pointers, numbers))
+    declarations = "\n".join(sorted(builder.declarations))
+    end = FLUSH if builder.passes_caches else ""
+    return (
+        f"{declarations}\n"
+        f"define void @{name}({passed}i64 %task, i64 %tasks) #0 {{\nentry:\n"
+        f"{builder.body()}\n{end}  ret void\n}}\n"
+        f"{entry_text(name, pointers, numbers)}{ATTRIBUTES}{METADATA}"
+    )
+
+
+def entry_text(name: str, pointers: int, numbers: int = 0) -> str:
+    """The entry of a function of so many pointers and numbers: see `function_text`."""
+    parameters = _parameters(pointers, numbers)
+    loads = "".join(
+        f"  %a{k} = getelementptr i64, ptr %arguments, i64 {k}\n"
+        f"  %{parameter} = load {type}, ptr %a{k}\n"
+        for k, (type, parameter) in enumerate(parameters)
+    )
+    return (
+        f"define void @{name}.entry(ptr %arguments, i64 %task, i64 %tasks) #0 {{\n{loads}"
+        f"  call void @{name}({_passed(parameters)}i64 %task, i64 %tasks)\n  ret void\n}}\n"
+    )
+
+
+def _parameters(pointers: int, numbers: int) -> list[tuple[str, str]]:
+    """(type, name) of each."""
+    return [("ptr", f"p{k}") for k in range(pointers)] + [("i64", f"n{k}") for k in range(numbers)]
+
+
+def _passed(parameters: list[tuple[str, str]]) -> str:
+    return "".join(f"{type} %{parameter}, " for type, parameter in parameters)

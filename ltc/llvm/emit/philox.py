@@ -1,0 +1,125 @@
+"""Random bits inside kernels: Philox4x32-10, the same bits as the reference's backends/reference/philox.py.
+
+An element's bits depend on the seed, the stream and its position alone, so neither the number of
+threads nor the width of vectors changes them.
+"""
+
+from __future__ import annotations
+
+from ltc.llvm.emit.builder import Builder, multiples
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+
+
+def random_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> str:
+    """`bits` random bits as i64, of each position in its lane.
+
+    seed      a scalar i64
+    position  an i64 of `b.width` lanes, not negative
+    """
+    words_each = 1 if bits <= 32 else 2
+    per_block = 4 // words_each
+    block = _shifted(b, position, 2 if words_each == 1 else 1)
+    words = _philox(b, seed, block, stream)
+    which = b.binary("and", "i64", position, b.constant("i64", per_block - 1))
+    chosen = [words[k * words_each : (k + 1) * words_each] for k in range(per_block)]
+    picked = list(chosen[0])
+    for k in range(1, per_block):
+        is_k = b.compare("eq", "i64", which, b.constant("i64", k))
+        picked = [b.select(is_k, "i64", new, old) for new, old in zip(chosen[k], picked)]
+    if words_each == 1:
+        return _shifted(b, picked[0], 32 - bits)
+    low, high = picked
+    whole = b.binary("or", "i64", low, b.binary("shl", "i64", high, b.constant("i64", 32)))
+    return _shifted(b, whole, 64 - bits)
+
+
+def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> str:
+    """As `random_bits` of positions side by side: each block's four words fill four lanes.
+
+    first  the first position, a scalar i64: a multiple of 4
+    bits   at most 32
+    """
+    blocks = b.width // 4
+    with b.lanes(blocks):
+        start = b.splat("i64", _shifted_scalar(b, first, 2))
+        block = b.value(f"add <{blocks} x i64> {start}, {multiples(blocks, 1, 'i64')}")
+        words = _philox(b, seed, block, stream)
+        words = [_shifted(b, word, 32 - bits) for word in words]
+    pairs = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
+    return _interleaved(b, *pairs, 2 * blocks, 2)
+
+
+def _interleaved(b: Builder, x: str, y: str, lanes: int, run: int) -> str:
+    """`run` lanes of x, as many of y, the next of x, and so on; each has `lanes` of i64."""
+    order = [
+        lane + k + source
+        for lane in range(0, lanes, run)
+        for source in (0, lanes)
+        for k in range(run)
+    ]
+    mask = ", ".join(f"i32 {lane}" for lane in order)
+    vector = f"<{lanes} x i64>"
+    return b.value(f"shufflevector {vector} {x}, {vector} {y}, <{2 * lanes} x i32> <{mask}>")
+
+
+def block_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> list[str]:
+    """As `random_bits` of four positions, of which the given one is the first: a multiple of 4.
+
+    bits  at most 32
+    """
+    words = _philox(b, seed, _shifted(b, position, 2), stream)
+    return [_shifted(b, word, 32 - bits) for word in words]
+
+
+def _shifted(b: Builder, x: str, amount: int) -> str:
+    return b.binary("lshr", "i64", x, b.constant("i64", amount)) if amount else x
+
+
+def _shifted_scalar(b: Builder, x: str, amount: int) -> str:
+    with b.lanes(1):
+        return _shifted(b, x, amount)
+
+
+def _low(b: Builder, x: str) -> str:
+    return b.binary("and", "i64", x, b.constant("i64", 0xFFFFFFFF))
+
+
+def _philox(b: Builder, seed: str, block: str, stream: int) -> list[str]:
+    """Four words below 2**32 of each block."""
+    counter = [_low(b, block), _shifted(b, block, 32), b.constant("i64", stream)]
+    counter.append(b.constant("i64", 0))
+    keys = _keys(b, seed)
+    for first, second in keys:
+        c0, c1, c2, c3 = counter
+        product_0 = b.binary("mul", "i64", c0, b.constant("i64", MULTIPLIERS[0]))
+        product_1 = b.binary("mul", "i64", c2, b.constant("i64", MULTIPLIERS[1]))
+        counter = [
+            _mixed(b, product_1, c1, first),
+            _low(b, product_1),
+            _mixed(b, product_0, c3, second),
+            _low(b, product_0),
+        ]
+    return counter
+
+
+def _mixed(b: Builder, product: str, word: str, key: str) -> str:
+    high = b.binary("xor", "i64", _shifted(b, product, 32), word)
+    return b.binary("xor", "i64", high, b.splat("i64", key))
+
+
+def _keys(b: Builder, seed: str) -> list[tuple[str, str]]:
+    """The two keys of each round, as scalars."""
+    with b.lanes(1):
+        key = [_low(b, seed), _shifted(b, seed, 32)]
+        keys = []
+        for number in range(ROUNDS):
+            keys.append(
+                tuple(
+                    _low(b, b.index(word) + (step * number & 0xFFFFFFFF))
+                    for word, step in zip(key, INCREMENTS)
+                )
+            )
+    return keys

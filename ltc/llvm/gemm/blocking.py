@@ -1,0 +1,309 @@
+"""What is known of a matrix product before its text is written: strides, tiles, ways to go.
+
+Letters: M rows of the result, N its columns, K the summed dimension.  A *panel* is a strip of
+columns a few vectors wide; a *block* is the few rows whose sums over K stay in registers.  M, K and
+the outermost batch extent are numbers of the kernel: what is decided here looks at their classes
+alone, so that nearly all batch sizes have one text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.emit.dtype import BYTES, FORMS
+from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
+from ltc.llvm.emit.vectors import LONGEST_SUM
+
+PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
+PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
+STRIP_STEPS = 8192  # of all blocks of a packed strip of rows together: another half
+MOST_STRIP_BLOCKS = 8
+DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
+SQUARE = 4  # rows and columns whose products are summed side by side along K
+# Up to so many rows, and from so many steps for each, packing a right operand costs more than
+# adding up the lanes of each sum.
+MOST_SQUARED_ROWS, STEPS_FOR_A_SQUARED_ROW = 64, 16
+FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
+# Up to so many rows of a product that reads its panels in place, blocks are what few rows are
+# usually made of: 9, 4, 2 and 1 of 16 rows would read a panel four times.
+MOST_EVEN_ROWS, EVEN_HEIGHT = 32, 8
+MANY_STEPS = 64  # of K, from which on pairs of rows that lie side by side are packed
+# From so many on, packing pays even where columns are adjacent: with rows that are far apart in
+# memory, or with near ones.
+MANY_BLOCKS, MANY_NEAR_BLOCKS = 4, 8
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where the elements of a batch of matrices lie, as strides in elements.
+
+    batch  one stride for each batch dimension; 0 repeats the matrix
+    """
+
+    row: int
+    column: int
+    batch: tuple[int, ...] = ()
+
+    def reach(self, batch: tuple[int, ...], rows: int, columns: int) -> int:
+        """Elements from the first to the last of so many matrices."""
+        extents, strides = (*batch, rows, columns), (*self.batch, self.row, self.column)
+        if 0 in extents:
+            return 0
+        return 1 + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
+
+
+def stored_plain(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
+    """[*batch, rows, columns], contiguous."""
+    return Matrix(columns, 1, _batch_strides(rows * columns, batch))
+
+
+def stored_transposed(rows: int, columns: int, batch: tuple[int, ...] = ()) -> Matrix:
+    """The matrix [rows, columns] of a contiguous [*batch, columns, rows]."""
+    return Matrix(1, rows, _batch_strides(rows * columns, batch))
+
+
+def _batch_strides(size: int, batch: tuple[int, ...]) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(batch):
+        strides.append(size)
+        size *= extent
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch of products: left [*batch, M, K] times right [*batch, K, N]."""
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    left: Matrix
+    right: Matrix
+    result: Matrix
+
+    @property
+    def batches(self) -> int:
+        total = 1
+        for extent in self.batch:
+            total *= extent
+        return total
+
+    def folded(self) -> Shape:
+        """Batch dimensions that only repeat the right operand become rows of the left one."""
+        one = self
+        while one.batch and one.right.batch[-1] == 0:
+            left, result = one.left, one.result
+            if left.batch[-1] != one.m * left.row or result.batch[-1] != one.m * result.row:
+                break
+            matrices = (Matrix(x.row, x.column, x.batch[:-1]) for x in (left, one.right, result))
+            one = Shape(one.batch[:-1], one.m * one.batch[-1], one.n, one.k, *matrices)
+        return one
+
+    def turned(self) -> Shape:
+        """The product of the transposed operands, which is the transposed result."""
+        left, right, result = (
+            Matrix(x.column, x.row, x.batch) for x in (self.right, self.left, self.result)
+        )
+        return Shape(self.batch, self.n, self.m, self.k, left, right, result)
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """What may be chosen freely: each choice has the same bits.
+
+    vectors  how many of them a panel is wide
+    packs    a panel is copied to memory of this thread before it is used
+    """
+
+    vectors: int
+    packs: bool
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """Every number that the text of a product depends on.
+
+    is_turned   the kernel's first operand is the right one
+    inner       batch extents but the outermost
+    rows        of the left operand where the text is for so many alone, else 0
+    vectors     how many of them a panel is wide
+    height      rows of a whole block; the rest are done in blocks of 8, 4, 2 and 1
+    by_dots     few rows by a transposed right operand: its rows are read once, as dot products
+    by_squares  some rows by a transposed right operand: read in place, summed along K
+    pairs       pairs of bfloat16 along K share a lane
+    packs       a panel is copied to memory of this thread before it is used
+    packs_left  so are strips of rows, each made of a few blocks, where their pairs have to be made
+    foresees    the rows of the next block follow in memory those of a block
+    depth       how much of K is packed at once
+    splits      whether K may be longer than that
+    is_long     whether K may be longer than one chain of additions
+    prefetches  where a right operand is read in place: rows ahead, or 0
+    """
+
+    dtype: torch.dtype
+    isa: Isa
+    left: Matrix
+    right: Matrix
+    result: Matrix
+    is_turned: bool
+    inner: tuple[int, ...]
+    n: int
+    rows: int
+    vectors: int
+    height: int
+    by_dots: bool
+    by_squares: bool
+    pairs: bool
+    packs: bool
+    packs_left: bool
+    foresees: bool
+    depth: int
+    splits: bool
+    is_long: bool
+    prefetches: bool
+
+    @property
+    def width(self) -> int:
+        """Elements of one vector."""
+        return self.isa.lanes(BYTES[FORMS[self.dtype].computed])
+
+    @property
+    def panel_width(self) -> int:
+        return self.vectors * self.width
+
+    def strip_blocks(self, k: int) -> int:
+        """Blocks of a packed strip of rows."""
+        return min(MOST_STRIP_BLOCKS, max(1, STRIP_STEPS // max(1, k)))
+
+    @property
+    def panels(self) -> int:
+        narrow = self.by_dots or self.by_squares
+        return max(1, -(-self.n // (self.width if narrow else self.panel_width)))
+
+
+def plan_of(
+    dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool, blocking: Blocking | None = None
+) -> GemmPlan:
+    """The plan of a product; products with equal plans have one text."""
+    left, right, m, n, k = shape.left, shape.right, shape.m, shape.n, shape.k
+    computed_bytes = BYTES[FORMS[dtype].computed]
+    width = isa.lanes(computed_bytes)
+    by_dots = _is_by_dots(dtype, isa, shape)
+    pairs = _pairs(dtype, isa, shape)
+    blocking = blocking or usual_blocking(dtype, isa, shape)
+    vectors, packs = blocking.vectors, blocking.packs
+    height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
+    depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
+    depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
+    return GemmPlan(
+        dtype, isa, left, right, shape.result, is_turned, shape.batch[1:], n,
+        rows=m if by_dots or m <= 1 else 0,
+        vectors=vectors,
+        height=height,
+        by_dots=by_dots,
+        by_squares=_is_by_squares(dtype, isa, shape),
+        pairs=pairs,
+        packs=packs,
+        packs_left=(
+            pairs and left.column != 1 and left.row == 1 and MANY_STEPS <= k <= STRIP_STEPS
+        ),
+        foresees=left.column == 1 and left.row == k and computed_bytes == dtype.itemsize,
+        depth=depth,
+        splits=packs and k > depth,
+        is_long=k > LONGEST_SUM,
+        prefetches=not packs and right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES,
+    )  # fmt: skip
+
+
+def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
+    """A good choice for nearly all products of that class."""
+    vectors = max(1, min(_wanted_vectors(dtype, isa, shape), _most_vectors(dtype, isa, shape)))
+    is_far = shape.right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
+    blocks = MANY_BLOCKS if is_far else MANY_NEAR_BLOCKS
+    many = shape.m >= blocks * _height(isa, shape.m, vectors)
+    return Blocking(vectors, many or _must_pack(dtype, isa, shape))
+
+
+def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking]:
+    """The choices worth trying beside the usual one."""
+    if _is_by_dots(dtype, isa, shape) or _is_by_squares(dtype, isa, shape):
+        return []
+    usual = usual_blocking(dtype, isa, shape)
+    wanted = (4, 8, 16) if shape.m == 1 else (1, 2, 3, 4)
+    most = _most_vectors(dtype, isa, shape)
+    packs = [True] if _must_pack(dtype, isa, shape) else [True, False]
+    choices = [Blocking(v, p) for v in wanted if v <= most for p in packs]
+    return [choice for choice in choices if choice != usual]
+
+
+def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    return 1 <= shape.m <= DOT_ROWS and _is_rows_by_rows(dtype, isa, shape)
+
+
+def _is_by_squares(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    fits = isa.registers >= 2 * SQUARE**2 and _width(dtype, isa) >= SQUARE
+    few = DOT_ROWS < shape.m <= min(MOST_SQUARED_ROWS, shape.k // STEPS_FOR_A_SQUARED_ROW)
+    are_rows = _is_rows_by_rows(dtype, isa, shape)
+    return fits and few and are_rows and not _pairs(dtype, isa, shape)
+
+
+def _is_rows_by_rows(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    """Whether K, of some vectors, is adjacent in both operands, and in one of many columns."""
+    return (
+        shape.k >= 2 * _width(dtype, isa) and shape.n > 1
+        and shape.right.row == 1 and shape.right.column != 1 and shape.left.column == 1
+    )  # fmt: skip
+
+
+def _pairs(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    # An odd K would pair its last element with a stranger.
+    can = isa.bfloat16_dot and dtype is torch.bfloat16
+    return can and shape.k % 2 == 0 and shape.m > FEW_ROWS
+
+
+def _must_pack(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    is_cut = not isa.fused and shape.n % _width(dtype, isa) != 0
+    return _pairs(dtype, isa, shape) or shape.right.column != 1 or is_cut
+
+
+def _width(dtype: torch.dtype, isa: Isa) -> int:
+    return isa.lanes(BYTES[FORMS[dtype].computed])
+
+
+def _most_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
+    return -(-shape.n // _width(dtype, isa))
+
+
+def _height(isa: Isa, m: int, vectors: int) -> int:
+    """Rows of a block whose sums, with a row of the panel and one number, fill the registers."""
+    return 1 if m == 1 else (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
+
+
+def _is_even(isa: Isa, shape: Shape, blocking: Blocking) -> bool:
+    """Whether blocks are as high as the powers of two that few rows are made of."""
+    some = FEW_ROWS < shape.m <= MOST_EVEN_ROWS
+    return (
+        some and not blocking.packs and _height(isa, shape.m, blocking.vectors) == EVEN_HEIGHT + 1
+    )
+
+
+def _wanted_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
+    """How many vectors wide a panel is: more where few rows leave registers free, or are better."""
+    m = shape.m
+    if m == 1:
+        return 16 if isa.registers >= 32 else 8
+    if isa.registers < 32:
+        return 4 if m <= FEW_ROWS else 2
+    if m <= FEW_ROWS:
+        return 4
+    some = SOME_ROWS if _must_pack(dtype, isa, shape) else MOST_EVEN_ROWS
+    return 3 if m <= some or _rows_collide(dtype, shape) else 2
+
+
+def _rows_collide(dtype: torch.dtype, shape: Shape) -> bool:
+    """Whether a tall block's rows, read side by side along K, would put each other out of cache."""
+    left = shape.left
+    return left.column == 1 and left.row * dtype.itemsize % ALIASING_BYTES == 0

@@ -1,0 +1,140 @@
+"""Kernels by name: each text is compiled once, and loaded while some program uses it.
+
+A kernel's name is that of its machine code on disk.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.native import runner
+from ltc.llvm.native.parallel_compile import Compiling
+from ltc.support.disk_cache import disk_cache
+from ltc.support.fork_safe_lock import renewed_lock
+
+_FUNCTION = "@kernel"  # what the text of every kernel calls itself
+
+
+class LoadedKernel:
+    """A kernel in memory, as long as this object is held."""
+
+    __slots__ = ("entry", "_library", "__weakref__")
+
+    def __init__(self, entry: int, library: llvm_binding.Library):
+        self.entry, self._library = entry, library
+
+
+_loaded: weakref.WeakValueDictionary[str, LoadedKernel] = weakref.WeakValueDictionary()
+_lock = renewed_lock(globals(), "_lock")
+
+
+def kernel_name(text: str) -> str:
+    """Names the machine code that this machine makes of a text."""
+    return llvm_binding.name_of(text)
+
+
+class Loading:
+    """`with Loading() as loading:` the kernels of a program are loaded.
+
+    They are compiled where no program of this process and no earlier process had them.  One thread
+    loads at a time, so that another one finds what both need.
+    """
+
+    def __init__(self) -> None:
+        self._compiling = Compiling()
+        self._disk = disk_cache()
+        self._found: dict[str, LoadedKernel] = {}
+        self._objects: dict[str, bytes] = {}
+        self._begun: set[str] = set()
+
+    def __enter__(self) -> Loading:
+        self._held = _lock
+        self._held.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._compiling.__exit__(*error)
+        finally:
+            self._held.release()
+
+    def begin(self, text: str) -> None:
+        """This kernel will be loaded: it may be compiled while the others are still unknown."""
+        self._begin(kernel_name(text), text)
+
+    def begin_runner(self) -> None:
+        """What runs kernels is compiled beside them; whoever makes it finds it on disk."""
+        if self._disk is None or runner.has_runner():
+            return
+        text = llvm_binding.marked(*runner.runner_source())
+        name = llvm_binding.name_of(text)
+        if self._disk.read(name) is None:
+            self._compiling.begin(name, text)
+
+    def load(self, texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
+        """The kernels by `kernel_name`, as their texts are given."""
+        for name, text in texts.items():
+            self._begin(name, text)
+        for name, code in self._compiling.finished():
+            self._objects[name] = code
+            if self._disk:
+                self._disk.write(name, code)
+        found = {name: kernel for name, kernel in self._found.items() if name in texts}
+        return found | _link({name: self._objects[name] for name in texts if name not in found})
+
+    def _begin(self, name: str, text: str) -> None:
+        if name in self._begun:
+            return
+        self._begun.add(name)
+        if (kernel := _loaded.get(name)) is not None:
+            self._found[name] = kernel
+        elif self._disk and (code := self._disk.read(name)) is not None:
+            self._objects[name] = code
+        else:
+            self._compiling.begin(name, text.replace(_FUNCTION, f"@{_symbol(name)}"))
+
+
+def load(texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
+    """The kernels by `kernel_name`, as their texts are given."""
+    with Loading() as loading:
+        return loading.load(texts)
+
+
+def load_from_disk(names: Iterable[str]) -> dict[str, LoadedKernel] | None:
+    """The kernels of these names, or None where some would have to be compiled."""
+    disk = disk_cache()
+    with _lock:
+        found = _in_memory(names)
+        objects: dict[str, bytes] = {}
+        for name in names:
+            if name not in found:
+                code = disk.read(name) if disk else None
+                if code is None:
+                    return None
+                objects[name] = code
+        return found | _link(objects)
+
+
+def _symbol(name: str) -> str:
+    """The function's name in the machine code: kernels of one library are told apart."""
+    return f"k{name[:32]}"
+
+
+def _in_memory(names: Iterable[str]) -> dict[str, LoadedKernel]:
+    found = {name: _loaded.get(name) for name in names}
+    return {name: kernel for name, kernel in found.items() if kernel is not None}
+
+
+def _link(objects: Mapping[str, bytes]) -> dict[str, LoadedKernel]:
+    """Load all as one library: it goes when none of its kernels is needed any more."""
+    if not objects:
+        return {}
+    entries = {name: f"{_symbol(name)}.entry" for name in objects}
+    library = llvm_binding.link(list(objects.values()), list(entries.values()))
+    made = {
+        name: LoadedKernel(library.addresses[entry], library) for name, entry in entries.items()
+    }
+    _loaded.update(made)
+    return made

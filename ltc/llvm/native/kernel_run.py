@@ -1,0 +1,96 @@
+"""Kernels made ready to run in a row by one native call.
+
+What differs from launch to launch stands in a *frame*, words of memory that a launch has for
+itself: addresses, then whatever the caller keeps there, the faults, and at the end the arguments,
+which the native code fills in from the addresses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ltc.ir.node import Node
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.native import runner
+
+WORD = 8  # bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """A 64-bit word of a launch, 0 before it, among the nodes of a kernel that may fail.
+
+    A kernel that stores another number there has failed: what follows it in the program does not
+    run, and the launch raises `error` naming the user's line.  A kernel may have several in a row:
+    it writes to the first, and the low 8 bits of the word, from 1, say which one is meant.
+
+    node     what the kernel computes: its line is named
+    error    the name of an exception, of ltc.errors or Python's own; "" for whatever the reference
+             raises for `node`, whose operands are buffers of the kernel
+    message  its text, where {value} stands for the word >> 8
+    """
+
+    node: Node
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel of a run.
+
+    entry      its address
+    arguments  of each the place of a word in the frame, then the number to add to it
+    tasks      how many there are
+    fault      place of its fault in the frame, or 0
+    """
+
+    entry: int
+    arguments: tuple[int, ...]
+    tasks: int
+    fault: int = 0
+
+
+@functools.cache
+def entry_address(text: str, name: str) -> int:
+    """The entry of a kernel: equal texts are compiled once in a process."""
+    entry = f"{name}.entry"
+    return llvm_binding.compile_kernels(text, entry)[entry]
+
+
+class KernelRun:
+    """Kernels that run one after another without anything else between them."""
+
+    def __init__(self, calls: Sequence[KernelCall], arguments: int, faults: range = range(0)):
+        """
+        arguments  place in the frame where the arguments of all kernels are written
+        faults     places in the frame that are set to 0 at the start
+        """
+        words = np.array([n for call in calls for n in call.arguments], dtype=np.int64)
+        self._places, self._added = np.ascontiguousarray(words.reshape(-1, 2).T)
+        self._records = np.zeros((len(calls), runner.RECORD_WORDS), dtype=np.int64)
+        first = arguments
+        for row, call in zip(self._records, calls, strict=True):
+            row[:] = call.entry, call.tasks, first, call.fault
+            first += len(call.arguments) // 2
+        self._run = np.array(
+            [
+                len(calls), self._records.ctypes.data,
+                len(self._places), self._places.ctypes.data, self._added.ctypes.data, arguments,
+                len(faults), faults.start,
+            ],
+            dtype=np.int64,
+        )  # fmt: skip
+        self.address = self._run.ctypes.data
+        self._call = runner.runner()
+
+    def launch(self, frame: int) -> int:
+        """Run all; the number of the call that failed, none after it having run, or -1.
+
+        frame  address of the launch's words
+        """
+        return self._call(self.address, frame, runner.thread_count())

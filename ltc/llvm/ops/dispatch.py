@@ -1,0 +1,252 @@
+"""From a product to the text of its kernels: matrix products, convolutions, poolings, epilogues."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ltc.ir import ops
+from ltc.ir.loop_nest import Affine, Product, Store, Value, flattened, identity
+from ltc.ir.node import Node, is_channels_last
+from ltc.llvm.attention.lower import attention_codes, can_attend
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.elementwise import rounded
+from ltc.llvm.emit.index import Index
+from ltc.llvm.emit.isa import Isa, host_isa
+from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.gemm.blocking import Matrix
+from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.loops.emitter import LoopEmitter
+from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
+from ltc.llvm.ops.primitives import PRIMITIVES
+
+
+@functools.cache
+def isa() -> Isa:
+    return host_isa(llvm_binding.has_feature)
+
+
+@dataclass(frozen=True)
+class ScratchBuffer:
+    """Memory that the kernels of one product pass from one to the next."""
+
+    owner: Product
+    name: str
+    nbytes: int
+
+
+def product_codes(
+    product: Product, streamed: frozenset[Node] = frozenset()
+) -> list[KernelCode]:
+    """The kernels that compute a product, in order.
+
+    streamed  what the epilogue of a matrix product writes to memory past the caches
+    """
+    if product.node.op in PRIMITIVES:
+        return PRIMITIVES[product.node.op].codes(product)
+    if product.node.op is ops.MATMUL:
+        return _matmul(product, streamed)
+    if product.node.op.kind == "attention":
+        return attention_codes(product, isa(), functools.partial(ScratchBuffer, product))
+    return _from_library(product)
+
+
+def _row_variables(product: Product) -> int:
+    """How many leading variables of its epilogue number the rows that the epilogue is told."""
+    node = product.node
+    if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
+        return 1
+    if node.op is ops.MATMUL or is_channels_last(node):
+        return len(product.epilogue.space) - 1
+    return 2
+
+
+def holds_epilogue(product: Product) -> bool:
+    """Whether the columns of the result are one variable of its epilogue, and can be stored."""
+    kernel, node = product.epilogue, product.node
+    able = WITH_EPILOGUE | TURNED_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
+    if node.op not in able:
+        return False
+    epilogue = LoopEmitter(kernel, boundary=_row_variables(product))
+    columns = epilogue.space.extents[epilogue.space.depth :]
+    return len(columns) == 1 and any(s.node.dtype == node.dtype for s in kernel.stores)
+
+
+class _Epilogue:
+    """What is done to each vector of results.
+
+    nodes     whose buffers its pointers %p3 and on are
+    main      the store that the product itself makes
+    streamed  what the other stores write past the caches
+    """
+
+    def __init__(self, product: Product, streamed: frozenset[Node] = frozenset()):
+        self.node, self.kernel, self.streamed = product.node, product.epilogue, streamed
+        self.emitter: LoopEmitter | None = None
+        if self.kernel is None:
+            self.main, self.others, self.nodes = product.results[0], [], ()
+            return
+        self.rows = _row_variables(product)
+        stores = list(self.kernel.stores)
+        able = [s for s in stores if s.node.dtype == self.node.dtype]
+        main: Store = min(able, key=lambda store: store.node in streamed)
+        self.main, self.value = main.node, main.value
+        self.others = [store for store in stores if store is not main]
+        read = tuple(n for n in self.kernel.reads() if n is not self.node)
+        self.nodes = (*read, *[store.node for store in self.others])
+
+    @property
+    def function(self):
+        return None if self.kernel is None else self
+
+    def _begin(self, b: Builder) -> LoopEmitter:
+        """The emitter, which knows nothing yet of this vector."""
+        if self.emitter is None or self.emitter.b is not b:
+            self.emitter = LoopEmitter(self.kernel, b, b.width, self.rows, self.streamed)
+            first = FIRST_OPERAND.get(self.node.op, 3)
+            pointers = {node: f"%p{first + k}" for k, node in enumerate(self.nodes)}
+            self.emitter.pointer = self.emitter.target = pointers
+        self.emitter.known, self.emitter.variables = [{}], {}
+        return self.emitter
+
+    def __call__(self, b: Builder, value: str, row: Index, column: Index, mask: str | None) -> str:
+        emitter = self._begin(b)
+        emitter.mask = mask
+        emitter.at_rows(row)
+        emitter.variables[emitter.vector] = column
+        form = FORMS[self.node.dtype]
+        for one in emitter.order:
+            if one.kind == "load" and one.data[0] is self.node:
+                emitter.known[-1][one] = rounded(b, form, value)
+        result = emitter.lanes_of(self.value, b.width)
+        for store in self.others:  # a store may be to the memory of what another still reads
+            emitter.lanes_of(store.value, b.width)
+        for store in self.others:
+            emitter.store(store)
+        return result
+
+    def fetch(self, b: Builder, row: Index, column: Index) -> None:
+        """Asks memory for what a vector of results will meet there."""
+        emitter = self._begin(b)
+        emitter.mask = None
+        emitter.at_rows(row)
+        emitter.variables[emitter.vector] = column
+        for one in emitter.order:
+            if self._differs_by_row(one):
+                emitter.prefetch(one)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether there is anything to ask memory for; what all rows read stays in the caches."""
+        return any(map(self._differs_by_row, self.kernel.values()))
+
+    def _differs_by_row(self, value: Value) -> bool:
+        if value.kind != "load" or value.data[0] is self.node:
+            return False
+        _, offset = value.data
+        return any(offset.coefficient(variable) for variable in range(self.rows))
+
+
+def _matmul(product: Product, streamed: frozenset[Node]) -> list[KernelCode]:
+    node, epilogue = product.node, _Epilogue(product, streamed)
+    *batch, m, n = node.shape
+    k = node.inputs[0].shape[-1]
+    left, right = (_matrix(access.offset, len(node.shape)) for access in product.operands)
+    result = _matrix(flattened(identity(node.shape), node.shape), len(node.shape))
+    kernel = matmul(
+        "kernel", node.dtype, tuple(batch), (m, n, k), left, right,
+        Matrix(n, 1, result.batch), isa(), epilogue.function, len(epilogue.nodes),
+    )  # fmt: skip
+    shifts = tuple(access.offset.constant * node.dtype.itemsize for access in product.operands)
+    nodes = (*[access.node for access in product.operands], epilogue.main, *epilogue.nodes)
+    return [KernelCode(kernel.text, nodes, kernel.tasks, shifts, kernel.numbers)]
+
+
+def _matrix(offset: Affine, rank: int) -> Matrix:
+    *batch, row, column = (offset.coefficient(v) for v in range(rank))
+    return Matrix(row, column, tuple(batch))
+
+
+def _from_library(product: Product) -> list[KernelCode]:
+    node, epilogue = product.node, _Epilogue(product)
+    made = kernels_of(node, isa(), epilogue.function, len(epilogue.nodes))
+    named: dict[str, Any] = {}
+    for name, nbytes in made.scratch.items():
+        named[name] = ScratchBuffer(product, name, nbytes)
+    # The indices of a max_pool of the same program are right: nobody looks at this one.
+    named["fault"] = ScratchBuffer(product, "fault", 8)
+    where = {operand: access.node for operand, access in zip(node.inputs, product.operands)}
+    named.update((f"read{k}", where[n]) for k, n in enumerate(made.reads))
+    named.update((f"operand{k}", n) for k, n in enumerate(epilogue.nodes))
+    results = (epilogue.main,) if product.epilogue else product.results
+    types = node.type if len(results) > 1 else (node.type,)
+    for k, (result, type) in enumerate(zip(results, types)):
+        unread = ScratchBuffer(product, f"result{k}", type.size * type.dtype.itemsize)
+        named[f"result{k}"] = unread if result is None else result
+    return [
+        KernelCode(
+            kernel.text, tuple(named[name] for name in names), kernel.tasks,
+            numbers=kernel.numbers,
+        )  # fmt: skip
+        for kernel, names in zip(made.kernels, made.pointers)
+    ]
+
+
+FROM_LIBRARY = frozenset(
+    {
+        ops.CONVOLUTION, ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT,
+        ops.MAX_POOL, ops.MAX_POOL_GRADIENT, ops.AVERAGE_POOL, ops.AVERAGE_POOL_GRADIENT,
+    }
+)  # fmt: skip
+WITH_EPILOGUE = frozenset({ops.MATMUL, ops.CONVOLUTION})
+TURNED_WITH_EPILOGUE = frozenset(
+    {ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT, ops.MAX_POOL_GRADIENT}
+)
+FIRST_OPERAND = {ops.CONVOLUTION_WEIGHT_GRADIENT: 2}  # the pointer that an epilogue reads first
+FEW_CHANNELS = 8  # fewer of a group would leave most lanes of a vector empty
+
+
+def prefers_channels_last(node: Node) -> bool:
+    """Whether a convolution or pooling whose channels are last has a kernel worth the turning."""
+    if node.op.kind == "window":
+        return can_multiply(node)
+    if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
+        outputs, channels, *_ = node.shape
+    else:
+        outputs, channels, *_ = node.inputs[1].shape
+    groups = node.attr("groups")
+    is_depthwise = groups == outputs and channels == 1 and groups >= FEW_CHANNELS
+    enough = outputs // groups >= FEW_CHANNELS and (groups == 1 or channels >= FEW_CHANNELS)
+    return (enough or is_depthwise) and can_multiply(node)
+
+
+def takes_strides(node: Node) -> bool:
+    """Whether the operands may be views of what is in memory."""
+    return node.op is ops.MATMUL or node.op.kind == "attention"
+
+
+def can_multiply(node: Node) -> bool:
+    """Whether kernels of their own are generated for a node of these dtypes and shapes."""
+    if node.op in PRIMITIVES:
+        return PRIMITIVES[node.op].supports(node)
+    if node.op is ops.MATMUL:
+        types = [node.type, *[n.type for n in node.inputs]]
+        return all(t.dtype in FLOATS and t.size for t in types)
+    if node.op.kind == "attention":
+        return can_attend(node, isa(), dtypes(isa()))
+    if node.op not in FROM_LIBRARY or any(n.type.size == 0 for n in node.inputs):
+        return False
+    if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node):
+        return False
+    return kernels_of(node, isa()) is not None
+
+
+def _has_own_indices(node: Node) -> bool:
+    """Whether the indices are those of a max_pool of the shape that the gradient has."""
+    indices = node.inputs[1]
+    if indices.op is not ops.GET or indices.inputs[0].op is not ops.MAX_POOL:
+        return False
+    return indices.inputs[0].inputs[0].shape == node.shape and can_multiply(indices.inputs[0])

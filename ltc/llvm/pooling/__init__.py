@@ -1,0 +1,1 @@
+"""The generator of pooling windows, forward and backward, channels outermost (nchw) or last (nhwc)."""

@@ -1,0 +1,6 @@
+"""Nodes grouped into loop nests.
+
+index_maps  where operands are read       draft         a loop nest in the making
+legality    what may be computed where    column_sums   sums joined to the rows they add up
+fuse        the grouping itself           body          a finished draft's values
+"""

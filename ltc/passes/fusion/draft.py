@@ -1,0 +1,48 @@
+"""Kernels in the making, and where in them a value is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from ltc.ir.loop_nest import Affine, Guard
+from ltc.ir.node import Node
+
+# An index of each dimension, or one position where a reshape leaves no such index.
+Index = tuple[Affine, ...] | Affine
+
+
+@dataclass(eq=False)
+class Draft:
+    """A kernel while nodes are still added to it.
+
+    depth    where its rows end and its reductions begin, or None while it has none
+    members  nodes computed in it -> the places (index, guards) where
+    stores   nodes it puts in memory -> offset
+    reads    nodes whose values it loads, or will compute itself
+    passes   how many reductions it has
+    product  the product that this is the epilogue of, or None
+    sums     nodes that add up what it computes, over some of its rows -> (offset, what: a node,
+             its index and guards)
+    """
+
+    space: tuple[int, ...]
+    depth: int | None = None
+    members: dict[Node, set[tuple]] = field(default_factory=lambda: defaultdict(set))
+    stores: dict[Node, Affine] = field(default_factory=dict)
+    reads: set[Node] = field(default_factory=set)
+    passes: int = 0
+    product: Node | None = None
+    sums: dict[Node, tuple] = field(default_factory=dict)
+
+
+class ReadPlace:
+    """Where a node is read: in a draft, at an index, under guards."""
+
+    __slots__ = ("draft", "index", "guards")
+
+    def __init__(self, draft: Draft, index: Index, guards: tuple[Guard, ...]):
+        self.draft, self.index, self.guards = draft, index, guards
+
+    def key(self) -> tuple:
+        return id(self.draft), self.index, self.guards

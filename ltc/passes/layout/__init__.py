@@ -1,0 +1,1 @@
+"""The order of dimensions in memory: channels last, transposed operands, attention's results."""

@@ -1,0 +1,117 @@
+"""Places in memory for values that live only inside a program.
+
+They share one block of scratch memory, and what lives long may lie in the buffer of an output as
+long as nothing has been written there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+BLOCK = None  # the name of the block among the places
+
+Place = tuple[Hashable, int]  # the name of a host, or BLOCK, and an offset in bytes
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """One value in scratch memory.
+
+    first     the step that writes it
+    last      the last step that reads it
+    in_block  whether it must lie in the block
+    """
+
+    name: Hashable
+    nbytes: int
+    first: int
+    last: int
+    in_block: bool = False
+
+
+@dataclass(frozen=True)
+class OutputBuffer:
+    """The buffer of an output, free for others before the step `first`, which writes it."""
+
+    name: Hashable
+    nbytes: int
+    first: int
+
+
+class _Region:
+    """A stretch of memory and who lies in it when."""
+
+    def __init__(self, guard: int) -> None:
+        self._guard = guard
+        self._placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, whose)
+
+    def size_of(self, value: Lifetime) -> int:
+        """Bytes that it takes, its guards included."""
+        return aligned(value.nbytes) + 2 * self._guard
+
+    def offset_for(self, value: Lifetime) -> int:
+        """The lowest offset that is free all its life."""
+        size, offset = self.size_of(value), 0
+        for low, high, other in sorted(self._placed, key=lambda p: p[0]):
+            if other.last < value.first or value.last < other.first:
+                continue
+            if offset + size <= low:
+                break
+            offset = max(offset, high)
+        return offset
+
+    def place(self, value: Lifetime, offset: int) -> int:
+        """Where the value itself begins that takes the memory from `offset` on."""
+        self._placed.append((offset, offset + self.size_of(value), value))
+        return offset + self._guard
+
+    def fits(self, value: Lifetime, offset: int, nbytes: int) -> bool:
+        """Whether the memory ends behind the value, whose last cache line need not be whole."""
+        needed = self.size_of(value) if self._guard else value.nbytes
+        return offset + needed <= nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return max((end for _, end, _ in self._placed), default=0)
+
+
+def plan(
+    lifetimes: Sequence[Lifetime], hosts: Sequence[OutputBuffer] = (), long: int = 0, guard: int = 0
+) -> tuple[dict[Hashable, Place], int]:
+    """(place of each value, bytes of the block): values that live at one time do not overlap.
+
+    The largest take their place first, each at the lowest offset that is free all its life.
+
+    hosts  buffers of outputs; those that are written first are taken first
+    long   steps from which on a life is long: what lives shorter is still in the caches when it is
+           read, and when its place in the block is used again
+    guard  bytes, whole cache lines, that are nobody else's before and behind each value
+    """
+    block = _Region(guard)
+    houses = {host: _Region(guard) for host in sorted(hosts, key=lambda h: h.first)}
+    places: dict[Hashable, Place] = {}
+    for value in sorted(lifetimes, key=lambda v: (-v.nbytes, v.first)):
+        place = None
+        if not value.in_block and value.last - value.first >= long:
+            place = _hosted(value, houses)
+        if place is None:
+            place = (BLOCK, block.place(value, block.offset_for(value)))
+        places[value.name] = place
+    return places, block.nbytes
+
+
+def _hosted(value: Lifetime, houses: dict[OutputBuffer, _Region]) -> Place | None:
+    """A place in the buffer of an output that is written after the value's life."""
+    for host, region in houses.items():
+        if value.last < host.first and value.nbytes <= host.nbytes:
+            offset = region.offset_for(value)
+            if region.fits(value, offset, host.nbytes):
+                return host.name, region.place(value, offset)
+    return None
+
+
+def aligned(nbytes: int) -> int:
+    """As many bytes as whole cache lines have that hold `nbytes`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,28 @@
+"""Where every thread of this process is."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import FrameType
+
+from ltc.support.fork_safe_lock import renewed_lock
+
+_pause = renewed_lock(globals(), "_pause")
+
+
+def thread_frames() -> dict[int, FrameType]:
+    """The innermost frame of every running thread, by the thread's number.
+
+    Python makes the frames while no thread may begin or end.  A garbage collection meanwhile could
+    come to a finaliser that lets others run, torch's of a tensor say, and one of them would wait
+    for ever for what this thread holds: so none begins.
+    """
+    with _pause:
+        collects = gc.isenabled()
+        try:
+            gc.disable()
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
