@@ -6,8 +6,7 @@ pass runs on the result, so what should be hoisted out of a loop is written befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from ltc.llvm.emit.dtype import literal
 from ltc.llvm.emit.index import Index, IndexRegister, Register
@@ -59,20 +58,11 @@ class Builder:
         text = literal(value, scalar)
         return text if self.width == 1 else f"splat ({scalar} {text})"
 
-    @contextmanager
-    def lanes(self, width: int) -> Iterator[None]:
-        """Values of another width inside the block."""
-        before, self.width = self.width, width
-        try:
-            yield
-        finally:
-            self.width = before
+    def lanes(self, width: int) -> OtherWidth:
+        """`with` it, values are of another width inside the block."""
+        return OtherWidth(self, width)
 
     # --- instructions ----------------------------------------------------------------------------
-
-    def _name(self) -> Register:
-        self._count += 1
-        return Register(f"%v{self._count}")
 
     def emit(self, text: str) -> None:
         """An instruction without a result."""
@@ -80,9 +70,10 @@ class Builder:
 
     def effect(self, text: str) -> Register:
         """The result of an instruction that may differ when repeated: a load."""
-        name = self._name()
-        self.emit(f"{name} = {text}")
-        return name
+        self._count += 1
+        name = f"%v{self._count}"
+        self._lines.append(f"  {name} = {text}")
+        return Register(name)
 
     def value(self, text: str) -> Register:
         """The result of a pure instruction."""
@@ -296,6 +287,21 @@ class Builder:
 
     def body(self) -> str:
         return "\n".join(self._lines)
+
+
+class OtherWidth:
+    """Another width of a builder's values inside a block; entered for most loads and stores."""
+
+    __slots__ = ("_builder", "_width", "_before")
+
+    def __init__(self, builder: Builder, width: int):
+        self._builder, self._width = builder, width
+
+    def __enter__(self) -> None:
+        self._before, self._builder.width = self._builder.width, self._width
+
+    def __exit__(self, *error: object) -> None:
+        self._builder.width = self._before
 
 
 def multiples(width: int, step: int = 1, element: str = "i32") -> str:

@@ -63,6 +63,9 @@ class Vectors:
         self.vector = f"<{self.width} x {self.element}>"
         self.mask_type = f"<{self.width} x i1>"
         self.zero = "zeroinitializer"
+        with builder.lanes(self.width):
+            self._suffix = builder.suffix(self.element)
+        self._fmuladd = f"llvm.fmuladd.{self._suffix}"
 
     # --- addresses
 
@@ -179,6 +182,8 @@ class Vectors:
 
     def _widened(self, raw: str, width: int) -> str:
         """Stored elements as they are computed."""
+        if self.stored == self.element:
+            return raw
         with self.builder.lanes(width):
             return from_memory(self.builder, FORMS[self.dtype], raw)
 
@@ -198,8 +203,11 @@ class Vectors:
 
     def multiply_add(self, x: str, y: str, total: str) -> str:
         """x * y + total, with one rounding where the processor has that."""
-        with self.builder.lanes(self.width):
-            return self.builder.intrinsic("fmuladd", self.element, x, y, total)
+        type = self.vector
+        self.builder.declare(self._fmuladd, type, type, type, type)
+        return self.builder.value(
+            f"call {type} @{self._fmuladd}({type} {x}, {type} {y}, {type} {total})"
+        )
 
     def typed(self, values: list[str]) -> list[tuple[str, str]]:
         """Vectors as a loop carries them."""
@@ -210,8 +218,7 @@ class Vectors:
 
     def total(self, x: str) -> str:
         """The sum of the lanes, as a scalar, added pairwise."""
-        with self.builder.lanes(self.width):
-            name = f"llvm.vector.reduce.fadd.{self.builder.suffix(self.element)}"
+        name = f"llvm.vector.reduce.fadd.{self._suffix}"
         self.builder.declare(name, self.element, self.element, self.vector)
         return self.builder.value(
             f"call reassoc {self.element} @{name}({self.element} 0.0, {self.vector} {x})"
