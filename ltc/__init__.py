@@ -30,7 +30,14 @@ finally:
         gc.enable()
 
 __all__ = [
-    "device", "device_count", "devices", "launch", "manual_seed", "physical_dtype", "step", "sync",
+    "device",
+    "device_count",
+    "devices",
+    "launch",
+    "manual_seed",
+    "physical_dtype",
+    "step",
+    "sync",
 ]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def boolean(text: str) -> bool:
-    """"1" or "true" is True, "0" or "false" is False, in any case of letters."""
+    """ "1" or "true" is True, "0" or "false" is False, in any case of letters."""
     if text.lower() in ("1", "true"):
         return True
     if text.lower() in ("0", "false"):
@@ -82,7 +82,9 @@ FLAGS = (
     Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
     Flag("LTC_USE_BF16", boolean, False, "devices keep float and double tensors as bfloat16"),
     Flag(
-        "LTC_DOWNCAST_BF16", boolean, False,
+        "LTC_DOWNCAST_BF16",
+        boolean,
+        False,
         "devices keep float tensors as bfloat16 and double ones as float",
     ),
     Flag("LTC_SYNC_WAIT", boolean, False, "every mark_step waits until its step has run"),
@@ -90,7 +92,9 @@ FLAGS = (
     Flag("LTC_FALLBACK", one_of("count", "warn", "error"), "count", "what an op run eagerly does"),
     Flag("LTC_FORCE_FALLBACK", str, "", "ops to run eagerly, as aten::add, with commas between"),
     Flag(
-        "LTC_CHECK_INDEX", boolean, True,
+        "LTC_CHECK_INDEX",
+        boolean,
+        True,
         "an index outside its dimension raises IndexError; 0: what it reads is not defined",
     ),
     # What is recorded and kept.
@@ -122,21 +126,32 @@ FLAGS = (
     Flag("XDG_CACHE_HOME", str, "", "the user's folder for caches; default: ~/.cache"),
     Flag("LTC_CACHE_MB", at_least(1), 1024, "megabytes kept there; the longest unused go first"),
     Flag(
-        "LTC_AUTOTUNE", boolean, False,
+        "LTC_AUTOTUNE",
+        boolean,
+        False,
         "time several blockings of each matrix product at first, and keep the quickest",
     ),
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
     # Looking inside.
     Flag(
-        "LTC_CHECK", boolean, False,
+        "LTC_CHECK",
+        boolean,
+        False,
         "verify the graph after every pass, and what each kernel does to memory",
     ),
     Flag("LTC_DEBUG", boolean, False, "tracebacks show every frame inside ltc"),
     Flag(
-        "LTC_VERIFY", boolean, False,
+        "LTC_VERIFY",
+        boolean,
+        False,
         "judge every value that a program computes, and raise VerificationError for a wrong one",
     ),
-    Flag("LTC_DUMP", str, "", "stages to print when a step is compiled (see ltc.debug.graphs), with commas between"),
+    Flag(
+        "LTC_DUMP",
+        str,
+        "",
+        "stages to print when a step is compiled (see ltc.debug.graphs), with commas between",
+    ),
     Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
     Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
     Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "form of that graph"),
@@ -147,23 +162,33 @@ FLAGS = (
     Flag("DEBUG", boolean, False, "xu.get_print_fn() prints to stderr"),
     # Who this process is; set by a launcher.
     Flag(
-        "XRT_SHARD_WORLD_SIZE", at_least(1), 1, "processes that train together",
+        "XRT_SHARD_WORLD_SIZE",
+        at_least(1),
+        1,
+        "processes that train together",
         older="WORLD_SIZE",
     ),
     Flag("XRT_SHARD_ORDINAL", at_least(0), 0, "this process's number among all", older="RANK"),
     Flag(
-        "XRT_SHARD_LOCAL_ORDINAL", at_least(-1), -1, "its number on this host; -1: not set",
+        "XRT_SHARD_LOCAL_ORDINAL",
+        at_least(-1),
+        -1,
+        "its number on this host; -1: not set",
         older="LOCAL_RANK",
     ),
     Flag("LOCAL_WORLD_SIZE", at_least(0), 0, "processes on this host; 0: all of them"),
     Flag("OMP_NUM_THREADS", at_least(0), 0, "threads of each process; 0: its share of the cores"),
     Flag("LTC_RENDEZVOUS", str, "", "private folder where the processes of one host meet"),
     Flag(
-        "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", float, 4.0,
+        "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
+        float,
+        4.0,
         "megabytes of gradients that are reduced together",
     ),
     Flag(
-        "LTC_TRANSPORT", one_of("auto", "memory", "hosts", "ring", "backend"), "auto",
+        "LTC_TRANSPORT",
+        one_of("auto", "memory", "hosts", "ring", "backend"),
+        "auto",
         "how replicas exchange: memory, or hosts: each process as if alone on its host; between "
         "hosts ring or backend, untimed",
     ),
@@ -175,15 +200,37 @@ FLAGS = (
 )
 
 # What a compiled program does not depend on; every other LTC_ variable is part of its name on disk.
-_OUTSIDE_PROGRAMS = frozenset({
-    "LTC_NUM_DEVICES", "LTC_SYNC_WAIT", "LTC_EMIT_STEPLOG", "LTC_FALLBACK", "LTC_FORCE_FALLBACK",
-    "LTC_LINES", "LTC_MAX_PENDING_NODES", "LTC_MAX_PENDING_BYTES", "LTC_MAX_RECORDED",
-    "LTC_MAX_IN_FLIGHT", "LTC_CACHE_PROGRAMS", "LTC_CACHE", "LTC_CACHE_DIR", "LTC_CACHE_MB",
-    "LTC_MAX_ASYNC_QUEUE", "LTC_DEBUG", "LTC_VERIFY", "LTC_DUMP", "LTC_IR_DEBUG",
-    "LTC_SAVE_TENSORS_FILE", "LTC_SAVE_TENSORS_FMT", "LTC_METRICS_FILE", "LTC_METRICS_SAMPLES",
-    "LTC_METRICS_PERCENTILES",
-    "LTC_RENDEZVOUS", "LTC_TRANSPORT", "LTC_PEER_TIMEOUT",
-})
+_OUTSIDE_PROGRAMS = frozenset(
+    {
+        "LTC_NUM_DEVICES",
+        "LTC_SYNC_WAIT",
+        "LTC_EMIT_STEPLOG",
+        "LTC_FALLBACK",
+        "LTC_FORCE_FALLBACK",
+        "LTC_LINES",
+        "LTC_MAX_PENDING_NODES",
+        "LTC_MAX_PENDING_BYTES",
+        "LTC_MAX_RECORDED",
+        "LTC_MAX_IN_FLIGHT",
+        "LTC_CACHE_PROGRAMS",
+        "LTC_CACHE",
+        "LTC_CACHE_DIR",
+        "LTC_CACHE_MB",
+        "LTC_MAX_ASYNC_QUEUE",
+        "LTC_DEBUG",
+        "LTC_VERIFY",
+        "LTC_DUMP",
+        "LTC_IR_DEBUG",
+        "LTC_SAVE_TENSORS_FILE",
+        "LTC_SAVE_TENSORS_FMT",
+        "LTC_METRICS_FILE",
+        "LTC_METRICS_SAMPLES",
+        "LTC_METRICS_PERCENTILES",
+        "LTC_RENDEZVOUS",
+        "LTC_TRANSPORT",
+        "LTC_PEER_TIMEOUT",
+    }
+)
 
 _BY_NAME = {name: flag for flag in FLAGS for name in (flag.name, flag.older) if name}
 _TABLE_DEFAULT = object()
@@ -211,9 +258,7 @@ def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
     Raises ValueError, naming the variable and its text, where the text can not be read.
     """
     flag = _BY_NAME.get(name) or _flag(name)
-    found = _environment(_ENCODED[flag.name]) or (
-        flag.older and _environment(_ENCODED[flag.older])
-    )
+    found = _environment(_ENCODED[flag.name]) or (flag.older and _environment(_ENCODED[flag.older]))
     if not found:
         return flag.default if default is _TABLE_DEFAULT else default
     text = os.fsdecode(found)

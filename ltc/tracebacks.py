@@ -46,6 +46,7 @@ def _is_library(filename: str) -> bool:
 
 # --- leaving ltc --------------------------------------------------------------------------------
 
+
 def shorten(error: BaseException) -> None:
     """Called where an error leaves ltc, before a bare `raise`: ltc's inner frames go.
 
@@ -120,6 +121,7 @@ def make_entrances(namespace: dict[str, Any], names: Iterable[str]) -> None:
 
 
 # --- what is shown ------------------------------------------------------------------------------
+
 
 def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:

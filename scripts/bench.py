@@ -58,8 +58,17 @@ class Turns:
         path = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)
         self.workers = {
             system: subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__, f"--{mode}", "--worker", system,
-                 "--threads", str(threads)],
+                [
+                    sys.executable,
+                    "-W",
+                    "ignore",
+                    __file__,
+                    f"--{mode}",
+                    "--worker",
+                    system,
+                    "--threads",
+                    str(threads),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -49,6 +49,7 @@ def state_of(megabytes: int, device: str) -> dict:
 
 # --- cases --------------------------------------------------------------------------------------
 
+
 def synced(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
@@ -137,6 +138,7 @@ def report(seconds: dict[str, list[float]], megabytes: int) -> None:
 
 # --- memory -------------------------------------------------------------------------------------
 
+
 def status_bytes(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
@@ -183,6 +185,7 @@ def memory(folder: Path, megabytes: int) -> None:
 
 
 # --- size ---------------------------------------------------------------------------------------
+
 
 def large(folder: Path) -> None:
     """A tensor whose bytes, and one whose place, need more than 32 bits."""

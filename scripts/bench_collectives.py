@@ -49,7 +49,9 @@ def compare(elements: int, repeats: int) -> tuple[float, float]:
 def rank(index: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", rank=index, world_size=ltm.xrt_world_size(),
+        "gloo",
+        rank=index,
+        world_size=ltm.xrt_world_size(),
         init_method=f"file://{config.value('LTC_RENDEZVOUS')}/gloo",
     )
     ours, theirs = compare(16 << 20, 3)
@@ -57,8 +59,11 @@ def rank(index: int) -> None:
     if index == 0:
         size = (64 << 20) / 1e9
         print(f"64 MiB: {size / ours:.2f} GB/s, gloo {size / theirs:.2f}: {theirs / ours:.1f} x")
-        print(f"1 KiB: {small * 1e6:.0f} us, gloo {their_small * 1e6:.0f} us: "
-              f"{their_small / small:.1f} x", flush=True)
+        print(
+            f"1 KiB: {small * 1e6:.0f} us, gloo {their_small * 1e6:.0f} us: "
+            f"{their_small / small:.1f} x",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

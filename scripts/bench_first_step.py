@@ -38,9 +38,7 @@ def perceptron(layers: int, device, way: Way) -> Callable:
     hidden = [part for _ in range(layers) for part in (nn.Linear(256, 256), nn.ReLU())]
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), *hidden, nn.Linear(256, 10))
     batches = workloads.images(128, 1, 28)
-    return workloads.training(
-        model, workloads.sgd, workloads.cross_entropy, batches, device, way
-    )
+    return workloads.training(model, workloads.sgd, workloads.cross_entropy, batches, device, way)
 
 
 def transformer(layers: int, device, way: Way) -> Callable:

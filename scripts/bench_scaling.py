@@ -104,8 +104,18 @@ class Way:
         with Listener(address) as listener:
             self.started = [
                 subprocess.Popen(
-                    [sys.executable, __file__, "--serve", name, "--address", address,
-                     "--network", chosen.network, "--batch-size", str(chosen.batch_size)],
+                    [
+                        sys.executable,
+                        __file__,
+                        "--serve",
+                        name,
+                        "--address",
+                        address,
+                        "--network",
+                        chosen.network,
+                        "--batch-size",
+                        str(chosen.batch_size),
+                    ],
                     env={**os.environ, "OMP_NUM_THREADS": "1", "LTC_NUM_DEVICES": str(devices)},
                 )
                 for _ in range(replicas if name == "apart" else 1)

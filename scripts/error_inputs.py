@@ -47,7 +47,7 @@ def inputs_of(operator: str) -> tuple:
 
 
 def case_names(operators=()) -> list[str]:
-    """"operator|index" for every error input of the table."""
+    """ "operator|index" for every error input of the table."""
     names = []
     for name, op in opinfo.operators_by_name().items():
         if op.error_inputs_func is None or (operators and not {name, op.name} & set(operators)):

@@ -49,6 +49,7 @@ DEVICES = ["ltc:0", "ltc:1"]
 
 # --- ranks --------------------------------------------------------------------------------------
 
+
 def die(cause: str) -> None:
     match cause:
         case "raise":
@@ -92,8 +93,15 @@ def torchrun_dies(cause: str) -> None:
     """torchrun fails in time, and none of its ranks is left."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3",
-            __file__, "--rank-dies", cause, folder,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "3",
+            __file__,
+            "--rank-dies",
+            cause,
+            folder,
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         check(done.returncode != 0, "torchrun saw no failure")
@@ -123,6 +131,7 @@ def launch_folders(folder: str) -> set[str]:
 
 # --- parents ------------------------------------------------------------------------------------
 
+
 def wait_for_ever(rank: int, folder: str) -> None:
     Path(folder, f"pid-{os.getpid()}").touch()
     time.sleep(3600)
@@ -151,6 +160,7 @@ def check_all_in_time(folder: str) -> None:
 
 
 # --- loaders ------------------------------------------------------------------------------------
+
 
 class Samples(Dataset):
     """Twelve numbers, one of which raises."""
@@ -203,6 +213,7 @@ def check_no_thread() -> None:
 
 # --- all of them --------------------------------------------------------------------------------
 
+
 def check(fact: bool, otherwise: str) -> None:
     if not fact:
         raise AssertionError(otherwise)
@@ -220,8 +231,8 @@ def cases() -> dict[str, Callable[[], None]]:
     for workers, devices in itertools.product((0, 2), (1, 2)):
         where = f"{workers} workers, {devices} devices"
         for bad in (0, 6, 11):
-            found[f"loader sample {bad}, {where}"] = (
-                lambda b=bad, w=workers, d=devices: loader_fails(b, w, d)
+            found[f"loader sample {bad}, {where}"] = lambda b=bad, w=workers, d=devices: (
+                loader_fails(b, w, d)
             )
         found[f"loops left early, {where}"] = lambda w=workers, d=devices: loops_left_early(w, d)
     return found

@@ -40,17 +40,24 @@ def sample() -> Any:
     x = torch.arange(24.0).reshape(4, 6)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     return {
-        "model": model.state_dict(), "views": [x, x[1], x.t(), x[:3], x.view(torch.int32)],
-        "spans": [x.clone()[0:2]], "raw": torch.ones(2, 3, dtype=torch.complex128),
-        "flags": torch.tensor([True, False]), "point": Point(1, x[0]), "set": {1, "a", (2, 3)},
+        "model": model.state_dict(),
+        "views": [x, x[1], x.t(), x[:3], x.view(torch.int32)],
+        "spans": [x.clone()[0:2]],
+        "raw": torch.ones(2, 3, dtype=torch.complex128),
+        "flags": torch.tensor([True, False]),
+        "point": Point(1, x[0]),
+        "set": {1, "a", (2, 3)},
         "numbers": [1.5, float("nan"), -7, 10**30, 3 + 4j, None, True, b"bytes", "text"],
         "types": [torch.bfloat16, torch.device("ltc:0"), torch.Size([2, 3]), frozenset({1})],
-        "empty": torch.empty(0, 3), "wanted": torch.ones(2, requires_grad=True),
-        "count": collections.Counter("aab"), "parameter": torch.nn.Parameter(torch.ones(1)),
+        "empty": torch.empty(0, 3),
+        "wanted": torch.ones(2, requires_grad=True),
+        "count": collections.Counter("aab"),
+        "parameter": torch.nn.Parameter(torch.ones(1)),
     }
 
 
 # --- damage -------------------------------------------------------------------------------------
+
 
 def flipped(content: bytearray, choose: random.Random) -> bytearray:
     for _ in range(choose.choice([1, 1, 1, 5])):
@@ -84,7 +91,12 @@ def with_another_length(content: bytearray, choose: random.Random) -> bytearray:
 
 
 DAMAGES = (
-    flipped, flipped_in_header, truncated, lengthened, with_a_hole, with_another_length,
+    flipped,
+    flipped_in_header,
+    truncated,
+    lengthened,
+    with_a_hole,
+    with_another_length,
 )
 
 
@@ -95,18 +107,68 @@ def header_length(content: bytes) -> int:
 # --- craft --------------------------------------------------------------------------------------
 
 STRANGE = (
-    -1, 0, 1, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, 1e308, True, False, None, "", "x", [],
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    2**64,
+    -(2**70),
+    10**400,
+    0.5,
+    1e308,
+    True,
+    False,
+    None,
+    "",
+    "x",
+    [],
     {},
-    "../../etc/passwd", "/dev/zero", "\x00", "\ud800", "F32", "U8", "BOOL", "float64", "complex128",
-    "tensor", "dict", "list", "tuple", "set", "namedtuple", "os", "system", "__class__", "__init__",
-    [0], [-1], [2**62, 2**62], [1] * 100, [0, 2**62, 4], [[[[]]]], "nan", "ff" * 10,
-    ["str", "a"], ["tensor", 0, {}], ["tensor", 10**9, {}], ["list", [0, 0]], ["dict", [0, 0, 0]],
-    ["namedtuple", "os", "system", ["x"], [0]], ["device", "ltc:99"], ["dtype", "nn"],
-    ["namedtuple", "builtins", "tuple", ["class"], [0]], ["set", [1]], ["none"], ["int", "0x1"],
+    "../../etc/passwd",
+    "/dev/zero",
+    "\x00",
+    "\ud800",
+    "F32",
+    "U8",
+    "BOOL",
+    "float64",
+    "complex128",
+    "tensor",
+    "dict",
+    "list",
+    "tuple",
+    "set",
+    "namedtuple",
+    "os",
+    "system",
+    "__class__",
+    "__init__",
+    [0],
+    [-1],
+    [2**62, 2**62],
+    [1] * 100,
+    [0, 2**62, 4],
+    [[[[]]]],
+    "nan",
+    "ff" * 10,
+    ["str", "a"],
+    ["tensor", 0, {}],
+    ["tensor", 10**9, {}],
+    ["list", [0, 0]],
+    ["dict", [0, 0, 0]],
+    ["namedtuple", "os", "system", ["x"], [0]],
+    ["device", "ltc:99"],
+    ["dtype", "nn"],
+    ["namedtuple", "builtins", "tuple", ["class"], [0]],
+    ["set", [1]],
+    ["none"],
+    ["int", "0x1"],
     {"dtype": "float32", "shape": [1000, 1000], "strides": [0, 0], "offset": 0},
     {"dtype": "float32", "shape": [3], "strides": [1 << 60], "offset": 1 << 60},
-    {"dtype": "float64", "shape": [2], "strides": [1], "offset": -1}, {"parameter": 1},
-    {"requires_grad": True}, {"dtype": "bool", "shape": [2], "strides": [1], "offset": 0},
+    {"dtype": "float64", "shape": [2], "strides": [1], "offset": -1},
+    {"parameter": 1},
+    {"requires_grad": True},
+    {"dtype": "bool", "shape": [2], "strides": [1], "offset": 0},
 )
 
 
@@ -161,6 +223,7 @@ def summed(header: Any, data: bytes) -> bytes:
 
 
 # --- trial --------------------------------------------------------------------------------------
+
 
 def mutated(number: int, original: bytes) -> tuple[bytes, bool]:
     """(file number `number`, whether it has to be refused)."""

@@ -49,6 +49,7 @@ class State:
 
 # --- ways to save -------------------------------------------------------------------------------
 
+
 def save_xser(folder: Path, version: int) -> None:
     xser.save(State(version).state_dict(), folder / "state")
 
@@ -97,6 +98,7 @@ WAYS: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], int]]] = {
 
 
 # --- killing ------------------------------------------------------------------------------------
+
 
 def save_for_ever(way: str, folder: Path, version: int, told: int) -> NoReturn:
     """In the child: save, say so, save the next version."""

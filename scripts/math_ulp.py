@@ -127,7 +127,8 @@ def main() -> int:
             nanoseconds = one.seconds / one.count * 1e9
             print(
                 f"{name:10}{one.worst:8.3f}{one.where:16.7g}{one.wrong:12}{nanoseconds:8.2f}"
-                f"{one.count:13}", flush=True,
+                f"{one.count:13}",
+                flush=True,
             )
         failed |= one.worst > LIMITS[name] or one.wrong > 0
     if options.state:

@@ -79,7 +79,7 @@ def expected(rank: int, which: int) -> float:
 
 
 def watch(reports: list[Connection], runs: int, limit_seconds: float) -> str:
-    """"" once every rank has done every run; else what went wrong."""
+    """ "" once every rank has done every run; else what went wrong."""
     done, last = [0] * WORLD, time.monotonic()
     silent, other_end = multiprocessing.Pipe()
     while min(done) < runs:

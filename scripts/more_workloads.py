@@ -166,7 +166,7 @@ class Physics(nn.Module):
 
     def forward(self, x, t):
         a, b, c, d, e = self.factors
-        wave = a * torch.sin(b * x - c * t) * torch.exp(-(d * x) ** 2)
+        wave = a * torch.sin(b * x - c * t) * torch.exp(-((d * x) ** 2))
         return wave + torch.tanh(e * t) * torch.sigmoid(x)
 
 

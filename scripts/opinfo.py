@@ -75,7 +75,7 @@ class RefusedByCpu(Exception):
 
 
 def case_names(variants=tuple(VARIANTS), operators=()) -> list[str]:
-    """"operator|variant|dtype" for every case of the table, operators in its order."""
+    """ "operator|variant|dtype" for every case of the table, operators in its order."""
     names = []
     for name, op in operators_by_name().items():
         if operators and op.name not in operators and name not in operators:

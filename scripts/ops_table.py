@@ -1,6 +1,6 @@
 """Prints, as Markdown, every core ATen overload and how ltc runs it.
 
-    python scripts/ops_table.py > docs/ops.md
+python scripts/ops_table.py > docs/ops.md
 """
 
 from __future__ import annotations

@@ -163,7 +163,11 @@ def scratch_memory_is_a_cache_line_short():
 def places_in_the_block_are_too_short():
     """The plan gives a value less than it needs: the next one begins before its end."""
     lines = 3 * ALIGNMENT  # with guards between values fewer would do no harm
-    replace(memory_planner._Region, "size_of", lambda size: lambda self, value: size(self, value) - lines)
+    replace(
+        memory_planner._Region,
+        "size_of",
+        lambda size: lambda self, value: size(self, value) - lines,
+    )
 
     def and_room_behind(plan):
         def longer(*args):

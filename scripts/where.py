@@ -1,7 +1,7 @@
 """Prints where an operation lives: its rule, its row, its meaning, its instructions.
 
-    python scripts/where.py gelu
-    python scripts/where.py mul
+python scripts/where.py gelu
+python scripts/where.py mul
 """
 
 from __future__ import annotations

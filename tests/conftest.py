@@ -115,7 +115,11 @@ def assert_equal(on_ltc, on_cpu, path: str = "result") -> None:
         assert isinstance(on_ltc, torch.Tensor), f"{path} is {type(on_ltc)} on ltc"
         rtol, atol = TOLERANCES.get(on_cpu.dtype, (0, 0))
         torch.testing.assert_close(
-            on_ltc.detach().cpu(), on_cpu.detach(), rtol=rtol, atol=atol, equal_nan=True,
+            on_ltc.detach().cpu(),
+            on_cpu.detach(),
+            rtol=rtol,
+            atol=atol,
+            equal_nan=True,
             msg=lambda text: f"{path}: {text}",
         )
     elif isinstance(on_cpu, dict):

@@ -18,7 +18,9 @@ TIMES = int(os.environ.get("LTC_TEST_EXAMPLES", "1"))
 def drawn(count: int = 100) -> settings:
     """The settings of a hypothesis test of that many cases."""
     return settings(
-        max_examples=count * TIMES, deadline=None, derandomize=not FRESH,
+        max_examples=count * TIMES,
+        deadline=None,
+        derandomize=not FRESH,
         suppress_health_check=[HealthCheck.too_slow],  # of drawing: it would judge the machine
     )
 

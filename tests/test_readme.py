@@ -64,7 +64,11 @@ def printed_by(page: Path, code: list[tuple[int, str]], folder: Path) -> list[st
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, str(page.relative_to(ROOT))],
-        input=json.dumps(code), capture_output=True, text=True, cwd=folder, env=environment,
+        input=json.dumps(code),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

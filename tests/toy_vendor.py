@@ -48,6 +48,7 @@ def division(function):
         if y.dtype.kind in "iu" and not np.all(y):
             raise RuntimeError("ZeroDivisionError")
         return function(x, y)
+
     return row
 
 

@@ -35,7 +35,10 @@ def arguments(description: str, argv: list[str] | None = None) -> argparse.Names
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the batch order")
     parser.add_argument("--save", type=Path, help="file for the trained weights")
     parser.add_argument(
-        "--target-accuracy", type=float, default=0.0, metavar="PERCENT",
+        "--target-accuracy",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
         help="exit with code 1 where the test accuracy is lower",
     )
     chosen = parser.parse_args(argv)

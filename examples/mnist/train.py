@@ -1,8 +1,8 @@
 """Train a small convolutional network on handwritten digits, on the lazy device or on the CPU.
 
-    python examples/mnist/train.py                        # scikit-learn's digits, no network
-    python examples/mnist/train.py --data-dir mnist/      # MNIST's IDX files
-    python examples/mnist/train.py --device cpu           # the same training without ltc
+python examples/mnist/train.py                        # scikit-learn's digits, no network
+python examples/mnist/train.py --data-dir mnist/      # MNIST's IDX files
+python examples/mnist/train.py --device cpu           # the same training without ltc
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=sorted(DEVICES), default="ltc")
-    parser.add_argument("--data-dir", type=Path, help="folder with MNIST's IDX files, gzipped or not")
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder with MNIST's IDX files, gzipped or not"
+    )
     parser.add_argument("--epochs", type=int, help="default: 15, or 5 with --data-dir")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.03, help="of the first step; falls to 0")
@@ -71,7 +73,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the batch order")
     parser.add_argument("--save", type=Path, help="file for the trained weights")
     parser.add_argument(
-        "--target-accuracy", type=float, default=0.0, metavar="PERCENT",
+        "--target-accuracy",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
         help="exit with code 1 where the test accuracy is lower",
     )
     chosen = parser.parse_args(argv)
@@ -89,10 +94,14 @@ def batches(images, labels, batch_size: int, seed: int) -> DataLoader:
     One size means one program: every shape that a step sees is compiled once.
     """
     if len(labels) < batch_size:
-        raise SystemExit(f"--batch-size {batch_size} is more than the {len(labels)} images to train on")
+        raise SystemExit(
+            f"--batch-size {batch_size} is more than the {len(labels)} images to train on"
+        )
     digits = TensorDataset(images, labels)
     order = RandomSampler(digits, generator=torch.Generator().manual_seed(seed))
-    return DataLoader(digits, sampler=BatchSampler(order, batch_size, drop_last=True), batch_size=None)
+    return DataLoader(
+        digits, sampler=BatchSampler(order, batch_size, drop_last=True), batch_size=None
+    )
 
 
 def train(model: nn.Module, digits: Digits, chosen: argparse.Namespace, backend) -> None:

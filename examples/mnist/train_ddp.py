@@ -41,7 +41,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0, help="of weights and sample order")
     parser.add_argument(
-        "--target-accuracy", type=float, default=0.0, metavar="PERCENT",
+        "--target-accuracy",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
         help="exit with code 1 where the test accuracy is lower",
     )
     chosen = parser.parse_args(argv)
@@ -126,8 +129,12 @@ def run(chosen: argparse.Namespace) -> int:
 def run_as(rank: int, port: int, chosen: argparse.Namespace) -> None:
     """What a started process does: say who it is as torchrun would, and run."""
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(chosen.nprocs),
-        LOCAL_WORLD_SIZE=str(chosen.nprocs), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(chosen.nprocs),
+        LOCAL_WORLD_SIZE=str(chosen.nprocs),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // chosen.nprocs))
     if run(chosen):

@@ -1,7 +1,7 @@
 """Train the network of train.py in several processes, each with a device of its own.
 
-    python examples/mnist/train_processes.py --replicas 2
-    torchrun --nproc-per-node 2 examples/mnist/train_processes.py
+python examples/mnist/train_processes.py --replicas 2
+torchrun --nproc-per-node 2 examples/mnist/train_processes.py
 """
 
 from __future__ import annotations

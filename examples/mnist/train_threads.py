@@ -1,6 +1,6 @@
 """Train the network of train.py in several threads of one process, each with a device of its own.
 
-    LTC_NUM_DEVICES=2 python examples/mnist/train_threads.py --replicas 2
+LTC_NUM_DEVICES=2 python examples/mnist/train_threads.py --replicas 2
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """"aten::add.Tensor", or the ltc:: name."""
+        """ "aten::add.Tensor", or the ltc:: name."""
         return self.overload if isinstance(self.overload, str) else str(self.overload.name())
 
 

@@ -218,9 +218,7 @@ class _Trace:
             return self.nodes[argument]
         if isinstance(argument, Scalar):
             slot = self.numbering.slots[argument.slot]
-            node = make(
-                ops.SCALAR, slot=slot, dtype=argument.dtype, wrapped=bool(argument.wrapped)
-            )
+            node = make(ops.SCALAR, slot=slot, dtype=argument.dtype, wrapped=bool(argument.wrapped))
             self.scalars[slot] = node
             return node
         if isinstance(argument, (list, tuple)):

@@ -229,9 +229,7 @@ def _collective_start(node: Node) -> Compute:
     lasting = [_memory_root(operand).op not in LEAVES for operand in node.inputs[first:]]
 
     def compute(*inputs: torch.Tensor) -> torch.Tensor:
-        sent = [
-            x.contiguous() if own else new_copy(x) for x, own in zip(inputs[first:], lasting)
-        ]
+        sent = [x.contiguous() if own else new_copy(x) for x, own in zip(inputs[first:], lasting)]
         return start(collective, sent)
 
     return compute

@@ -24,9 +24,7 @@ if madvise is not None:
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def empty(
-    shape: Sequence[int], dtype: torch.dtype, huge_from: int = _LARGE_BYTES
-) -> torch.Tensor:
+def empty(shape: Sequence[int], dtype: torch.dtype, huge_from: int = _LARGE_BYTES) -> torch.Tensor:
     """A contiguous tensor whose elements are anything; from `huge_from` bytes on in huge pages."""
     result = torch.empty(shape, dtype=dtype, device="cpu")
     if result.nbytes >= huge_from and madvise is not None:

@@ -249,8 +249,11 @@ def _bytes_at(file: BinaryIO, path: str, start: int, length: int) -> torch.Tenso
         skipped = start % mmap.ALLOCATIONGRANULARITY
         try:
             area = mmap.mmap(
-                file.fileno(), skipped + length, flags=mmap.MAP_PRIVATE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=start - skipped,
+                file.fileno(),
+                skipped + length,
+                flags=mmap.MAP_PRIVATE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                offset=start - skipped,
             )
         except ValueError:
             raise DamagedFile(f"{path}: the file became shorter while it was read.") from None

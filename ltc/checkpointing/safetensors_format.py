@@ -24,10 +24,21 @@ ALIGNMENT_BYTES = 64  # of the first tensor: vector loads from a mapped file
 LENGTH_BYTES = 8
 
 NAME_OF_DTYPE = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
     torch.bool: "BOOL",
 }
 DTYPE_OF_NAME = {name: dtype for dtype, name in NAME_OF_DTYPE.items()}
@@ -90,7 +101,9 @@ def header_bytes(entries: tuple[TensorEntry, ...], metadata: Mapping[str, str]) 
     content: dict[str, Any] = {"__metadata__": {**sums, **metadata}}
     for e in entries:
         content[e.name] = {
-            "dtype": NAME_OF_DTYPE[e.dtype], "shape": e.shape, "data_offsets": (e.begin, e.end),
+            "dtype": NAME_OF_DTYPE[e.dtype],
+            "shape": e.shape,
+            "data_offsets": (e.begin, e.end),
         }
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT_BYTES)
@@ -120,6 +133,7 @@ def _sum_of_header(header: bytes) -> int:
 
 
 # --- reading ----------------------------------------------------------------------------------
+
 
 def read_header(file: BinaryIO, path: str) -> Header:
     """The header of an open file; raises DamagedFile where anything in it can not be true."""
@@ -175,7 +189,9 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _checked_entries(content: dict[str, Any], path: str, data_bytes: int) -> tuple[TensorEntry, ...]:
+def _checked_entries(
+    content: dict[str, Any], path: str, data_bytes: int
+) -> tuple[TensorEntry, ...]:
     entries = sorted(
         (_checked_entry(name, said, path) for name, said in content.items()),
         key=lambda e: (e.begin, e.end),

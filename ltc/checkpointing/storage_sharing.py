@@ -85,7 +85,9 @@ def contiguous_strides(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def arranged(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[StoredBytes], list[Placement]]:
+def arranged(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> tuple[list[StoredBytes], list[Placement]]:
     """The entries that hold named tensors, and the placement of each tensor, in the given order.
 
     Nothing is computed or copied yet.
@@ -104,6 +106,7 @@ def arranged(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[StoredBy
 
 
 # --- where a tensor lies ------------------------------------------------------------------------
+
 
 def _where(tensor: torch.Tensor) -> tuple[Hashable, Layout]:
     """(what identifies its storage, its layout there)."""
@@ -215,7 +218,9 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _stretch(tensor: torch.Tensor, begin: int, end: int, name: str) -> StoredBytes:
     """The bytes [begin, end) of the storage of a tensor."""
-    return StoredBytes(name, torch.uint8, (end - begin,), None, lambda: _bytes_under(tensor)[begin:end])
+    return StoredBytes(
+        name, torch.uint8, (end - begin,), None, lambda: _bytes_under(tensor)[begin:end]
+    )
 
 
 def _bytes_under(tensor: torch.Tensor) -> torch.Tensor:

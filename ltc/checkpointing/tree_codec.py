@@ -25,6 +25,7 @@ _MAX_KEY_PARTS = 10_000  # hashing shared tuples costs their size when written o
 
 # --- data to nodes ----------------------------------------------------------------------------
 
+
 def to_table(data: Any, tensor_payload: Callable[[torch.Tensor], list]) -> Table:
     """The nodes of `data`; the last is its root.
 
@@ -129,8 +130,10 @@ def _container(x: Any, place: _Place) -> tuple[str, list, list[tuple[Any, Any]]]
     """(kind, what the node says beside its parts, [(key, part)])."""
     kind = _CONTAINERS.get(type(x))
     if kind is None and isinstance(x, tuple) and hasattr(x, "_fields"):
-        return "namedtuple", [type(x).__module__, type(x).__qualname__, list(x._fields)], (
-            list(zip(x._fields, x, strict=True))
+        return (
+            "namedtuple",
+            [type(x).__module__, type(x).__qualname__, list(x._fields)],
+            (list(zip(x._fields, x, strict=True))),
         )
     if kind is None:
         raise TypeError(
@@ -165,12 +168,19 @@ _SCALARS: dict[type, tuple[str, Callable[[Any], list]]] = {
 }
 
 _CONTAINERS = {
-    dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter",
-    list: "list", tuple: "tuple", torch.Size: "Size", set: "set", frozenset: "frozenset",
+    dict: "dict",
+    OrderedDict: "OrderedDict",
+    Counter: "Counter",
+    list: "list",
+    tuple: "tuple",
+    torch.Size: "Size",
+    set: "set",
+    frozenset: "frozenset",
 }
 
 
 # --- nodes to data ----------------------------------------------------------------------------
+
 
 def from_table(
     table: Table, roots: Iterable[int], make_tensor: Callable[..., torch.Tensor]

@@ -13,7 +13,12 @@ from ltc.distributed.collectives import Groups
 from ltc.tracebacks import make_entrances
 
 __all__ = [
-    "AllGather", "AllReduce", "AllReduceSumLayer", "SyncBatchNorm", "all_gather", "all_reduce",
+    "AllGather",
+    "AllReduce",
+    "AllReduceSumLayer",
+    "SyncBatchNorm",
+    "all_gather",
+    "all_reduce",
     "distributed_mm",
 ]
 
@@ -131,8 +136,8 @@ class SyncBatchNorm(torch.nn.Module):
         """batch [N, C, ...] of two to five dimensions."""
         assert 2 <= batch.dim() <= 5, f"a batch of {batch.dim()} dimensions"
         assert batch.size(1) == self.num_features, f"{batch.size(1)} channels"
-        mean, variance = self._statistics(batch) if self.training else (
-            self.running_mean, self.running_var
+        mean, variance = (
+            self._statistics(batch) if self.training else (self.running_mean, self.running_var)
         )
         shape = [1, self.num_features] + [1] * (batch.dim() - 2)
         scale = self.weight * torch.rsqrt(variance + self.eps)

@@ -34,21 +34,61 @@ from ltc.utils.rate_tracker import RateTracker
 from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_data_to_device
 
 __all__ = [
-    "CoalescingBuckets", "CollectiveContext", "REDUCE_AND", "REDUCE_MAX", "REDUCE_MIN",
-    "REDUCE_MUL", "REDUCE_OR", "REDUCE_SUM", "RateTracker", "ToLazyTensorArena",
-    "add_step_closure", "all_gather", "all_gather_bucketized", "all_reduce",
-    "all_reduce_bucketized_gradients", "all_to_all", "broadcast_master_param",
-    "check_view_sharing", "collective_broadcast", "collective_permute", "do_on_ordinals",
-    "get_lazy_supported_devices", "get_local_ordinal", "get_memory_info", "get_ordinal",
-    "get_rng_state", "is_lazy_tensor", "is_master_ordinal", "lazy_device", "lazy_device_hw",
-    "lazy_real_devices", "lazy_replication_devices", "mark_step", "master_print", "mesh_reduce",
-    "optimizer_step", "parse_lazy_device", "recv", "reduce_gradients", "reduce_scatter",
-    "reduce_scatter_bucketized", "rendezvous", "save", "send", "send_cpu_data_to_device",
-    "set_replication", "set_rng_state", "unlazy", "wait_device_ops", "xrt_world_size",
+    "CoalescingBuckets",
+    "CollectiveContext",
+    "REDUCE_AND",
+    "REDUCE_MAX",
+    "REDUCE_MIN",
+    "REDUCE_MUL",
+    "REDUCE_OR",
+    "REDUCE_SUM",
+    "RateTracker",
+    "ToLazyTensorArena",
+    "add_step_closure",
+    "all_gather",
+    "all_gather_bucketized",
+    "all_reduce",
+    "all_reduce_bucketized_gradients",
+    "all_to_all",
+    "broadcast_master_param",
+    "check_view_sharing",
+    "collective_broadcast",
+    "collective_permute",
+    "do_on_ordinals",
+    "get_lazy_supported_devices",
+    "get_local_ordinal",
+    "get_memory_info",
+    "get_ordinal",
+    "get_rng_state",
+    "is_lazy_tensor",
+    "is_master_ordinal",
+    "lazy_device",
+    "lazy_device_hw",
+    "lazy_real_devices",
+    "lazy_replication_devices",
+    "mark_step",
+    "master_print",
+    "mesh_reduce",
+    "optimizer_step",
+    "parse_lazy_device",
+    "recv",
+    "reduce_gradients",
+    "reduce_scatter",
+    "reduce_scatter_bucketized",
+    "rendezvous",
+    "save",
+    "send",
+    "send_cpu_data_to_device",
+    "set_replication",
+    "set_rng_state",
+    "unlazy",
+    "wait_device_ops",
+    "xrt_world_size",
 ]
 
 
 # --- devices ----------------------------------------------------------------------------------
+
 
 def is_lazy_tensor(tensor) -> bool:
     """Whether it is a tensor on an ltc device."""
@@ -118,6 +158,7 @@ def get_memory_info(device=None) -> dict[str, int]:
 
 # --- who this replica is ----------------------------------------------------------------------
 
+
 def xrt_world_size(defval: int = 1) -> int:
     """Replicas that train together; `defval` where no launcher said."""
     return world.world_size(defval)
@@ -146,6 +187,7 @@ def master_print(*args: Any, fd=None, local: bool = False, flush: bool = False) 
 
 # --- steps ------------------------------------------------------------------------------------
 
+
 def mark_step(device=None, wait: bool = False) -> None:
     """End a step: everything recorded so far becomes one program, which is started.
 
@@ -156,7 +198,9 @@ def mark_step(device=None, wait: bool = False) -> None:
 
 
 def reduce_gradients(
-    optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True,
+    optimizer: torch.optim.Optimizer,
+    groups: Groups = None,
+    pin_layout: bool = True,
     reduce: str = "mean",
 ) -> None:
     """Every gradient of the optimizer's parameters becomes its mean over the replicas, in place.
@@ -167,8 +211,12 @@ def reduce_gradients(
 
 
 def optimizer_step(
-    optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict | None = None,
-    groups: Groups = None, pin_layout: bool = True, reduce: str = "mean",
+    optimizer: torch.optim.Optimizer,
+    barrier: bool = False,
+    optimizer_args: dict | None = None,
+    groups: Groups = None,
+    pin_layout: bool = True,
+    reduce: str = "mean",
 ) -> Any:
     """Average the gradients over the replicas, `optimizer.step(**optimizer_args)`, end the step.
 
@@ -209,6 +257,7 @@ def unlazy(tensors: Sequence[torch.Tensor]) -> None:
 
 # --- random numbers ---------------------------------------------------------------------------
 
+
 def set_rng_state(seed: int, device=None) -> None:
     """Seed a device (the thread's current one where None)."""
     (current_device() if device is None else device_of(device)).random.reset(seed)
@@ -228,7 +277,11 @@ REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"
 
 
 def all_reduce(
-    reduce_type: str, inputs, scale: float = 1.0, groups: Groups = None, cctx=None,
+    reduce_type: str,
+    inputs,
+    scale: float = 1.0,
+    groups: Groups = None,
+    cctx=None,
     pin_layout: bool = True,
 ) -> Any:
     """Everyone's values reduced, then multiplied by `scale`.
@@ -240,8 +293,13 @@ def all_reduce(
 
 
 def all_gather(
-    value, dim: int = 0, groups: Groups = None, output=None, pin_layout: bool | None = None,
-    channel_id=None, use_global_device_ids=None,
+    value,
+    dim: int = 0,
+    groups: Groups = None,
+    output=None,
+    pin_layout: bool | None = None,
+    channel_id=None,
+    use_global_device_ids=None,
 ) -> Any:
     """Everyone's `value`, a tensor or a list of them, joined along `dim` in ordinal order.
 
@@ -256,8 +314,15 @@ def all_gather(
 
 
 def reduce_scatter(
-    reduce_type: str, input, scale: float, scatter_dim: int, shard_count: int,
-    groups: Groups = None, output=None, pin_layout: bool | None = None, channel_id=None,
+    reduce_type: str,
+    input,
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    groups: Groups = None,
+    output=None,
+    pin_layout: bool | None = None,
+    channel_id=None,
     use_global_device_ids=None,
 ) -> Any:
     """This replica's part, along `scatter_dim`, of everyone's `input` reduced and scaled."""
@@ -267,7 +332,13 @@ def reduce_scatter(
         )
         return result if output is None else bucketed.into(output, result)
     return reduce_scatter_bucketized(
-        reduce_type, input, scale, scatter_dim, shard_count, groups, _as_list(output),
+        reduce_type,
+        input,
+        scale,
+        scatter_dim,
+        shard_count,
+        groups,
+        _as_list(output),
         bool(pin_layout),
     )
 
@@ -279,8 +350,12 @@ def _as_list(output):
 
 
 def all_to_all(
-    value: torch.Tensor, split_dimension: int, concat_dimension: int, split_count: int,
-    groups: Groups = None, pin_layout: bool = True,
+    value: torch.Tensor,
+    split_dimension: int,
+    concat_dimension: int,
+    split_count: int,
+    groups: Groups = None,
+    pin_layout: bool = True,
 ) -> torch.Tensor:
     """`value` cut into parts, part j sent to member j; the parts received joined in their order."""
     return collectives.all_to_all(value, split_dimension, concat_dimension, split_count, groups)
@@ -292,7 +367,9 @@ def collective_permute(value: torch.Tensor, pairs: Sequence) -> torch.Tensor:
 
 
 def collective_broadcast(
-    tensors: Sequence[torch.Tensor], root_ordinal: int = 0, groups: Groups = None,
+    tensors: Sequence[torch.Tensor],
+    root_ordinal: int = 0,
+    groups: Groups = None,
     pin_layout: bool = True,
 ) -> None:
     """Every replica's tensors become those of the root, in place, whatever they held."""
@@ -323,8 +400,12 @@ def _other(ordinal: int | None) -> int:
 
 # --- files ------------------------------------------------------------------------------------
 
+
 def save(
-    data: Any, file_or_path, master_only: bool = True, global_master: bool = False,
+    data: Any,
+    file_or_path,
+    master_only: bool = True,
+    global_master: bool = False,
     barrier: bool = False,
 ) -> None:
     """torch.save of `data` with every lazy tensor as a CPU tensor, fetched in one go.

@@ -45,9 +45,7 @@ def record(name: str, value: float, kind: str = "value") -> None:
     note((), ((name, value, kind),))
 
 
-def note(
-    counts: Iterable[tuple[str, int]], samples: Iterable[tuple[str, float, str]] = ()
-) -> None:
+def note(counts: Iterable[tuple[str, int]], samples: Iterable[tuple[str, float, str]] = ()) -> None:
     """`count` each of `counts` and `record` each of `samples`, as of one moment."""
     now = time.time()
     with _lock:

@@ -29,14 +29,16 @@ from ltc.tracebacks import entrance, shorten
 
 # Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized
 # and nested tensors, which ltc devices do not hold.
-KEPT_IN_CPP = frozenset("""
+KEPT_IN_CPP = frozenset(
+    """
     detach alias lift lift_fresh is_pinned _pin_memory detach_ set_data _version output_nr
     requires_grad_ is_same_size _has_same_storage_numel rename_ rename _fw_primal _make_dual
     _unpack_dual _make_dual_copy resize_as_sparse_ data _values values indices _indices
     crow_indices col_indices ccol_indices row_indices _coalesced_ _nnz dense_dim sparse_dim
     _nested_get_values _nested_view_from_jagged _cudnn_init_dropout_state retain_grad _lazy_clone
     qscheme q_scale q_zero_point
-""".split())
+""".split()
+)
 
 skipped: list[str] = []  # overloads this torch lists but cannot give, and autocast names it lacks
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed

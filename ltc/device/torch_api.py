@@ -103,6 +103,7 @@ PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
 # create_empty_tensor makes tensors of index 0 only; a DLPack capsule may carry any index, and
 # one prebuilt capsule content per (index, dtype) makes it cost 1 us.
 
+
 class _DLDevice(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("index", ctypes.c_int)]
 
@@ -113,21 +114,40 @@ class _DLDataType(ctypes.Structure):
 
 class _DLManagedTensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device", _DLDevice), ("dims", ctypes.c_int),
-        ("dtype", _DLDataType), ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("dims", ctypes.c_int),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
     ]
 
 
 _DLPACK_EXTENSION_DEVICE = 12  # kDLExtDev
 _DLPACK_CODES = {  # DLDataTypeCode: int 0, uint 1, float 2, bfloat 4, complex 5, bool 6, fp8 10-14
-    torch.float16: (2, 16), torch.float32: (2, 32), torch.float64: (2, 64),
-    torch.bfloat16: (4, 16), torch.int8: (0, 8), torch.int16: (0, 16), torch.int32: (0, 32),
-    torch.int64: (0, 64), torch.uint8: (1, 8), torch.uint16: (1, 16), torch.uint32: (1, 32),
-    torch.uint64: (1, 64), torch.bool: (6, 8), torch.complex32: (5, 32),
-    torch.complex64: (5, 64), torch.complex128: (5, 128), torch.float8_e4m3fn: (10, 8),
-    torch.float8_e4m3fnuz: (11, 8), torch.float8_e5m2: (12, 8), torch.float8_e5m2fnuz: (13, 8),
+    torch.float16: (2, 16),
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.bfloat16: (4, 16),
+    torch.int8: (0, 8),
+    torch.int16: (0, 16),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.uint8: (1, 8),
+    torch.uint16: (1, 16),
+    torch.uint32: (1, 32),
+    torch.uint64: (1, 64),
+    torch.bool: (6, 8),
+    torch.complex32: (5, 32),
+    torch.complex64: (5, 64),
+    torch.complex128: (5, 128),
+    torch.float8_e4m3fn: (10, 8),
+    torch.float8_e4m3fnuz: (11, 8),
+    torch.float8_e5m2: (12, 8),
+    torch.float8_e5m2fnuz: (13, 8),
     torch.float8_e8m0fnu: (14, 8),
 }
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -143,8 +163,11 @@ def _prototype(index: int, dtype: torch.dtype) -> tuple:
         )
     shape, strides = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1)
     managed = _DLManagedTensor(
-        device=_DLDevice(_DLPACK_EXTENSION_DEVICE, index), dims=1,
-        dtype=_DLDataType(*_DLPACK_CODES[dtype], 1), shape=shape, strides=strides,
+        device=_DLDevice(_DLPACK_EXTENSION_DEVICE, index),
+        dims=1,
+        dtype=_DLDataType(*_DLPACK_CODES[dtype], 1),
+        shape=shape,
+        strides=strides,
     )
     # the capsule points into these objects, so they live as long as the table
     entry = _prototypes[index, dtype] = (ctypes.addressof(managed), managed, shape, strides)
@@ -171,6 +194,7 @@ def empty_tensor(shape, dtype: torch.dtype, index: int) -> torch.Tensor:
 
 
 # --- what C++ asks of a device ----------------------------------------------------------------
+
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):
     """Answers of the accelerator hooks; without them the autograd engine refuses to run."""

@@ -21,8 +21,10 @@ class CoalescingBuckets:
     """
 
     def __init__(
-        self, func: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
-        input_list: Sequence[torch.Tensor], output_list: list | None = None,
+        self,
+        func: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+        input_list: Sequence[torch.Tensor],
+        output_list: list | None = None,
         bucket_cap_mb: float = BUCKET_MEGABYTES,
     ) -> None:
         if not isinstance(input_list, (list, tuple)):
@@ -72,7 +74,11 @@ def into(output: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def all_gather_bucketized(
-    input_list, dim: int = 0, groups: Groups = None, output=None, pin_layout: bool = False,
+    input_list,
+    dim: int = 0,
+    groups: Groups = None,
+    output=None,
+    pin_layout: bool = False,
     bucket_cap_mb: float = BUCKET_MEGABYTES,
 ) -> list[torch.Tensor]:
     """`all_gather` of each tensor of the list, in its order."""
@@ -85,8 +91,14 @@ def all_gather_bucketized(
 
 
 def reduce_scatter_bucketized(
-    reduce_type: str, input_list, scale: float, scatter_dim: int, shard_count: int,
-    groups: Groups = None, output=None, pin_layout: bool = False,
+    reduce_type: str,
+    input_list,
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    groups: Groups = None,
+    output=None,
+    pin_layout: bool = False,
     bucket_cap_mb: float = BUCKET_MEGABYTES,
 ) -> list[torch.Tensor]:
     """`reduce_scatter` of each tensor of the list, in its order."""
@@ -102,7 +114,10 @@ def reduce_scatter_bucketized(
 
 
 def all_reduce_bucketized_gradients(
-    gradients, scale: float, groups: Groups = None, pin_layout: bool = True,
+    gradients,
+    scale: float,
+    groups: Groups = None,
+    pin_layout: bool = True,
     bucket_cap_mb: float = 0,
 ) -> None:
     """Sum the gradients over the replicas and multiply by `scale`, in place, the last ones first."""

@@ -32,9 +32,22 @@ from ltc.ir.tensor_type import TensorType
 from ltc.llvm.ops.one_shot_sync import is_possible
 
 __all__ = [
-    "CHANNELS", "all_gather", "all_reduce", "all_to_all", "broadcast", "collective_permute",
-    "gradients_of", "group_of", "host_all_reduce", "host_run", "record", "recv",
-    "reduce_gradients", "reduce_scatter", "replica_count", "send",
+    "CHANNELS",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "collective_permute",
+    "gradients_of",
+    "group_of",
+    "host_all_reduce",
+    "host_run",
+    "record",
+    "recv",
+    "reduce_gradients",
+    "reduce_scatter",
+    "replica_count",
+    "send",
 ]
 
 Groups = Sequence[Sequence[int]] | None
@@ -98,9 +111,12 @@ def _assign(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> 
 
 # --- in the graph -----------------------------------------------------------------------------
 
+
 @torch.no_grad()
 def all_reduce(
-    kind: str, inputs: torch.Tensor | Sequence[torch.Tensor], scale: float = 1.0,
+    kind: str,
+    inputs: torch.Tensor | Sequence[torch.Tensor],
+    scale: float = 1.0,
     groups: Groups = None,
 ) -> Any:
     """Everyone's values reduced, then multiplied by `scale`.
@@ -149,9 +165,7 @@ def _all_reduce_at(kind: str, groups: tuple, line: str, place: int, sharers: int
     return Collective("all_reduce", kind, groups, site=line, place=place, sharers=sharers)
 
 
-def _place_of(
-    tensors, types: list[TensorType], groups: tuple, bucket: int
-) -> tuple[int, int]:
+def _place_of(tensors, types: list[TensorType], groups: tuple, bucket: int) -> tuple[int, int]:
     """The slot in which few replicas of one host lay a sum's operands, and how many; else (-1, 0)."""
     session = sessions.current()
     if session is None or session.shelf is None:
@@ -211,7 +225,11 @@ def _share(x: torch.Tensor, dim: int, count: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def reduce_scatter(
-    kind: str, value: torch.Tensor | Sequence[torch.Tensor], scale: float, dim: int, count: int,
+    kind: str,
+    value: torch.Tensor | Sequence[torch.Tensor],
+    scale: float,
+    dim: int,
+    count: int,
     groups: Groups = None,
 ) -> Any:
     """The part of `all_reduce` along `dim` that is this replica's, of as many as there are members.
@@ -239,7 +257,10 @@ def reduce_scatter(
 
 @torch.no_grad()
 def all_to_all(
-    value: torch.Tensor, split_dimension: int, concat_dimension: int, split_count: int,
+    value: torch.Tensor,
+    split_dimension: int,
+    concat_dimension: int,
+    split_count: int,
     groups: Groups = None,
 ) -> torch.Tensor:
     """Part j of `value` goes to member j; what comes in is joined in member order."""
@@ -304,6 +325,7 @@ def recv(output: torch.Tensor, source: int) -> torch.Tensor:
 
 # --- gradients --------------------------------------------------------------------------------
 
+
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The gradients of an optimizer's parameters, those that there are, in order."""
     return [
@@ -331,7 +353,9 @@ def reduce_gradients(
     for number, bucket in enumerate(made):
         results += _reduced("sum", bucket, frozen, line, number)
     if reduce == "mean":
-        results = torch._foreach_mul(results, 1.0 / (len(frozen[0]) if frozen else session.replicas))
+        results = torch._foreach_mul(
+            results, 1.0 / (len(frozen[0]) if frozen else session.replicas)
+        )
     torch._foreach_copy_(gradients, results)
 
 
@@ -350,6 +374,7 @@ def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torc
 
 
 # --- at once, on CPU tensors ------------------------------------------------------------------
+
 
 def host_run(collective: Collective, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """An exchange of CPU tensors done at once; new tensors.

@@ -116,7 +116,10 @@ class DataParallel:
             return [loop_fn(model, batches, context.device, context, **kwargs)]
         sync.wait_device_ops(self._devices)
         parallel = ParallelLoader(
-            loader, self._devices_as_torch(), batchdim, fixed_batch_size=fixed_batch_size,
+            loader,
+            self._devices_as_torch(),
+            batchdim,
+            fixed_batch_size=fixed_batch_size,
             **self._kwargs,
         )
         try:
@@ -178,7 +181,9 @@ class _Threads:
         session.renew_threads([device.index for device in self._devices])
         self._threads = [
             threading.Thread(
-                target=self._work, args=(position, call), daemon=True,
+                target=self._work,
+                args=(position, call),
+                daemon=True,
                 name=f"DataParallel {self._devices[position]}",
             )
             for position, call in enumerate(calls)

@@ -60,8 +60,13 @@ def spawn(
     # A thread other than the main one may end while its ranks go on.
     bound = join or threading.current_thread() is threading.main_thread()
     ranks = Ranks(
-        fn, args, count, start_method=start_method, daemon=daemon,
-        devices=1 if nprocs is None else None, dies_with_thread=bound,
+        fn,
+        args,
+        count,
+        start_method=start_method,
+        daemon=daemon,
+        devices=1 if nprocs is None else None,
+        dies_with_thread=bound,
     )
     return ranks.join() if join else ranks
 
@@ -77,7 +82,11 @@ def launch(
     if count == 1:
         return _run_alone(fn, args)
     return Ranks(
-        fn, args, count, start_method=start_method, devices=1 if nprocs is None else None,
+        fn,
+        args,
+        count,
+        start_method=start_method,
+        devices=1 if nprocs is None else None,
         prefixed=True,
     ).join()
 
@@ -103,9 +112,7 @@ def _count(nprocs: int | None) -> int:
 
 
 def _run_alone(fn: Callable, args: tuple) -> list:
-    with config.override(
-        XRT_SHARD_WORLD_SIZE=1, XRT_SHARD_ORDINAL=0, XRT_SHARD_LOCAL_ORDINAL=0
-    ):
+    with config.override(XRT_SHARD_WORLD_SIZE=1, XRT_SHARD_ORDINAL=0, XRT_SHARD_LOCAL_ORDINAL=0):
         value = fn(0, *args)
         finish()
     return [value]
@@ -116,7 +123,9 @@ def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
     if nprocs not in (None, world.world_size()) and world.is_master():
         _log.warning(
             "spawn(nprocs=%s) runs in a world of %s ranks, which its launcher has made: nprocs is "
-            "not looked at.", nprocs, world.world_size(),
+            "not looked at.",
+            nprocs,
+            world.world_size(),
         )
     with peers_watched():
         value = fn(world.ordinal(), *args)

@@ -109,11 +109,13 @@ class Epoch:
         frames = thread_frames()
         stacks = [
             f"{thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident]))
-            for thread in self.threads if thread.ident in frames
+            for thread in self.threads
+            if thread.ident in frames
         ]
         _log.warning(
             "A device loader has had no batch for %g s. Its threads are here:\n%s",
-            STALL_SECONDS, "\n".join(stacks),
+            STALL_SECONDS,
+            "\n".join(stacks),
         )
 
 

@@ -134,12 +134,18 @@ class ParallelLoader:
         number, self._added = self._added, self._added + 1
         for behind, epoch in self._epochs.items():
             if behind < number - 1:
-                epoch.stop(RuntimeError(
-                    f"This device is in epoch {behind} of a ParallelLoader while another begins "
-                    f"epoch {number}. Consume every device's batches, or make a loader for each."
-                ))
+                epoch.stop(
+                    RuntimeError(
+                        f"This device is in epoch {behind} of a ParallelLoader while another begins "
+                        f"epoch {number}. Consume every device's batches, or make a loader for each."
+                    )
+                )
         self._epochs[number] = Epoch(
-            self._loader, self._devices, self._prefetch, self._batchdim, self._fixed_batch_size,
+            self._loader,
+            self._devices,
+            self._prefetch,
+            self._batchdim,
+            self._fixed_batch_size,
             self._uneven,
         )
         return number

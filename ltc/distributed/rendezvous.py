@@ -46,7 +46,8 @@ def rendezvous(
     described = f"rendezvous {tag!r} of {list(members)}"
     text = f"{described} at {user_line()}".encode()
     return session.host.guarded(
-        members, (text, word_of(described)),
+        members,
+        (text, word_of(described)),
         lambda members, position, word: meet(
             session.host.wire, members, position, word, bytes(payload)
         ),

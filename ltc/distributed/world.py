@@ -71,8 +71,10 @@ def replication() -> tuple[tuple[int, ...], int]:
 def place() -> Rank:
     """The calling thread's place; one of one where no launcher and no replication said otherwise."""
     return Rank(
-        config.value("XRT_SHARD_ORDINAL"), config.value("XRT_SHARD_WORLD_SIZE"),
-        _thread.replicas, _thread.position,
+        config.value("XRT_SHARD_ORDINAL"),
+        config.value("XRT_SHARD_WORLD_SIZE"),
+        _thread.replicas,
+        _thread.position,
     )
 
 

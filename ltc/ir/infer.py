@@ -161,9 +161,7 @@ def concat(*operands: TensorType, dim) -> TensorType:
     agree = all(_without(x.shape, (dim,)) == _without(first.shape, (dim,)) for x in operands)
     _need(agree and 0 <= dim < first.rank, f"concat along {dim} needs equal other dims", *operands)
     extent = sum(x.shape[dim] for x in operands)
-    return TensorType(
-        _same_dtype(operands), (*first.shape[:dim], extent, *first.shape[dim + 1 :])
-    )
+    return TensorType(_same_dtype(operands), (*first.shape[:dim], extent, *first.shape[dim + 1 :]))
 
 
 def insert(base: TensorType, new: TensorType, *, starts, steps) -> TensorType:
@@ -243,7 +241,15 @@ def attention_gradient(
     """
     plain = tuple(range(query.rank))
     of = attention(
-        query, key, value, scale, *rest, causal=causal, biased=biased, dropped=dropped, safe=safe,
+        query,
+        key,
+        value,
+        scale,
+        *rest,
+        causal=causal,
+        biased=biased,
+        dropped=dropped,
+        safe=safe,
         order=plain,
     )
     fits = (gradient, result, logarithms, factor) == (of[0], of[0], of[1], scale)

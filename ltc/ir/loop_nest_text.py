@@ -28,7 +28,9 @@ def units_text(units: list[Unit], lines: Mapping[Node, str]) -> str:
             shown = [f"{_name(unit, names)} = {unit.op} {operands}    {type_text(unit.type)}"]
             made = (unit,)
         found = dict.fromkeys(lines[node] for node in made if node in lines)
-        blocks.append("\n  ".join([shown[0] + "".join(f"    {line}" for line in found), *shown[1:]]))
+        blocks.append(
+            "\n  ".join([shown[0] + "".join(f"    {line}" for line in found), *shown[1:]])
+        )
     return "\n".join(blocks)
 
 

@@ -19,4 +19,4 @@ def is_meeting(node: Node) -> bool:
 
 def sent_with(start: Node) -> tuple[Node, ...]:
     """What the start of a collective sends: its inputs but for the token."""
-    return start.inputs[len(start.inputs) - start.attr("count"):]
+    return start.inputs[len(start.inputs) - start.attr("count") :]

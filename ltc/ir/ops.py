@@ -195,10 +195,19 @@ GET = _op("get", infer.element, "get")  # index: one result of a node that has s
 BARRIER = _op("barrier", infer.same, "barrier")  # position: the identity, never looked through
 
 _DIVISIONS = frozenset({FLOOR_DIVIDE, TRUNC_DIVIDE, REMAINDER, FMOD})
-_CHECKS = frozenset({
-    WRAP_INDEX, TAKE, GATHER, PUT, SCATTER, MAX_POOL_GRADIENT, EXTERN, COLLECTIVE_START,
-    COLLECTIVE_WAIT,
-})
+_CHECKS = frozenset(
+    {
+        WRAP_INDEX,
+        TAKE,
+        GATHER,
+        PUT,
+        SCATTER,
+        MAX_POOL_GRADIENT,
+        EXTERN,
+        COLLECTIVE_START,
+        COLLECTIVE_WAIT,
+    }
+)
 
 
 def may_fail(node) -> bool:

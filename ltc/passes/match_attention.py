@@ -116,8 +116,10 @@ def _is_swap(node: Node, operand: Node) -> bool:
     swapped = (*range(rank - 2), rank - 1, rank - 2)
     if node.op is ops.PERMUTE and node.attr("dims") == swapped:
         return node.inputs[0] is operand
-    return operand.op is ops.PERMUTE and operand.attr("dims") == swapped and (
-        operand.inputs[0] is node
+    return (
+        operand.op is ops.PERMUTE
+        and operand.attr("dims") == swapped
+        and (operand.inputs[0] is node)
     )
 
 
@@ -213,8 +215,13 @@ class _Finder:
         (max_,) = top.inputs
         _need(max_.op is ops.MAX and max_.inputs[0] is scores and max_.attr("dims") == last)
         for node, readers in (
-            (exp, {weights, sum_}), (sum_, {total}), (total, {weights}), (shifted, {exp}),
-            (scores, {shifted, max_}), (max_, {top}), (top, {shifted}),
+            (exp, {weights, sum_}),
+            (sum_, {total}),
+            (total, {weights}),
+            (shifted, {exp}),
+            (scores, {shifted, max_}),
+            (max_, {top}),
+            (top, {shifted}),
         ):
             _need(set(self._readers(node)) == readers)
         return scores
@@ -323,7 +330,9 @@ class _Finder:
         )  # fmt: skip
         return Found(node, None, {forward: build.reshape(build.get(node, 0), forward.shape)})
 
-    def _rest(self, parts: MatchedScores, dropout: Dropout | None, shape) -> tuple[list[Node], dict]:
+    def _rest(
+        self, parts: MatchedScores, dropout: Dropout | None, shape
+    ) -> tuple[list[Node], dict]:
         bias = parts.bias
         for condition in parts.conditions:
             if bias is not None and bias.dtype != torch.bool:

@@ -38,8 +38,8 @@ def meetings(graph: Graph) -> Graph:
                 if node in origins:
                     origins.setdefault(part, origins[node])
         else:
-            result = node if inputs == list(node.inputs) else make(
-                node.op, *inputs, **dict(node.attrs)
+            result = (
+                node if inputs == list(node.inputs) else make(node.op, *inputs, **dict(node.attrs))
             )
         replaced[node] = result
         if node in origins:
@@ -53,7 +53,10 @@ def _start(node: Node, inputs: list[Node], number: int) -> Node:
     before, sent = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
     laid = [make(ops.LAID, x, meeting=number, index=i) for i, x in enumerate(sent)]
     return make(
-        ops.COLLECTIVE_START, *before, *laid, collective=replace(collective, kind=MEETING),
+        ops.COLLECTIVE_START,
+        *before,
+        *laid,
+        collective=replace(collective, kind=MEETING),
         count=count,
     )
 
@@ -67,8 +70,7 @@ def _sum(node: Node, wait: Node) -> Node:
     """The sum of one operand of all members, in their order."""
     collective, count = wait.inputs[0].attr("collective"), wait.inputs[0].attr("count")
     parts = [
-        build.get(wait, member * count + node.attr("index"))
-        for member in range(collective.sharers)
+        build.get(wait, member * count + node.attr("index")) for member in range(collective.sharers)
     ]
     return functools.reduce(lambda x, y: make(ops.ADD, x, y), parts)
 

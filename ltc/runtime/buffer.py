@@ -171,9 +171,7 @@ class Buffer:
 
     __slots__ = ("handle", "key", "device", "execution", "shared", "previous", "account")
 
-    def __init__(
-        self, key: tuple, device: int, handle: Any = None, execution=None, previous=None
-    ):
+    def __init__(self, key: tuple, device: int, handle: Any = None, execution=None, previous=None):
         """`key`: what `input_key` gives for its type."""
         self.key, self.device, self.handle = key, device, handle
         self.execution, self.previous, self.shared = execution, previous, False

@@ -134,7 +134,9 @@ def _ending(calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[i
     name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, physical_dtype.mode())
     key = (name, _settings(), tuple(sorted((places[o], i) for o, i in given.items())))
     return Ending(
-        key, _positions(numbering.inputs), _positions(numbering.slots),
+        key,
+        _positions(numbering.inputs),
+        _positions(numbering.slots),
         _positions(places[o] for o in range(len(outputs))),
     )
 
@@ -221,9 +223,17 @@ def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
     exchanges = any(call.overload == "ltc::collective_start" for call in calls)
-    roles_of = functools.partial(_roles, numbering, replaced, calls)  # seldom asked for, and many objects
+    roles_of = functools.partial(
+        _roles, numbering, replaced, calls
+    )  # seldom asked for, and many objects
     return Program(
-        computation, types, replaced, roles_of, graph_of, len(calls), exchanges,
+        computation,
+        types,
+        replaced,
+        roles_of,
+        graph_of,
+        len(calls),
+        exchanges,
         is_verified=_is_verified(key),
     )
 

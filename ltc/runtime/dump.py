@@ -17,10 +17,19 @@ def save_graph(program: Program, name: str, line: str) -> None:
     path = config.value("LTC_SAVE_TENSORS_FILE")
     if config.value("XRT_SHARD_WORLD_SIZE") > 1:
         path = f"{path}.{config.value('XRT_SHARD_ORDINAL')}"
-    block = "\n".join([
-        "[ScheduleSyncTensorsGraph]", "TensorsGraphInfo:", f"  {line}", f"Hashes: ({name})",
-        "## BEGIN_GRAPH", _text(program), "## END_GRAPH", "", "",
-    ])
+    block = "\n".join(
+        [
+            "[ScheduleSyncTensorsGraph]",
+            "TensorsGraphInfo:",
+            f"  {line}",
+            f"Hashes: ({name})",
+            "## BEGIN_GRAPH",
+            _text(program),
+            "## END_GRAPH",
+            "",
+            "",
+        ]
+    )
     with _writing, open(path, "a") as file:
         file.write(block)
 

@@ -185,11 +185,15 @@ class Executor:
         lost += self._queued.lost()
         self._forget()
         for work in lost:
-            work.execution.finish(Failure(RuntimeError(
-                f"This value was being computed on ltc:{self.device} when the process was "
-                f"forked, and its thread is not part of the child. Read it, or call "
-                f"ltm.wait_device_ops(), before the fork."
-            )))
+            work.execution.finish(
+                Failure(
+                    RuntimeError(
+                        f"This value was being computed on ltc:{self.device} when the process was "
+                        f"forked, and its thread is not part of the child. Read it, or call "
+                        f"ltm.wait_device_ops(), before the fork."
+                    )
+                )
+            )
 
 
 _executors: dict[int, Executor] = {}

@@ -104,16 +104,16 @@ def _segment(backend, graph: Graph, device: int, nodes, needed, on_cpu: bool) ->
         if node.op is ops.SCALAR:
             return node
         if node not in inputs:
-            inputs[node] = make(
-                ops.INPUT, index=len(inputs), dtype=node.dtype, shape=node.shape
-            )
+            inputs[node] = make(ops.INPUT, index=len(inputs), dtype=node.dtype, shape=node.shape)
         return inputs[node]
 
     for node in nodes:
         made[node] = make(node.op, *[operand(n) for n in node.inputs], **dict(node.attrs))
     results = tuple(node for node in nodes if node in needed)
     part = Graph(
-        tuple(inputs.values()), graph.scalars, tuple(made[node] for node in results),
+        tuple(inputs.values()),
+        graph.scalars,
+        tuple(made[node] for node in results),
         {made[node]: graph.origins[node] for node in nodes if node in graph.origins},
     )
     side = _REFERENCE if on_cpu else backend
@@ -167,7 +167,8 @@ class SegmentedComputation:
         if node not in here:
             value = there[node]
             here[node] = (
-                self.download(value).clone() if wanted_on_cpu
+                self.download(value).clone()
+                if wanted_on_cpu
                 else self.upload(value.contiguous(), self.device)
             )
         return here[node]

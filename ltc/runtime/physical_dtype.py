@@ -48,7 +48,9 @@ def _read() -> dict[torch.dtype, torch.dtype]:
                 changes = ", ".join(f"{_name(a)} as {_name(b)}" for a, b in found.items())
                 _log.warning(
                     "%s=1: ltc devices keep %s, compute in float32, and report the dtype you asked "
-                    "for; ltc.physical_dtype(tensor) tells", chosen[0], changes,
+                    "for; ltc.physical_dtype(tensor) tells",
+                    chosen[0],
+                    changes,
                 )
             _kept_as = found
         return _kept_as

@@ -77,7 +77,11 @@ class Program:
         return getattr(self.computation, "twins", ())
 
     def launch(
-        self, device: int, inputs: list[Buffer], scalars: list, previous: dict[int, Buffer],
+        self,
+        device: int,
+        inputs: list[Buffer],
+        scalars: list,
+        previous: dict[int, Buffer],
         replica: Any = None,
     ) -> list[Buffer]:
         """Start the program; the outputs may still be on their way when this returns.
@@ -133,8 +137,17 @@ class _Work:
     """One run of a program, as the executor calls it: never raises, always ends its execution."""
 
     __slots__ = (
-        "program", "executor", "execution", "sources", "dependencies", "inputs", "scalars",
-        "outputs", "replica", "_launch", "_handles_before",
+        "program",
+        "executor",
+        "execution",
+        "sources",
+        "dependencies",
+        "inputs",
+        "scalars",
+        "outputs",
+        "replica",
+        "_launch",
+        "_handles_before",
     )
 
     def __init__(

@@ -23,7 +23,11 @@ from ltc.runtime.buffer import Failure
 
 
 def salvage(
-    graph: Graph, computation: Any, handles: list[Any], scalars: list[Any], device: int,
+    graph: Graph,
+    computation: Any,
+    handles: list[Any],
+    scalars: list[Any],
+    device: int,
     lost: Mapping[int, Failure],
 ) -> list[Any]:
     """For each output a buffer of its own, or the Failure of the first node it needs that failed.
@@ -54,7 +58,8 @@ class _Run:
         self._values: dict[Node, Any] = {}
         self._reasons: dict[Node, tuple[tuple, Failure]] = {
             node: ((-1, 0), lost[node.attr("index")])
-            for node in graph.inputs if node.attr("index") in lost
+            for node in graph.inputs
+            if node.attr("index") in lost
         }
         self._new: list[tuple[tuple, Failure]] = []
 

@@ -54,7 +54,9 @@ class Channel:
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until `get` has an answer; False where it has none in time."""
         with self._changed:
-            return bool(self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds))
+            return bool(
+                self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds)
+            )
 
     def close(self) -> None:
         """End it: no more items follow."""

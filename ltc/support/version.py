@@ -23,5 +23,5 @@ def source_digest() -> str:
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
                 status = os.stat(path)
-                seen.append(f"{path[len(str(package)):]} {status.st_size} {status.st_mtime_ns}")
+                seen.append(f"{path[len(str(package)) :]} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join([VERSION, *sorted(seen)]).encode()).hexdigest()

@@ -50,8 +50,13 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, folder: str | os.PathLike, keep_last: int = 3, keep_best: int = 0,
-        higher_is_better: bool = False, sharded: bool = False, **parts: Any,
+        self,
+        folder: str | os.PathLike,
+        keep_last: int = 3,
+        keep_best: int = 0,
+        higher_is_better: bool = False,
+        sharded: bool = False,
+        **parts: Any,
     ):
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
@@ -71,7 +76,11 @@ class CheckpointManager:
 
     @entrance
     def save(
-        self, step: int, metric: float | None = None, extra: Any = None, blocking: bool = True,
+        self,
+        step: int,
+        metric: float | None = None,
+        extra: Any = None,
+        blocking: bool = True,
         barrier: bool = False,
     ) -> None:
         """Save everything as the checkpoint of `step`, then remove those not to be kept.
@@ -94,13 +103,15 @@ class CheckpointManager:
 
     def _save(self, step: int, metric: float | None, extra: Any, blocking: bool) -> None:
         ordinal, count = world.ordinal(), world.world_size()
-        plan = serialization.planned({
-            "step": step,
-            "metric": None if metric is None else float(metric),
-            "extra": extra,
-            "random": None if self._sharded else random_state(),
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
-        })
+        plan = serialization.planned(
+            {
+                "step": step,
+                "metric": None if metric is None else float(metric),
+                "extra": extra,
+                "random": None if self._sharded else random_state(),
+                "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            }
+        )
         if self._sharded:
             own = serialization.planned({"random": random_state()})
             write = functools.partial(self._write_share, step, metric, ordinal, count)
@@ -181,8 +192,13 @@ class CheckpointManager:
         self._tidy(step, metric)
 
     def _write_share(
-        self, step: int, metric: float | None, ordinal: int, count: int,
-        share: serialization.SavePlan, own: serialization.SavePlan,
+        self,
+        step: int,
+        metric: float | None,
+        ordinal: int,
+        count: int,
+        share: serialization.SavePlan,
+        own: serialization.SavePlan,
     ) -> None:
         folder = self._folder / f"step-{step:08d}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -45,9 +45,14 @@ CHUNK_BYTES = 4 << 20  # written at a time; smaller tensors are summed by the th
 
 # --- saving -----------------------------------------------------------------------------------
 
+
 def save(
-    data: Any, path: str | os.PathLike, master_only: bool = True, global_master: bool = False,
-    progress: bool = False, barrier: bool = False,
+    data: Any,
+    path: str | os.PathLike,
+    master_only: bool = True,
+    global_master: bool = False,
+    progress: bool = False,
+    barrier: bool = False,
 ) -> None:
     """Write nested data to one file, fetching one tensor at a time.
 
@@ -175,7 +180,9 @@ def _payload(tensor: torch.Tensor, placement: Placement, number: int) -> list:
     view = placement.view
     if view is not None:
         said |= {
-            "dtype": _text(view.dtype), "shape": view.shape, "strides": view.strides,
+            "dtype": _text(view.dtype),
+            "shape": view.shape,
+            "strides": view.strides,
             "offset": view.offset,
         }
     return [number, said]
@@ -185,9 +192,7 @@ def _text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _stream(
-    entry: StoredBytes, file: BinaryIO, done: Done, summing: ThreadPoolExecutor
-) -> int:
+def _stream(entry: StoredBytes, file: BinaryIO, done: Done, summing: ThreadPoolExecutor) -> int:
     """Write the bytes of an entry; returns their checksum, found in another thread meanwhile."""
     content = memoryview(as_bytes(entry.fetch()).numpy())
     if len(content) < CHUNK_BYTES:
@@ -202,9 +207,12 @@ def _stream(
 
 # --- loading ----------------------------------------------------------------------------------
 
+
 def load(
-    path: str | os.PathLike, map_location: torch.device | str | None = None,
-    keys: Iterable[str] | str | None = None, progress: bool = False,
+    path: str | os.PathLike,
+    map_location: torch.device | str | None = None,
+    keys: Iterable[str] | str | None = None,
+    progress: bool = False,
 ) -> Any:
     """What was saved at `path`, with its tensors on one device (the CPU where None).
 

@@ -55,9 +55,7 @@ def test_on_all_ranks(found: Findings, claim: str) -> None:
     found.of(claim)
 
 
-def findings(
-    path: str, folder: Path, world: int | None = None, backend: str = "ltc"
-) -> Findings:
+def findings(path: str, folder: Path, world: int | None = None, backend: str = "ltc") -> Findings:
     """Run the checks of a file in `world` processes; `folder` is for what they leave."""
     world = world or WORLD
     kept = {k: v for k, v in os.environ.items() if k not in OF_A_LAUNCHER}
@@ -66,7 +64,10 @@ def findings(
     logs = [folder / f"output{rank}" for rank in range(world)]  # a full pipe would stop its rank
     processes = [
         subprocess.Popen(
-            [*command, str(rank)], env=environment, cwd=ROOT, stdout=log.open("w"),
+            [*command, str(rank)],
+            env=environment,
+            cwd=ROOT,
+            stdout=log.open("w"),
             stderr=subprocess.STDOUT,
         )
         for rank, log in enumerate(logs)

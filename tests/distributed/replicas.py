@@ -105,10 +105,16 @@ def in_processes(path: str, name: str, processes: int = 2, **environment: str) -
 @functools.cache
 def _server() -> subprocess.Popen:
     given = {
-        **os.environ, "LTC_NUM_DEVICES": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+        **os.environ,
+        "LTC_NUM_DEVICES": "2",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
     }
     return subprocess.Popen(
-        [sys.executable, __file__], env=given, cwd=ROOT, stdin=subprocess.PIPE,
+        [sys.executable, __file__],
+        env=given,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
 
@@ -118,6 +124,7 @@ def _found(path: Path, status: int):
 
 
 # --- the process that forks them --------------------------------------------------------------
+
 
 def serve() -> None:
     """Answer requests until there are none; returns in every forked process as well."""
@@ -143,8 +150,10 @@ def serve() -> None:
 
 def _settings(ordinal: int, processes: int, folder: str) -> dict[str, str]:
     return {
-        "XRT_SHARD_WORLD_SIZE": str(processes), "XRT_SHARD_ORDINAL": str(ordinal),
-        "XRT_SHARD_LOCAL_ORDINAL": str(ordinal), "LTC_RENDEZVOUS": folder,
+        "XRT_SHARD_WORLD_SIZE": str(processes),
+        "XRT_SHARD_ORDINAL": str(ordinal),
+        "XRT_SHARD_LOCAL_ORDINAL": str(ordinal),
+        "LTC_RENDEZVOUS": folder,
     }
 
 

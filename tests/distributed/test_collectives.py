@@ -33,12 +33,18 @@ from ltc.runtime.compile import live_calls
 sys.path.insert(0, str(Path(__file__).parent))
 
 from replicas import (  # noqa: E402
-    LIMIT_SECONDS, in_threads, values, wait_until_others_are_in, whole_tables,
+    LIMIT_SECONDS,
+    in_threads,
+    values,
+    wait_until_others_are_in,
+    whole_tables,
 )
 
 REPLICAS = 4
 REDUCTIONS = {
-    "sum": lambda x: x.sum(0), "mul": lambda x: x.prod(0), "min": lambda x: x.amin(0),
+    "sum": lambda x: x.sum(0),
+    "mul": lambda x: x.prod(0),
+    "min": lambda x: x.amin(0),
     "max": lambda x: x.amax(0),
 }
 
@@ -54,9 +60,7 @@ def together(*shape: int, dtype=torch.float64) -> torch.Tensor:
 @pytest.mark.parametrize("kind", REDUCTIONS)
 @pytest.mark.parametrize("elements", [1, 5, 9_001, 300_001])
 def test_all_reduce_reduces_what_every_replica_has(kind, elements):
-    found = values(in_threads(
-        lambda i, d: ltm.all_reduce(kind, draw(i, elements).to(d)).cpu()
-    ))
+    found = values(in_threads(lambda i, d: ltm.all_reduce(kind, draw(i, elements).to(d)).cpu()))
     expected = REDUCTIONS[kind](together(elements))
     for one in found:
         torch.testing.assert_close(one, expected, rtol=1e-14, atol=1e-14)
@@ -65,8 +69,12 @@ def test_all_reduce_reduces_what_every_replica_has(kind, elements):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.bool])
 def test_and_and_or_work_on_bits(dtype):
-    numbers = [torch.tensor([6, 3, 0, 1]), torch.tensor([7, 1, 0, 0]), torch.tensor([2, 5, 1, 1]),
-               torch.tensor([3, 3, 0, 1])]
+    numbers = [
+        torch.tensor([6, 3, 0, 1]),
+        torch.tensor([7, 1, 0, 0]),
+        torch.tensor([2, 5, 1, 1]),
+        torch.tensor([3, 3, 0, 1]),
+    ]
 
     def reduce(i, d):
         x = numbers[i].to(dtype).to(d)
@@ -81,9 +89,13 @@ def test_and_and_or_work_on_bits(dtype):
 
 def test_low_precision_sums_are_rounded_once():
     expected = together(1000, dtype=torch.float32).bfloat16().float().sum(0).bfloat16()
-    found = values(in_threads(
-        lambda i, d: ltm.all_reduce("sum", draw(i, 1000, dtype=torch.float32).bfloat16().to(d)).cpu()
-    ))
+    found = values(
+        in_threads(
+            lambda i, d: ltm.all_reduce(
+                "sum", draw(i, 1000, dtype=torch.float32).bfloat16().to(d)
+            ).cpu()
+        )
+    )
     assert all(torch.equal(one, expected) for one in found)
 
 
@@ -116,9 +128,13 @@ def test_an_unknown_reduction_is_named():
 
 def test_groups_keep_to_themselves():
     groups = [[0, 2], [1, 3]]
-    found = values(in_threads(
-        lambda i, d: ltm.all_reduce("sum", torch.full((2,), 10.0**i, device=d), groups=groups).cpu()
-    ))
+    found = values(
+        in_threads(
+            lambda i, d: ltm.all_reduce(
+                "sum", torch.full((2,), 10.0**i, device=d), groups=groups
+            ).cpu()
+        )
+    )
     assert [one[0].item() for one in found] == [101, 1010, 101, 1010]
 
 
@@ -164,11 +180,13 @@ def test_all_to_all_sends_part_j_to_member_j():
 
 
 def test_collective_permute_moves_along_pairs_and_fills_with_zeros():
-    found = values(in_threads(
-        lambda i, d: ltm.collective_permute(
-            torch.full((2,), i + 1.0, device=d), [[0, 1], [1, 2], [3, 0]]
-        ).cpu()
-    ))
+    found = values(
+        in_threads(
+            lambda i, d: ltm.collective_permute(
+                torch.full((2,), i + 1.0, device=d), [[0, 1], [1, 2], [3, 0]]
+            ).cpu()
+        )
+    )
     assert [one[0].item() for one in found] == [4, 1, 2, 0]
 
 
@@ -209,6 +227,7 @@ def test_send_and_recv_pass_a_tensor_on():
 
 # --- order and laziness -----------------------------------------------------------------------
 
+
 def test_nothing_runs_before_a_cut_and_then_everything_read_or_not():
     def record(i, d):
         ltm.all_reduce("sum", torch.ones(2, device=d))  # nobody reads it
@@ -225,7 +244,9 @@ def test_nothing_runs_before_a_cut_and_then_everything_read_or_not():
 def test_replicas_may_read_in_different_orders():
     def read(i, d):
         groups = [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
-        sums = [ltm.all_reduce("sum", torch.full((2,), float(i), device=d), groups=g) for g in groups]
+        sums = [
+            ltm.all_reduce("sum", torch.full((2,), float(i), device=d), groups=g) for g in groups
+        ]
         order = [0, 1] if i in (0, 3) else [1, 0]
         found = {k: sums[k].cpu()[0].item() for k in order}
         return found[0], found[1]
@@ -249,6 +270,7 @@ def test_a_repeated_step_with_collectives_compiles_once_for_all_devices():
 
 
 # --- gradients --------------------------------------------------------------------------------
+
 
 def batch(ordinal: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = draw(ordinal, 6, 5)
@@ -420,6 +442,7 @@ def test_a_small_exchange_does_not_wait_where_it_begins():
 
 # --- functions --------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("kind", ["sum", "min", "max", "mul"])
 def test_gradients_of_all_reduce_need_no_exchange(kind):
     inputs = [torch.tensor([1.0, 0.0, 3.0 + i]) for i in range(REPLICAS)]
@@ -435,7 +458,9 @@ def test_gradients_of_all_reduce_need_no_exchange(kind):
     for i, found in enumerate(values(in_threads(differentiate))):
         x, output = inputs[i], REDUCTIONS[kind](torch.stack(inputs))
         expected = {
-            "sum": grad * scale, "min": grad * (x == output), "max": grad * (x == output),
+            "sum": grad * scale,
+            "min": grad * (x == output),
+            "max": grad * (x == output),
             "mul": torch.where(x == 0, torch.zeros(3), grad * output / x),
         }[kind]
         torch.testing.assert_close(found, expected)
@@ -470,8 +495,17 @@ def test_sync_batch_norm_is_batch_norm_over_all_batches(shape):
         y = layer(x)
         y.pow(3).sum().backward()
         ltm.reduce_gradients(torch.optim.SGD(layer.parameters(), 1.0), reduce="sum")
-        return [v.detach().cpu() for v in (y, x.grad, layer.weight.grad, layer.bias.grad,
-                                           layer.running_mean, layer.running_var)]
+        return [
+            v.detach().cpu()
+            for v in (
+                y,
+                x.grad,
+                layer.weight.grad,
+                layer.bias.grad,
+                layer.running_mean,
+                layer.running_var,
+            )
+        ]
 
     x = torch.cat([draw(i, *shape) for i in range(REPLICAS)]).requires_grad_()
     kinds = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -482,12 +516,19 @@ def test_sync_batch_norm_is_batch_norm_over_all_batches(shape):
     biased = 0.9 + (layer.running_var - 0.9) * (count - 1) / count
     for i, found in enumerate(values(in_threads(normalise))):
         own = slice(i * shape[0], (i + 1) * shape[0])
-        expected = [y[own], x.grad[own], layer.weight.grad, layer.bias.grad, layer.running_mean,
-                    biased]
+        expected = [
+            y[own],
+            x.grad[own],
+            layer.weight.grad,
+            layer.bias.grad,
+            layer.running_mean,
+            biased,
+        ]
         torch.testing.assert_close(found, [v.detach() for v in expected])
 
 
 # --- faults -----------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("differ", ["shape", "kind", "dtype", "order"])
 def test_a_mismatch_raises_the_same_table_everywhere(differ):
@@ -496,8 +537,10 @@ def test_a_mismatch_raises_the_same_table_everywhere(differ):
         x = torch.ones(4 if odd and differ == "shape" else 3, device=d)
         if odd and differ == "dtype":
             x = x.to(torch.int32)
-        calls = [lambda: ltm.all_reduce("max" if odd and differ == "kind" else "sum", x),
-                 lambda: ltm.all_gather(x)]
+        calls = [
+            lambda: ltm.all_reduce("max" if odd and differ == "kind" else "sum", x),
+            lambda: ltm.all_gather(x),
+        ]
         for call in calls[::-1] if odd and differ == "order" else calls:
             result = call()
         return result.cpu()

@@ -21,8 +21,9 @@ HANG_SECONDS = 600  # of a machine that is busy with other things
 
 def batches(count: int) -> list:
     draw = torch.Generator().manual_seed(2)
-    return [(torch.randn(4, 3, generator=draw), torch.randn(4, 2, generator=draw))
-            for _ in range(count)]
+    return [
+        (torch.randn(4, 3, generator=draw), torch.randn(4, 2, generator=draw)) for _ in range(count)
+    ]
 
 
 def train(model, loader, device, context):
@@ -233,8 +234,9 @@ def test_ctrl_c_in_the_caller_stops_the_threads(monkeypatch):
     monkeypatch.setattr(dp._Threads, "_raise", interrupt)
     with pytest.raises(KeyboardInterrupt):
         dp.DataParallel(nn.Flatten, device_ids=DEVICES)(
-            lambda model, loader, device, context:
-                fail() if str(device) == "ltc:1" else loop(model, loader, device, context),
+            lambda model, loader, device, context: (
+                fail() if str(device) == "ltc:1" else loop(model, loader, device, context)
+            ),
             batches(2),
         )
     wait_until_no_thread_runs()  # told to end, it does when it has the processor

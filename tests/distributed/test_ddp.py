@@ -15,7 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ltc.errors import Unsupported
 from tests.distributed.ranks import ROOT, test_on_all_ranks  # noqa: F401
 from tests.distributed.training import (
-    DEVICE, assert_trains_like_the_cpu, batch, compiles_in, network, run_step, whole,
+    DEVICE,
+    assert_trains_like_the_cpu,
+    batch,
+    compiles_in,
+    network,
+    run_step,
+    whole,
 )
 
 
@@ -67,8 +73,10 @@ def check_a_step_without_exchange_then_one_with(rank, world):
 
 def check_a_communication_hook(rank, world):
     def halved(state, bucket):
-        return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(
-            lambda future: future.value()[0]
+        return (
+            dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+            .get_future()
+            .then(lambda future: future.value()[0])
         )
 
     def with_hook(model, _):
@@ -129,8 +137,10 @@ def test_the_example_reaches_97_percent_under_torchrun():
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     example = ["examples/mnist/train_ddp.py", "--target-accuracy", "97"]
     found = subprocess.run(
-        [*launcher, "--nproc-per-node", "2", *example], cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": ".", "LTC_NUM_DEVICES": "1"}, text=True,
+        [*launcher, "--nproc-per-node", "2", *example],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": ".", "LTC_NUM_DEVICES": "1"},
+        text=True,
         capture_output=True,
     )
     assert found.returncode == 0 and "2 processes" in found.stdout, found.stdout + found.stderr
@@ -138,8 +148,10 @@ def test_the_example_reaches_97_percent_under_torchrun():
 
 def test_two_hosts_of_two_processes_train_together():
     found = subprocess.run(
-        ["scripts/two_hosts", "examples/mnist/train_ddp.py", "--epochs", "1"], cwd=ROOT,
-        env={**os.environ, "PYTHON": sys.executable, "LTC_NUM_DEVICES": "1"}, text=True,
+        ["scripts/two_hosts", "examples/mnist/train_ddp.py", "--epochs", "1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHON": sys.executable, "LTC_NUM_DEVICES": "1"},
+        text=True,
         capture_output=True,
     )
     assert found.returncode == 0 and "4 processes" in found.stdout, found.stdout + found.stderr

@@ -6,12 +6,19 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
-    ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module,
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
 )
 
 from tests.distributed.ranks import test_on_all_ranks  # noqa: F401
 from tests.distributed.training import (
-    DEVICE, assert_trains_like_the_cpu, compiles_in, network, whole,
+    DEVICE,
+    assert_trains_like_the_cpu,
+    compiles_in,
+    network,
+    whole,
 )
 
 

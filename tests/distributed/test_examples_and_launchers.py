@@ -36,8 +36,16 @@ def weights_of(way: tuple, saved: Path) -> dict[str, torch.Tensor]:
     """The weights that an example saves after an epoch without dropout."""
     launcher, script = way
     run(
-        *launcher, EXAMPLES / script, "--epochs", 1, "--batch-size", 128, "--dropout", 0,
-        "--save", saved,
+        *launcher,
+        EXAMPLES / script,
+        "--epochs",
+        1,
+        "--batch-size",
+        128,
+        "--dropout",
+        0,
+        "--save",
+        saved,
     )
     return torch.load(saved)
 

@@ -10,13 +10,23 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
-    CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard,
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
 )
 
 from ltc.errors import LtcError
 from tests.distributed.ranks import test_on_all_ranks  # noqa: F401
 from tests.distributed.training import (
-    DEVICE, assert_trains_like_the_cpu, batch, compiles_in, momentum, network, run_step, train,
+    DEVICE,
+    assert_trains_like_the_cpu,
+    batch,
+    compiles_in,
+    momentum,
+    network,
+    run_step,
+    train,
     whole,
 )
 

@@ -68,7 +68,10 @@ WAYS = {
     "threads": lambda replicas: in_threads(as_replica, replicas),
     "processes": lambda replicas: in_processes(__file__, "as_replica", replicas),
     "two hosts": lambda replicas: in_processes(
-        __file__, "as_replica", replicas, LOCAL_WORLD_SIZE=str(replicas // 2),
+        __file__,
+        "as_replica",
+        replicas,
+        LOCAL_WORLD_SIZE=str(replicas // 2),
         LTC_TRANSPORT="ring",
     ),
 }

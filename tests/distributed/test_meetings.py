@@ -62,9 +62,7 @@ def sums_of_all_types(ordinal, device=None):
 def test_sums_are_those_of_the_ordinals_in_their_order(replicas):
     expected = []
     for dtype in DTYPES:
-        one = [
-            summed(range(replicas), lambda r: drawn(r, n, dtype)) for n in range(len(SHAPES))
-        ]
+        one = [summed(range(replicas), lambda r: drawn(r, n, dtype)) for n in range(len(SHAPES))]
         expected += one + one
     for found in values(in_threads(sums_of_all_types, replicas)):
         for x, y in zip(found, expected, strict=True):
@@ -103,6 +101,7 @@ def test_groups_meet_among_themselves():
 
 def test_replicas_may_cut_their_steps_at_other_places():
     """One reads every value at once, one marks now and then, one runs all as one program."""
+
     def add(i, d):
         x, found = torch.ones(300, device=d), []
         for number in range(40):
@@ -142,7 +141,9 @@ def test_a_program_with_more_sums_than_turns_is_cut_and_right():
     many = symmetric_memory.MOST_TURNS  # twice as many as one program may have
 
     def add(i, d):
-        found = [ltm.all_reduce("sum", torch.full((2,), float(i + n), device=d)) for n in range(many)]
+        found = [
+            ltm.all_reduce("sum", torch.full((2,), float(i + n), device=d)) for n in range(many)
+        ]
         return [x[0].item() for x in found]
 
     assert values(in_threads(add, 2)) == [[2.0 * n + 1 for n in range(many)]] * 2
@@ -242,5 +243,3 @@ def test_the_pass_leaves_other_exchanges_alone():
     wait = make(ops.COLLECTIVE_WAIT, start, results=(x.type,))
     result = make(ops.GET, wait, index=0)
     assert meetings(Graph((x,), (), (result,))).outputs == (result,)
-
-

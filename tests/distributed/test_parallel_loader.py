@@ -268,7 +268,6 @@ def fail_to_collate(samples):
     raise ZeroDivisionError(f"{len(samples)} samples")
 
 
-
 def test_the_error_of_the_collation_is_raised_as_itself():
     loader = DataLoader(Samples(), batch_size=3, collate_fn=fail_to_collate)
     with pytest.raises(ZeroDivisionError, match="3 samples"):
@@ -292,8 +291,9 @@ def test_a_stalled_consumer_bounds_what_is_read():
             read.append(i)
             yield torch.tensor(float(i))
 
-    consumer = iter(pl.MpDeviceLoader(source(), "ltc:0", loader_prefetch_size=3,
-                                      device_prefetch_size=2))
+    consumer = iter(
+        pl.MpDeviceLoader(source(), "ltc:0", loader_prefetch_size=3, device_prefetch_size=2)
+    )
     next(consumer)
     before = -1
     while len(read) != before:  # until the reader has stood still for a while

@@ -49,6 +49,7 @@ def on_both(call, *tensors: torch.Tensor) -> None:
 
 # --- collectives ------------------------------------------------------------------------------
 
+
 def check_all_reduce_takes_every_operation(rank, world):
     for name in OPERATIONS:
         on_both(lambda x: dist.all_reduce(x, op=getattr(dist.ReduceOp, name)), numbers(rank, 3, 2))
@@ -95,23 +96,29 @@ def check_all_gather_of_scalars(rank, world):
 
 
 def check_all_gather_into_tensor_joins_or_stacks(rank, world):
-    on_both(lambda x, out: dist.all_gather_into_tensor(out, x), numbers(rank, 2, 3),
-            torch.zeros(4, 3))
+    on_both(
+        lambda x, out: dist.all_gather_into_tensor(out, x), numbers(rank, 2, 3), torch.zeros(4, 3)
+    )
     stacked = torch.zeros(2, 2, 3, device=DEVICE)  # which gloo refuses on the CPU
     dist.all_gather_into_tensor(stacked, numbers(rank, 2, 3).to(DEVICE))
     same(stacked, torch.stack([numbers(0, 2, 3), numbers(1, 2, 3)]))
 
 
 def check_reduce_scatter(rank, world):
-    on_both(lambda a, b, out: dist.reduce_scatter(out, [a, b]), numbers(rank, 3), numbers(9, 3),
-            torch.zeros(3))
+    on_both(
+        lambda a, b, out: dist.reduce_scatter(out, [a, b]),
+        numbers(rank, 3),
+        numbers(9, 3),
+        torch.zeros(3),
+    )
 
 
 def check_reduce_scatter_tensor(rank, world):
     for name in ("SUM", "AVG", "MAX"):
         on_both(
             lambda x, out: dist.reduce_scatter_tensor(out, x, op=getattr(dist.ReduceOp, name)),
-            numbers(rank, 4, 3), torch.zeros(2, 3),
+            numbers(rank, 4, 3),
+            torch.zeros(2, 3),
         )
 
 
@@ -120,13 +127,19 @@ def check_all_to_all_single_in_equal_and_in_unequal_parts(rank, world):
     inputs, outputs = ([1, 3], [1, 2]) if rank == 0 else ([2, 1], [3, 1])
     on_both(
         lambda x, out: dist.all_to_all_single(out, x, outputs, inputs),
-        numbers(rank, sum(inputs), 2), torch.zeros(sum(outputs), 2),
+        numbers(rank, sum(inputs), 2),
+        torch.zeros(sum(outputs), 2),
     )
 
 
 def check_all_to_all(rank, world):
-    on_both(lambda a, b, c, d: dist.all_to_all([c, d], [a, b]), numbers(rank, 2),
-            numbers(rank + 5, 2), torch.zeros(2), torch.zeros(2))
+    on_both(
+        lambda a, b, c, d: dist.all_to_all([c, d], [a, b]),
+        numbers(rank, 2),
+        numbers(rank + 5, 2),
+        torch.zeros(2),
+        torch.zeros(2),
+    )
 
 
 def check_reduce_leaves_the_other_ranks_tensor_alone(rank, world):
@@ -154,6 +167,7 @@ def check_coalesced_calls(rank, world):
 
 
 # --- point to point ---------------------------------------------------------------------------
+
 
 def check_send_and_receive(rank, world):
     x = numbers(rank, 3).to(DEVICE)
@@ -207,6 +221,7 @@ def check_a_pipeline_of_two_stages(rank, world):
 
 
 # --- objects, groups, barriers ----------------------------------------------------------------
+
 
 def check_objects_travel(rank, world):
     found = [None] * world
@@ -282,6 +297,7 @@ def check_work_has_a_future(rank, world):
 
 # --- recording --------------------------------------------------------------------------------
 
+
 def check_collectives_are_recorded_not_run(rank, world):
     group = dist.group.WORLD
     x = numbers(rank, 4).to(DEVICE)
@@ -351,6 +367,7 @@ def check_a_collective_on_a_second_device(rank, world):
 
 # --- transport ------------------------------------------------------------------------------------
 
+
 def check_ranks_of_one_host_exchange_through_memory(rank, world):
     group, x = dist.new_group(), torch.ones(300_000, device=DEVICE) * (rank + 1)
     dist.all_reduce(x, group=group)
@@ -375,6 +392,7 @@ def check_ranks_of_several_hosts_exchange_over_the_backend(rank, world):
 
 
 # --- errors -----------------------------------------------------------------------------------
+
 
 def check_a_reduction_that_gloo_lacks_says_so(rank, world):
     x = torch.ones(2, device=DEVICE)
@@ -411,7 +429,10 @@ def test_torch_picks_a_backend_for_the_device():
 
 def test_ranks_of_a_mesh_may_read_in_any_order():
     command = [sys.executable, "-W", "ignore", "scripts/mesh_order.py", "--runs", "20"]
-    command += ["--limit", "900"]  # four processes import torch within it, on however busy a machine
+    command += [
+        "--limit",
+        "900",
+    ]  # four processes import torch within it, on however busy a machine
     found = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, text=True, capture_output=True
     )

@@ -41,9 +41,13 @@ def test_subsets_meet_on_their_own():
     assert found == [[b"0", b"3"], [b"1", b"2"], [b"1", b"2"], [b"0", b"3"]]
 
 
-@pytest.mark.parametrize("replicas, text", [
-    ([0, 0, 1, 2, 3], "Duplicate ordinal: 0"), ([0, 9], "Invalid ordinal: 9"),
-])
+@pytest.mark.parametrize(
+    "replicas, text",
+    [
+        ([0, 0, 1, 2, 3], "Duplicate ordinal: 0"),
+        ([0, 9], "Invalid ordinal: 9"),
+    ],
+)
 def test_a_list_of_replicas_that_cannot_be_is_refused(replicas, text):
     found = in_threads(lambda i, d: ltm.rendezvous("tag", b"", replicas))
     assert all(isinstance(one, ValueError) and text in str(one) for one in found)

@@ -28,7 +28,11 @@ def who(rank: int) -> tuple:
     """A rank by every name it has, and what it computes."""
     computed = (torch.ones(2, device=ltm.lazy_device()) * rank).sum().item()
     return (
-        rank, ltm.get_ordinal(), ltm.get_local_ordinal(), ltm.xrt_world_size(), computed,
+        rank,
+        ltm.get_ordinal(),
+        ltm.get_local_ordinal(),
+        ltm.xrt_world_size(),
+        computed,
         ltc.device_count(),
     )
 
@@ -423,7 +427,9 @@ print(ltc.launch(lambda rank: print("hello") or rank, nprocs=2))
 def run_cell(program: str, *before: str) -> subprocess.CompletedProcess:
     """Run the program as a cell: its functions are in no file."""
     return subprocess.run(
-        [sys.executable, "-c", "\n".join([*before, program])], capture_output=True, text=True,
+        [sys.executable, "-c", "\n".join([*before, program])],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
@@ -453,7 +459,9 @@ def run_script(folder: Path, first_lines: str) -> subprocess.CompletedProcess:
         "lmp.spawn(f, nprocs=2)\n"
     )
     return subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True,
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
@@ -495,7 +503,9 @@ def test_under_torchrun_the_ranks_are_torchruns(tmp_path):
     script.write_text(TORCHRUN)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "values: [(0, 6.0), (1, 6.0)]\n"

@@ -24,7 +24,11 @@ from ltc.distributed.transport.wire import Mismatch, SharedMemoryWire
 sys.path.insert(0, str(Path(__file__).parent))
 
 from replicas import (  # noqa: E402
-    LIMIT_SECONDS, in_processes, in_threads, values, whole_tables,
+    LIMIT_SECONDS,
+    in_processes,
+    in_threads,
+    values,
+    whole_tables,
 )
 
 SIZES = (1, 1_000, 300_001, 3_000_000)
@@ -97,11 +101,17 @@ def every_kind(ordinal: int) -> list:
     y = torch.full((2,), float("nan") if ordinal else 7.0, device="ltc")
     ltm.collective_broadcast([y])
     results = [
-        ltm.all_gather(x), ltm.reduce_scatter("sum", x, 1.0, 0, 4), ltm.all_to_all(x, 0, 1, 4),
-        ltm.collective_permute(x, [[i, (i + 1) % 4] for i in range(4)]), y,
+        ltm.all_gather(x),
+        ltm.reduce_scatter("sum", x, 1.0, 0, 4),
+        ltm.all_to_all(x, 0, 1, 4),
+        ltm.collective_permute(x, [[i, (i + 1) % 4] for i in range(4)]),
+        y,
         ltm.all_reduce("max", x, groups=[[0, 3], [1, 2]]),
     ]
-    return [*[r.cpu() for r in results], ltm.rendezvous("r", b"%d" % ordinal, [0, 3] if ordinal in (0, 3) else [1, 2])]
+    return [
+        *[r.cpu() for r in results],
+        ltm.rendezvous("r", b"%d" % ordinal, [0, 3] if ordinal in (0, 3) else [1, 2]),
+    ]
 
 
 def test_every_kind_is_the_same_over_hosts_as_in_memory():
@@ -222,6 +232,7 @@ def test_host_level_reductions_of_processes():
 
 
 # --- the wire itself --------------------------------------------------------------------------
+
 
 def test_a_mailbox_holds_some_messages_and_keeps_their_order():
     region = Region.of_threads(2)

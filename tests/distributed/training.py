@@ -70,8 +70,9 @@ def assert_trains_like_the_cpu(
     The model is on its device when it is wrapped.
     """
     found = {
-        device: train(wrap(make().to(device), device.partition(":")[0]), rank, device,
-                      optimizer=optimizer)
+        device: train(
+            wrap(make().to(device), device.partition(":")[0]), rank, device, optimizer=optimizer
+        )
         for device in ("cpu", DEVICE)
     }
     worst = max((a - b).abs().max().item() for a, b in zip(found["cpu"], found[DEVICE]))

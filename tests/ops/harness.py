@@ -95,9 +95,7 @@ def record(overload, args, kwargs, expected, seed=None) -> tuple[Recording, tupl
     own_kwargs = {name: operand(v, name) for name, v in kwargs.items()}
     mutated, returned = writes_of(overload, args, kwargs)
     own_seed = None if seed is None else recording.scalar(seed)
-    values = recording.call(
-        overload, own_args, own_kwargs, expected, mutated, returned, own_seed
-    )
+    values = recording.call(overload, own_args, own_kwargs, expected, mutated, returned, own_seed)
     return recording, values
 
 

@@ -80,9 +80,7 @@ def test_elementwise(op, dtype):
     tensors = [values((37, 3), dtype)]
     if op not in ONE_OPERAND:
         tensors.append(values((3,), dtype))  # broadcast, and its vectors have a tail
-    if op in (ops.FLOOR_DIVIDE, ops.TRUNC_DIVIDE, ops.REMAINDER, ops.FMOD) and (
-        dtype in INTEGERS
-    ):
+    if op in (ops.FLOOR_DIVIDE, ops.TRUNC_DIVIDE, ops.REMAINDER, ops.FMOD) and (dtype in INTEGERS):
         tensors[1] = torch.where(tensors[1] == 0, torch.ones_like(tensors[1]), tensors[1])
     try:
         nodes = inputs_of(*tensors)
@@ -218,6 +216,4 @@ def test_random_graphs_give_what_the_reference_gives(data):
     for found, expected in on_both(outputs, nodes, tensors):
         # Values grow by products: what is compared is the error relative to the largest.
         scale = float(expected.nan_to_num(0, 0, 0).abs().max()) + 1.0
-        torch.testing.assert_close(
-            found, expected, rtol=1e-9, atol=1e-11 * scale, equal_nan=True
-        )
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11 * scale, equal_nan=True)

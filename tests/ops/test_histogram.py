@@ -25,7 +25,12 @@ def outcome(call):
 def test_floats_are_counted_and_refused_as_on_the_cpu(values, dtype, equal):
     few = 500 if dtype is torch.bfloat16 else None  # it counts to 256, then each thread for itself
     x = torch.tensor(values[:few], dtype=dtype)
-    for (low, high), bins in [*[(r, 4) for r in RANGES], ((0, 3), 0), ((0, INF), 3), ((0.5, 2.5), 7)]:
+    for (low, high), bins in [
+        *[(r, 4) for r in RANGES],
+        ((0, 3), 0),
+        ((0, INF), 3),
+        ((0.5, 2.5), 7),
+    ]:
         expected = outcome(lambda: torch.histc(x, bins, low, high))
         found = outcome(lambda: torch.histc(x.to("ltc"), bins, low, high))
         equal(found, expected)

@@ -241,9 +241,7 @@ def test_a_seed_gives_one_sequence_and_another_seed_another():
 def test_an_extern_random_overload_takes_its_seed_and_leaves_the_default_generator():
     rates = torch.full((50,), 4.0)
     before = torch.random.get_rng_state()
-    first, again, other = (
-        drawn(aten.poisson.default, (rates,), rates, seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (drawn(aten.poisson.default, (rates,), rates, seed) for seed in (1, 1, 2))
     assert first.equal(again) and not first.equal(other)
     assert torch.random.get_rng_state().equal(before)
 

@@ -161,8 +161,13 @@ def by_saved_tensor_hook(x):
 @pytest.mark.parametrize(
     "raising",
     [
-        by_tensor_hook, by_leaf_hook, by_post_accumulate_hook, by_node_hook, by_node_prehook,
-        by_module_hook, by_saved_tensor_hook,
+        by_tensor_hook,
+        by_leaf_hook,
+        by_post_accumulate_hook,
+        by_node_hook,
+        by_node_prehook,
+        by_module_hook,
+        by_saved_tensor_hook,
     ],
 )
 @pytest.mark.parametrize("device", ["ltc:0", "ltc:1"])
@@ -299,7 +304,9 @@ def test_vmap(device):
     a, b = ramp(3, 4, device=device), ramp(3, 4, device=device)
     return (
         torch.vmap(lambda a, b: (a * b).sum())(a, b),
-        torch.vmap(torch.matmul, (0, None))(ramp(3, 2, 4, device=device), ramp(4, 2, device=device)),
+        torch.vmap(torch.matmul, (0, None))(
+            ramp(3, 2, 4, device=device), ramp(4, 2, device=device)
+        ),
         torch.vmap(lambda x, i: x[i], (0, 0))(a, torch.tensor([0, 1, 2]).to(device)),
     )
 

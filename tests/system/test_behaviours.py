@@ -235,8 +235,18 @@ def test_032_modules_keep_and_change_their_dtype():
 @pytest.mark.parametrize(
     "dtype",
     [
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
-        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
     ],
     ids=str,
 )

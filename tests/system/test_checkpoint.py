@@ -37,7 +37,9 @@ class Training:
     @property
     def parts(self):
         return {
-            "model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler,
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
             "loader": self.loader,
         }
 
@@ -151,9 +153,15 @@ def load_optimizer_move(path):
     return model, optimizer
 
 
-@pytest.mark.parametrize("order", [
-    load_move_optimizer, move_load_optimizer, optimizer_move_load, load_optimizer_move,
-])
+@pytest.mark.parametrize(
+    "order",
+    [
+        load_move_optimizer,
+        move_load_optimizer,
+        optimizer_move_load,
+        load_optimizer_move,
+    ],
+)
 def test_every_order_of_load_move_and_optimizer_trains_the_same(order, tmp_path):
     def weights(order):
         model, optimizer = order(saved_model(tmp_path / "model"))
@@ -226,9 +234,14 @@ def test_without_a_checkpoint_nothing_is_restored(tmp_path):
     assert CheckpointManager(tmp_path / "none", part=Part()).restore_latest() is None
 
 
-@pytest.mark.parametrize("damage", [
-    lambda content: content[:-20] + b"x" * 20, lambda content: content[:100], lambda content: b"",
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-20] + b"x" * 20,
+        lambda content: content[:100],
+        lambda content: b"",
+    ],
+)
 def test_a_damaged_checkpoint_is_left_out_with_a_warning(damage, tmp_path):
     manager, part = saved_steps(tmp_path, {1: None, 2: None})
     file = tmp_path / "step-00000002.safetensors"

@@ -22,7 +22,9 @@ def lazy(*shape: int) -> torch.Tensor:
 def looks(monkeypatch) -> list:
     """Grows by one whenever the end of a walk is looked at state by state."""
     found, look = [], exit_liveness._looked_at
-    monkeypatch.setattr(exit_liveness, "_looked_at", lambda recorder: found.append(1) or look(recorder))
+    monkeypatch.setattr(
+        exit_liveness, "_looked_at", lambda recorder: found.append(1) or look(recorder)
+    )
     return found
 
 

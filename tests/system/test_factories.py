@@ -87,9 +87,20 @@ def test_tensors_and_modules_have_the_devices_shortcuts():
 @pytest.mark.parametrize(
     "dtype",
     [
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16,
-        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
-        torch.complex128, torch.float8_e4m3fn,
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e4m3fn,
     ],
     ids=str,
 )

@@ -291,8 +291,10 @@ def test_of_several_errors_the_first_line_of_the_program_is_told_and_each_value_
         ltm.mark_step(wait=True)
     ltm.mark_step(wait=True)
     for value, text in (
-        (columns, "dimension 1 with size 4"), (rows, "dimension 0 with size 3"),
-        (divided, "ZeroDivision"), (both, "dimension 0 with size 3"),
+        (columns, "dimension 1 with size 4"),
+        (rows, "dimension 0 with size 3"),
+        (divided, "ZeroDivision"),
+        (both, "dimension 0 with size 3"),
     ):
         with pytest.raises(RuntimeError, match=text):
             value.cpu()

@@ -8,7 +8,9 @@ from ltc.device.recording.signature import Signature
 from ltc.device.recording.tensors import state_of
 
 FORMS = {
-    "Adam": {"amsgrad": True}, "AdamW": {}, "SGD": {"momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "SGD": {"momentum": 0.9, "nesterov": True},
     "Adagrad": {},
 }
 

@@ -32,7 +32,9 @@ def test_a_thread_that_has_ended_is_not_counted():
 
 def test_the_gradient_of_a_linear_layer_is_made_in_the_order_of_its_weight():
     device = device_at(0)
-    for thread in set(device.recorders) - {get_ident()}:  # of tests that ended in the midst of a step
+    for thread in set(device.recorders) - {
+        get_ident()
+    }:  # of tests that ended in the midst of a step
         del device.recorders[thread]
     layer = torch.nn.Linear(5, 3).to("ltc")
     layer(torch.randn(7, 5, device="ltc")).sum().backward()

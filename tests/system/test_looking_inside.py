@@ -25,7 +25,10 @@ def test_a_fallback_is_counted_under_its_name():
 
 
 def test_a_fallback_warns_where_that_is_asked_for():
-    with config.override(LTC_FALLBACK="warn"), pytest.warns(UserWarning, match="aten::nonzero.*test_looking"):
+    with (
+        config.override(LTC_FALLBACK="warn"),
+        pytest.warns(UserWarning, match="aten::nonzero.*test_looking"),
+    ):
         three_of_five().nonzero()
 
 
@@ -76,8 +79,11 @@ def test_calls_of_different_lines_are_different_recordings_where_that_is_asked_f
     counts = [
         int(
             subprocess.run(
-                [sys.executable, "-c", program], env={**os.environ, "LTC_LINES": lines},
-                capture_output=True, text=True, check=True,
+                [sys.executable, "-c", program],
+                env={**os.environ, "LTC_LINES": lines},
+                capture_output=True,
+                text=True,
+                check=True,
             ).stdout
         )
         for lines in ("0", "1")
@@ -112,7 +118,11 @@ def pending_sum():
 def test_what_is_recorded_shows_with_the_users_lines():
     shown = graphs.text(pending_sum(), stage="recorded")
     assert [row.split(" = ")[1].split("(")[0] for row in shown.splitlines()] == [
-        "ltc::input", "aten::mul.Tensor", "aten::add.Tensor", "aten::relu", "aten::sum.dim_IntList"
+        "ltc::input",
+        "aten::mul.Tensor",
+        "aten::add.Tensor",
+        "aten::relu",
+        "aten::sum.dim_IntList",
     ]
     assert "test_looking_inside.py" in shown.splitlines()[1]
 

@@ -140,8 +140,10 @@ def test_the_memory_of_a_device_can_be_asked_for():
 
 
 ANSWERS = {
-    "memory_allocated": 4096, "memory_reserved": 4096,
-    "max_memory_allocated": 3 * 4096, "max_memory_reserved": 3 * 4096,
+    "memory_allocated": 4096,
+    "memory_reserved": 4096,
+    "max_memory_allocated": 3 * 4096,
+    "max_memory_reserved": 3 * 4096,
 }
 
 

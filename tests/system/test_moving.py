@@ -32,7 +32,10 @@ def a_hook_on_its_gradient_is_alive(layer, x):
 
 
 HOLDERS = [
-    an_output_is_alive, a_loss_was_differentiated, a_view_is_alive, a_weak_reference_is_alive,
+    an_output_is_alive,
+    a_loss_was_differentiated,
+    a_view_is_alive,
+    a_weak_reference_is_alive,
     a_hook_on_its_gradient_is_alive,
 ]
 

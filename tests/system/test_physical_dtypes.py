@@ -16,7 +16,10 @@ MODES = ["LTC_USE_BF16", "LTC_DOWNCAST_BF16"]
 
 def run(*command: str, **settings: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, *command], env={**os.environ, **settings}, capture_output=True, text=True,
+        [sys.executable, *command],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
         timeout=1200,
     )
 
@@ -25,7 +28,12 @@ def run(*command: str, **settings: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("mode", MODES)
 def test_every_case_holds(mode, backend):
     done = run(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(CASES),
         **{mode: "1", "LTC_BACKEND": backend, "LTC_CHECK": "1"},
     )
     assert done.returncode == 0, done.stdout[-5000:]
@@ -72,4 +80,8 @@ def test_replicas_exchange_what_they_keep(tmp_path):
 
 
 def test_without_a_variable_nothing_is_converted():
-    assert not config.value("LTC_USE_BF16") and physical_dtype.kept_as() == {} and physical_dtype.mode() == ""
+    assert (
+        not config.value("LTC_USE_BF16")
+        and physical_dtype.kept_as() == {}
+        and physical_dtype.mode() == ""
+    )

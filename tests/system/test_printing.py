@@ -24,7 +24,9 @@ TENSORS = {
 
 def without_device(text: str) -> str:
     """Lines are broken after so many letters, the device's among them: their number is no matter."""
-    return " ".join(text.replace("device='ltc:0'", "").replace(", ,", ",").split()).replace(", )", ")")
+    return " ".join(text.replace("device='ltc:0'", "").replace(", ,", ",").split()).replace(
+        ", )", ")"
+    )
 
 
 @pytest.mark.parametrize("name", TENSORS)

@@ -157,7 +157,11 @@ class RowsOfLazyOnes(Rows):
 @pytest.mark.parametrize("rows, pinned", [(Rows, True), (RowsOfLazyOnes, False)])
 def test_spawned_workers_that_stay_fill_the_batches_of_every_epoch(rows, pinned):
     loader = DataLoader(
-        rows(), batch_size=2, num_workers=2, pin_memory=pinned, persistent_workers=True,
+        rows(),
+        batch_size=2,
+        num_workers=2,
+        pin_memory=pinned,
+        persistent_workers=True,
         multiprocessing_context="spawn",
     )
     for _ in range(2):

@@ -103,7 +103,7 @@ def test_what_needs_python_keeps_its_place_between_queued_programs():
         x *= 2
         ltc.sync()
         assert shared.shape == (4,)
-    assert x.tolist() == [2.0 ** 21 - 2] * 4
+    assert x.tolist() == [2.0**21 - 2] * 4
     assert queued() > before
 
 

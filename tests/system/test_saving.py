@@ -157,10 +157,18 @@ def test_a_moving_average_is_a_copy_of_its_own():
 # --- torch.save ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target, device", [
-    (None, "ltc:2"), ("cpu", "cpu"), (torch.device("cpu"), "cpu"), ({"ltc:2": "cpu"}, "cpu"),
-    (lambda storage, location: storage, "cpu"), ("ltc:1", "ltc:1"), ({"ltc:2": "ltc:3"}, "ltc:3"),
-])
+@pytest.mark.parametrize(
+    "target, device",
+    [
+        (None, "ltc:2"),
+        ("cpu", "cpu"),
+        (torch.device("cpu"), "cpu"),
+        ({"ltc:2": "cpu"}, "cpu"),
+        (lambda storage, location: storage, "cpu"),
+        ("ltc:1", "ltc:1"),
+        ({"ltc:2": "ltc:3"}, "ltc:3"),
+    ],
+)
 def test_map_location_is_honoured(target, device):
     x = torch.arange(3.0, device="ltc:2")
     loaded = through_torch([x, x.detach()], map_location=target)
@@ -182,9 +190,16 @@ def test_a_file_of_the_cpu_loads_to_the_device():
     assert loaded["last.weight"].eq(2).all()
 
 
-@pytest.mark.parametrize("view", [
-    lambda t: t[0:2], lambda t: t[:], lambda t: t.view(4, 4), lambda t: t.t(), lambda t: t.view(16),
-])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[0:2],
+        lambda t: t[:],
+        lambda t: t.view(4, 4),
+        lambda t: t.t(),
+        lambda t: t.view(16),
+    ],
+)
 def test_160_a_tensor_and_a_view_of_it_can_not_be_saved_together(view, error_of):
     t = torch.zeros(4, 4, device="ltc")
     text = error_of(lambda: through_torch((t, view(t))))
@@ -194,8 +209,13 @@ def test_160_a_tensor_and_a_view_of_it_can_not_be_saved_together(view, error_of)
 def run_plain(code, *arguments, **environment):
     """Run code in a fresh interpreter; returns what it printed."""
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
-        check=True, cwd=ROOT, env={**os.environ, **environment}, timeout=1200,
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=1200,
     ).stdout
 
 
@@ -318,8 +338,10 @@ def test_distributed_checkpoints_of_one_process(tmp_path):
     import torch.distributed.checkpoint as dcp
 
     model, optimizer = trained()
-    dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-             checkpoint_id=tmp_path / "x")
+    dcp.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        checkpoint_id=tmp_path / "x",
+    )
     fresh = Tied().to("ltc")
     dcp.load({"model": fresh.state_dict()}, checkpoint_id=tmp_path / "x")
     assert_same(fresh.state_dict(), model.state_dict())
@@ -417,7 +439,10 @@ def test_a_killed_save_leaves_the_old_file_or_the_new(name):
     """7 of the 200 kills of scripts/kill_saves.py, in a process without threads to fork."""
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/kill_saves.py", "--count", "7", "--way", name],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
         timeout=1200,
     )
     assert done.returncode == 0, done.stderr

@@ -55,8 +55,13 @@ def loader() -> list[tuple[torch.Tensor, torch.Tensor]]:
 def given() -> dict:
     """What a reader has in scope when a block begins."""
     return {
-        "torch": torch, "nn": nn, "optim": optim, "MNIST": MNIST,
-        "train_loader": loader(), "lr": 0.05, "momentum": 0.5,
+        "torch": torch,
+        "nn": nn,
+        "optim": optim,
+        "MNIST": MNIST,
+        "train_loader": loader(),
+        "lr": 0.05,
+        "momentum": 0.5,
     }
 
 

@@ -94,8 +94,15 @@ def draws(x):
 
 
 PROGRAMS = [
-    reads_a_number, reads_a_condition, reads_a_list, goes_over_to_the_cpu, differentiates,
-    asks_for_a_gradient, has_a_shape_that_depends_on_data, writes_through_a_view, draws,
+    reads_a_number,
+    reads_a_condition,
+    reads_a_list,
+    goes_over_to_the_cpu,
+    differentiates,
+    asks_for_a_gradient,
+    has_a_shape_that_depends_on_data,
+    writes_through_a_view,
+    draws,
 ]
 
 

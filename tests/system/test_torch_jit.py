@@ -158,8 +158,11 @@ def test_what_cannot_be_saved_says_so_and_leaves_the_file(tmp_path):
     traced = torch.jit.trace(lambda x: x * constant, (x,))
     scripted = torch.jit.script(WithAttribute())
     for save in (
-        lambda: scripted.save(str(path)), lambda: torch.jit.save(scripted, path),
-        lambda: traced.save(str(path)), traced.save_to_buffer, scripted.save_to_buffer,
+        lambda: scripted.save(str(path)),
+        lambda: torch.jit.save(scripted, path),
+        lambda: traced.save(str(path)),
+        traced.save_to_buffer,
+        scripted.save_to_buffer,
     ):
         with pytest.raises(LtcError, match=r"Make them buffers \(register_buffer\)"):
             save()

@@ -288,7 +288,7 @@ def child(rank: int) -> None:
 def test_the_traceback_of_a_rank_begins_with_the_users_function():
     with pytest.raises(RuntimeError) as caught:
         ltc.launch(child, nprocs=2, start_method="fork")
-    assert caught.value.traceback.count("File \"") == 2
+    assert caught.value.traceback.count('File "') == 2
     assert ", in child" in caught.value.traceback
 
 

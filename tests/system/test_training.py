@@ -55,7 +55,9 @@ class Lstm(nn.Module):
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+    return nn.Sequential(
+        nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES)
+    )
 
 
 def vectors():

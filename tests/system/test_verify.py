@@ -64,9 +64,7 @@ def line_of(function, text: str) -> str:
     """Where a line of the function stands that holds the text, as errors name it."""
     code = function.__code__
     lines = Path(__file__).read_text().splitlines()
-    number = next(
-        n for n in range(code.co_firstlineno, len(lines)) if text in lines[n - 1]
-    )
+    number = next(n for n in range(code.co_firstlineno, len(lines)) if text in lines[n - 1])
     return f"{FILE}:{number} in {code.co_name}"
 
 
@@ -222,7 +220,9 @@ def test_a_pass_that_changes_a_value_is_named(monkeypatch):
         more = [make(ops.ADD, n, constant(1e-6, n.dtype)) for n in graph.outputs]
         return graph.with_outputs(more, graph.origins)
 
-    monkeypatch.setattr(backend, "PASSES", (*backend.PASSES, Pass("faulty", faulty, "of this test")))
+    monkeypatch.setattr(
+        backend, "PASSES", (*backend.PASSES, Pass("faulty", faulty, "of this test"))
+    )
     x = drawn(3, 5)
 
     def forward():
@@ -236,7 +236,8 @@ def test_a_pass_that_changes_a_value_is_named(monkeypatch):
 def test_a_number_where_there_should_be_nan_is_found(monkeypatch):
     row = elementwise.ROWS[ops.MAXIMUM]
     monkeypatch.setitem(
-        elementwise.ROWS, ops.MAXIMUM,
+        elementwise.ROWS,
+        ops.MAXIMUM,
         lambda b, form, *operands: row(b, form, *[without_nan(b, form, x) for x in operands]),
     )
     x = torch.tensor([1.0, torch.nan, 3.0]).to("ltc")
@@ -335,8 +336,14 @@ class Looked(nn.Module):
 
 def convolutions():
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 6, 3, groups=2), nn.GroupNorm(2, 6), nn.GELU(), nn.Flatten(),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 6, 3, groups=2),
+        nn.GroupNorm(2, 6),
+        nn.GELU(),
+        nn.Flatten(),
     )
 
 

@@ -664,6 +664,13 @@ def scale_by_sum(tensor, pool, draw):
 
 
 VIEWS = (
-    selected, narrowed, transposed, unsqueezed, every_second, diagonal, squeezed, permuted,
+    selected,
+    narrowed,
+    transposed,
+    unsqueezed,
+    every_second,
+    diagonal,
+    squeezed,
+    permuted,
 )
 WRITES = (scale, shift, bend, copy, scale_by_sum)

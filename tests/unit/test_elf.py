@@ -73,9 +73,7 @@ def test_data_begins_as_written_and_can_be_written_to():
 
 def test_two_copies_share_no_data():
     codes = [loaded(["count"], COUNTED) for _ in range(2)]
-    count, other = [
-        ctypes.CFUNCTYPE(ctypes.c_int64)(code.addresses["count"]) for code in codes
-    ]
+    count, other = [ctypes.CFUNCTYPE(ctypes.c_int64)(code.addresses["count"]) for code in codes]
     assert [count(), count(), other()] == [41, 42, 41]
 
 

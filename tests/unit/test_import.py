@@ -12,13 +12,14 @@ from ltc.device import torch_api
 @pytest.mark.parametrize("before", ["enable", "disable"])
 def test_importing_leaves_the_garbage_collector_as_it_was(before):
     program = (
-        f"import gc; gc.{before}(); was = gc.isenabled(); import ltc; "
-        f"assert gc.isenabled() is was"
+        f"import gc; gc.{before}(); was = gc.isenabled(); import ltc; assert gc.isenabled() is was"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), [2, 3], torch.Size([2, 3])], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "shape", [(2, 3), [2, 3], torch.Size([2, 3])], ids=lambda s: type(s).__name__
+)
 def test_the_maker_of_a_tensor_is_given_plain_tuples(monkeypatch, shape):
     """From torch 2.15 on it takes nothing else, and every tensor of ltc:1 comes from it."""
     make = torch_api._reinterpret_tensor

@@ -62,8 +62,17 @@ PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "support", "utils"}
 # Folders inside a layer, from the leaves up: a module imports its own folder and those before it.
 FOLDERS = (
     ("aten.rules", "aten.nn"),
-    ("llvm.compiler", "llvm.emit", "llvm.native", "llvm.loops", "llvm.gemm", "llvm.conv",
-     "llvm.pooling", "llvm.attention", "llvm.ops"),
+    (
+        "llvm.compiler",
+        "llvm.emit",
+        "llvm.native",
+        "llvm.loops",
+        "llvm.gemm",
+        "llvm.conv",
+        "llvm.pooling",
+        "llvm.attention",
+        "llvm.ops",
+    ),
     ("backends.reference", "backends.llvm"),
     ("device.shapes", "device.recording", "device.ops", "device.hooks"),
     ("distributed.transport", "distributed.c10d", "distributed.launch"),
@@ -72,7 +81,10 @@ MOST_MODULES = 16  # of a folder: what a reader still takes in at a glance
 
 # Imports inside a function, each with the reason why it can not stand at the top.
 INSIDE_A_FUNCTION = {
-    ("llvm.compiler.llvm_binding", "llvmlite.binding"): "a process that compiles nothing does without; 40 ms",
+    (
+        "llvm.compiler.llvm_binding",
+        "llvmlite.binding",
+    ): "a process that compiles nothing does without; 40 ms",
 }
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))

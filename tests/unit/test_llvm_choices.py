@@ -19,8 +19,7 @@ def test_many_parts_joined_along_any_dimension(count, dim, dtype):
     for k, shape in enumerate(shapes):
         shape[dim] = 1 + k % 4
     parts = [
-        make(ops.INPUT, index=k, dtype=dtype, shape=tuple(shape))
-        for k, shape in enumerate(shapes)
+        make(ops.INPUT, index=k, dtype=dtype, shape=tuple(shape)) for k, shape in enumerate(shapes)
     ]
     joined = build.concat(parts, dim)
     outputs = (joined, build.flip(joined, [dim]))

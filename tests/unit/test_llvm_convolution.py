@@ -462,7 +462,9 @@ def test_average_pool_and_its_gradient(window, dtype, isa):
 
 def turned_pool_of(window, shape):
     spatial, kernel, stride, padding, dilation, _ = window
-    return TurnedPool(spatial, tuple(shape[2:]), kernel, stride, padding, dilation, images=2, channels=19)
+    return TurnedPool(
+        spatial, tuple(shape[2:]), kernel, stride, padding, dilation, images=2, channels=19
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)

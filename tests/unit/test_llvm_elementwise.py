@@ -177,7 +177,9 @@ def test_long_chains_give_the_bits_of_short_rows(dtype):
         x = sample(*shape, dtype=dtype).abs() + 0.5
         pieces = x.reshape(-1).split(32)
         whole = launched(LlvmBackend(), long_chain(x.shape, dtype), [x], [0.25])[0]
-        parts = [launched(LlvmBackend(), long_chain(p.shape, dtype), [p], [0.25])[0] for p in pieces]
+        parts = [
+            launched(LlvmBackend(), long_chain(p.shape, dtype), [p], [0.25])[0] for p in pieces
+        ]
         assert torch.equal(whole.reshape(-1), torch.cat(parts)), shape
 
 

@@ -24,7 +24,10 @@ def test_a_formula_is_the_instructions_that_it_reads_as():
 
 def test_least_and_most_compare_with_a_sign():
     assert written(least) == ["icmp slt i64 %n0, %n1", "select i1 %v1, i64 %n0, i64 %n1"]
-    assert written(lambda x, _: most(0, x)) == ["icmp sgt i64 0, %n0", "select i1 %v1, i64 0, i64 %n0"]
+    assert written(lambda x, _: most(0, x)) == [
+        "icmp sgt i64 0, %n0",
+        "select i1 %v1, i64 0, i64 %n0",
+    ]
     assert (least(3, 4), most(3, 4)) == (3, 4)
 
 

@@ -179,9 +179,7 @@ def test_twenty_batch_sizes_have_one_text(dtype, transposes):
     for m in range(64, 104, 2):
         left = Matrix(1, 512) if transposes[0] else stored_plain(m, 66)
         right = (stored_transposed if transposes[1] else stored_plain)(66, 40)
-        kernel = matmul(
-            "kernel", dtype, (), (m, 40, 66), left, right, stored_plain(m, 40), HOST
-        )
+        kernel = matmul("kernel", dtype, (), (m, 40, 66), left, right, stored_plain(m, 40), HOST)
         assert kernel.numbers[:2] == (m, 66)
         texts.add(kernel.text)
     assert len(texts) == 1

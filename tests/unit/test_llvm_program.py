@@ -142,9 +142,7 @@ def test_an_update_runs_as_soon_as_the_old_value_was_read():
     p, x = given(64, 64), given(64, 64, index=1)
     first = make(ops.MATMUL, p, x)
     second = make(ops.MATMUL, make(ops.MATMUL, first, x), x)
-    steps = schedule.planned_steps(
-        graph_of(p + first, second, inputs=[p, x]), frozenset([0])
-    )
+    steps = schedule.planned_steps(graph_of(p + first, second, inputs=[p, x]), frozenset([0]))
     update = next(k for k, step in enumerate(steps) if step.overwrites)
     assert update < len(steps) - 1
 
@@ -331,7 +329,9 @@ def test_large_outputs_that_nothing_waits_for_are_made_last_and_lend_their_room(
     small = make(ops.TANH, build.sum_of(make(ops.MATMUL, kept, narrow), (1,), keepdim=True))
     rows = make(ops.TANH, build.expand(small, (8, 1024)) + build.slice_dim(x, 1, 0, 1024))
     gradient = make(ops.MATMUL, build.transpose(rows, 0, 1), rows)
-    last = make(ops.MATMUL, make(ops.TANH, make(ops.MATMUL, rows, build.transpose(wide, 0, 1))), wide)
+    last = make(
+        ops.MATMUL, make(ops.TANH, make(ops.MATMUL, rows, build.transpose(wide, 0, 1))), wide
+    )
     end = build.sum_of(kept, (1,)) * build.sum_of(last, (1,))
     graph = graph_of(gradient, end, inputs=[x, narrow, wide])
     steps = schedule.planned_steps(graph, frozenset())

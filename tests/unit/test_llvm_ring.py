@@ -24,7 +24,9 @@ def counting(fails: bool) -> KernelRun:
     b.emit("store i64 %new, ptr %p0")
     if fails:
         b.emit("store i64 7, ptr %p1")
-    call = KernelCall(entry_address(function_text("kernel", 2, b), "kernel"), ((0, 0), (1, 0)), 1, FAULT)
+    call = KernelCall(
+        entry_address(function_text("kernel", 2, b), "kernel"), ((0, 0), (1, 0)), 1, FAULT
+    )
     return KernelRun([call], ARGUMENTS, range(FAULT, FAULT + 1))
 
 

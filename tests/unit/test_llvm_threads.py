@@ -205,7 +205,9 @@ def parted(thread: int, processor: int) -> tuple[bool, set[int]]:
     text += "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
     words = np.zeros(thread_pool.MASK_WORDS, dtype=np.int64)
     part = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
-    result = part(llvm_binding.compile_kernels(text, "part")["part"])(thread, processor, words.ctypes.data)
+    result = part(llvm_binding.compile_kernels(text, "part")["part"])(
+        thread, processor, words.ctypes.data
+    )
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return bool(result), set(np.flatnonzero(bits).tolist())
 

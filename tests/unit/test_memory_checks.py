@@ -147,7 +147,9 @@ def test_values_have_their_guards_for_themselves():
     for name in range(60):
         first = drawn.randrange(20)
         bytes_of[name] = drawn.randrange(1, 300)
-        lifetimes.append(memory_planner.Lifetime(name, bytes_of[name], first, first + drawn.randrange(6)))
+        lifetimes.append(
+            memory_planner.Lifetime(name, bytes_of[name], first, first + drawn.randrange(6))
+        )
     hosts = [memory_planner.OutputBuffer("output", 1000, 12)]
     places, size = memory_planner.plan(lifetimes, hosts, 2, guard=64)
     assert {host for host, _ in places.values()} == {memory_planner.BLOCK, "output"}

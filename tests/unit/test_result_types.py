@@ -92,7 +92,11 @@ def test_a_norm_keeps_its_statistics_as_the_cpu_does(dtype, parameters, size):
 @pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3))[:-1])
 def test_a_batch_norm_makes_only_the_gradients_that_are_wanted(training, wanted, device):
     """Its Meta kernel makes the input's in any case; a first layer's input wants none."""
-    x, weight, bias = torch.randn(6, 3).to(device), torch.rand(3).to(device), torch.zeros(3).to(device)
+    x, weight, bias = (
+        torch.randn(6, 3).to(device),
+        torch.rand(3).to(device),
+        torch.zeros(3).to(device),
+    )
     leaves = [t.requires_grad_() for t, is_wanted in zip((x, weight, bias), wanted) if is_wanted]
     mean, variance = torch.zeros(3).to(device), torch.ones(3).to(device)
     y = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training=training)

@@ -69,8 +69,9 @@ def test_every_dtype_comes_back_bit_for_bit(dtype, device, path):
 
 @pytest.mark.parametrize("device", ["cpu", "ltc:0", "ltc:3"])
 def test_tensors_load_to_any_device(device, path):
-    loaded = round_trip({"x": torch.arange(6.0, device="ltc").reshape(2, 3)}, path,
-                        map_location=device)
+    loaded = round_trip(
+        {"x": torch.arange(6.0, device="ltc").reshape(2, 3)}, path, map_location=device
+    )
     assert str(loaded["x"].device) == device and loaded["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -81,10 +82,17 @@ def test_large_tensors_are_mapped_and_writable_and_the_file_stays(path):
     assert torch.equal(xser.load(path), saved)
 
 
-@pytest.mark.parametrize("view", [
-    lambda x: x.t(), lambda x: x[::2], lambda x: x[:, 1], lambda x: x.flip(0)[1:],
-    lambda x: x[:1].expand(5, 6), lambda x: x.to(torch.complex64).conj(),
-])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x[::2],
+        lambda x: x[:, 1],
+        lambda x: x.flip(0)[1:],
+        lambda x: x[:1].expand(5, 6),
+        lambda x: x.to(torch.complex64).conj(),
+    ],
+)
 @pytest.mark.parametrize("device", ["cpu", "ltc"])
 def test_a_view_alone_is_saved_as_what_it_shows(view, device, path):
     x = view(torch.arange(24.0, device=device).reshape(4, 6))
@@ -97,8 +105,12 @@ def test_a_small_view_of_a_large_tensor_takes_little_space(path, tmp_path):
 
 
 def test_gradients_and_parameters_are_wanted_as_before(path):
-    saved = [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True),
-             torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(2)]
+    saved = [
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        torch.ones(2),
+    ]
     loaded = round_trip(saved, path)
     assert [type(t) for t in loaded] == [type(t) for t in saved]
     assert [t.requires_grad for t in loaded] == [True, True, False, False]
@@ -118,16 +130,19 @@ def test_values_that_are_pending_are_computed_by_one_program(path):
 
 @pytest.mark.parametrize("device", ["cpu", "ltc"])
 @pytest.mark.parametrize("target", ["cpu", "ltc"])
-@pytest.mark.parametrize("views", [
-    lambda x: [x, x],
-    lambda x: [x, x.detach()],
-    lambda x: [x, x[1]],
-    lambda x: [x[1], x],
-    lambda x: [x, x.t(), x.view(24), x[:, ::2]],
-    lambda x: [x[:3], x[1:]],
-    lambda x: [x.t(), x[1:3, 2:4]],
-    lambda x: [x, torch.view_as_complex(x.view(4, 3, 2))],
-])
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda x: [x, x],
+        lambda x: [x, x.detach()],
+        lambda x: [x, x[1]],
+        lambda x: [x[1], x],
+        lambda x: [x, x.t(), x.view(24), x[:, ::2]],
+        lambda x: [x[:3], x[1:]],
+        lambda x: [x.t(), x[1:3, 2:4]],
+        lambda x: [x, torch.view_as_complex(x.view(4, 3, 2))],
+    ],
+)
 def test_what_shared_memory_shares_it_again(views, device, target, path):
     saved = views(torch.arange(24.0, device=device).reshape(4, 6))
     loaded = round_trip(saved, path, map_location=target)
@@ -167,16 +182,27 @@ def test_tied_weights_are_tied_after_loading(path):
 # --- what is around tensors ---------------------------------------------------------------------
 
 leaves = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-    | st.binary(max_size=40) | st.complex_numbers(allow_nan=False)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(max_size=40)
+    | st.complex_numbers(allow_nan=False)
     | st.sampled_from([torch.bfloat16, torch.device("ltc:1"), torch.Size([2, 3]), float("inf")])
 )
 keys = st.text() | st.integers() | st.booleans() | st.tuples(st.integers(), st.text())
 nested = st.recursive(
     leaves,
-    lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.tuples(inner, inner)
-    | st.builds(Point, inner, inner) | st.builds(OrderedDict, st.dictionaries(keys, inner))
-    | st.sets(keys) | st.frozensets(keys),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(keys, inner)
+        | st.tuples(inner, inner)
+        | st.builds(Point, inner, inner)
+        | st.builds(OrderedDict, st.dictionaries(keys, inner))
+        | st.sets(keys)
+        | st.frozensets(keys)
+    ),
     max_leaves=20,
 )
 
@@ -244,10 +270,15 @@ class Opaque:
     pass
 
 
-@pytest.mark.parametrize("odd, name", [
-    (Opaque(), "Opaque"), (len, "builtin_function"), (torch.ones(2).to_sparse(), "sparse"),
-    (torch.ones(2, device="meta"), "meta"),
-])
+@pytest.mark.parametrize(
+    "odd, name",
+    [
+        (Opaque(), "Opaque"),
+        (len, "builtin_function"),
+        (torch.ones(2).to_sparse(), "sparse"),
+        (torch.ones(2, device="meta"), "meta"),
+    ],
+)
 def test_what_can_not_be_saved_is_named_with_its_place(odd, name, path, tmp_path):
     with pytest.raises(TypeError, match=rf"data\['model'\]\[1\].*{name}"):
         xser.save({"model": [1, odd]}, path)
@@ -273,9 +304,19 @@ def test_any_safetensors_reader_reads_the_tensors(path):
         assert torch.equal(read[f"model.{name}"], tensor.cpu())
 
 
-@pytest.mark.parametrize("data", [{}, [], None, {"__metadata__": torch.ones(1)}, torch.ones(()),
-                                  {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}},
-                                  {"\ud800": torch.ones(1)}, {"": torch.ones(1)}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        [],
+        None,
+        {"__metadata__": torch.ones(1)},
+        torch.ones(()),
+        {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}},
+        {"\ud800": torch.ones(1)},
+        {"": torch.ones(1)},
+    ],
+)
 def test_every_file_is_a_valid_safetensors_file(data, path):
     xser.save(data, path)
     with safe_open(path, "pt") as file:
@@ -291,8 +332,11 @@ def test_a_plain_safetensors_file_loads_as_names_and_tensors(path):
 
 
 def test_a_subset_is_read_by_key_and_nothing_else(path):
-    data = {"model": OrderedDict({"fc.weight": torch.ones(2), "fc.bias": torch.zeros(2)}),
-            "step": 7, "list": [{"x": torch.full((2,), 5.0)}]}
+    data = {
+        "model": OrderedDict({"fc.weight": torch.ones(2), "fc.bias": torch.zeros(2)}),
+        "step": 7,
+        "list": [{"x": torch.full((2,), 5.0)}],
+    }
     xser.save(data, path)
     with open(path, "r+b") as file:  # damage one tensor: the others can still be read
         content = file.read()

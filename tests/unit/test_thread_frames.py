@@ -61,7 +61,9 @@ def test_collection_that_was_off_stays_off():
 
 def test_nothing_else_asks_python_for_the_frames():
     asking = {
-        path.name for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr == "_current_frames"
     }
     assert asking == {"thread_frames.py"}

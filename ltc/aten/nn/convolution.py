@@ -92,9 +92,7 @@ def convolution_backward(
             ops.CONVOLUTION_INPUT_GRADIENT, grad, weight, shape=x.shape, **geometry
         )
         pair = (grad, x)
-    weight_gradient = make(
-        ops.CONVOLUTION_WEIGHT_GRADIENT, *pair, shape=weight.shape, **geometry
-    )
+    weight_gradient = make(ops.CONVOLUTION_WEIGHT_GRADIENT, *pair, shape=weight.shape, **geometry)
     bias_gradient = build.sum_of(grad, [0, *range(2, len(grad.shape))])
     gradients = (input_gradient, weight_gradient, bias_gradient)
     return tuple(g if wanted else None for g, wanted in zip(gradients, output_mask))

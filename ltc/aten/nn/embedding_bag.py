@@ -56,7 +56,8 @@ def _bags(indices, offsets, table_rows: int, count: int, dtype: torch.dtype, pad
     length = indices.shape[0]
     offsets = _checked_offsets(offsets, length)
     rows = checked(
-        indices, table_rows,
+        indices,
+        table_rows,
         "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be {}",
     )
     padding = build.eq(rows, padding_idx) if padding_idx >= 0 else None
@@ -68,12 +69,14 @@ def _bags(indices, offsets, table_rows: int, count: int, dtype: torch.dtype, pad
 
 def _checked_offsets(offsets: Node, length: int) -> Node:
     first = checked(
-        build.slice_dim(offsets, 0, 0, 1), 1,
+        build.slice_dim(offsets, 0, 0, 1),
+        1,
         "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from "
         "position 0. However, got {}",
     )
     rest = checked(
-        build.slice_dim(offsets, 0, 1, offsets.shape[0]), length + 1,
+        build.slice_dim(offsets, 0, 1, offsets.shape[0]),
+        length + 1,
         f"offsets[-1] can not be greater than input's length {length} but got offsets[-1] of {{}}",
     )
     return build.concat([first, rest], 0)
@@ -83,9 +86,7 @@ def _bag_of_each(offsets: Node, count: int, length: int) -> Node:
     """How many bags begin at or before each position, but for the first."""
     starts = build.slice_dim(offsets, 0, 0, count)
     zeros = build.full((length + 1,), 0, torch.int64)
-    begun = make(
-        ops.PUT, zeros, starts, build.full((count,), 1, torch.int64), dim=0, mode="add"
-    )
+    begun = make(ops.PUT, zeros, starts, build.full((count,), 1, torch.int64), dim=0, mode="add")
     return build.slice_dim(make(ops.CUMSUM, begun, dim=0), 0, 0, length) - 1
 
 
@@ -108,9 +109,7 @@ def embedding_bag(
 ):  # fmt: skip
     if mode not in (SUM, MEAN) or not _has_bags(indices, results[0].shape[0]):
         return NotImplemented
-    bags = _bags(
-        indices, offsets, weight.shape[0], results[0].shape[0], weight.dtype, padding_idx
-    )
+    bags = _bags(indices, offsets, weight.shape[0], results[0].shape[0], weight.dtype, padding_idx)
     dtype = compute_dtype(weight.dtype)
     rows = build.cast(build.take(weight, bags.rows, 0), dtype)
     if per_sample_weights is not None:

@@ -177,9 +177,7 @@ def native_layer_norm(x, normalized_shape, weight, bias, eps):
 
 
 @traces("aten::native_layer_norm_backward")
-def native_layer_norm_backward(
-    grad, x, normalized_shape, mean, rstd, weight, bias, output_mask
-):
+def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
     """With h the normalized x, g its gradient: dx = rstd * (g - mean(g) - h * mean(g * h))."""
     if not x.type.size:
         return NotImplemented

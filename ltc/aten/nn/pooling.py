@@ -53,9 +53,7 @@ def _max_pool_backward(rank: int, grad: Node, x: Node, indices: Node) -> Any:
     if not x.type.size or not grad.type.size:
         return NotImplemented
     shape = _batched(x, rank).shape
-    made = make(
-        ops.MAX_POOL_GRADIENT, _batched(grad, rank), _batched(indices, rank), shape=shape
-    )
+    made = make(ops.MAX_POOL_GRADIENT, _batched(grad, rank), _batched(indices, rank), shape=shape)
     return build.reshape(made, x.shape)
 
 
@@ -106,9 +104,7 @@ def _average_pool_backward(rank: int, grad: Node, x: Node, window: dict, options
     if not x.type.size or not grad.type.size:
         return NotImplemented
     shape = _batched(x, rank).shape
-    made = make(
-        ops.AVERAGE_POOL_GRADIENT, _batched(grad, rank), shape=shape, **window, **options
-    )
+    made = make(ops.AVERAGE_POOL_GRADIENT, _batched(grad, rank), shape=shape, **window, **options)
     return build.reshape(made, x.shape)
 
 

@@ -405,4 +405,3 @@ def _below_diagonal(shape: tuple[int, ...], diagonal: int) -> Node:
     """[rows, columns], True where column - row <= diagonal."""
     matrix = shape[-2:]
     return build.iota_along(matrix, 1) <= build.iota_along(matrix, 0) + diagonal
-

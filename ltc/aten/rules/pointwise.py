@@ -344,9 +344,7 @@ def lerp(x, end, weight):
     """From x to end by weight, measured from the nearer end: exact at 0 and at 1."""
     x, end, weight = promote(x, end, weight)
     step = end - x
-    return where(
-        build.absolute(weight) < 0.5, x + weight * step, end - step * (1.0 - weight)
-    )
+    return where(build.absolute(weight) < 0.5, x + weight * step, end - step * (1.0 - weight))
 
 
 @traces("aten::maximum", "aten::max.other")

@@ -172,7 +172,8 @@ class _StepCheck:
         touched = (*written, *self._only_read)
         self._guarded = [node for node in touched if lies_in.get(node, node) in guarded]
         self.digested = [
-            node for node in dict.fromkeys((*written, *reads))
+            node
+            for node in dict.fromkeys((*written, *reads))
             if (node.op is ops.INPUT or node in guarded or node in lies_in)
             and nbytes_of(node.type) <= MOST_DIGESTED_BYTES
         ]

@@ -90,7 +90,8 @@ class LlvmComputation:
         self._runs = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]
         self._ways = [
-            (position, _WAYS[way]) for position, (_, way) in enumerate(plan.outputs)
+            (position, _WAYS[way])
+            for position, (_, way) in enumerate(plan.outputs)
             if way not in (ITSELF, TWIN)
         ]
         self.twins = _twins(plan.outputs)
@@ -129,7 +130,10 @@ class LlvmComputation:
         return self._launched(buffers, scalars)
 
     def prepared(
-        self, buffers: list[torch.Tensor], scalars: list[Any], queue: LlvmQueue,
+        self,
+        buffers: list[torch.Tensor],
+        scalars: list[Any],
+        queue: LlvmQueue,
         lent: Mapping[int, torch.Tensor],
     ) -> LlvmLaunch | None:
         """A launch for that queue; None where this program needs Python, or much memory ahead."""
@@ -147,7 +151,9 @@ class LlvmComputation:
         error = functools.partial(self._error_of, frame, block, values)
         return LlvmLaunch(self._runs[0].run, frame, outputs, self.frames, error)
 
-    def _error_of(self, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int) -> Exception:
+    def _error_of(
+        self, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int
+    ) -> Exception:
         """What made the call of that number fail, in a program of kernels alone."""
         (run,) = self._runs
         try:
@@ -168,7 +174,9 @@ class LlvmComputation:
             self.frames.give_back(frame)
             _blocks.give_back(block)
 
-    def _begin(self, frame: WorkBlock, block: WorkBlock, buffers, scalars, lent=_NOTHING) -> list[Any]:
+    def _begin(
+        self, frame: WorkBlock, block: WorkBlock, buffers, scalars, lent=_NOTHING
+    ) -> list[Any]:
         """The values that the launch starts with, their addresses and the scalars in the frame.
 
         lent  memory for outputs, by their positions; the others get new memory
@@ -240,7 +248,9 @@ class _Kernels:
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
 
-    def __call__(self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
+    def __call__(
+        self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]
+    ) -> None:
         failed = self.run.launch(frame.address)
         while failed in self._rests:  # others are late: the kernel has given up, and Python sleeps
             self._await(plan, failed)
@@ -312,7 +322,9 @@ class _Reference:
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
 
-    def __call__(self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
+    def __call__(
+        self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]
+    ) -> None:
         call = self._call
         if call.is_counted:
             metrics.count("extern.python")

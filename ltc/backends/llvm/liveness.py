@@ -93,7 +93,8 @@ class Lifetimes:
         """What the exchanges read, and the step until which they do: the wait, if there is one."""
         units = [step.unit for step in self._steps]
         waits = {
-            unit.inputs[0]: position for position, unit in enumerate(units)
+            unit.inputs[0]: position
+            for position, unit in enumerate(units)
             if isinstance(unit, Node) and unit.op is ops.COLLECTIVE_WAIT
         }
         for unit in units:
@@ -104,8 +105,11 @@ class Lifetimes:
         """Each value that may: in the place of one that this step reads as the last one."""
         kernel, operands = stores_of(step.unit)
         dying = {
-            node for node in step.reads
-            if node in self._first and node not in self._fixed and node not in operands
+            node
+            for node in step.reads
+            if node in self._first
+            and node not in self._fixed
+            and node not in operands
             and self._last[self.over.get(node, node)] == position
         }
         for store in kernel.stores if kernel is not None and dying else ():

@@ -22,7 +22,8 @@ def narrow_scratch(graph: Graph) -> Graph:
     if graph.scratch == torch.float32:
         return graph
     narrow_too = {
-        node.inputs[0] for node in schedule(*graph.outputs)
+        node.inputs[0]
+        for node in schedule(*graph.outputs)
         if node.op is ops.CAST and node.dtype == graph.scratch
     }
     stored: set[Node] = set()
@@ -38,7 +39,9 @@ def narrow_scratch(graph: Graph) -> Graph:
 def _floats(kernel: Kernel, narrow_too: set[Node]) -> list[Node]:
     """The float32 nodes it stores at every point, and those that are stored narrow besides."""
     return [
-        node for node in kernel.writes()
-        if node.dtype == torch.float32 and node.op.kind != "reduce"
+        node
+        for node in kernel.writes()
+        if node.dtype == torch.float32
+        and node.op.kind != "reduce"
         and (node in narrow_too or node.type.size == prod(kernel.space))
     ]

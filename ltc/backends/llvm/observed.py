@@ -28,7 +28,9 @@ class ObservedLlvmComputation:
     """See backends/interface.py's ObservedComputation."""
 
     def __init__(
-        self, stepped: SteppedPlan, kernels: Mapping[str, LoadedKernel],
+        self,
+        stepped: SteppedPlan,
+        kernels: Mapping[str, LoadedKernel],
         stages: Sequence[tuple[str, Graph]],
     ):
         self.stages = stages

@@ -56,16 +56,19 @@ class MeetingPlaces:
         awaited = {node.inputs[0] for node in nodes if node.op is ops.COLLECTIVE_WAIT}
         self._number = {node: number for number, node in enumerate(self._starts)}
         self._parts = [
-            n for step in steps for n in step.writes
-            if n.op is ops.GET and is_meeting(n.inputs[0])
+            n for step in steps for n in step.writes if n.op is ops.GET and is_meeting(n.inputs[0])
         ]
-        self.meetings = Meetings(tuple(
-            Meeting(
-                node.attr("collective"), tuple(n.type for n in sent_with(node)), word_count(node),
-                node in awaited,
+        self.meetings = Meetings(
+            tuple(
+                Meeting(
+                    node.attr("collective"),
+                    tuple(n.type for n in sent_with(node)),
+                    word_count(node),
+                    node in awaited,
+                )
+                for node in self._starts
             )
-            for node in self._starts
-        ))
+        )
 
     def awaited_by(self, step: Any) -> int:
         """The number of the meeting that a step waits for, or -1."""

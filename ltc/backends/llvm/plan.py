@@ -294,9 +294,7 @@ class _Planner:
 
     def _place_block(self) -> None:
         long = max(1, len(self._steps) // SHORT_LIVES)
-        lives = Lifetimes(
-            self._steps, self._graph, self._shares, self._place, self._by_reference
-        )
+        lives = Lifetimes(self._steps, self._graph, self._shares, self._place, self._by_reference)
         values = lives.all()
         if self._checked:
             values.append(self._check_memory(lives))
@@ -403,8 +401,7 @@ class _Planner:
         operands: tuple[int | InBlock, ...] = ()
         if not fault.error:
             operands = tuple(
-                self._number[n] if n in self._number else self._there(n)
-                for n in fault.node.inputs
+                self._number[n] if n in self._number else self._there(n) for n in fault.node.inputs
             )
         origin = self._graph.origins.get(fault.node)
         return FailedCheck(fault.node, fault.error, fault.message, origin, operands)

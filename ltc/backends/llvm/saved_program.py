@@ -52,7 +52,9 @@ def keep(key: str, plan: ProgramPlan) -> None:
     disk.write(program_name(key), json.dumps(record, separators=(",", ":")).encode())
 
 
-def find(key: str, origin_of: OriginOf) -> tuple[ProgramPlan, dict[str, kernel_cache.LoadedKernel]] | None:
+def find(
+    key: str, origin_of: OriginOf
+) -> tuple[ProgramPlan, dict[str, kernel_cache.LoadedKernel]] | None:
     """The program that some process has kept, and its kernels; None where anything is missing.
 
     origin_of  where the call at a position of the recording comes from in this process

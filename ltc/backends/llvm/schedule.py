@@ -237,7 +237,9 @@ def _loaded_at(store: Store) -> set[Node]:
     return found
 
 
-def _recorded_positions(steps: list[ProgramStep], graph: Graph) -> dict[ProgramStep, tuple[int, int]]:
+def _recorded_positions(
+    steps: list[ProgramStep], graph: Graph
+) -> dict[ProgramStep, tuple[int, int]]:
     """Where each step stood in what the user wrote, and among the steps given.
 
     What was recorded together uses the same values: in another order they would live for longer.
@@ -310,7 +312,9 @@ class _Order:
     leaves its inputs as they were.  Where data flow has it otherwise, the input is not written over.
     """
 
-    def __init__(self, given: list[ProgramStep], shares: dict[Node, Node], position: dict[ProgramStep, tuple]):
+    def __init__(
+        self, given: list[ProgramStep], shares: dict[Node, Node], position: dict[ProgramStep, tuple]
+    ):
         self.steps: list[ProgramStep] = []
         self._given, self._position = sorted(given, key=position.__getitem__), position
         maker = {node: step for step in given for node in step.writes}

@@ -54,11 +54,14 @@ class Disturbance:
         if node.op in _EXACT or node.op.kind in _EXACT_KINDS:
             return value
         if node.op in _MANY_STEPS:
-            value = compute(*[
-                self._off(x, _steps_of(node) * self._inner(n.dtype) * x.abs())
-                if n.shape and is_inexact(n.dtype) else x
-                for n, x in zip(node.inputs, operands)
-            ])
+            value = compute(
+                *[
+                    self._off(x, _steps_of(node) * self._inner(n.dtype) * x.abs())
+                    if n.shape and is_inexact(n.dtype)
+                    else x
+                    for n, x in zip(node.inputs, operands)
+                ]
+            )
         if isinstance(value, tuple):
             types = [t.dtype for t in node.type]
             return tuple(self._rounded_off(v, t) for v, t in zip(value, types))

@@ -54,8 +54,11 @@ class Formula:
         self._dead = _dead_after(self.nodes, self.results)
 
     def values(
-        self, known: Mapping[Node, torch.Tensor], scalars: Sequence[Any],
-        disturbed: Disturbance | None = None, rounded: bool = True,
+        self,
+        known: Mapping[Node, torch.Tensor],
+        scalars: Sequence[Any],
+        disturbed: Disturbance | None = None,
+        rounded: bool = True,
     ) -> list[torch.Tensor]:
         """Of the results; floats in double precision.
 

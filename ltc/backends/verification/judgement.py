@@ -40,7 +40,9 @@ class Difference:
 
 
 def difference(
-    formula: Formula, known: Mapping[Node, torch.Tensor], scalars: Sequence[Any],
+    formula: Formula,
+    known: Mapping[Node, torch.Tensor],
+    scalars: Sequence[Any],
     found: Sequence[torch.Tensor],
 ) -> Difference | None:
     """The first of the formula's results that is not as it follows from what is known, if any.
@@ -87,7 +89,11 @@ def _first_wrong(nodes, found, exact, away, allowed) -> Difference:
     flat = int(excess.reshape(-1).argmax())
     position = tuple(int(i) for i in np.unravel_index(flat, tuple(wrong.shape)))
     return Difference(
-        node, position, mine[position].item(), theirs[position].item(), b[position].item(),
+        node,
+        position,
+        mine[position].item(),
+        theirs[position].item(),
+        b[position].item(),
         int(wrong.sum()),
     )
 
@@ -102,7 +108,9 @@ def unequal(node: Node, expected: torch.Tensor, found: torch.Tensor) -> Differen
 
 
 def far_apart(
-    nodes: Sequence[Node], exact: Sequence[torch.Tensor], other: Sequence[torch.Tensor],
+    nodes: Sequence[Node],
+    exact: Sequence[torch.Tensor],
+    other: Sequence[torch.Tensor],
     sample: Sequence[torch.Tensor],
 ) -> Difference | None:
     """Where two computations of the same in double precision differ by more than its rounding.
@@ -112,7 +120,8 @@ def far_apart(
     away = [deviation(x, y) for x, y in zip(other, exact)]
     allowed = [
         DOUBLE_RELATIVE * _finite_size(x) + DOUBLE_ALLOWED * _largest(deviation(s, x))
-        if is_inexact(x.dtype) else deviation(s, x)
+        if is_inexact(x.dtype)
+        else deviation(s, x)
         for s, x in zip(sample, exact)
     ]
     if _all_within(away, allowed):

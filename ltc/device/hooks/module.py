@@ -41,6 +41,7 @@ class device(contextlib.ContextDecorator):
 
 # --- devices ----------------------------------------------------------------------------------
 
+
 def is_available() -> bool:
     return True
 
@@ -99,6 +100,7 @@ def _is_in_bad_fork() -> bool:
 
 # --- random numbers ---------------------------------------------------------------------------
 
+
 def manual_seed(seed: int) -> None:
     """Seed the current device."""
     _current_device().random.reset(int(seed))
@@ -143,6 +145,7 @@ def set_rng_state_all(new_states) -> None:
 
 
 # --- memory -----------------------------------------------------------------------------------
+
 
 def memory_allocated(device=None) -> int:
     """Bytes held by live buffers of the device."""
@@ -201,6 +204,7 @@ def empty_host_cache() -> None:
 
 
 # --- mixed precision and streams --------------------------------------------------------------
+
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]

@@ -47,7 +47,8 @@ class _Conversion:
         ]
         self.of_scripts = [
             (one._parameters, name, parameter, parameter.device)
-            for one in module.modules() if isinstance(one, torch.jit.ScriptModule)
+            for one in module.modules()
+            if isinstance(one, torch.jit.ScriptModule)
             for name, parameter in one._parameters.items()
         ]
         self.changed: list[tuple] = []

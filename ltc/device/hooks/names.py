@@ -63,5 +63,5 @@ def _real_name(name: str) -> str:
 
 
 def kind_of(real_name: str) -> str:
-    """"CPU" of "CPU:0"."""
+    """ "CPU" of "CPU:0"."""
     return real_name.partition(":")[0]

@@ -40,6 +40,7 @@ def install() -> None:
 
 # --- autograd ---------------------------------------------------------------------------------
 
+
 def _run_backwards_in_the_calling_thread() -> None:
     """A CPU loss may hang on an ltc graph, so no backward may use the engine's device threads."""
     run = torch.autograd.graph._engine_run_backward

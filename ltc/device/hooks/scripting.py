@@ -77,6 +77,7 @@ def _loading_to(original):
 
 # --- copies on the CPU ------------------------------------------------------------------------
 
+
 def _on_cpu(script):
     """The same, or a copy of it without lazy parameters and buffers."""
     if not isinstance(script, torch.nn.Module):
@@ -108,6 +109,7 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 # --- what is left -----------------------------------------------------------------------------
+
 
 class _WithoutValues(LtcError):
     """A file would say that a tensor is on ltc; its values would not be in it."""

@@ -34,6 +34,17 @@ def _convolution(
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
 ) -> torch.Tensor:
     return torch.ops.aten._convolution.default(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
-        cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32,
+        x,
+        weight,
+        bias,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.enabled,
+        cudnn.allow_tf32,
     )

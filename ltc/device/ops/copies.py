@@ -92,7 +92,13 @@ def _copy_from_and_resize(self: torch.Tensor, destination: torch.Tensor) -> torc
 
 
 def _to_copy(
-    self, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False,
+    self,
+    *,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
+    non_blocking=False,
     memory_format=None,
 ):
     """aten::_to_copy: a copy on another device, of another dtype, or both."""
@@ -206,17 +212,30 @@ def view_in_place(functional):
 
 
 VIEWS_IN_PLACE = {
-    "transpose_": aten.transpose.int, "t_": aten.t.default, "squeeze_": aten.squeeze.default,
-    "squeeze_.dim": aten.squeeze.dim, "squeeze_.dims": aten.squeeze.dims,
-    "unsqueeze_": aten.unsqueeze.default, "swapaxes_": aten.transpose.int,
-    "swapdims_": aten.transpose.int, "as_strided_": aten.as_strided.default,
+    "transpose_": aten.transpose.int,
+    "t_": aten.t.default,
+    "squeeze_": aten.squeeze.default,
+    "squeeze_.dim": aten.squeeze.dim,
+    "squeeze_.dims": aten.squeeze.dims,
+    "unsqueeze_": aten.unsqueeze.default,
+    "swapaxes_": aten.transpose.int,
+    "swapdims_": aten.transpose.int,
+    "as_strided_": aten.as_strided.default,
 }
 
 KERNELS = {
-    "copy_": copy_, "_copy_from": _copy_from, "_copy_from_and_resize": _copy_from_and_resize,
-    "_to_copy": _to_copy, "_local_scalar_dense": _local_scalar_dense,
-    "empty.memory_format": empty, "empty_strided": empty_strided, "resize_": resize_,
-    "set_.source_Tensor": set_source_tensor, "set_": set_, "equal": equal, "is_set_to": is_set_to,
+    "copy_": copy_,
+    "_copy_from": _copy_from,
+    "_copy_from_and_resize": _copy_from_and_resize,
+    "_to_copy": _to_copy,
+    "_local_scalar_dense": _local_scalar_dense,
+    "empty.memory_format": empty,
+    "empty_strided": empty_strided,
+    "resize_": resize_,
+    "set_.source_Tensor": set_source_tensor,
+    "set_": set_,
+    "equal": equal,
+    "is_set_to": is_set_to,
     "record_stream": record_stream,
     **{name: view_in_place(overload) for name, overload in VIEWS_IN_PLACE.items()},
 }

@@ -10,6 +10,7 @@ aten = torch.ops.aten
 
 # --- recurrent cells --------------------------------------------------------------------------
 
+
 def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
     """aten::_thnn_fused_lstm_cell.  Source: torch.nn.LSTM's documentation."""
     gates = input_gates + hidden_gates
@@ -65,6 +66,7 @@ def gru_cell_backward(grad_hy, workspace, has_bias):
 
 # --- packed sequences -------------------------------------------------------------------------
 
+
 def pack_padded_sequence(x, lengths, batch_first):
     """aten::_pack_padded_sequence: the steps of all sequences, longest sequence first.
 
@@ -81,6 +83,7 @@ def pack_padded_sequence(x, lengths, batch_first):
 
 
 # --- batch norm -------------------------------------------------------------------------------
+
 
 def native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     """aten::native_batch_norm, through the overload whose schema says that statistics change."""

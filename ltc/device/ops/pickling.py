@@ -133,6 +133,7 @@ def _saved_from(storage) -> str | None:
 
 # --- pickle and queues ------------------------------------------------------------------------
 
+
 class _Pickled:
     """The value of one state on its way into a pickle, which writes it once."""
 
@@ -191,6 +192,7 @@ def _patch_queues() -> None:
 
 
 # --- deepcopy ---------------------------------------------------------------------------------
+
 
 def _patch_deepcopy() -> None:
     has_storage, original = torch._C._has_storage, torch.Tensor.__deepcopy__

@@ -22,10 +22,12 @@ class Freed(Buffer):
     __slots__ = ()
 
     def __init__(self, shape, dtype: torch.dtype, device: int) -> None:
-        failure = Failure(LtcError(
-            f"A {dtype} tensor of shape {list(shape)} is read whose storage was freed by "
-            f"resize_(0). Resize the storage to its full size, and write to the tensor, first."
-        ))
+        failure = Failure(
+            LtcError(
+                f"A {dtype} tensor of shape {list(shape)} is read whose storage was freed by "
+                f"resize_(0). Resize the storage to its full size, and write to the tensor, first."
+            )
+        )
         failure.note_reported()  # an error of whoever reads it, not of the device
         self.handle, self.key, self.device = None, input_key(shape, dtype), device
         self.execution, self.previous, self.shared = Execution(), None, True

@@ -32,7 +32,14 @@ FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
     enable_gqa=False,
 ):
     """aten::scaled_dot_product_attention."""
@@ -90,7 +97,14 @@ def _fit(types: tuple, shares_heads: bool) -> bool:
 
 
 def fused_attention(
-    query, key, value, attn_bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, *,
+    query,
+    key,
+    value,
+    attn_bias=None,
+    dropout_p=0.0,
+    is_causal=False,
+    return_debug_mask=False,
+    *,
     scale=None,
 ):
     """aten::_scaled_dot_product_fused_attention_overrideable."""
@@ -106,31 +120,86 @@ def fused_attention(
 
 
 def fused_attention_backward(
-    grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
-    max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, *, scale=None,
+    grad_out,
+    query,
+    key,
+    value,
+    attn_bias,
+    grad_input_mask,
+    out,
+    logsumexp,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    philox_seed,
+    philox_offset,
+    *,
+    scale=None,
 ):
     """aten::_scaled_dot_product_fused_attention_overrideable_backward."""
     wants_bias = attn_bias is not None and grad_input_mask[3]
     probability = dropout_p if dropout_p else None
     kernel = recorded("attention_gradient", "bias" if wants_bias else "default")
     made = kernel(
-        grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed if dropout_p else None,
-        is_causal, scale, probability,
+        grad_out,
+        query,
+        key,
+        value,
+        attn_bias,
+        out,
+        logsumexp,
+        philox_seed if dropout_p else None,
+        is_causal,
+        scale,
+        probability,
     )
     return (*made, None) if len(made) == 3 else made
 
 
 def differentiable_backward(
-    grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
-    max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, *, scale=None,
+    grad_out,
+    query,
+    key,
+    value,
+    attn_bias,
+    grad_input_mask,
+    out,
+    logsumexp,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    philox_seed,
+    philox_offset,
+    *,
+    scale=None,
 ):
     """The same where the gradient itself may be differentiated: torch's own overloads then."""
     operands = [x for x in (grad_out, query, key, value, attn_bias) if x is not None]
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
         with below_autograd():
             return fused_attention_backward(
-                grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q,
-                cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset,
+                grad_out,
+                query,
+                key,
+                value,
+                attn_bias,
+                grad_input_mask,
+                out,
+                logsumexp,
+                cum_seq_q,
+                cum_seq_k,
+                max_q,
+                max_k,
+                dropout_p,
+                is_causal,
+                philox_seed,
+                philox_offset,
                 scale=scale,
             )
     seed = philox_seed if dropout_p else None
@@ -170,5 +239,6 @@ def install(library) -> None:
         library.impl("scaled_dot_product_attention", attention, key)
     library.impl(
         "_scaled_dot_product_fused_attention_overrideable_backward",
-        without_modes(differentiable_backward), "AutogradPrivateUse1",
+        without_modes(differentiable_backward),
+        "AutogradPrivateUse1",
     )

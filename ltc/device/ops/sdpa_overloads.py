@@ -31,7 +31,6 @@ SCHEMAS = (
 )
 
 
-
 @functools.cache
 def recorded(name: str, overload: str = "default"):
     """The kernel that records an overload."""
@@ -97,7 +96,8 @@ def gradient_formula(gradient, query, key, value, bias, seed, causal, scale, pro
     to_scores = weights * (to_weights - (weights * to_weights).sum(-1, keepdim=True))
     made = (to_scores @ k * factor, to_scores.mT @ query * factor, used.mT @ gradient)
     made = (
-        made[0].sum_to_size(query.shape), _sum_to(made[1], key, groups),
+        made[0].sum_to_size(query.shape),
+        _sum_to(made[1], key, groups),
         _sum_to(made[2], value, groups),
     )
     if bias is None or bias.dtype == torch.bool:

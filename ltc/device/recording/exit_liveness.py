@@ -25,11 +25,21 @@ from ltc.runtime.compile import Ending, program_for
 from ltc.runtime.dump import save_graph
 
 _aten = torch.ops.aten
-REORDERINGS = frozenset({  # views of all elements of their base, each once
-    _aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.view.default,
-    _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.squeeze.default,
-    _aten.squeeze.dim, _aten.squeeze.dims, _aten.detach.default, _aten.alias.default,
-})
+REORDERINGS = frozenset(
+    {  # views of all elements of their base, each once
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.detach.default,
+        _aten.alias.default,
+    }
+)
 
 
 @dataclass(slots=True)
@@ -130,6 +140,7 @@ def end(recorder: Recorder) -> None:
 
 # --- what is alive ----------------------------------------------------------------------------
 
+
 def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
     """What the latest walk along this path came to, and the states that live on this time."""
     ended = recorder.last.ended
@@ -159,8 +170,16 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
     outputs = tuple(look.outputs)
     replaced = {i: look.replaced[v] for i, v in enumerate(outputs) if v in look.replaced}
     ended = Ended(
-        signs, made, died, look.places, look.own, shared, outputs, list(look.outputs.values()),
-        replaced, {},
+        signs,
+        made,
+        died,
+        look.places,
+        look.own,
+        shared,
+        outputs,
+        list(look.outputs.values()),
+        replaced,
+        {},
     )
     return ended, look.alive
 
@@ -258,10 +277,14 @@ def _make_own(view: State) -> None:
 
 # --- its program ------------------------------------------------------------------------------
 
+
 def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
     program, ending = program_for(
         ended.ending or recorder.last.endings.get(_signature(ended)),
-        recorder.path, ended.outputs, recorder.device.index, ended.replaced,
+        recorder.path,
+        ended.outputs,
+        recorder.device.index,
+        ended.replaced,
     )
     if ending is not ended.ending:
         type_cache.keep()
@@ -293,16 +316,17 @@ def _failed(recorder: Recorder, ended: Ended, error: BaseException) -> list[Buff
     execution.finish(failure)
     return [
         Buffer(
-            input_key(value.shape, value.dtype), recorder.device.index, None, execution,
+            input_key(value.shape, value.dtype),
+            recorder.device.index,
+            None,
+            execution,
             recorder.inputs[ended.replaced[i]] if i in ended.replaced else None,
         )
         for i, value in enumerate(ended.outputs)
     ]
 
 
-def _settle(
-    recorder: Recorder, ended: Ended, alive: list[State], buffers: list[Buffer]
-) -> None:
+def _settle(recorder: Recorder, ended: Ended, alive: list[State], buffers: list[Buffer]) -> None:
     for buffer, holders in zip(buffers, ended.holders):
         for number in holders:
             alive[number].buffer = buffer

@@ -36,9 +36,16 @@ from ltc.device.torch_api import leave_to_python, storage_of
 from ltc.tracebacks import shorten
 
 _NAMESPACE = {
-    "record": record, "storage_of": storage_of, "value_of": value_of, "values_of": values_of, "State": State,
-    "get_ident": get_ident, "write": write, "shorten": shorten,
-    "link_view": link_view, "link_views": link_views,
+    "record": record,
+    "storage_of": storage_of,
+    "value_of": value_of,
+    "values_of": values_of,
+    "State": State,
+    "get_ident": get_ident,
+    "write": write,
+    "shorten": shorten,
+    "link_view": link_view,
+    "link_views": link_views,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
     "other_operand": (AttributeError, TypeError, NotImplementedError),
@@ -81,6 +88,7 @@ def _build(kernel: FunctionType, name: str):
 
 # Their code runs with the globals of one overload.
 
+
 def _first_call(*args, **kwargs):
     try:
         kernel = build(kernel_so_far, name)  # noqa: F821
@@ -112,6 +120,7 @@ def overload_named(name: str):
 
 # --- the text of a kernel ---------------------------------------------------------------------
 
+
 def _source(signature: Signature) -> str | None:
     """The kernel's source, or None for an overload that none of the forms below fits."""
     arguments = signature.arguments
@@ -127,13 +136,18 @@ def _source(signature: Signature) -> str | None:
     reads, key, scalars = _reads(signature)
     recorder_of = f"value{first}[0]" if arguments[first].kind == TENSORS else f"value{first}"
     body = [
-        "try:", *_indent(reads), f"    recorder = {recorder_of}.recorder",
-        f"except {_errors(arguments[first])}:", f"    return {_call_slow(arguments)}",
+        "try:",
+        *_indent(reads),
+        f"    recorder = {recorder_of}.recorder",
+        f"except {_errors(arguments[first])}:",
+        f"    return {_call_slow(arguments)}",
         "entry = recorder.cursor",
         f"if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident()"
         f"{_without_generator(arguments)}:",
-        "    recorder.last = entry", "    recorder.cursor = entry.next",
-        *_indent(_scalar_lines(signature, scalars)), *_indent(_result_lines(signature)),
+        "    recorder.last = entry",
+        "    recorder.cursor = entry.next",
+        *_indent(_scalar_lines(signature, scalars)),
+        *_indent(_result_lines(signature)),
         f"return {_call_slow(arguments)}",
     ]
     leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]
@@ -171,9 +185,7 @@ def _name(position: int, argument: Argument) -> str:
 
 
 def _call_slow(arguments: tuple[Argument, ...]) -> str:
-    parts = [
-        f"{a.name}={a.name}" if a.keyword_only else f"a{i}" for i, a in enumerate(arguments)
-    ]
+    parts = [f"{a.name}={a.name}" if a.keyword_only else f"a{i}" for i, a in enumerate(arguments)]
     return f"slow({', '.join(parts)})"
 
 
@@ -220,13 +232,17 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
 
 def _read_tensor(i: int, name: str, may_be_number: bool) -> list[str]:
     lines = [
-        f"state{i} = storage_of({name}).lazy", f"value{i} = state{i}.value",
-        f"if value{i} is None:", f"    value{i} = value_of(state{i})",
+        f"state{i} = storage_of({name}).lazy",
+        f"value{i} = state{i}.value",
+        f"if value{i} is None:",
+        f"    value{i} = value_of(state{i})",
     ]
     if not may_be_number:
         return lines
     return [
-        f"if {name}.__class__ in number_types:", f"    value{i} = {name}.__class__", "else:",
+        f"if {name}.__class__ in number_types:",
+        f"    value{i} = {name}.__class__",
+        "else:",
         *_indent(lines),
     ]
 
@@ -235,7 +251,8 @@ def _read_tensors(i: int, name: str) -> list[str]:
     return [
         f"states{i} = [storage.lazy for storage in map(storage_of, {name})]",
         f"value{i} = [s.value for s in states{i}]",
-        f"if not all(value{i}):", f"    value{i} = values_of(states{i})",
+        f"if not all(value{i}):",
+        f"    value{i} = values_of(states{i})",
     ]
 
 
@@ -301,14 +318,18 @@ def _write_next_lines(i: int, kind: str) -> list[str]:
         return ["result = next(results)", *_write_lines(f"state{i}", "result")]
     # the states first: zip must not take a result that it has no state for
     return [
-        f"for state, result in zip(states{i}, results):", *_indent(_write_lines("state", "result"))
+        f"for state, result in zip(states{i}, results):",
+        *_indent(_write_lines("state", "result")),
     ]
 
 
 def _write_lines(state: str, result: str) -> list[str]:
     return [
-        f"if {state}.views is None:", f"    {state}.value = {result}", f"    {state}.buffer = None",
-        "else:", f"    write({state}, {result})",
+        f"if {state}.views is None:",
+        f"    {state}.value = {result}",
+        f"    {state}.buffer = None",
+        "else:",
+        f"    write({state}, {result})",
     ]
 
 
@@ -322,12 +343,18 @@ def _new_tensor_lines(signature: Signature) -> list[str]:
         "recorder.live.append(state)",
     ]
     if signature.returns == ("Tensor",):
-        return [f"value = {'next(results)' if signature.written else 'entry.value'}", *new,
-                "return tensor"]
+        return [
+            f"value = {'next(results)' if signature.written else 'entry.value'}",
+            *new,
+            "return tensor",
+        ]
     return [
         "tensors = []",
         f"for value in {'results' if signature.written else 'entry.call.results'}:",
-        "    if value is None:", "        tensors.append(None)", "        continue",
-        *_indent(new), "    tensors.append(tensor)",
+        "    if value is None:",
+        "        tensors.append(None)",
+        "        continue",
+        *_indent(new),
+        "    tensors.append(tensor)",
         "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
     ]

@@ -49,8 +49,19 @@ class Entry:
     """
 
     __slots__ = (
-        "key", "next", "branches", "parent", "call", "value", "link", "depth", "size", "endings",
-        "ended", "run", "follow",
+        "key",
+        "next",
+        "branches",
+        "parent",
+        "call",
+        "value",
+        "link",
+        "depth",
+        "size",
+        "endings",
+        "ended",
+        "run",
+        "follow",
     )
 
     def __init__(self, key, parent: "Entry | None", call: Call | None):
@@ -87,9 +98,7 @@ def _bytes_of(call: Call) -> int:
 
 def _hashable(key):
     """`key` with its lists as tuples: attributes arrive as lists, which compare but do not hash."""
-    return tuple(
-        [_hashable(p) if p.__class__ is list or p.__class__ is tuple else p for p in key]
-    )
+    return tuple([_hashable(p) if p.__class__ is list or p.__class__ is tuple else p for p in key])
 
 
 class Interrupted(AttributeError):
@@ -119,9 +128,27 @@ class Recorder:
     """
 
     __slots__ = (
-        "device", "thread", "new_tensor", "roots", "root", "cursor", "last", "live", "bound",
-        "inputs", "scalars", "foreign", "token", "replica", "walks", "interrupted", "ended",
-        "entries", "lock", "draw", "__weakref__",
+        "device",
+        "thread",
+        "new_tensor",
+        "roots",
+        "root",
+        "cursor",
+        "last",
+        "live",
+        "bound",
+        "inputs",
+        "scalars",
+        "foreign",
+        "token",
+        "replica",
+        "walks",
+        "interrupted",
+        "ended",
+        "entries",
+        "lock",
+        "draw",
+        "__weakref__",
     )
 
     def __init__(self, device: "Device") -> None:

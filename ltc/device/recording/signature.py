@@ -15,22 +15,38 @@ NUMBER, NUMBERS, ATTRIBUTE = "number", "number[]", "attribute"
 DEVICE, GENERATOR, IGNORED = "device", "generator", "ignored"
 
 _KINDS = {
-    "Tensor": TENSOR, "Optional[Tensor]": OPTIONAL_TENSOR,
-    "List[Tensor]": TENSORS, "List[Optional[Tensor]]": OPTIONAL_TENSORS,
-    "number": NUMBER, "Optional[number]": NUMBER, "float": NUMBER, "Optional[float]": NUMBER,
-    "List[number]": NUMBERS, "List[float]": NUMBERS,
-    "Device": DEVICE, "Optional[Device]": DEVICE,
-    "Generator": GENERATOR, "Optional[Generator]": GENERATOR,
+    "Tensor": TENSOR,
+    "Optional[Tensor]": OPTIONAL_TENSOR,
+    "List[Tensor]": TENSORS,
+    "List[Optional[Tensor]]": OPTIONAL_TENSORS,
+    "number": NUMBER,
+    "Optional[number]": NUMBER,
+    "float": NUMBER,
+    "Optional[float]": NUMBER,
+    "List[number]": NUMBERS,
+    "List[float]": NUMBERS,
+    "Device": DEVICE,
+    "Optional[Device]": DEVICE,
+    "Generator": GENERATOR,
+    "Optional[Generator]": GENERATOR,
 }
 # Names, since their types are plain ints and bools in a schema.
 _IGNORED = frozenset({"pin_memory", "non_blocking"})
 
 
 # Random fills refuse numbers that are out of range; the numbers are no part of what is recorded.
-_CHECKS_VALUES = frozenset({
-    "aten::uniform_", "aten::random_", "aten::normal_", "aten::bernoulli_", "aten::exponential_",
-    "aten::geometric_", "aten::cauchy_", "aten::log_normal_",
-})
+_CHECKS_VALUES = frozenset(
+    {
+        "aten::uniform_",
+        "aten::random_",
+        "aten::normal_",
+        "aten::bernoulli_",
+        "aten::exponential_",
+        "aten::geometric_",
+        "aten::cauchy_",
+        "aten::log_normal_",
+    }
+)
 
 
 # The fused optimizers say that they write to gradients, which they do to divide them by a scale.
@@ -93,9 +109,7 @@ class Signature:
     @cached_property
     def checks_values(self) -> bool:
         """Whether its numbers have to be looked at in each call."""
-        return self.op in _CHECKS_VALUES and not any(
-            a.kind == TENSOR for a in self.arguments[1:]
-        )
+        return self.op in _CHECKS_VALUES and not any(a.kind == TENSOR for a in self.arguments[1:])
 
     @cached_property
     def returns_tensors(self) -> bool:
@@ -113,14 +127,15 @@ class Signature:
         given = {a.name for a, value in zip(self.arguments, values) if value is not None}
         conditions = [self.arguments[i].written_with for i in self.written]
         return [
-            i for i, condition in zip(self.written, conditions)
+            i
+            for i, condition in zip(self.written, conditions)
             if values[i] is not None and (condition is None or condition in given)
         ]
 
     def in_schema_order(self, args: tuple, kwargs: dict) -> list:
         """Every argument's value, defaults filled in: boxed calls leave them out."""
         values = list(args)
-        for argument in self.arguments[len(args):]:
+        for argument in self.arguments[len(args) :]:
             values.append(kwargs.get(argument.name, argument.default))
         return values
 
@@ -129,7 +144,10 @@ def _argument(op: str, schema, static: dict) -> Argument:
     kind = IGNORED if schema.name in _IGNORED else _KINDS.get(str(schema.type), ATTRIBUTE)
     alias = schema.alias_info
     return Argument(
-        schema.name, kind, schema.kwarg_only, schema.has_default_value(),
+        schema.name,
+        kind,
+        schema.kwarg_only,
+        schema.has_default_value(),
         schema.default_value if schema.has_default_value() else None,
         alias is not None and alias.is_write,
         static.get(schema.name, ()) if kind == NUMBER else (),

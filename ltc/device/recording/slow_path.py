@@ -33,12 +33,22 @@ from ltc.device.shapes.meta import NoTypes, result_types
 from ltc.device.torch_api import plain_functions
 
 _NUMBER_TYPES = {
-    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
 }
-_INDEXING = frozenset({
-    "aten::index.Tensor", "aten::_unsafe_index.Tensor", "aten::index_put", "aten::index_put_",
-    "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::index.Tensor_out",
-})
+_INDEXING = frozenset(
+    {
+        "aten::index.Tensor",
+        "aten::_unsafe_index.Tensor",
+        "aten::index_put",
+        "aten::index_put_",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index_put",
+        "aten::index.Tensor_out",
+    }
+)
 RESIZES = "resizes"  # in the key of an entry that changes the shape of what it writes to
 
 
@@ -220,9 +230,7 @@ class _Lowered:
 
     def _arguments(self) -> tuple[tuple, dict]:
         args, kwargs = [], {}
-        for argument, operand, value in zip(
-            self.signature.arguments, self.template, self.values
-        ):
+        for argument, operand, value in zip(self.signature.arguments, self.template, self.values):
             if argument.kind == GENERATOR:
                 continue  # always last; the seed takes its place
             if argument.kind in (DEVICE, IGNORED):
@@ -248,15 +256,21 @@ class _Lowered:
         types = self._types()
         args, kwargs = self._arguments()
         call = Call(
-            signature.overload, args, kwargs, self._written(), not signature.returns_written,
-            user_line(), self.seed,
+            signature.overload,
+            args,
+            kwargs,
+            self._written(),
+            not signature.returns_written,
+            user_line(),
+            self.seed,
         )
         self.recorder.values(call, types)
         return call
 
 
 _LOWER: dict[str, Any] = {
-    NUMBER: _Lowered._lower_number, NUMBERS: _Lowered._lower_numbers,
+    NUMBER: _Lowered._lower_number,
+    NUMBERS: _Lowered._lower_numbers,
     ATTRIBUTE: _Lowered._lower_attribute,
 }
 _INDEX_TYPES = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
@@ -270,6 +284,7 @@ def _draw(recorder: Recorder, generator) -> int:
 
 
 # --- results ----------------------------------------------------------------------------------
+
 
 def _results(recorder: Recorder, signature: Signature, values: list, entry):
     results = iter(entry.call.results)

@@ -34,6 +34,7 @@ from ltc.support.thread_frames import thread_frames
 
 # --- a walk and its threads -------------------------------------------------------------------
 
+
 class _ClosedRecordings(threading.local):
     holding = 0  # how many walks of its own this thread has closed to others
 
@@ -95,6 +96,7 @@ def _flush_having_let_go(recorder: Recorder) -> None:
 
 # --- reading values ---------------------------------------------------------------------------
 
+
 def value_of(state: State) -> CallResult:
     """The Value that `state` has in the calling thread's walk, bound or derived where needed."""
     recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
@@ -130,8 +132,10 @@ def values_of(states: list[State]) -> list[CallResult]:
     recorder = states[0].device.recorder()
     values = [state.value for state in states]
     if any(values):
-        return [value_of(s) if v is None or v.recorder is not recorder else v
-                for s, v in zip(states, values)]
+        return [
+            value_of(s) if v is None or v.recorder is not recorder else v
+            for s, v in zip(states, values)
+        ]
     return recorder.bind_as_before(states) or recorder.note_run([value_of(s) for s in states])
 
 
@@ -181,6 +185,7 @@ def ready_buffer(state: State) -> Buffer:
 
 # --- ending a walk ----------------------------------------------------------------------------
 
+
 def flush(recorder: Recorder) -> None:
     """Start everything pending in `recorder`; its own thread, or one that stopped it, calls this.
 
@@ -216,6 +221,7 @@ def start_collectives() -> None:
 
 
 # --- another thread's walk --------------------------------------------------------------------
+
 
 def flush_other_thread(recorder: Recorder) -> None:
     """Start what is pending in a walk that another thread may be extending at this moment.
@@ -253,6 +259,7 @@ def _is_recording(thread: int) -> bool:
 
 
 # --- step marks -------------------------------------------------------------------------------
+
 
 def end_step(device: Device) -> None:
     """Start everything the calling thread has pending on a device; random draws begin anew.

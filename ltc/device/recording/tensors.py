@@ -27,6 +27,7 @@ def is_lazy(tensor) -> bool:
 
 # --- states of tensors ------------------------------------------------------------------------
 
+
 def state_of(tensor: torch.Tensor, expected: Device | None = None) -> State:
     """The state of a lazy tensor; raises where it is not one, or is not on `expected`."""
     if tensor.device.type != DEVICE_TYPE:
@@ -54,9 +55,7 @@ def _uninitialised(tensor: torch.Tensor) -> State:
     """The state of a tensor that C++ made without asking a kernel: zeros."""
     device = device_at(tensor.device.index)
     state = new_state(None, device)
-    state.buffer = uploaded(
-        torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"), device
-    )
+    state.buffer = uploaded(torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"), device)
     storage_of(tensor).lazy = state
     return state
 
@@ -104,6 +103,7 @@ def set_current_device(device: Device) -> None:
 
 
 # --- making tensors ---------------------------------------------------------------------------
+
 
 def wrap(recorder: Recorder, value: CallResult) -> torch.Tensor:
     """A new tensor that holds a pending value."""
@@ -173,6 +173,7 @@ def upload_many(tensors, device) -> list[torch.Tensor]:
 
 
 # --- reading ----------------------------------------------------------------------------------
+
 
 def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A lazy tensor's value as a contiguous CPU tensor; it may be device memory: do not write."""

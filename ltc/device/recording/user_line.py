@@ -9,7 +9,7 @@ from ltc.tracebacks import is_users
 
 
 def user_line() -> str:
-    """"file.py:12 in function" of the user's innermost frame; "" where there is none."""
+    """ "file.py:12 in function" of the user's innermost frame; "" where there is none."""
     frame = _user_frame()
     if frame is None:
         return ""

@@ -86,4 +86,3 @@ def _write_base(state: State, value: CallResult) -> None:
 def _key(link: tuple) -> tuple:
     overload, args, kwargs, index = link
     return (overload, args, tuple(kwargs.items()), index)
-

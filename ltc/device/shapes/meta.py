@@ -32,7 +32,9 @@ class NoTypes(Exception):
 
 
 _DEPENDS_ON_DATA = (
-    NotImplementedError, DataDependentOutputException, DynamicOutputShapeException,
+    NotImplementedError,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
 )
 _WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _known: dict = {}
@@ -95,10 +97,15 @@ def _add_key(parts: list, arguments) -> None:
 
 
 # Of equal float types these give that type: asking a kernel costs milliseconds for long lists.
-_ARITHMETIC = frozenset([
-    *[f"aten::{name}.Tensor" for name in ("add", "sub", "mul", "div")],
-    *[f"aten::{name}" for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "neg")],
-])
+_ARITHMETIC = frozenset(
+    [
+        *[f"aten::{name}.Tensor" for name in ("add", "sub", "mul", "div")],
+        *[
+            f"aten::{name}"
+            for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "neg")
+        ],
+    ]
+)
 _LISTWISE = re.compile(r"aten::_foreach_(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|neg)_?(\.\w+)?")
 
 

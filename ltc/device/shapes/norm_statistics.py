@@ -53,5 +53,7 @@ def as_on_cpu(overload, args, kwargs: dict, types: tuple) -> tuple:
 
 def _statistics_dtype(given: dict) -> torch.dtype:
     dtype = given["input"].dtype
-    parameters = [v.dtype for n, v in given.items() if n in _PARAMETERS and v.__class__ is CallResult]
+    parameters = [
+        v.dtype for n, v in given.items() if n in _PARAMETERS and v.__class__ is CallResult
+    ]
     return torch.float32 if dtype in _NARROW and torch.float32 in parameters else dtype

@@ -17,6 +17,7 @@ from ltc.distributed.c10d import on_host, traced
 
 # --- c10d: results are written into tensors ---------------------------------------------------
 
+
 def _all_reduce(tensors, group, reduce_op, *_) -> None:
     _assign(tensors, traced.all_reduce(tensors, _kind(reduce_op), group.group_name))
 
@@ -57,7 +58,9 @@ def _reduce_scatter_base_coalesced(outputs, inputs, group, reduce_op, *_) -> Non
 
 def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> None:
     result = traced.all_to_all(
-        tensor, _splits(output, group, output_splits), _splits(tensor, group, input_splits),
+        tensor,
+        _splits(output, group, output_splits),
+        _splits(tensor, group, input_splits),
         group.group_name,
     )
     _assign([output], [result])
@@ -68,10 +71,14 @@ def _flat(tensors) -> list[torch.Tensor]:
 
 
 IN_PLACE = {
-    "allreduce_": _all_reduce, "allreduce_coalesced_": _all_reduce,
-    "broadcast_": _broadcast, "allgather_": _all_gather, "_allgather_base_": _all_gather_base,
+    "allreduce_": _all_reduce,
+    "allreduce_coalesced_": _all_reduce,
+    "broadcast_": _broadcast,
+    "allgather_": _all_gather,
+    "_allgather_base_": _all_gather_base,
     "allgather_into_tensor_coalesced_": _all_gather_base_coalesced,
-    "reduce_scatter_": _reduce_scatter, "_reduce_scatter_base_": _reduce_scatter_base,
+    "reduce_scatter_": _reduce_scatter,
+    "_reduce_scatter_base_": _reduce_scatter_base,
     "reduce_scatter_tensor_coalesced_": _reduce_scatter_base_coalesced,
     "alltoall_base_": _all_to_all_base,
 }
@@ -128,6 +135,7 @@ def _assign(targets, results) -> None:
 
 
 # --- _c10d_functional: results are new tensors ------------------------------------------------
+
 
 def _group(name) -> ProcessGroup:
     """The group of a name, or of what torch.compile hands over in its place."""
@@ -192,15 +200,20 @@ def _over_themselves(function: Callable) -> Callable:
 
 
 FUNCTIONAL = {
-    "all_reduce": _of_one(all_reduce), "all_reduce_": _over_itself(all_reduce),
-    "all_reduce_coalesced": all_reduce, "all_reduce_coalesced_": _over_themselves(all_reduce),
-    "all_gather_into_tensor": _of_one(all_gather), "all_gather_into_tensor_out": _into(all_gather),
+    "all_reduce": _of_one(all_reduce),
+    "all_reduce_": _over_itself(all_reduce),
+    "all_reduce_coalesced": all_reduce,
+    "all_reduce_coalesced_": _over_themselves(all_reduce),
+    "all_gather_into_tensor": _of_one(all_gather),
+    "all_gather_into_tensor_out": _into(all_gather),
     "all_gather_into_tensor_coalesced": all_gather,
     "reduce_scatter_tensor": _of_one(reduce_scatter),
     "reduce_scatter_tensor_out": _into(reduce_scatter),
     "reduce_scatter_tensor_coalesced": reduce_scatter,
-    "broadcast": _of_one(broadcast), "broadcast_": _over_itself(broadcast),
-    "all_to_all_single": all_to_all_single, "wait_tensor": wait_tensor,
+    "broadcast": _of_one(broadcast),
+    "broadcast_": _over_itself(broadcast),
+    "all_to_all_single": all_to_all_single,
+    "wait_tensor": wait_tensor,
 }
 
 

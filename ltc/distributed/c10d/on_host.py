@@ -20,13 +20,24 @@ from ltc.errors import Unsupported
 
 # By operation of the namespace c10d: the arguments it writes to, and whether it reads them first.
 WRITTEN = {
-    "allreduce_": (0, True), "allreduce_coalesced_": (0, True), "broadcast_": (0, True),
-    "reduce_": (0, True), "allgather_": (0, False), "_allgather_base_": (0, False),
-    "allgather_coalesced_": (0, False), "allgather_into_tensor_coalesced_": (0, False),
-    "reduce_scatter_": (0, False), "_reduce_scatter_base_": (0, False),
-    "reduce_scatter_tensor_coalesced_": (0, False), "alltoall_": (0, False),
-    "alltoall_base_": (0, False), "gather_": (0, False), "scatter_": (0, False),
-    "barrier": (0, False), "send": (None, True), "recv_": (0, False),
+    "allreduce_": (0, True),
+    "allreduce_coalesced_": (0, True),
+    "broadcast_": (0, True),
+    "reduce_": (0, True),
+    "allgather_": (0, False),
+    "_allgather_base_": (0, False),
+    "allgather_coalesced_": (0, False),
+    "allgather_into_tensor_coalesced_": (0, False),
+    "reduce_scatter_": (0, False),
+    "_reduce_scatter_base_": (0, False),
+    "reduce_scatter_tensor_coalesced_": (0, False),
+    "alltoall_": (0, False),
+    "alltoall_base_": (0, False),
+    "gather_": (0, False),
+    "scatter_": (0, False),
+    "barrier": (0, False),
+    "send": (None, True),
+    "recv_": (0, False),
     "recv_any_source_": (0, False),
 }
 
@@ -91,7 +102,7 @@ def in_schema_order(overload: OpOverload, args: tuple, kwargs: dict) -> list:
     """Every argument; those left out have their defaults."""
     arguments = overload._schema.arguments
     return list(args) + [
-        kwargs.get(argument.name, argument.default_value) for argument in arguments[len(args):]
+        kwargs.get(argument.name, argument.default_value) for argument in arguments[len(args) :]
     ]
 
 

@@ -69,7 +69,9 @@ def run(
     """The results, new tensors."""
     reduction = collective.reduction
     known = Collective(
-        collective.kind, _NAMES.get(reduction, reduction), root=collective.root,
+        collective.kind,
+        _NAMES.get(reduction, reduction),
+        root=collective.root,
         site=collective.site,
     )
     if collective.kind in ("all_gather", "broadcast"):

@@ -20,9 +20,14 @@ from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 
 KINDS = {
-    dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.PRODUCT: "product",
-    dist.ReduceOp.MIN: "min", dist.ReduceOp.MAX: "max", dist.ReduceOp.BAND: "band",
-    dist.ReduceOp.BOR: "bor", dist.ReduceOp.BXOR: "bxor",
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
 }
 _OPERATIONS = {name: op for op, name in KINDS.items()}
 _CHANNEL = "torch"
@@ -38,6 +43,7 @@ def settle() -> None:
 
 
 # --- recording --------------------------------------------------------------------------------
+
 
 def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[torch.Tensor]:
     """Every rank's tensors, reduced element by element.
@@ -91,6 +97,7 @@ def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]
 
 
 # --- running ----------------------------------------------------------------------------------
+
 
 class GroupChannel:
     """Exchanges of a process group: in memory where its ranks share a host, or over what it has for
@@ -174,8 +181,11 @@ def _all_to_all(channel: GroupChannel, how: Collective, x: torch.Tensor):
 
 
 _BEGIN = {
-    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast, "all_to_all": _all_to_all,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "all_to_all": _all_to_all,
 }
 
 CHANNELS[_CHANNEL] = GroupChannel

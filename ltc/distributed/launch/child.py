@@ -182,6 +182,7 @@ def _print_to(output: Connection) -> None:
 
 # --- the parent ---------------------------------------------------------------------------------
 
+
 def _die_with_parent() -> None:
     """Have the kernel kill this process when the parent ends, where it can; see _start_watcher."""
     if sys.platform == "linux":

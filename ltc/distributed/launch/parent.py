@@ -52,9 +52,7 @@ class RankFailed(LtcError):
         parts = [f"Rank {self.rank} (pid {self.pid}) ended before the others: {self.cause}"]
         if self.traceback:
             parts.append(f"Its traceback:\n{self.traceback.rstrip()}")
-        parts += [
-            f"Rank {rank} was here:\n{text.rstrip()}" for rank, text in self.waiting.items()
-        ]
+        parts += [f"Rank {rank} was here:\n{text.rstrip()}" for rank, text in self.waiting.items()]
         return "\n\n".join(parts)
 
 
@@ -65,8 +63,15 @@ class Ranks:
     """
 
     def __init__(
-        self, fn: Callable, args: tuple, count: int, *, start_method: str = "spawn",
-        daemon: bool = False, devices: int | None = None, prefixed: bool = False,
+        self,
+        fn: Callable,
+        args: tuple,
+        count: int,
+        *,
+        start_method: str = "spawn",
+        daemon: bool = False,
+        devices: int | None = None,
+        prefixed: bool = False,
         dies_with_thread: bool = True,
     ):
         """Start them.
@@ -86,9 +91,13 @@ class Ranks:
                 settings = _settings(rank, count, self._folder, devices)
                 inherited = self._ends() if start_method == "fork" else []
                 role = Role(
-                    rank, settings, settings["OMP_NUM_THREADS"],
+                    rank,
+                    settings,
+                    settings["OMP_NUM_THREADS"],
                     0 if start_method == "forkserver" else os.getpid(),
-                    dies_with_thread, member.crash_file, inherited,
+                    dies_with_thread,
+                    member.crash_file,
+                    inherited,
                 )
                 member.start(start_method, role, parcel, daemon)
         except BaseException:
@@ -348,16 +357,18 @@ def _describe_exit(code: int, began: bool) -> str:
 
     began  whether it had started and imported what the function needs
     """
-    when = "before its function returned" if began else (
-        "while it started Python and imported what its function needs: what it printed says why"
+    when = (
+        "before its function returned"
+        if began
+        else (
+            "while it started Python and imported what its function needs: what it printed says why"
+        )
     )
     hint = ""
     if code == -signal.SIGKILL:
         hint = " (the system does that when memory runs out: see dmesg)"
     elif code == 1 and not began:
-        hint = (
-            ". A script that calls spawn must do so below `if __name__ == '__main__':`"
-        )
+        hint = ". A script that calls spawn must do so below `if __name__ == '__main__':`"
     if code < 0:
         return f"it was killed by {signal.Signals(-code).name}{hint}, {when}"
     return f"it left with exit code {code} {when}{hint}"

@@ -36,7 +36,8 @@ def peers_watched() -> Iterator[None]:
     processes, run = config.value("XRT_SHARD_WORLD_SIZE"), next(_runs)
     done, on_host = store(processes), processes_per_host(processes)
     pids = {
-        rank: int(pid) for rank, pid in enumerate(rendezvous("ltc.peers", b"%d" % os.getpid()))
+        rank: int(pid)
+        for rank, pid in enumerate(rendezvous("ltc.peers", b"%d" % os.getpid()))
         if rank // on_host == world.ordinal() // on_host and rank != world.ordinal()
     }
     over = threading.Event()

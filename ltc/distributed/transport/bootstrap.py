@@ -71,7 +71,10 @@ def store(processes: int):
         return dist.PrefixStore("ltc", dist.distributed_c10d._get_default_store())
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
         tcp = dist.TCPStore(
-            config.value("MASTER_ADDR"), config.value("MASTER_PORT"), processes, False,
+            config.value("MASTER_ADDR"),
+            config.value("MASTER_PORT"),
+            processes,
+            False,
             timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
         )
         # a restarted worker group must not meet what the one before it left

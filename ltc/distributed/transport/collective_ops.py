@@ -125,7 +125,9 @@ def _reduce_by_hosts(exchange: Exchange, kind: str, source, target, per_host: in
     first = exchange.position - local
     inside = exchange.among(range(first, first + per_host))
     across = exchange.among(range(local, exchange.size, per_host))
-    shares = [slice(*collective_schedule.part(source.numel(), per_host, i)) for i in range(per_host)]
+    shares = [
+        slice(*collective_schedule.part(source.numel(), per_host, i)) for i in range(per_host)
+    ]
     _scatter_flat(inside, kind, [source[share] for share in shares], target[shares[local]])
     own = target[shares[local]]
     _reduce_across(across, kind, own)
@@ -142,7 +144,9 @@ def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
             across.wire.sum_by_backend(across.members, flat)
             return
         most = across.elements(flat.dtype)
-        steps = collective_schedule.ring_all_reduce(across.position, across.size, flat.numel(), most)
+        steps = collective_schedule.ring_all_reduce(
+            across.position, across.size, flat.numel(), most
+        )
         across.run(steps, kind, flat, flat)
 
     def slowest(seconds: list[float]) -> list[float]:
@@ -168,7 +172,10 @@ def _scatter_flat(exchange: Exchange, kind: str, parts: list[torch.Tensor], targ
                 exchange.send(position, parts[position][start : start + step])
         mine = own[start : start + step]
         if mine.numel():
-            steps = [(collective_schedule.FOLD, member, 0, mine.numel()) for member in range(exchange.size)]
+            steps = [
+                (collective_schedule.FOLD, member, 0, mine.numel())
+                for member in range(exchange.size)
+            ]
             exchange.run(steps, kind, mine, target[start : start + step])
 
 
@@ -203,7 +210,9 @@ def post_reduce(
     if exchange.size == 1 or not 0 < nbytes <= _one_crossing_bytes(exchange):
         return None
     flat = torch.cat([x.reshape(-1) for x in operands])
-    steps = list(collective_schedule.all_to_all_reduce(exchange.position, exchange.size, flat.numel()))
+    steps = list(
+        collective_schedule.all_to_all_reduce(exchange.position, exchange.size, flat.numel())
+    )
 
     def part(sends: bool) -> None:
         chosen = [step for step in steps if (step[0] == collective_schedule.SEND) == sends]
@@ -336,7 +345,12 @@ def _receive(exchange: Exchange, collective: Collective, operands):
 
 
 RUN = {
-    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all, "permute": _permute, "broadcast": _broadcast, "send": _send,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+    "broadcast": _broadcast,
+    "send": _send,
     "receive": _receive,
 }

@@ -20,9 +20,7 @@ GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree
 CIRCLE_SECONDS = 1.0  # of waiting in a circle: a thread that would end it may have had no processor
 PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
 WORD_MASK = (1 << 62) - 1
-_DIFFERENT = (
-    "Replicas do not run the same collectives, of the same types, in the same order."
-)
+_DIFFERENT = "Replicas do not run the same collectives, of the same types, in the same order."
 
 
 class Communicator:
@@ -48,7 +46,8 @@ class Communicator:
     def run(self, collective: Collective, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results, new tensors. Raises PeerFailure, with one text on all replicas."""
         return self.guarded(
-            self.members(collective), self.described_as(collective, operands),
+            self.members(collective),
+            self.described_as(collective, operands),
             lambda members, position, word: RUN[collective.kind](
                 Exchange(self.wire, members, position, word), collective, list(operands)
             ),
@@ -82,7 +81,8 @@ class Communicator:
         collective = Collective("all_reduce", reduction, groups=groups, site=site)
         flat = tensor if tensor.dim() == 1 else tensor.view(-1)
         self.guarded(
-            self.members(collective), self.described_as(collective, [tensor]),
+            self.members(collective),
+            self.described_as(collective, [tensor]),
             lambda members, position, word: reduce(
                 Exchange(self.wire, members, position, word), reduction, flat, flat
             ),

@@ -7,8 +7,12 @@ from collections.abc import Callable
 import torch
 
 OPERATIONS: dict[str, Callable] = {
-    "sum": torch.add, "mul": torch.mul, "min": torch.minimum, "max": torch.maximum,
-    "and": torch.bitwise_and, "or": torch.bitwise_or,
+    "sum": torch.add,
+    "mul": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
 }
 BITWISE = frozenset({"and", "or"})
 # Sums of these are held in float32 and rounded once.

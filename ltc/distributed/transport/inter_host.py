@@ -40,9 +40,7 @@ class HostsWire:
     local     this replica's number in the region; `per_host` replicas are on each host
     """
 
-    def __init__(
-        self, store, region: Region, local: int, host: int, hosts: int
-    ) -> None:
+    def __init__(self, store, region: Region, local: int, host: int, hosts: int) -> None:
         self.per_host, self.host, self.hosts = region.replicas, host, hosts
         self.replica, self.replicas = host * self.per_host + local, hosts * self.per_host
         self.region, self.store = region, store
@@ -86,10 +84,14 @@ class HostsWire:
     def _connected(self, name: str, members: tuple[int, ...]) -> dist.ProcessGroupGloo:
         """A group of `members`, who are all about to make it."""
         limit = config.value("LTC_PEER_TIMEOUT")
-        group = self._waiter.begin(lambda: dist.ProcessGroupGloo(
-            dist.PrefixStore(name, self.store), members.index(self.replica), len(members),
-            _FOR_EVER,
-        ))
+        group = self._waiter.begin(
+            lambda: dist.ProcessGroupGloo(
+                dist.PrefixStore(name, self.store),
+                members.index(self.replica),
+                len(members),
+                _FOR_EVER,
+            )
+        )
         deadline = time.monotonic() + limit
         while not _is_over(group):
             self.region.raise_verdict()
@@ -125,9 +127,7 @@ class HostsWire:
             self._await(sending, -1)
         self._sending.clear()
 
-    def receive(
-        self, sender: int, like: torch.Tensor, word: int, consume: Consume | None
-    ) -> None:
+    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
         if self._is_inside(sender):
             self._receive_inside(sender, like, word, consume)
             return

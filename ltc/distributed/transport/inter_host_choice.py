@@ -33,8 +33,13 @@ class Crossing:
         self._chosen: dict[tuple, str] = {}  # by group and power of two of the bytes
 
     def way(
-        self, members: tuple[int, ...], is_first: bool, kind: str, flat: torch.Tensor,
-        run: Callable[[str, torch.Tensor], None], slowest: Callable[[list[float]], list[float]],
+        self,
+        members: tuple[int, ...],
+        is_first: bool,
+        kind: str,
+        flat: torch.Tensor,
+        run: Callable[[str, torch.Tensor], None],
+        slowest: Callable[[list[float]], list[float]],
     ) -> str:
         """The way for `flat`. Times both, on a copy, where the group has none for such a size.
 
@@ -53,7 +58,10 @@ class Crossing:
             if is_first:
                 _log.info(
                     "sums of %d KiB among %s: ring %.2f ms, backend %.2f ms; %s from now on",
-                    sample.nbytes >> 10, f"{len(members)} hosts", *[s * 1e3 for s in seconds], way,
+                    sample.nbytes >> 10,
+                    f"{len(members)} hosts",
+                    *[s * 1e3 for s in seconds],
+                    way,
                 )
         return self._chosen[key]
 
@@ -66,4 +74,3 @@ def _fastest(way: str, sample: torch.Tensor, run: Callable[[str, torch.Tensor], 
         run(way, sample)
         times.append(time.perf_counter() - started)
     return min(times)
-

@@ -23,7 +23,8 @@ def private_folder() -> Iterator[str]:
     parent = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else None
     path, owner = tempfile.mkdtemp(prefix="ltc-", dir=parent), os.getpid()  # with mode 0700
     janitor = subprocess.Popen(
-        ["/bin/sh", "-c", _JANITOR, path], stdin=subprocess.PIPE,
+        ["/bin/sh", "-c", _JANITOR, path],
+        stdin=subprocess.PIPE,
         start_new_session=True,  # no signal meant for this process's group reaches it
     )
     try:

@@ -63,7 +63,9 @@ def slot_bytes(replicas: int) -> int:
 
 def region_bytes(replicas: int) -> int:
     mailbox = _COUNTERS + SLOTS * (_SLOT_HEADER + slot_bytes(replicas))
-    return _VERDICT_BYTES + replicas * (_MEETING_BYTES + _ENTRY_BYTES) + replicas * replicas * mailbox
+    return (
+        _VERDICT_BYTES + replicas * (_MEETING_BYTES + _ENTRY_BYTES) + replicas * replicas * mailbox
+    )
 
 
 class Region:
@@ -247,7 +249,12 @@ _nap = _TimeSpec(0, int(NAP_SECONDS * 1e9))
 _nap_pointer = ctypes.byref(_nap)
 _syscall = _libc.syscall
 _syscall.argtypes = [
-    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
     ctypes.c_int,
 ]
 

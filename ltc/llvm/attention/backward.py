@@ -71,8 +71,8 @@ class _Gradient(Scores):
         super().__init__(attention, isa, ())
         if batches < FEWEST_UNITS:
             self.shares = max(1, min(self.blocks, -(-FEWEST_UNITS // batches)))
-        self.is_direct = self.shares == 1 and self.is_wide and all(
-            m.column == 1 for m in gradients[1:]
+        self.is_direct = (
+            self.shares == 1 and self.is_wide and all(m.column == 1 for m in gradients[1:])
         )
         ends = "gradient" if self.is_direct else "sums"
         self.names = (*names, "query_gradient", *(f"{s}_{ends}" for s in SIDES), *bias)
@@ -128,9 +128,7 @@ class _Gradient(Scores):
                 self.sums[side] = Rows(pointer, self.matrices[name].row, 1)
             else:
                 size = self.a.keys * self.extents[side]
-                pointer = self.v.at(
-                    self.pointer(f"{side}_sums"), unit * size, self.v.element
-                )
+                pointer = self.v.at(self.pointer(f"{side}_sums"), unit * size, self.v.element)
                 self.sums[side] = Rows(pointer, self.extents[side], 1, stored=False)
             self._clear(self.sums[side], self.extents[side])
         self.b.loop(number, self.blocks, self.shares, [], lambda block, _: self._block(
@@ -310,9 +308,7 @@ class _Gradient(Scores):
             height = self.t.rows_for(n)
 
             def body(k: Index, rows: int, _, first=first, n=n, masks=masks) -> list[str]:
-                left = Rows(
-                    v.at(tile, k * self.block, v.element), self.block, 1, stored=False
-                )
+                left = Rows(v.at(tile, k * self.block, v.element), self.block, 1, stored=False)
                 zeros = [v.zero] * (rows * n)
                 sums = self.t.product(
                     left, rows, self.t.moved(right, 0, first), masks, self.count, zeros

@@ -113,9 +113,7 @@ class _Few(Scores):
             score = v.load_computed(self.line, k)
             if self.a.bias is not None:
                 score = v.add(score, self.bias_vector(self.bias_row, k, mask))
-            score = b.value(
-                f"select {v.mask_type} {mask}, {v.vector} {score}, {v.vector} {minus}"
-            )
+            score = b.value(f"select {v.mask_type} {mask}, {v.vector} {score}, {v.vector} {minus}")
             v.store_computed(score, self.line, k)
             larger = b.value(f"fcmp ogt {v.vector} {score}, {best[0]}")
             return [

@@ -22,9 +22,7 @@ from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 
 
-def attention_kernel(
-    name: str, attention: Attention, result: Matrix, isa: Isa
-) -> GeneratedKernel:
+def attention_kernel(name: str, attention: Attention, result: Matrix, isa: Isa) -> GeneratedKernel:
     """The result [L, V] of each batch, and the logarithms of the sums, contiguous.
 
     tasks  each computes whole blocks of queries; no result depends on their number
@@ -108,9 +106,7 @@ class _Forward(Scores):
                 )
             return best
 
-        best = self.t.each_rows(
-            count, self.rows, self.rest, v.typed(tops), scores
-        )
+        best = self.t.each_rows(count, self.rows, self.rest, v.typed(tops), scores)
         safe = [self.finite(x) for x in best]
         old = [self.exp(b.value(f"fsub {v.vector} {x}, {y}")) for x, y in zip(tops, safe)]
         sums = self._weights(start, count, safe)

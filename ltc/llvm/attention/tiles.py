@@ -73,8 +73,10 @@ class Tiles:
         return Rows(self.v.at(x.pointer, offset, element), x.row, x.column, x.stored)
 
     def number(self, x: Rows, offset: Index) -> str:
-        return self.v.scalar(x.pointer, offset) if x.stored else self.v.computed_scalar(
-            x.pointer, offset
+        return (
+            self.v.scalar(x.pointer, offset)
+            if x.stored
+            else self.v.computed_scalar(x.pointer, offset)
         )
 
     def vector(self, x: Rows, offset: Index, mask: str | None = None) -> str:
@@ -84,7 +86,12 @@ class Tiles:
     # --- products
 
     def product(
-        self, left: Rows, rows: int, right: Rows, masks: list[str | None], depth: Index,
+        self,
+        left: Rows,
+        rows: int,
+        right: Rows,
+        masks: list[str | None],
+        depth: Index,
         sums: list[str],
     ) -> list[str]:
         """`sums`, rows x vectors, plus left[r, d] * right[d] for d up to `depth`.
@@ -108,7 +115,11 @@ class Tiles:
         return b.loop(0, depth, 1, v.typed(sums), step)
 
     def each_rows(
-        self, count: Index, rows: int, rest: int, carried: list[tuple[str, str]],
+        self,
+        count: Index,
+        rows: int,
+        rest: int,
+        carried: list[tuple[str, str]],
         body: Callable[[Index, int, list[str]], list[str]],
     ) -> list[str]:
         """body(first row, rows, carried) for `count` rows, `rows` at a time.
@@ -153,7 +164,12 @@ class Tiles:
         self.b.emit(f"store {self.v.element} {value}, ptr {at}")
 
     def pack_transposed(
-        self, x: Rows, count: Index, vectors: int, columns: Index, target: str,
+        self,
+        x: Rows,
+        count: Index,
+        vectors: int,
+        columns: Index,
+        target: str,
         finish: Callable[[str], str] = lambda value: value,
         load: Callable[[Rows, Index, str | None], str] | None = None,
     ) -> None:
@@ -183,7 +199,11 @@ class Tiles:
             b.loop(0, columns, w, [], lambda c, _, j=j: square(c, j))
 
     def unpack_transposed(
-        self, source: str, vectors: int, columns: int, target: str,
+        self,
+        source: str,
+        vectors: int,
+        columns: int,
+        target: str,
         finish: Callable[[str, int], str],
     ) -> None:
         """The other way, between buffers: row q of `target` becomes column q of `source`.
@@ -195,10 +215,7 @@ class Tiles:
         pitch, padded = vectors * w, -(-columns // w) * w
 
         def square(c: Index, j: int) -> None:
-            lines = [
-                finish(v.load_computed(source, (c + i) * pitch + j * w), j)
-                for i in range(w)
-            ]
+            lines = [finish(v.load_computed(source, (c + i) * pitch + j * w), j) for i in range(w)]
             for i, line in enumerate(transposed(b, lines, v.element)):
                 v.store_computed(line, target, c + (j * w + i) * padded)
 

@@ -151,9 +151,7 @@ class _Object:
             if self._is_here(symbol) and symbol.info >> 4 == _GLOBAL:
                 yield self._name(symbol), self.places[symbol.section] + symbol.value
 
-    def write(
-        self, image: bytearray, start: int, address_of: Callable[[str], int | None]
-    ) -> None:
+    def write(self, image: bytearray, start: int, address_of: Callable[[str], int | None]) -> None:
         """Put everything in its place of an image that is to begin at the address `start`."""
         for number, section in self.in_memory():
             if section.type != _WITHOUT_BYTES:
@@ -180,9 +178,7 @@ class _Object:
     def _found_relocations(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(section, offset in it, kind, number of the symbol, number to add)"""
         for section in self.sections:
-            if section.type != _RELOCATIONS or not (
-                self.sections[section.info].flags & _IN_MEMORY
-            ):
+            if section.type != _RELOCATIONS or not (self.sections[section.info].flags & _IN_MEMORY):
                 continue
             for offset, info, added in _RELOCATION.iter_unpack(self._bytes(section)):
                 kind, symbol = info & 0xFFFFFFFF, info >> 32

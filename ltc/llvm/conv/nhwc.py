@@ -173,9 +173,7 @@ class _Tiles:
         sizes, (deep, high, wide) = self.sizes, self.axes
         require_stack(self.stack_bytes, "convolution")
         positions = deep.count * high.count * wide.count
-        work = (
-            2 * sizes.images * positions * sizes.groups * sizes.left * sizes.right * self.taps
-        )
+        work = 2 * sizes.images * positions * sizes.groups * sizes.left * sizes.right * self.taps
         strips = -(-sizes.images // self.images) * deep.count * self.strips * sizes.groups
         parts = max(1, min(self.panels, UNITS // max(1, strips)))
         if positions and sizes.right:
@@ -255,6 +253,7 @@ class _Tiles:
         def line(n: Index, i: Index, _) -> None:
             start = 0
             for width, count in tile.widths:
+
                 def one(j: Index, _=None, width=width) -> None:
                     place = v.at(self.strip.memory, self.strip.place(n, i, j), v.element)
                     body(place, (n, i, j), (tile.height, width))
@@ -345,6 +344,7 @@ class _Tiles:
     def _finish(self, spot, shape, sums: list[str]) -> None:
         b, count = self.b, self.tile.vectors
         for r, row in enumerate(self._rows(spot, shape)):
+
             def store(row=row, values=sums[r * count : (r + 1) * count]) -> None:
                 for j, value in enumerate(values):
                     self._store(value, row, self._channel(j), j)

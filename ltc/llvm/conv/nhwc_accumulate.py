@@ -131,6 +131,7 @@ class StripSums(Strips):
         """body(where its first tap is, how many positions, the first) for each tile of a line."""
         v, b, start = self.v, self.b, 0
         for width, count in self.widths:
+
             def tile(j: Index, _=None, width=width) -> None:
                 place = self.strip.place(image, line, j) + channel
                 body(v.at(self.strip.memory, place, v.element), width, j)

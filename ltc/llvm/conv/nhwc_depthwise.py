@@ -57,9 +57,7 @@ def depthwise_weight_gradient(
 ) -> KernelSequence:  # fmt: skip
     """The gradient [C, 1, *kernel] of the weight; arguments as channels_last_weight_gradient's."""
     body = _DepthwiseSlotSums(dtype, geometry, isa)
-    last = adding_kernel(
-        name, dtype, isa, body.slots, lambda column: column, epilogue, operands
-    )
+    last = adding_kernel(name, dtype, isa, body.slots, lambda column: column, epilogue, operands)
     return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.v.element)})
 
 

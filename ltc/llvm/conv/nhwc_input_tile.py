@@ -26,9 +26,7 @@ def ascending(axes: Axes) -> Axes:
 def _turned(axis: Axis) -> Axis:
     last = axis.taps - 1
     (first, step), (tap, apart) = (axis.first, axis.step), axis.kernel
-    return replace(
-        axis, first=first + last * step, step=-step, kernel=(tap + last * apart, -apart)
-    )
+    return replace(axis, first=first + last * step, step=-step, kernel=(tap + last * apart, -apart))
 
 
 class Strip:

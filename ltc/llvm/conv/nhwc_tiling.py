@@ -71,9 +71,7 @@ def _tiles_of(axes: Axes, vectors: int, isa: Isa, images: int) -> Iterator[TileS
 def _cycles(tile: TileShape, axes: Axes, right: int, lanes: int, images: int) -> float:
     _, high, wide = axes
     panels = -(-right // (tile.vectors * lanes))
-    taps = sum(
-        _taps_met(high, i, i + tile.height - 1) for i in range(0, high.count, tile.height)
-    )
+    taps = sum(_taps_met(high, i, i + tile.height - 1) for i in range(0, high.count, tile.height))
     if tile.across_images:
         across = sum(_taps_met(wide, j, j) for j in range(wide.count))
         rounds = -(-images // tile.images)

@@ -228,9 +228,7 @@ class _Product:
         offsets: list[Index] = [0, 0, 0]
         dimensions = len(plan.left.batch)
         for dim in reversed(range(dimensions)):
-            remaining, index = (
-                divmod(remaining, plan.inner[dim - 1]) if dim else (0, remaining)
-            )
+            remaining, index = divmod(remaining, plan.inner[dim - 1]) if dim else (0, remaining)
             for i, matrix in enumerate(matrices):
                 offsets[i] = offsets[i] + index * matrix.batch[dim]
         pointers = ("%p1", "%p0", "%p2") if plan.is_turned else ("%p0", "%p1", "%p2")

@@ -162,13 +162,14 @@ class RowReductions(SingleTerms):
 
         def several(i: Index, carried: list[str]) -> list[str]:
             return [
-                self._at(i + k * self.lanes, None, [one], body)[0]
-                for k, one in enumerate(carried)
+                self._at(i + k * self.lanes, None, [one], body)[0] for k, one in enumerate(carried)
             ]
 
         def block(i: Index, carried: list[str]) -> list[str]:
             parts = self.b.loop(i, i + step * CHAIN, step, starts, several)
-            return [reduction_ops.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)]
+            return [
+                reduction_ops.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)
+            ]
 
         totals = [first] * ACCUMULATORS
         if self.vector in self.open:

@@ -75,7 +75,9 @@ class Compiling:
             return bool(self._codes or self._error)
 
     def _add_helper(self) -> None:
-        helper = threading.Thread(target=self._help, args=(llvm_binding.emitter(),), name="ltc compiling")
+        helper = threading.Thread(
+            target=self._help, args=(llvm_binding.emitter(),), name="ltc compiling"
+        )
         try:
             helper.start()
         except RuntimeError:

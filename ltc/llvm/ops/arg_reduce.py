@@ -118,5 +118,8 @@ class _Search:
                 equal = b.value(f"icmp eq i1 {better}, {worse}")  # neither goes before the other
                 earlier = b.binary("and", "i1", equal, b.compare("slt", "i64", at, chosen[1]))
                 takes = b.binary("or", "i1", better, earlier)
-                chosen = [b.select(takes, type, x, chosen[0]), b.select(takes, "i64", at, chosen[1])]
+                chosen = [
+                    b.select(takes, type, x, chosen[0]),
+                    b.select(takes, "i64", at, chosen[1]),
+                ]
         return chosen[1]

@@ -187,9 +187,7 @@ def _max_pool(node: Node, isa: Isa):
     return _named(kernel, {"operand": x}, ("result", "indices"))
 
 
-def _max_pool_gradient(
-    node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0
-):
+def _max_pool_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     gradient, indices = node.inputs
     if is_channels_last(node):
         pool = _turned_pool(indices.inputs[0], node.shape, gradient.shape)

@@ -38,9 +38,7 @@ class ScratchBuffer:
     nbytes: int
 
 
-def product_codes(
-    product: Product, streamed: frozenset[Node] = frozenset()
-) -> list[KernelCode]:
+def product_codes(product: Product, streamed: frozenset[Node] = frozenset()) -> list[KernelCode]:
     """The kernels that compute a product, in order.
 
     streamed  what the epilogue of a matrix product writes to memory past the caches
@@ -188,7 +186,9 @@ def _from_library(product: Product) -> list[KernelCode]:
         named[f"result{k}"] = unread if result is None else result
     return [
         KernelCode(
-            kernel.text, tuple(named[name] for name in names), kernel.tasks,
+            kernel.text,
+            tuple(named[name] for name in names),
+            kernel.tasks,
             numbers=kernel.numbers,
         )  # fmt: skip
         for kernel, names in zip(made.kernels, made.pointers)

@@ -108,7 +108,12 @@ end:
 
 def publish_codes(product: Product) -> list[KernelCode]:
     """Says that this replica's operands lie there; the token becomes the meeting's number."""
-    text = _filled(_PUBLISH, entry_text("kernel", 2), FUTEX=thread_pool.FUTEX[platform.machine()], HEAD=WORD_BYTES)
+    text = _filled(
+        _PUBLISH,
+        entry_text("kernel", 2),
+        FUTEX=thread_pool.FUTEX[platform.machine()],
+        HEAD=WORD_BYTES,
+    )
     return [KernelCode(text, (Words(product.node), product.node), 1)]
 
 
@@ -118,13 +123,16 @@ def wait_codes(product: Product) -> list[KernelCode]:
     assert start.op is ops.COLLECTIVE_START
     declared, pause = thread_pool.pause_text()
     text = _filled(
-        _WAIT, entry_text("kernel", 2, 1), PAUSE_DECLARED=declared, PAUSE=pause, SPINS=SPINS,
-        HEAD=WORD_BYTES, MEMBERS=MEMBERS,
+        _WAIT,
+        entry_text("kernel", 2, 1),
+        PAUSE_DECLARED=declared,
+        PAUSE=pause,
+        SPINS=SPINS,
+        HEAD=WORD_BYTES,
+        MEMBERS=MEMBERS,
     )
     fault = Fault(product.node, "RuntimeError", "other replicas are late")
-    return [
-        KernelCode(text, (Words(start), fault), 1, numbers=(start.attr("collective").sharers,))
-    ]
+    return [KernelCode(text, (Words(start), fault), 1, numbers=(start.attr("collective").sharers,))]
 
 
 def _filled(text: str, entry: str, **words) -> str:

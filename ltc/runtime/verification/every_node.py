@@ -40,7 +40,9 @@ def is_computed(node: Node) -> bool:
 
 
 def cut_out(
-    nodes: Iterable[Node], operands: Sequence[Node], scalars: Sequence[Node],
+    nodes: Iterable[Node],
+    operands: Sequence[Node],
+    scalars: Sequence[Node],
     results: Sequence[Node],
 ) -> tuple[Graph, Mapping[Node, Node]]:
     """A graph of these nodes alone, with the operands as its inputs; and what each has become."""

@@ -17,9 +17,7 @@ from ltc.runtime.verification.judge import Finding
 MOST_SHOWN = 16  # operands, and nodes of one kernel
 
 
-def error_of(
-    finding: Finding, origins: Mapping[Node, Origin], backend: str
-) -> VerificationError:
+def error_of(finding: Finding, origins: Mapping[Node, Origin], backend: str) -> VerificationError:
     node = finding.difference.node
     lines = [
         f"{node.op} giving {type_text(node.type)} {finding.fault}: {_elements(finding)}.",

@@ -37,7 +37,9 @@ class Judge:
     """See backends/interface.py's Observer; the first thing that is wrong is its `finding`."""
 
     def __init__(
-        self, known: Mapping[Node, torch.Tensor], scalars: Sequence[Any],
+        self,
+        known: Mapping[Node, torch.Tensor],
+        scalars: Sequence[Any],
         formulas: dict[tuple[Node, ...], Formula],
     ):
         """
@@ -74,6 +76,7 @@ class Judge:
         found = difference(formula, self.known, self._scalars, list(made.values()))
         if found is not None:
             self.finding = Finding(found, COMPUTED, formula, dict(self.known))
+
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     return torch.equal(_bytes(x), _bytes(y))

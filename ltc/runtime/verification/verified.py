@@ -43,7 +43,11 @@ class VerifiedComputation:
     """
 
     def __init__(
-        self, computation: Any, backend: BackendImplInterface, traced: Graph, device: int,
+        self,
+        computation: Any,
+        backend: BackendImplInterface,
+        traced: Graph,
+        device: int,
         donated: frozenset[int],
     ):
         """`traced`: the graph that the computation was made of, before the passes."""
