@@ -20,6 +20,7 @@ import random
 import selectors
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -34,7 +35,6 @@ PATIENCE_SECONDS = 300  # for one network
 SHRINKING_SECONDS = 240
 SETTINGS = {
     "LTC_CHECK": "1",  # every graph is verified between passes
-    "LTC_CACHE": "0",  # the user's own programs are not the networks' business
     "LTC_CACHE_PROGRAMS": "16",  # hardly any network is like another
     "LTC_MAX_RECORDED": "1000",
     "OMP_NUM_THREADS": "1",
@@ -75,8 +75,13 @@ def texts(seed: int) -> None:
 class Worker:
     """Processes that try networks, one after the other; a network that ends one has failed."""
 
-    def __init__(self, backend: str) -> None:
-        self.environment = os.environ | SETTINGS | ({"LTC_BACKEND": backend} if backend else {})
+    def __init__(self, backend: str, kernels: str) -> None:
+        """
+        backend  what LTC_BACKEND is to be, or nothing
+        kernels  the folder of the kernels that a process before has compiled
+        """
+        self.environment = os.environ | SETTINGS | {"LTC_CACHE_DIR": kernels}
+        self.environment |= {"LTC_BACKEND": backend} if backend else {}
 
     def results(self, first: int, count: int) -> Iterator[dict]:
         """A verdict for each seed."""
@@ -197,8 +202,8 @@ def run(options: argparse.Namespace) -> int:
     for start in range(0, min(count, size * 10**5), size):
         batches.put((first + start, min(size, count - start)))
 
-    def work() -> None:
-        worker = Worker(options.backend)
+    def work(kernels: str) -> None:
+        worker = Worker(options.backend, kernels)
         while not whole.is_over():
             try:
                 batch = batches.get_nowait()
@@ -209,11 +214,12 @@ def run(options: argparse.Namespace) -> int:
                 if whole.is_over():
                     return
 
-    threads = [threading.Thread(target=work) for _ in range(options.processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with tempfile.TemporaryDirectory(prefix="ltc-networks-") as kernels:
+        threads = [threading.Thread(target=work, args=(kernels,)) for _ in range(options.processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     print(whole.summary())
     if whole.failures:
         print("failed:", *sorted(whole.failures))

@@ -115,6 +115,8 @@ def _beginnings(network: Network) -> Iterator[Network]:
             continue
         wide = "dtype" if x.dtype == precision(network.dtype) else "low"
         weights = Leaf(f"x{3000 + k}", "input", tuple(x.shape), 3000, wide)
+        if weights in network.leaves:
+            continue
         loss = Step("loss", "({0} * {1}).sum()", (step.name, weights.name))
         yield _live(
             replace(
