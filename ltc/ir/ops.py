@@ -1,7 +1,7 @@
 """The closed set of operations a backend must know: one row each, a name and a type rule.
 
 To follow an op, read its row here, its type rule in ir/infer.py, and its meaning in
-backends/eager.py (the reference).  `python scripts/where.py mul` prints the places.
+backends/eager.py (the reference).  `python scripts/code/where.py mul` prints the places.
 """
 
 from __future__ import annotations

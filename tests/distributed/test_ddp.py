@@ -148,7 +148,7 @@ def test_the_example_reaches_97_percent_under_torchrun():
 
 def test_two_hosts_of_two_processes_train_together():
     found = subprocess.run(
-        ["scripts/two_hosts", "examples/mnist/train_ddp.py", "--epochs", "1"],
+        ["scripts/cluster/two_hosts", "examples/mnist/train_ddp.py", "--epochs", "1"],
         cwd=ROOT,
         env={**os.environ, "PYTHON": sys.executable, "LTC_NUM_DEVICES": "1"},
         text=True,

@@ -13,7 +13,7 @@ import torch
 import ltc.utils.utils as xu
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES, SCRIPTS = ROOT / "examples" / "mnist", ROOT / "scripts"
+EXAMPLES, SCRIPTS = ROOT / "examples" / "mnist", ROOT / "scripts" / "cluster"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 WAYS = {
     "threads": ((sys.executable,), "train_threads.py"),
@@ -117,7 +117,7 @@ def test_hosts_prints_a_line_for_each_host():
 
 
 def hosts_check(*options: str, present: int) -> subprocess.CompletedProcess:
-    """`scripts/hosts --check` of the first host, while it runs on all of the present ones.
+    """`scripts/cluster/hosts --check` of the first host, while it runs on all of the present ones.
 
     Another program may take the free port before they do: then they meet at another one.
     """

@@ -1,4 +1,4 @@
-"""A sample of the fault matrix of scripts/faults.py, which runs all of it, any number of times.
+"""A sample of the fault matrix of scripts/stress/faults.py, which runs all of it, any number of times.
 
 How soon a death is known is measured there: here the machine may be doing anything else.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "stress" / "faults.py"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A sample of the calls that PyTorch's operator table says must raise.
 
-All of them: `python scripts/error_inputs.py`.  What is known to differ stands in
+All of them: `python scripts/compare/error_inputs.py`.  What is known to differ stands in
 error_inputs_remaining.txt beside this file, each case with both errors.  ERROR_INPUTS_SEED picks
 another sample.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.drawn import seed
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
 import case_runner  # noqa: E402
 import error_inputs  # noqa: E402

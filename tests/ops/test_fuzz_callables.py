@@ -1,6 +1,6 @@
 """Some of PyTorch's public callables, called with anything.
 
-All of them: `python scripts/fuzz_callables.py`.  FUZZ_SEED picks other ones and other draws.
+All of them: `python scripts/compare/fuzz_callables.py`.  FUZZ_SEED picks other ones and other draws.
 """
 
 import argparse
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.drawn import seed
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
 import case_runner  # noqa: E402
 import fuzz_callables  # noqa: E402

@@ -1,6 +1,6 @@
 """A sample of PyTorch's operator table on `ltc`.
 
-The whole table is `python scripts/opinfo.py`.  What is known to differ stands in
+The whole table is `python scripts/compare/opinfo.py`.  What is known to differ stands in
 opinfo_remaining.txt beside this file, each case with its reason; a case that is not in it must be
 equal.  OPINFO_SEED picks another sample.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from tests.drawn import seed
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
 import case_runner  # noqa: E402
 import opinfo  # noqa: E402

@@ -65,7 +65,7 @@ def test_a_sum_without_a_mark_stays_small():
 
     In a process of its own, whose memory no other test has shaped.
     """
-    soak = Path(__file__).parents[2] / "scripts" / "soak.py"
+    soak = Path(__file__).parents[2] / "scripts" / "stress" / "soak.py"
     command = [sys.executable, str(soak), "--only", "chain", "--count", "60000"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Networks drawn at random are right on ltc, and a planted fault is found.
 
-Every run draws new ones. A failure names its seed: scripts/random_networks.py shrinks it.
+Every run draws new ones. A failure names its seed: scripts/compare/random_networks.py shrinks it.
 """
 
 import random
@@ -30,7 +30,7 @@ def test_random_networks_are_right(batch):
         if str(verdict):
             pytest.fail(
                 f"network {seed}: {verdict}\n"
-                f"python scripts/random_networks.py --seed {seed} --count 1 shrinks it\n"
+                f"python scripts/compare/random_networks.py --seed {seed} --count 1 shrinks it\n"
                 f"{network.function()}"
             )
 

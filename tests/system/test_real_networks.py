@@ -1,6 +1,6 @@
 """Six networks of well-known packages train as rightly as with eager PyTorch, judged by float64.
 
-Many more: `python scripts/real_networks.py --all`.
+Many more: `python scripts/compare/real_networks.py --all`.
 """
 
 import math
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
 import network_check  # noqa: E402
 from network_check import Network  # noqa: E402

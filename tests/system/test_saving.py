@@ -26,7 +26,7 @@ from ltc.checkpointing import saving
 from tests.unit.test_serialization import DTYPES, bits, has_elements, random_bits
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "stress"))
 import fuzz_checkpoints  # noqa: E402
 import kill_saves  # noqa: E402
 
@@ -436,9 +436,9 @@ def test_what_killed_saves_left_behind_is_removed_by_the_next(tmp_path, monkeypa
 
 @pytest.mark.parametrize("name", kill_saves.WAYS)
 def test_a_killed_save_leaves_the_old_file_or_the_new(name):
-    """7 of the 200 kills of scripts/kill_saves.py, in a process without threads to fork."""
+    """7 of the 200 kills of scripts/stress/kill_saves.py, in a process without threads to fork."""
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts/kill_saves.py", "--count", "7", "--way", name],
+        [sys.executable, ROOT / "scripts/stress/kill_saves.py", "--count", "7", "--way", name],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -450,5 +450,5 @@ def test_a_killed_save_leaves_the_old_file_or_the_new(name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_and_crafted_files_are_refused_or_harmless():
-    """200 of the 10 000 files of scripts/fuzz_checkpoints.py."""
+    """200 of the 10 000 files of scripts/stress/fuzz_checkpoints.py."""
     assert fuzz_checkpoints.run(first=0, count=200) == {}

@@ -1,4 +1,4 @@
-"""The six workloads of scripts/workloads.py: what a steady step does beside its one native call."""
+"""The six workloads of scripts/bench/workloads.py: what a steady step does beside its one native call."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from ltc.debug import metrics
 from ltc.llvm.native.kernel_run import KernelRun
 from ltc.llvm.native.launch_ring import Ring
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "bench"
 sys.path.insert(0, str(SCRIPTS))
 import workloads  # noqa: E402
 

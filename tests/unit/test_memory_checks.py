@@ -334,9 +334,9 @@ def test_a_check_begins_with_the_next_step_and_ends_with_its_block():
 
 
 def test_faults_in_the_generator_are_found():
-    """Some of them; all: python scripts/seeded_faults.py."""
+    """Some of them; all: python scripts/compare/seeded_faults.py."""
     names = ("sums are never begun", "the mask of a rest is one lane too wide")
-    script = str(Path(__file__).parents[2] / "scripts" / "seeded_faults.py")
+    script = str(Path(__file__).parents[2] / "scripts" / "compare" / "seeded_faults.py")
     chosen = [word for name in names for word in ("--fault", name)]
     done = subprocess.run([sys.executable, script, *chosen], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

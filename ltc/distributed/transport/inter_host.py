@@ -100,7 +100,7 @@ class HostsWire:
                     f"Replica {self.replica}, on {socket.gethostname()}, could not connect with "
                     f"all of {list(members[:_MOST_NAMED])} within {limit:g} s (LTC_PEER_TIMEOUT), "
                     f"though all have come: one has died since, or its host cannot be reached "
-                    f"(scripts/hosts --check says)."
+                    f"(scripts/cluster/hosts --check says)."
                 )
         return group.result()
 

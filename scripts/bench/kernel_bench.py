@@ -1,0 +1,305 @@
+"""Generated matrix products, convolutions and poolings against torch's own, in one process.
+
+    python scripts/bench/kernel_bench.py                       every case, 1 and 2 threads
+    python scripts/bench/kernel_bench.py --only conv2 --threads 1
+
+The candidates of a case take turns.  Before each turn the process rests: workers of OpenMP go on
+spinning for some milliseconds after their last loop, and would take a processor from the next
+candidate's threads.  Then one call, which wakes the candidate's own threads, is not timed.  A sample
+during which the machine kept this process waiting is put aside; the medians of the others are
+compared.  The first line is the machine's limit: what one thread reaches in multiply-adds that touch
+no memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
+from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
+from ltc.llvm.conv.nhwc_depthwise import (
+    depthwise_convolution,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
+    is_depthwise,
+)  # fmt: skip
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.emit.isa import host_isa
+from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
+from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
+from ltc.llvm.pooling.nchw import Pool, max_pool
+from ltc.llvm.gemm.timing import Trial
+
+ISA = host_isa(llvm_binding.has_feature)
+CLEAN = 0.03  # of a sample's time that this process may have waited for a processor
+SAMPLES, MOST_ROUNDS, SAMPLE_SECONDS = 7, 25, 0.004
+REST_SECONDS = 0.015  # libgomp's workers spin for 5 to 7 ms
+PEAK_STEPS = 1_000_000
+
+# Batch, M, K, N, and which operands are stored transposed.
+PRODUCTS = [
+    ((), 64, 784, 512, "NN"), ((), 64, 784, 512, "NT"), ((), 64, 512, 512, "NN"),
+    ((), 64, 512, 512, "TN"), ((), 128, 256, 10, "NN"), ((), 128, 256, 10, "NT"),
+    ((), 512, 512, 512, "NN"), ((), 1024, 1024, 1024, "NN"), ((), 1024, 1024, 1024, "TN"),
+    ((), 16, 1024, 4096, "NN"), ((), 4, 1024, 1024, "NT"), ((96,), 64, 32, 64, "NT"),
+    # Three layers on 128 images: forward, gradients of the operand and of the weight.
+    ((), 128, 784, 512, "NT"), ((), 128, 512, 512, "NT"), ((), 128, 512, 10, "NT"),
+    ((), 128, 512, 512, "NN"), ((), 128, 10, 512, "NN"), ((), 512, 128, 784, "TN"),
+    ((), 512, 128, 512, "TN"), ((), 10, 128, 512, "TN"),
+    # The long sum after the convolutions of an MNIST net, and its gradients.
+    ((), 64, 9216, 128, "NT"), ((), 64, 128, 9216, "NN"), ((), 128, 64, 9216, "TN"),
+    # A transformer of width 256 on 1024 tokens.
+    ((), 1024, 256, 768, "NT"), ((), 1024, 256, 256, "NT"), ((), 1024, 256, 1024, "NT"),
+    ((), 1024, 1024, 256, "NT"), ((), 1024, 768, 256, "NN"), ((), 1024, 256, 256, "NN"),
+    ((), 1024, 1024, 256, "NN"), ((), 1024, 256, 1024, "NN"), ((), 768, 1024, 256, "TN"),
+    ((), 256, 1024, 256, "TN"), ((), 1024, 1024, 256, "TN"), ((), 256, 1024, 1024, "TN"),
+    ((32,), 128, 64, 128, "NT"), ((32,), 128, 128, 64, "NN"), ((32,), 128, 128, 64, "TN"),
+    # Few rows or columns.
+    ((), 1, 1024, 1024, "NT"), ((), 1, 1024, 1024, "NN"), ((), 1024, 1024, 1, "NN"),
+    ((), 8, 1024, 4096, "NT"), ((), 4096, 64, 16, "NN"), ((), 16, 4096, 16, "TN"),
+]  # fmt: skip
+OTHER_PRODUCTS = [
+    ((), 64, 784, 512, "NN"), ((), 64, 784, 512, "NT"), ((), 64, 512, 512, "TN"),
+    ((), 512, 512, 512, "NN"), ((), 1024, 1024, 1024, "NN"), ((), 1024, 256, 768, "NT"),
+    ((), 1024, 768, 256, "NN"), ((), 768, 1024, 256, "TN"), ((), 128, 256, 10, "NT"),
+    ((), 4, 1024, 1024, "NT"), ((32,), 128, 64, 128, "NT"),
+]  # fmt: skip
+
+# Images, channels, outputs, extent, kernel, stride, padding, groups.
+CONVOLUTIONS = {
+    "conv1": (64, 1, 32, 28, 3, 1, 0, 1),
+    "conv2": (64, 32, 64, 26, 3, 1, 0, 1),
+    "cifar64": (32, 64, 64, 32, 3, 1, 1, 1),
+    "cifar128": (32, 128, 128, 16, 3, 1, 1, 1),
+    "stem": (8, 3, 64, 64, 7, 2, 3, 1),
+    "halving": (32, 64, 128, 32, 3, 2, 1, 1),
+    "shortcut": (32, 64, 128, 32, 1, 2, 0, 1),
+    "deep": (32, 512, 512, 4, 3, 1, 1, 1),
+    "depthwise": (16, 64, 64, 32, 3, 1, 1, 64),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One computation done in several ways; the first is ours."""
+
+    name: str
+    flops: int
+    ways: dict[str, Callable[[], object]]
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def waited_nanoseconds() -> int:
+    """How long threads of this process were ready to run but kept off the processors."""
+    total = 0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/schedstat") as file:
+                total += int(file.read().split()[1])
+        except OSError:  # it ended
+            pass
+    return total
+
+
+def repeats_of(run: Callable[[], object]) -> int:
+    """How many calls make a sample."""
+    run()
+    started = time.perf_counter()
+    run()
+    return max(1, int(SAMPLE_SECONDS / max(time.perf_counter() - started, 1e-7)))
+
+
+def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of one call of each: medians of clean samples, or of the cleanest."""
+    repeats = {name: repeats_of(run) for name, run in ways.items()}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for turn in range(MOST_ROUNDS):
+        for name in list(ways)[:: 1 if turn % 2 else -1]:
+            time.sleep(REST_SECONDS)
+            ways[name]()
+            waited, started = waited_nanoseconds(), time.perf_counter()
+            for _ in range(repeats[name]):
+                ways[name]()
+            seconds = time.perf_counter() - started
+            share = (waited_nanoseconds() - waited) / (seconds * 1e9)
+            samples[name].append((share, seconds / repeats[name]))
+        if all(sum(share < CLEAN for share, _ in s) >= SAMPLES for s in samples.values()):
+            break
+    return {name: statistics.median(_cleanest(s)) for name, s in samples.items()}
+
+
+def _cleanest(samples: list[tuple[float, float]]) -> list[float]:
+    ordered = sorted(samples)
+    clean = sum(share < CLEAN for share, _ in ordered)
+    return [seconds for _, seconds in ordered[: max(clean, SAMPLES)]]
+
+
+# --- running generated kernels ------------------------------------------------------------------
+
+
+def program(sequence: KernelSequence | GeneratedKernel, **buffers: torch.Tensor) -> Trial:
+    """One native call that runs the kernels, as a compiled program would."""
+    if isinstance(sequence, GeneratedKernel):
+        sequence = KernelSequence((sequence,), {})
+    for name, size in sequence.scratch.items():
+        buffers[name] = torch.zeros(size // 8 + 1, dtype=torch.float64)
+    return Trial(sequence.kernels, buffers)
+
+
+def peak() -> float:
+    """Floating-point operations per second of one thread, in registers only."""
+    b = Builder()
+    v = Vectors(b, ISA, torch.float32)
+    sums = [(v.vector, v.splat(v.scalar("%p0", i))) for i in range(12)]
+    x = v.splat(v.scalar("%p0", 12))
+
+    def step(_: str, values: list[str]) -> list[str]:
+        return [v.multiply_add(x, value, x) for value in values]
+
+    for i, value in enumerate(b.loop(0, PEAK_STEPS, 1, sums, step)):
+        v.store(value, "%p0", i * v.width)
+    work = 2 * len(sums) * v.width * PEAK_STEPS
+    kernel = GeneratedKernel("kernel", function_text("kernel", 1, b), ("memory",), 1, work)
+    run = program(kernel, memory=torch.zeros(len(sums) * v.width))
+    return work / medians({"peak": run})["peak"]
+
+
+# --- cases --------------------------------------------------------------------------------------
+
+
+def products(dtype: torch.dtype, shapes) -> Iterator[Case]:
+    for batch, m, k, n, stored in shapes:
+        x = torch.randn(*batch, m, k).to(dtype)
+        y = torch.randn(*batch, k, n).to(dtype)
+        left, right = (
+            t.mT.contiguous().mT if letter == "T" else t for t, letter in zip((x, y), stored)
+        )
+        strides = [
+            (stored_transposed if letter == "T" else stored_plain)(*extents, batch)
+            for letter, extents in zip(stored, ((m, k), (k, n)))
+        ]
+        kernel = matmul("kernel", dtype, batch, (m, n, k), *strides, stored_plain(m, n, batch), ISA)
+        result, theirs = (
+            torch.empty(*batch, m, n, dtype=dtype),
+            torch.empty(*batch, m, n, dtype=dtype),
+        )
+        ours = program(kernel, left=left, right=right, result=result)
+        name = f"{str(dtype)[6:]} {'x'.join(map(str, (*batch, m, k, n)))} {stored}"
+        yield Case(name, kernel.flops, {
+            "ltc": ours,
+            "torch": functools.partial(torch.matmul, left, right, out=theirs),
+        })  # fmt: skip
+
+
+def convolutions() -> Iterator[Case]:
+    for name, shape in CONVOLUTIONS.items():
+        images, channels, outputs, extent, kernel, stride, padding, groups = shape
+        x = torch.randn(images, channels, extent, extent)
+        weight = torch.randn(outputs, channels // groups, kernel, kernel)
+        window = ((stride,) * 2, (padding,) * 2, (1, 1))
+        rest = (None, *window, False, [0, 0], groups)
+        gradient = torch.randn_like(torch.ops.aten.convolution(x, weight, *rest))
+        geometry = Geometry(
+            tuple(x.shape), tuple(weight.shape), tuple(gradient.shape), *window, groups
+        )
+        plain = (gradient, x, weight)
+        nhwc = tuple(t.to(memory_format=torch.channels_last) for t in plain)
+        made = _made(geometry, gradient, x, weight)
+        flops = 2 * gradient.numel() * weight[0].numel()
+        for kind, ours in made.items():
+            ways = {"ltc": ours}
+            for layout, operands in (("torch nchw", plain), ("torch nhwc", nhwc)):
+                ways[layout] = functools.partial(_torch_convolution, kind, operands, rest)
+            yield Case(f"{name} {kind}", flops, ways)
+
+
+def _made(geometry: Geometry, gradient, x, weight) -> dict[str, Callable]:
+    """The kernels that programs have, on memory with channels last."""
+    makers = (channels_last_convolution, channels_last_input_gradient,
+              channels_last_weight_gradient)  # fmt: skip
+    if is_depthwise(geometry):
+        makers = (depthwise_convolution, depthwise_input_gradient, depthwise_weight_gradient)
+    forward, backward, of_weight = (make("kernel", torch.float32, geometry, ISA) for make in makers)
+    g, x = (t.movedim(1, -1).contiguous() for t in (gradient, x))
+    return {
+        "forward": program(forward, operand=x, weight=weight, result=torch.empty_like(g)),
+        "input gradient": program(backward, gradient=g, weight=weight, result=torch.empty_like(x)),
+        "weight gradient": program(
+            of_weight, gradient=g, operand=x, result=torch.empty_like(weight)
+        ),
+    }
+
+
+def _torch_convolution(kind: str, operands, rest) -> None:
+    gradient, x, weight = operands
+    if kind == "forward":
+        torch.ops.aten.convolution(x, weight, *rest)
+        return
+    wanted = [kind == "input gradient", kind == "weight gradient", False]
+    torch.ops.aten.convolution_backward(gradient, x, weight, *rest, wanted)
+
+
+def poolings() -> Iterator[Case]:
+    x = torch.randn(64, 64, 24, 24)
+    pool = Pool((24, 24), (12, 12), (2, 2), (2, 2), (0, 0), (1, 1), planes=64 * 64)
+    result, indices = torch.empty(64, 64, 12, 12), torch.empty(64, 64, 12, 12, dtype=torch.int64)
+    kernel = max_pool("kernel", torch.float32, pool, ISA)
+    ours = program(kernel, operand=x, result=result, indices=indices)
+    function = torch.ops.aten.max_pool2d_with_indices
+    yield Case("max pool 64x64x24x24 by 2", x.numel(), {
+        "ltc": ours, "torch nchw": functools.partial(function, x, (2, 2), (2, 2)),
+    })  # fmt: skip
+
+
+def cases() -> Iterator[Case]:
+    yield from products(torch.float32, PRODUCTS)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        yield from products(dtype, OTHER_PRODUCTS)
+    yield from convolutions()
+    yield from poolings()
+
+
+def arguments_of(description: str) -> argparse.Namespace:
+    """What the command line of a bench of kernels asks for."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__)
+    print(f"{ISA.name}; one thread's multiply-adds: {peak() / 1e9:.0f} GF/s")
+    print("| case | threads | GF/s: ltc | others | ltc is faster by |\n|---|---|---|---|---|")
+    for case in cases():
+        if arguments.only not in case.name:
+            continue
+        for count in arguments.threads:
+            torch.set_num_threads(count)
+            seconds = medians(case.ways)
+            rates = {name: case.flops / s / 1e9 for name, s in seconds.items()}
+            ours = seconds.pop("ltc")
+            others = ", ".join(f"{name} {rates[name]:.0f}" for name in seconds)
+            ratios = ", ".join(f"{s / ours:.2f}" for s in seconds.values())
+            print(
+                f"| {case.name} | {count} | {rates['ltc']:.0f} | {others} | {ratios} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Random networks on `ltc` against float64 on the CPU, relative to eager PyTorch.
+
+    python scripts/compare/random_networks.py --count 2000                   two thousand new ones
+    python scripts/compare/random_networks.py --seed 17 --count 1            one of them again
+    python scripts/compare/random_networks.py --minutes 60 --report found.jsonl
+    python scripts/compare/random_networks.py --seed 17 --text               the program of one seed
+
+A network that is wrong, raises on ltc only, ends its process or does not come to an end has failed.
+It is printed as the smallest program that still fails. A seed gives the same network in every
+run. The exit code is 1 where any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import selectors
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+BATCH = 500  # networks that one process tries: what it keeps of them goes with it
+PATIENCE_SECONDS = 300  # for one network
+SHRINKING_SECONDS = 240
+SETTINGS = {
+    "LTC_CHECK": "1",  # every graph is verified between passes
+    "LTC_CACHE_PROGRAMS": "16",  # hardly any network is like another
+    "LTC_MAX_RECORDED": "1000",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def tries(first: int, count: int) -> None:
+    """In a process of its own: one line of JSON before and after each network."""
+    from tests.random_networks import tried
+
+    for seed in range(first, first + count):
+        print(json.dumps({"begins": seed}), flush=True)
+        _, verdict = tried(seed)
+        print(json.dumps({"seed": seed, **vars(verdict)}), flush=True)
+
+
+def shrinks(seed: int) -> None:
+    """In a process of its own: ever smaller networks that fail like that of a seed."""
+    from tests.random_networks import smallest, tried
+
+    def say(network) -> None:
+        print(json.dumps({"text": network.text()}), flush=True)
+
+    network, verdict = tried(seed)
+    say(network)
+    if not str(verdict):
+        raise SystemExit(f"network {seed} does not fail any more")
+    smallest(network, verdict, say)
+
+
+def texts(seed: int) -> None:
+    """Prints the program of a seed; that the CPU takes it is not asked."""
+    from tests.networks.compose import drawn_network
+
+    print(drawn_network(seed).text())
+
+
+class Worker:
+    """Processes that try networks, one after the other; a network that ends one has failed."""
+
+    def __init__(self, backend: str, kernels: str) -> None:
+        """
+        backend  what LTC_BACKEND is to be, or nothing
+        kernels  the folder of the kernels that a process before has compiled
+        """
+        self.environment = os.environ | SETTINGS | {"LTC_CACHE_DIR": kernels}
+        self.environment |= {"LTC_BACKEND": backend} if backend else {}
+
+    def results(self, first: int, count: int) -> Iterator[dict]:
+        """A verdict for each seed."""
+        limit = first + count
+        while first < limit:
+            begun = first
+            process = self._process("--tries", first, min(limit - first, BATCH))
+            for line in self._lines(process):
+                if "seed" in line:
+                    yield line
+                    first = line["seed"] + 1
+                else:
+                    begun = line["begins"]
+            if process.wait() != 0:
+                yield {"seed": begun, "raised": f"ended its process with {process.returncode}"}
+                first = begun + 1
+
+    def shrunk(self, seed: int) -> str:
+        """The smallest program found for a seed, as far as there was time for it."""
+        process = self._process("--shrinks", seed, 0)
+        stop = threading.Timer(SHRINKING_SECONDS, process.kill)
+        stop.start()
+        found = [line["text"] for line in self._lines(process)]
+        stop.cancel()
+        process.wait()
+        return found[-1] if found else ""
+
+    def _process(self, what: str, first: int, count: int) -> subprocess.Popen:
+        command = [sys.executable, __file__, what, str(first), "--count", str(count)]
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def _lines(self, process: subprocess.Popen) -> Iterator[dict]:
+        """What it prints; it ends where it prints nothing for too long."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(process.stdout, selectors.EVENT_READ)
+            while True:
+                if not ready.select(PATIENCE_SECONDS):
+                    process.kill()
+                line = process.stdout.readline()
+                if not line:
+                    return
+                if line.startswith("{"):
+                    yield json.loads(line)
+
+
+class Run:
+    """Everything that is counted and printed."""
+
+    def __init__(self, options: argparse.Namespace, first: int) -> None:
+        self.options, self.first = options, first
+        self.counts: Counter[str] = Counter()
+        self.begun, self.printed = time.monotonic(), time.monotonic()
+        self.lock = threading.Lock()
+        self.failures: list[int] = []
+
+    def is_over(self) -> bool:
+        minutes = self.options.minutes
+        return bool(minutes) and time.monotonic() - self.begun > 60 * minutes
+
+    def take(self, result: dict, worker: Worker) -> None:
+        why = result.get("raised") or result.get("wrong")
+        with self.lock:
+            self.counts["networks"] += 1
+            for name in ("strict", "widened", "unjudged"):
+                self.counts[name] += result.get(name, 0)
+            self.counts["wrong"] += bool(result.get("wrong"))
+            self.counts["raised"] += bool(result.get("raised"))
+        if why:
+            self._report(result["seed"], why, worker)
+        with self.lock:
+            if time.monotonic() - self.printed > self.options.every:
+                self.printed = time.monotonic()
+                print(self.summary(), flush=True)
+
+    def _report(self, seed: int, why: str, worker: Worker) -> None:
+        with self.lock:
+            self.failures.append(seed)
+            print(f"\nseed {seed}: {why}", flush=True)
+        text = worker.shrunk(seed) if self.options.shrink else ""
+        with self.lock:
+            print(f"\nseed {seed}, shrunk: {why}\n{_function_of(text)}", flush=True)
+            if self.options.report:
+                with open(self.options.report, "a") as file:
+                    file.write(json.dumps({"seed": seed, "why": why, "text": text}) + "\n")
+
+    def summary(self) -> str:
+        c, seconds = self.counts, time.monotonic() - self.begun
+        judged = max(1, c["strict"] + c["widened"] + c["unjudged"])
+        return (
+            f"{c['networks']} networks from seed {self.first} on in {seconds / 60:.1f} minutes: "
+            f"{c['wrong']} wrong, {c['raised']} raised; {judged} results, judged strictly "
+            f"{100 * c['strict'] / judged:.2f} %, with roundings {c['widened']}, "
+            f"not {c['unjudged']}"
+        )
+
+
+def _function_of(text: str) -> str:
+    """The part of a program that differs from others'."""
+    start = text.find("def network")
+    return text[start : text.find("if __name__")].rstrip() if start >= 0 else ""
+
+
+def run(options: argparse.Namespace) -> int:
+    first = (
+        random.SystemRandom().randrange(2**40) if options.seed == "random" else int(options.seed)
+    )
+    count = options.count or (10**9 if options.minutes else 1000)
+    print(f"seeds {first} to {first + count - 1}", flush=True)
+    whole, batches = Run(options, first), queue.SimpleQueue()
+    size = max(1, min(BATCH, -(-count // options.processes)))
+    for start in range(0, min(count, size * 10**5), size):
+        batches.put((first + start, min(size, count - start)))
+
+    def work(kernels: str) -> None:
+        worker = Worker(options.backend, kernels)
+        while not whole.is_over():
+            try:
+                batch = batches.get_nowait()
+            except queue.Empty:
+                return
+            for result in worker.results(*batch):
+                whole.take(result, worker)
+                if whole.is_over():
+                    return
+
+    with tempfile.TemporaryDirectory(prefix="ltc-networks-") as kernels:
+        threads = [threading.Thread(target=work, args=(kernels,)) for _ in range(options.processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print(whole.summary())
+    if whole.failures:
+        print("failed:", *sorted(whole.failures))
+    return int(bool(whole.failures))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=0, help="networks (default 1000)")
+    parser.add_argument("--seed", default="random", help="the first seed, or random")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
+    parser.add_argument("--backend", default="", help="what LTC_BACKEND is to be")
+    parser.add_argument("--report", default="", help="a file that gets a line for each failure")
+    parser.add_argument("--every", type=float, default=60, help="seconds between lines")
+    parser.add_argument("--no-shrink", dest="shrink", action="store_false")
+    parser.add_argument("--text", action="store_true", help="print the program of --seed")
+    parser.add_argument("--tries", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--shrinks", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.tries is not None:
+        return tries(options.tries, options.count) or 0
+    if options.shrinks is not None:
+        return shrinks(options.shrinks) or 0
+    if options.text:
+        return texts(int(options.seed)) or 0
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

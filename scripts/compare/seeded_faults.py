@@ -1,0 +1,358 @@
+"""Faults put into the code generator one by one: does LTC_CHECK=1 find each of them?
+
+    python scripts/compare/seeded_faults.py [--fault NAME ...] [--networks N]
+
+Each fault makes a kernel read memory that nobody wrote, leave some of its result unwritten, or
+write beside a value; or it makes two values share their memory. Each runs in a process of its own,
+with programs that are right without it. With --networks the programs are networks at random
+(tests/random_networks.py), and it is told after how many of them a fault shows: with LTC_CHECK=1,
+and without it, by wrong results alone. Exits with an error where a fault is missed, or where
+something is found without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import ltc  # noqa: F401  makes the device known
+from ltc import config
+from ltc.backends.llvm.liveness import Lifetimes
+from ltc.errors import MemoryFault
+from ltc.ir import ops
+from ltc.llvm.conv import nhwc_input_tile
+from ltc.llvm.emit import builder, memory_ops
+from ltc.llvm.gemm import kernel
+from ltc.llvm.loops import emitter, nests, values
+from ltc.llvm.ops import dispatch, primitives  # fmt: skip
+from ltc.passes import memory_planner
+from ltc.passes.memory_planner import ALIGNMENT
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of the tests, for their networks
+
+FAULTS: dict[str, Callable[[], None]] = {}
+WITHOUT = "no fault"
+PIPE_BYTES = 4096  # written at once, while nobody reads
+
+
+def fault(seed: Callable[[], None]) -> Callable[[], None]:
+    """Puts it on the list; its docstring says what is wrong with the code that it leaves."""
+    FAULTS[seed.__name__.replace("_", " ")] = seed
+    return seed
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """`make` is given what is there; that nothing is there means that this list is out of date."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+# --- what is read and was never written ----------------------------------------------------------
+
+
+@fault
+def sums_are_never_begun():
+    """Rows are added to what their sum's memory holds already."""
+    replace(emitter.LoopEmitter, "_begin_sums", lambda right: lambda self, sums: None)
+
+
+@fault
+def the_rest_of_a_row_is_not_stored():
+    """Lanes behind the last whole vector stay as they are."""
+
+    def whole_vectors(store):
+        return lambda b, stored, address, form, mask=None: (
+            store(b, stored, address, form) if mask is None else None
+        )
+
+    replace(memory_ops, "store", whole_vectors)
+
+
+@fault
+def the_last_unit_of_work_is_missing():
+    """A row, strip or group of rows of each kernel is nobody's."""
+
+    def all_but_one(share):
+        return lambda self, units: share(self, units - 1)
+
+    replace(builder.Builder, "share", all_but_one)
+
+
+@fault
+def the_last_rows_of_a_product_are_missing():
+    """Those that fill no whole block."""
+
+    def whole_blocks(each_height):
+        def rows(self, number, start, depth, spot):
+            height = self.plan.height
+            if height == 1:
+                each_height(self, number, start, depth, spot)
+                return
+            is_whole = self._holds("slt", number, self.full)
+            self.b.when(is_whole, [], lambda: self._rows(number, 0, height, start, depth, spot))
+
+        return rows
+
+    replace(kernel._Product, "_each_height", whole_blocks)
+
+
+@fault
+def the_border_of_a_convolution_is_not_cleared():
+    """The copy of some lines, on the stack, has padding that nobody wrote."""
+    replace(nhwc_input_tile.Strip, "_clear", lambda right: lambda self, target, first, end: None)
+
+
+@fault
+def a_scatter_does_not_begin_with_its_base():
+    """What no index names is not copied."""
+    for op in (ops.PUT, ops.SCATTER):
+        row = primitives.PRIMITIVES[op]
+        primitives.PRIMITIVES[op] = dataclasses.replace(
+            row, codes=lambda product, codes=row.codes: codes(product)[1:]
+        )
+
+
+@fault
+def a_row_that_is_kept_is_not_stored():
+    """The second pass over a row reads exponentials that the first has left in registers."""
+
+    def not_stored(kept):
+        def made(self, value, row, width):
+            if value in self.row_is_there:
+                return kept(self, value, row, width)
+            self.row_being_made.add(value)
+            return self._made(value, width)
+
+        return made
+
+    replace(values.PointValues, "_kept", not_stored)
+
+
+# --- what is written beside a value, or over another ---------------------------------------------
+
+
+@fault
+def the_mask_of_a_rest_is_one_lane_too_wide():
+    """The last vector of a row stores an element behind it."""
+    replace(
+        nests.Nests, "_first_lanes",
+        lambda first: lambda self, count: first(self, count + 1),
+    )  # fmt: skip
+
+
+@fault
+def scratch_memory_is_a_cache_line_short():
+    """What the kernels of one product pass on is longer than its place."""
+    replace(
+        dispatch, "ScratchBuffer",
+        lambda buffer: lambda owner, name, nbytes: buffer(owner, name, max(8, nbytes - ALIGNMENT)),
+    )  # fmt: skip
+
+
+@fault
+def places_in_the_block_are_too_short():
+    """The plan gives a value less than it needs: the next one begins before its end."""
+    lines = 3 * ALIGNMENT  # with guards between values fewer would do no harm
+    replace(
+        memory_planner._Region,
+        "size_of",
+        lambda size: lambda self, value: size(self, value) - lines,
+    )
+
+    def and_room_behind(plan):
+        def longer(*args):
+            places, nbytes = plan(*args)
+            return places, nbytes + 2 * lines
+
+        return longer
+
+    replace(memory_planner, "plan", and_room_behind)
+
+
+@fault
+def lives_end_one_step_early():
+    """The last reader of a value finds that another one has its place."""
+
+    def shorter(all_of):
+        return lambda self: [
+            dataclasses.replace(life, last=max(life.first, life.last - 1)) for life in all_of(self)
+        ]
+
+    replace(Lifetimes, "all", shorter)
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+def rows(given) -> torch.Tensor:
+    """Norms and softmax along rows, whose results are added up over the others."""
+    x, weight, bias = given(16, 64, 33), given(33), given(33)  # enough rows to be summed in pieces
+    x = F.layer_norm(x * 2, (33,), weight, bias)
+    return (x + 1).softmax(-1).transpose(1, 2).square().sum()
+
+
+def layers(given) -> torch.Tensor:
+    """Products whose extents fill no blocks, one after the other, with gelu in between."""
+    x, wide, narrow = given(13, 37), given(37, 150), given(150, 37)
+    for _ in range(2):
+        x = torch.tanh(F.gelu(x @ wide) @ narrow) * 2 + x
+    return x.log_softmax(1).square().mean()
+
+
+def images(given) -> torch.Tensor:
+    """Convolutions with padding, deep and wide, pooling, a product at the end."""
+    x, first, deep, last = given(2, 3, 14, 14), given(8, 3, 3, 3), given(8, 1, 3, 3), given(8, 5)
+    x = F.relu(F.conv2d(x, first, padding=1))
+    x = F.conv2d(x, deep, padding=1, groups=8)
+    x = F.max_pool2d(x, 2).mean((2, 3))
+    return (x @ last).square().sum()
+
+
+def tables(given) -> torch.Tensor:
+    """Rows taken from a table, added to another one, and put in some places."""
+    table, new = given(19, 21), given(5, 21)
+    index = given.index(5, 19)
+    taken = table[index] * new
+    added = torch.zeros_like(table).index_add(0, index, taken)
+    return (added.cumsum(1) + table.scatter(0, index[:, None].expand(5, 21), new)).tanh().sum()
+
+
+PROGRAMS = (rows, layers, images, tables)
+
+
+class Given:
+    """Random operands of a program, on the lazy device: the same in every run."""
+
+    def __init__(self) -> None:
+        self._random = torch.Generator().manual_seed(0)
+        self.leaves: list[torch.Tensor] = []
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        value = torch.randn(shape, generator=self._random) / 2
+        self.leaves.append(value.to("ltc").requires_grad_())
+        return self.leaves[-1]
+
+    def index(self, count: int, size: int) -> torch.Tensor:
+        return torch.randint(0, size, (count,), generator=self._random).to("ltc")
+
+
+def run(program: Callable[[Given], torch.Tensor]) -> None:
+    """The program and its gradients."""
+    given = Given()
+    program(given).backward()
+    for leaf in given.leaves:
+        leaf.grad.cpu()
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+def found_in_programs() -> str | None:
+    """What LTC_CHECK says of the first program in which it finds anything."""
+    for program in PROGRAMS:
+        try:
+            run(program)
+        except MemoryFault as error:
+            return f"{program.__name__}: {error} {' '.join(error.__notes__)}"
+    return None
+
+
+def found_in_networks(seeds: range) -> str | None:
+    """The first of these networks that is wrong, by its number, and what is wrong with it."""
+    networks = importlib.import_module("tests.random_networks")
+    for seed in seeds:
+        failure = networks.failure_of(seed)
+        if failure is not None:
+            return f"{seed} {failure}"
+    return None
+
+
+def found_by_networks(seed: Callable[[], None], count: int) -> str | None:
+    """After how many networks the fault shows: one that is wrong without it, too, shows nothing."""
+    first = 0
+    while first < count:
+        look = functools.partial(found_in_networks, range(first, count))
+        found = in_a_process_of_its_own(look, seed)
+        if found is None:
+            return None
+        number, _, failure = found.partition(" ")
+        first = int(number) + 1
+        again = functools.partial(found_in_networks, range(int(number), first))
+        if in_a_process_of_its_own(again, no_fault) is None:
+            return f"after {first} networks: {failure}"
+    return None
+
+
+def no_fault() -> None:
+    """The code as it is."""
+
+
+def in_a_process_of_its_own(look: Callable[[], str | None], seed: Callable[[], None]) -> str | None:
+    """What `look` finds in code that `seed` has changed, in a child that ends with it.
+
+    Raises RuntimeError where the child ends in any other way.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            seed()
+            os.write(writer, (look() or "").encode()[:PIPE_BYTES])
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        found = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"the process ended with status {status}, and found nothing")
+    return found or None
+
+
+def report(names: list[str], look: Callable[[Callable], str | None]) -> Iterator[bool]:
+    """Whether each is as it should be; a line for each."""
+    for name in names:
+        try:
+            found = look(FAULTS.get(name, no_fault))
+        except RuntimeError as error:
+            print(f"{name}: {error}", flush=True)
+            yield False
+            continue
+        print(f"{name}: {found or 'nothing is found'}", flush=True)
+        yield (found is None) == (name == WITHOUT)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fault", action="append", choices=[WITHOUT, *FAULTS])
+    parser.add_argument("--networks", type=int, metavar="N", help="networks at random, at most N")
+    options = parser.parse_args()
+    names = options.fault or [WITHOUT, *FAULTS]
+    good: list[bool] = []
+    with config.override(LTC_BACKEND="llvm", LTC_CACHE=0, LTC_CHECK=1):
+        if options.networks is None:
+            good += report(names, lambda seed: in_a_process_of_its_own(found_in_programs, seed))
+        else:
+            for checked in (True, False):
+                print(f"# LTC_CHECK={int(checked)}")
+                with config.override(LTC_CHECK=checked):
+                    good += report(names, lambda seed: found_by_networks(seed, options.networks))
+    print(f"{sum(good)} of {len(good)} as they should be")
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
