@@ -16,7 +16,7 @@ import case_runner  # noqa: E402
 import error_inputs  # noqa: E402
 
 REMAINING = Path(__file__).parent / "error_inputs_remaining.txt"
-STRIDE = 2
+STRIDE = 4
 SEED = seed("ERROR_INPUTS_SEED")
 
 

@@ -258,3 +258,12 @@ def test_queries_of_no_numbers_attend_to_all_keys_alike(device):
     value = torch.randn(1, 2, 5, 7).to(device).requires_grad_()
     y = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     return y, torch.autograd.grad(y.sin().sum(), value)
+
+
+@pytest.mark.parametrize("query, key", [((2, 0, 3, 4), (2, 0, 5, 4)), ((2, 0, 3, 4), (2, 1, 5, 4))])
+@pytest.mark.compared
+def test_no_heads_attend_to_nothing(device, query, key):
+    query = torch.ones(query).to(device).requires_grad_()
+    key = torch.ones(key).to(device).requires_grad_()
+    y = F.scaled_dot_product_attention(query, key, key, is_causal=True)
+    return y, *torch.autograd.grad(y.sum(), (query, key))

@@ -49,9 +49,10 @@ def _recorded_lazily(name: str, overload: str):
 
 def groups_of(query, key) -> int:
     """How many heads of the query read one head of the key."""
-    if min(query.dim(), key.dim()) < 3 or key.shape[-3] == 1 or query.shape[-3] == 1:
+    if min(query.dim(), key.dim()) < 3:
         return 1
-    return query.shape[-3] // key.shape[-3]
+    heads, shared = query.shape[-3], key.shape[-3]
+    return 1 if heads == 1 or shared in (0, 1) else heads // shared
 
 
 def _repeated(groups: int, *operands):
