@@ -29,7 +29,7 @@ ROUNDINGS = {
 }  # fmt: skip
 NOISY_RUNS = 8
 CANCELLED = 64  # roundings
-TIMES_NOISE = 20
+TIMES_NOISE = 64
 
 
 class Impossible(Exception):

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import ltc.core.lazy_model as ltm
+
 
 def ramp(*shape: int, device: str) -> torch.Tensor:
     """Distinct float64 values from 1 upwards."""
@@ -543,3 +545,94 @@ def test_a_norm_trains_whose_operand_needs_no_gradient(training, device):
     leaf = x.clone().requires_grad_()
     norms[0](leaf).square().sum().backward()
     return gradients(norms[1]), gradients(norms[2]), norms[0].weight.grad, leaf.grad
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.l1_loss])
+@pytest.mark.compared
+def test_losses_of_no_elements(device, loss, reduction):
+    x = torch.zeros(2, 0).to(device).requires_grad_()
+    y = loss(x, torch.zeros(2, 0).to(device), reduction=reduction)
+    return y, *torch.autograd.grad(y.sum(), x)
+
+
+# --- gradients that are views of one memory -------------------------------------------------------
+
+
+def positions(device):
+    """Two parameters whose sum is used, one of them turned: one gradient, seen in two ways."""
+    rows = torch.randn(4, 6).to(device).requires_grad_()
+    columns = torch.randn(6, 4).to(device).requires_grad_()
+    return rows, columns, (rows.reshape(2, 12) + columns.t().reshape(2, 12)).sin().sum()
+
+
+@pytest.mark.compared
+def test_a_second_backward_adds_to_each_gradient_alone(device):
+    rows, columns, loss = positions(device)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return rows.grad, columns.grad
+
+
+def test_gradients_are_apart_where_the_step_was_cut_within_the_backward():
+    def gradients(device):
+        torch.manual_seed(0)
+        rows, columns, loss = positions(device)
+        rows.register_post_accumulate_grad_hook(lambda leaf: ltm.mark_step())
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [rows.grad.cpu(), columns.grad.cpu()]
+
+    torch.testing.assert_close(gradients("ltc"), gradients("cpu"))
+
+
+@pytest.mark.compared
+def test_a_write_to_one_gradient_leaves_the_other(device):
+    rows, columns, loss = positions(device)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([rows, columns], 0.1)
+    first = torch.autograd.grad(positions(device)[2] + (rows * columns.t()).sum(), (rows, columns))
+    first[0].zero_()
+    return rows.grad, columns.grad, *first
+
+
+def test_gradients_of_one_memory_on_the_cpu_are_apart_on_ltc():
+    """PyTorch's CPU adds twice where both leaves are reshaped: there autograd shares them."""
+    a, b = (torch.zeros(shape, device="ltc", requires_grad=True) for shape in ((4, 6), (2, 12)))
+    for _ in range(2):
+        (a.reshape(24) + b.reshape(24)).sum().backward()
+    assert a.grad.unique().tolist() == [2] and b.grad.unique().tolist() == [2]
+
+
+@pytest.mark.compared
+def test_gradients_that_a_users_function_turns_are_apart(device):
+    class Turned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y.t()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.view(4, 6), gradient.t()
+
+    x, y = (
+        torch.ones(4, 6).to(device).requires_grad_(),
+        torch.ones(6, 4).to(device).requires_grad_(),
+    )
+    for _ in range(2):
+        Turned.apply(x, y).sin().sum().backward()
+    return x.grad, y.grad
+
+
+def test_what_a_hook_makes_a_view_stays_one():
+    whole, parameter = torch.zeros(2, 12, device="ltc"), torch.ones(24, device="ltc")
+    parameter.requires_grad_()
+
+    def hook(leaf):
+        whole.copy_(leaf.grad.view(2, 12))
+        leaf.grad = whole.view(24)
+
+    parameter.register_post_accumulate_grad_hook(hook)
+    (parameter * 3).sum().backward()
+    parameter.grad.mul_(2)
+    assert whole.unique().tolist() == [6]

@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 
 from ltc.aten.call import Call
 from ltc.device.hooks import assignment, default_dtype, dynamo, module, moving, scripting, tracing
+from ltc.device.recording import gradient_views
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap
 from ltc.device.recording.user_line import user_line
@@ -49,7 +50,7 @@ def _run_backwards_in_the_calling_thread() -> None:
         before = is_multithreading_enabled()
         set_multithreading_enabled(False)
         try:
-            return run(*args, **kwargs)
+            return gradient_views.call_engine(run, *args, **kwargs)
         except SystemError:
             error = take_stashed_error()  # what a Python hook raised, see torch_api.Guard
             if error is None:

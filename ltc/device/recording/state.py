@@ -57,6 +57,14 @@ class State:
                 self.views.append(ref(view))
                 view.views = self.views
 
+    def leave_base(self) -> None:
+        """A view becomes a tensor of its own, of the value that it has."""
+        with _views_change:
+            if self.views is not None:
+                self.views.remove(ref(self))
+        self.base = self.views = None
+        self.chain = ()
+
     def living_views(self) -> list[State]:
         """All views of the same base that somebody holds, where there may be any."""
         views = [view() for view in list(self.views or ())]  # a copy: another thread may add one

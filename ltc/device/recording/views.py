@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ltc.aten.call import Call, CallResult
+from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of
@@ -39,6 +40,8 @@ def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple)
         state.base, state.chain = viewed.base, (*viewed.chain, link)
     viewed.add_view(state)
     recorder.live.append(state)
+    if gradient_views.running:
+        gradient_views.watch(state)
     return tensor
 
 

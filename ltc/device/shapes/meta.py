@@ -37,6 +37,7 @@ _DEPENDS_ON_DATA = (
     DynamicOutputShapeException,
 )
 _WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+_WRONG_FORMULA = ArithmeticError  # torch's divide by the number of elements, which may be 0
 _known: dict = {}
 _unknowable: dict = {}  # kinds of calls whose types depend on data, with the reason
 
@@ -162,7 +163,7 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
             twin_args = [_twin(argument, twins, device) for argument in args]
             twin_kwargs = {name: _twin(value, twins, device) for name, value in kwargs.items()}
             result = overload(*twin_args, **twin_kwargs)
-    except (*_DEPENDS_ON_DATA, *_WRONG_CALL) as error:
+    except (*_DEPENDS_ON_DATA, *_WRONG_CALL, _WRONG_FORMULA) as error:
         raise NoTypes(str(error)) from error
     types = _types_of(result, twin_args, twin_kwargs, mutated, returned)
     types = norm_statistics.as_on_cpu(overload, args, kwargs, types)

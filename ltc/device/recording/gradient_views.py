@@ -1,0 +1,93 @@
+"""Views that a backward makes become tensors of their own when it ends.
+
+Autograd takes a view for a leaf's gradient where nobody else holds that tensor, though another one
+may show the same memory: after `(p.reshape(n) + q.t().reshape(n)).sum().backward()` both gradients
+are views of one.  What is added to one of them (by a second backward, by gradient clipping) would
+reach the other.  PyTorch on the CPU copies those whose strides are not their leaf's; lazy tensors
+have no strides, so every view that autograd's formulas make is made independent.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from ltc.device.recording.state import State
+from ltc.device.recording.sync import value_of
+
+
+class Backward(NamedTuple):
+    """One that is running.
+
+    engine  the code of torch's function that runs it
+    views   what its formulas made
+    """
+
+    engine: CodeType
+    views: list[ref[State]]
+
+
+running: dict[int, Backward] = {}  # by thread: the innermost
+_FORMULA = BackwardCFunction.apply.__code__  # it calls a Function's backward
+
+
+def call_engine(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """run(*args, **kwargs), after which the views that autograd's formulas made are independent."""
+    thread = get_ident()
+    outer, running[thread] = running.get(thread), Backward(run.__code__, [])
+    try:
+        return run(*args, **kwargs)
+    finally:
+        made = running.pop(thread).views
+        if outer is not None:  # of the backward whose hook or checkpoint began this one
+            running[thread] = outer
+        for view in made:
+            state = view()
+            if state is not None and state.base is not None:
+                _make_independent(state)
+
+
+def _make_independent(view: State) -> None:
+    if view.value is None:
+        if not _is_settled(view.base):
+            return  # its base was written to or freed since: what a formula has used and left
+        value_of(view)  # a step was cut off since
+    view.leave_base()
+
+
+def _is_settled(base: State) -> bool:
+    """Whether its memory holds all that was ever written to it, or will."""
+    execution = None if base.buffer is None else base.buffer.execution
+    return base.value is None and (execution is None or execution.failure is None)
+
+
+def watch(state: State) -> None:
+    """Remember a new view, if a formula of this thread's backward has made it.
+
+    What hooks make is theirs: they may give a parameter a view of a larger gradient on purpose.
+    With create_graph, autograd copies what it accumulates, and knows of views itself.
+    """
+    backward = running.get(get_ident())
+    if backward is not None and not torch.is_grad_enabled() and _is_a_formulas(backward.engine):
+        backward.views.append(ref(state))
+
+
+def _is_a_formulas(engine: CodeType) -> bool:
+    """Whether autograd's own code asks for the view, or the body of a Function's backward.
+
+    Not what such a body calls: a library may arrange the memory of its parameters there.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    others = []
+    while frame is not None and frame.f_code is not engine:
+        if not frame.f_globals.get("__name__", "ltc.").startswith("ltc."):
+            others.append(frame.f_code)
+        frame = frame.f_back
+    return not others or (len(others) == 2 and others[1] is _FORMULA)
