@@ -7,6 +7,8 @@ few matrices, the blocks of each are dealt to several tasks, and a second kernel
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ltc.errors import Unsupported
@@ -162,7 +164,7 @@ class _Gradient(Scores):
         factor = v.splat(self.factor)
         self.t.unpack_transposed(
             self.query_sums, self.vectors, a.extent, self.row_buffer,
-            lambda value, j: b.value(f"fmul {v.vector} {value}, {factor}"),
+            lambda value, j: v.mul(value, factor),
         )  # fmt: skip
         target = self.t.moved(self.operands["query_gradient"], self.first_query)
         self.t.store_rows(self.row_buffer, self.count, a.extent, target)
@@ -226,14 +228,11 @@ class _Gradient(Scores):
         self.tops = []
         for j, mask in enumerate(masks):
             top = v.load_computed(at, j * v.width, mask)
-            none = b.value(f"fcmp oeq {v.vector} {top}, {v.constant(float('-inf'))}")
+            none = v.test("oeq", top, -math.inf)
             if not self.a.safe:
                 self.tops.append(top)
                 continue
-            self.tops.append(b.value(
-                f"select {v.mask_type} {none}, {v.vector} {v.constant(float('inf'))}, "
-                f"{v.vector} {top}"
-            ))  # fmt: skip
+            self.tops.append(v.select(none, math.inf, top))
 
     # --- one tile of keys
 
@@ -254,10 +253,10 @@ class _Gradient(Scores):
 
     def _scores(self, keys, values, start: Index, k: Index, rows: int) -> list[str]:
         """Weights of `rows` keys, and the gradients of their scores, into the two tiles."""
-        a, v, b, n = self.a, self.v, self.b, self.vectors
+        a, v, n = self.a, self.v, self.vectors
         spots = [self.spot(k + r, j) for r in range(rows) for j in range(n)]
         weights = [
-            self.exp(b.value(f"fsub {v.vector} {score}, {self.tops[i % n]}"))
+            self.exp(v.sub(score, self.tops[i % n]))
             for i, score in enumerate(self.scores(keys, start, k, rows))
         ]
         used = self._dropped(weights, start, k, rows) if a.dropped else weights
@@ -274,15 +273,15 @@ class _Gradient(Scores):
 
     def _of_score(self, spot: Index, total: str, j: int) -> str:
         """weight * (its gradient - along); the gradient of a dropped weight is scaled as it is."""
-        v, b = self.v, self.b
+        v = self.v
         used = v.load_computed(self.weight_tile, spot)
         if not self.a.dropped:
-            away = b.value(f"fsub {v.vector} {total}, {self.alongs[j]}")
-            return b.value(f"fmul {v.vector} {used}, {away}")
+            away = v.sub(total, self.alongs[j])
+            return v.mul(used, away)
         weight = v.load_computed(self.score_tile, spot)
-        first = b.value(f"fmul {v.vector} {used}, {total}")
-        second = b.value(f"fmul {v.vector} {weight}, {self.alongs[j]}")
-        return b.value(f"fsub {v.vector} {first}, {second}")
+        first = v.mul(used, total)
+        second = v.mul(weight, self.alongs[j])
+        return v.sub(first, second)
 
     def _dropped(self, weights: list[str], start: Index, k: Index, rows: int) -> list[str]:
         v, n, together = self.v, self.vectors, self.kept_together
@@ -292,7 +291,7 @@ class _Gradient(Scores):
             for i, row in enumerate(factors):
                 for j, factor in enumerate(row):
                     weight = weights[(r + i) * n + j]
-                    result.append(self.b.value(f"fmul {v.vector} {weight}, {factor}"))
+                    result.append(v.mul(weight, factor))
         return result
 
     def _add_rows(

@@ -10,7 +10,7 @@ import math as numbers
 from ltc.llvm.attention.scores import KEEP_BITS, Attention, Scores, operand_names
 from ltc.llvm.attention.tiles import Rows
 from ltc.llvm.emit import math_float
-from ltc.llvm.emit.builder import function_text, multiples
+from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import random_bits
@@ -86,10 +86,7 @@ class _Few(Scores):
         scale = v.splat(self.scale)
         starts = range(0, a.extent, v.width)
         masks = [v.first(a.extent - c) for c in starts]
-        parts = [
-            b.value(f"fmul {v.vector} {v.load(query.pointer, c, mask)}, {scale}")
-            for c, mask in zip(starts, masks)
-        ]
+        parts = [v.mul(v.load(query.pointer, c, mask), scale) for c, mask in zip(starts, masks)]
 
         def keys(k: Index, count: int) -> None:
             for r in range(count):
@@ -113,15 +110,13 @@ class _Few(Scores):
             score = v.load_computed(self.line, k)
             if self.a.bias is not None:
                 score = v.add(score, self.bias_vector(self.bias_row, k, mask))
-            score = b.value(f"select {v.mask_type} {mask}, {v.vector} {score}, {v.vector} {minus}")
+            score = v.select(mask, score, minus)
             v.store_computed(score, self.line, k)
-            larger = b.value(f"fcmp ogt {v.vector} {score}, {best[0]}")
-            return [
-                b.value(f"select {v.mask_type} {larger}, {v.vector} {score}, {v.vector} {best[0]}")
-            ]
+            larger = v.test("ogt", score, best[0])
+            return [v.select(larger, score, best[0])]
 
         (best,) = b.loop(0, self.seen, v.width, [(v.vector, minus)], step)
-        name = f"llvm.vector.reduce.fmax.v{v.width}{'f64' if v.element == 'double' else 'f32'}"
+        name = f"llvm.vector.reduce.fmax.{v.suffix}"
         return v.splat(b.pure_call(name, v.element, (v.vector, best)))
 
     def _find_weights(self, top: str) -> str:
@@ -131,15 +126,13 @@ class _Few(Scores):
 
         def step(k: Index, sums: list[str]) -> list[str]:
             x = v.load_computed(self.line, k)
-            weight = self.exp(b.value(f"fsub {v.vector} {x}, {top}"))
+            weight = self.exp(v.sub(x, top))
             total = v.add(sums[0], weight)
             if a.dropped:
-                words = f"<{v.width} x i64>"
-                at = v.splat(first + k, "i64")
-                at = b.value(f"add {words} {at}, {multiples(v.width, 1, 'i64')}")
+                at = v.numbers(first + k, 1, "i64")
                 with b.lanes(v.width):
                     bits = random_bits(b, self.seed, at, KEEP_BITS, 0)
-                weight = b.value(f"fmul {v.vector} {weight}, {self.factor_of(bits)}")
+                weight = v.mul(weight, self.factor_of(bits))
             v.store_computed(weight, self.line, k)
             return [total]
 
@@ -148,16 +141,16 @@ class _Few(Scores):
 
     def _finish(self, top: str, total: str) -> None:
         a, b, v = self.a, self.b, self.v
-        inverse = b.value(f"fdiv {v.vector} {v.constant(1.0)}, {total}")
+        inverse = v.div(1.0, total)
         if a.safe:
-            none = b.value(f"fcmp oeq {v.vector} {total}, {v.zero}")
+            none = v.test("oeq", total, v.zero)
             (inverse,) = self.zero_where([none], [inverse])
         target = self.t.moved(self.operands["result"], self.row)
         for first in range(0, a.width, self.t.widest * v.width):
             count = min(self.t.widest, -(-(a.width - first) // v.width))
             masks = [v.first(a.width - first - j * v.width) for j in range(count)]
             for j, value in enumerate(self._columns(first, masks)):
-                value = b.value(f"fmul {v.vector} {value}, {inverse}")
+                value = v.mul(value, inverse)
                 v.store(value, target.pointer, first + j * v.width, masks[j])
         with b.lanes(v.width):
             logarithm = v.add(math_float.call(b, "log", v.element, total), top)

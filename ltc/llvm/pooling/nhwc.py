@@ -55,13 +55,13 @@ def turned_max_pool(name: str, dtype: torch.dtype, pool: TurnedPool, isa: Isa) -
         if is_first:
             return [x, at]
         value, index = best
-        larger = b.value(f"fcmp ogt {v.vector} {x}, {value}")
-        taken = b.value(f"or {v.mask_type} {larger}, {b.value(f'fcmp uno {v.vector} {x}, {x}')}")
+        larger = v.test("ogt", x, value)
+        taken = b.value(f"or {v.mask_type} {larger}, {v.test('uno', x, x)}")
         if not walk.unrolls:  # no element is at -1: until one is found, the first is taken
             none = b.value(f"icmp eq {words} {index}, splat (i32 -1)")
             taken = b.value(f"or {v.mask_type} {taken}, {none}")
         return [
-            b.value(f"select {v.mask_type} {taken}, {v.vector} {x}, {v.vector} {value}"),
+            v.select(taken, x, value),
             b.value(f"select {v.mask_type} {taken}, {words} {at}, {words} {index}"),
         ]
 
@@ -96,9 +96,7 @@ def turned_max_pool_gradient(
             index = v.raw_load(v.at("%p1", at, "i64"), walk.mask, "i64", n)
             chosen = b.value(f"icmp eq <{n} x i64> {index}, {own}")
             gradient = v.load("%p0", at, walk.mask)
-            part = b.value(
-                f"select {v.mask_type} {chosen}, {v.vector} {gradient}, {v.vector} {v.zero}"
-            )
+            part = v.select(chosen, gradient, v.zero)
             return v.add(total, part)
 
         total = walk.over_windows(place, window)
@@ -113,7 +111,7 @@ def turned_average_pool(
 ) -> GeneratedKernel:
     """The mean of each window: "operand", "result"; arguments as average_pool's."""
     walk = _Walk(dtype, pool, isa, pool.axes, over_operand=False)
-    v, b = walk.v, walk.b
+    v = walk.v
 
     def tap(spot, best: list[str], is_first: bool) -> list[str]:
         x = v.load(walk.operand_at(walk.flat(spot, pool.axes)), 0, walk.mask)
@@ -122,7 +120,7 @@ def turned_average_pool(
     def body(place, channel: Index, position: Index) -> None:
         (total,) = walk.over_taps(place, [(v.vector, v.zero)], tap)
         by = _divisor(v, pool, place, count_padding, divisor)
-        mean = b.value(f"fdiv {v.vector} {total}, {by}")
+        mean = v.div(total, by)
         walk.store(mean, position, channel, None, "%p1")
 
     return walk.kernel(name, ("operand", "result"), body)
@@ -133,13 +131,13 @@ def turned_average_pool_gradient(
 ) -> GeneratedKernel:
     """The gradient of average_pool's operand: "gradient", "result"."""
     walk = _Walk(dtype, pool, isa, pool.axes, over_operand=True)
-    v, b = walk.v, walk.b
+    v = walk.v
 
     def body(place, channel: Index, position: Index) -> None:
         def window(spot: Index, total: str) -> str:
             gradient = v.load("%p0", spot * pool.channels + channel, walk.mask)
             by = _divisor(v, pool, walk.window, count_padding, divisor)
-            return v.add(total, b.value(f"fdiv {v.vector} {gradient}, {by}"))
+            return v.add(total, v.div(gradient, by))
 
         walk.store(walk.over_windows(place, window), position, channel, None, "%p1")
 
