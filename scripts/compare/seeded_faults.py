@@ -33,7 +33,7 @@ from ltc.errors import MemoryFault
 from ltc.ir import ops
 from ltc.llvm.conv import nhwc_input_tile
 from ltc.llvm.emit import builder, memory_ops
-from ltc.llvm.gemm import kernel
+from ltc.llvm.gemm import product_loops
 from ltc.llvm.loops import context, values
 from ltc.llvm.loops import rows as loop_rows
 from ltc.llvm.ops import dispatch, primitives  # fmt: skip
@@ -104,13 +104,15 @@ def the_last_rows_of_a_product_are_missing():
 
         return rows
 
-    replace(kernel._Product, "_each_height", whole_blocks)
+    replace(product_loops.ProductLoops, "_each_height", whole_blocks)
 
 
 @fault
 def the_border_of_a_convolution_is_not_cleared():
     """The copy of some lines, on the stack, has padding that nobody wrote."""
-    replace(nhwc_input_tile.Strip, "_clear", lambda right: lambda self, target, first, end: None)
+    replace(
+        nhwc_input_tile.InputTile, "_clear", lambda right: lambda self, target, first, end: None
+    )
 
 
 @fault

@@ -13,16 +13,17 @@ import torch
 
 from ltc.errors import Unsupported
 from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
-from ltc.llvm.attention.tiles import Rows, Tiles
+from ltc.llvm.attention.sum_of_shares import sum_of_shares
+from ltc.llvm.attention.tiles import Rows
 from ltc.llvm.conv.geometry import KernelSequence
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import GeneratedKernel, Vectors, tasks_for
+from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 
 KEYS = 64  # of one tile
-FEWEST_UNITS = 16  # from here on whole matrices keep the threads busy
+FEWEST_WORK_ITEMS = 16  # from here on whole matrices keep the threads busy
 
 SIDES = ("key", "value")
 
@@ -55,7 +56,9 @@ def attention_gradient(
     extents = {"key": attention.extent, "value": attention.width}
     kernels, scratch = [first], {}
     for side, target in zip(SIDES, gradients[1:]):
-        kernels.append(_sum_kernel(name, attention, side, extents[side], made.shares, target, isa))
+        kernels.append(
+            sum_of_shares(name, attention, side, extents[side], made.shares, target, isa)
+        )
         numbers = attention.batches * made.shares * attention.keys * extents[side]
         scratch[f"{side}_sums"] = numbers * (8 if attention.dtype == torch.float64 else 4)
     return KernelSequence(tuple(kernels), scratch)
@@ -71,8 +74,8 @@ class _Gradient(Scores):
         names = ["gradient", "query", "key", "value", "result", "logarithms", "factor"]
         names += operand_names(attention)
         super().__init__(attention, isa, ())
-        if batches < FEWEST_UNITS:
-            self.shares = max(1, min(self.blocks, -(-FEWEST_UNITS // batches)))
+        if batches < FEWEST_WORK_ITEMS:
+            self.shares = max(1, min(self.blocks, -(-FEWEST_WORK_ITEMS // batches)))
         self.is_direct = (
             self.shares == 1 and self.is_wide and all(m.column == 1 for m in gradients[1:])
         )
@@ -92,14 +95,14 @@ class _Gradient(Scores):
     def kernel(self, name: str) -> GeneratedKernel:
         a, b, v = self.a, self.b, self.v
         require_room(a, v.isa)
-        units = a.batches * self.shares
+        items = a.batches * self.shares
         work = 2 * a.batches * a.queries * a.keys * (3 * a.extent + 2 * a.width)
         self.prepare()
         self._reserve()
-        b.loop(*b.share(b.number(0)), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._work_item)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
-            tasks_for(work, units, 1), work, (units,),
+            tasks_for(work, items, 1), work, (items,),
         )  # fmt: skip
 
     def _reserve(self) -> None:
@@ -119,8 +122,8 @@ class _Gradient(Scores):
 
     # --- one share of the blocks of one matrix
 
-    def _unit(self, unit: Index, _) -> None:
-        batch, number = divmod(unit, self.shares)
+    def _work_item(self, item: Index, _) -> None:
+        batch, number = divmod(item, self.shares)
         offsets = self.t.locate(batch, self.a.batch, self.matrices)
         self.sums = {}
         for side in SIDES:
@@ -130,11 +133,11 @@ class _Gradient(Scores):
                 self.sums[side] = Rows(pointer, self.matrices[name].row, 1)
             else:
                 size = self.a.keys * self.extents[side]
-                pointer = self.v.at(self.pointer(f"{side}_sums"), unit * size, self.v.element)
+                pointer = self.v.at(self.pointer(f"{side}_sums"), item * size, self.v.element)
                 self.sums[side] = Rows(pointer, self.extents[side], 1, stored=False)
             self._clear(self.sums[side], self.extents[side])
         self.b.loop(number, self.blocks, self.shares, [], lambda block, _: self._block(
-            unit, batch, block
+            item, batch, block
         ))  # fmt: skip
 
     def _clear(self, rows: Rows, columns: int) -> None:
@@ -148,9 +151,9 @@ class _Gradient(Scores):
 
         self.b.loop(0, self.a.keys, 1, [], row)
 
-    def _block(self, unit: Index, batch: Index, block: Index) -> None:
+    def _block(self, item: Index, batch: Index, block: Index) -> None:
         a, b, v = self.a, self.b, self.v
-        self.begin(unit, batch, block, self.matrices)
+        self.begin(item, batch, block, self.matrices)
         self.pack_queries("query", self.query_tile, a.extent, self.scale)
         self.pack_queries("gradient", self.gradient_tile, a.width)
         self.query_rows = self._rows("query", a.extent)
@@ -361,47 +364,3 @@ class _Gradient(Scores):
             b.loop(0, count, v.width, [], chunk)
 
         b.loop(0, self.count, 1, [], query)
-
-
-def _sum_kernel(
-    name: str, a: Attention, side: str, columns: int, shares: int, target: Matrix, isa: Isa
-) -> GeneratedKernel:
-    """The sums of the shares of each matrix, one after the other, in the result's dtype."""
-    b = Builder()
-    t = Tiles(b, isa, a.dtype)
-    v: Vectors = t.v
-    size = a.keys * columns
-
-    def row(number: Index, _) -> None:
-        batch, k = divmod(number, a.keys)
-        (offset,) = t.locate(batch, a.batch, {"target": target}).values()
-        line = offset + k * target.row
-        first = batch * shares * size + k * columns
-        for c in range(0, columns, v.width):
-            mask = v.first(columns - c)
-            total = v.load_computed("%p0", first + c, mask)
-            for i in range(1, shares):
-                total = v.add(total, v.load_computed("%p0", first + (i * size + c), mask))
-            if target.column == 1:
-                v.store(total, "%p1", line + c, mask)
-            else:
-                _scatter(v, total, "%p1", line, c, target.column, min(v.width, columns - c))
-
-    rows = a.batches * a.keys
-    b.loop(*b.share(b.number(0)), 1, [], row)
-    arguments = (f"{side}_sums", f"{side}_gradient")
-    return GeneratedKernel(
-        name, function_text(name, 2, b, numbers=1), arguments,
-        tasks_for(rows * columns * shares * 8, rows, 1), rows * columns * shares, (rows,),
-    )  # fmt: skip
-
-
-def _scatter(v: Vectors, total: str, pointer: str, line: Index, first: int, step: int, count: int):
-    """Numbers `step` apart, one by one."""
-    for i in range(count):
-        lanes = ", ".join(f"i32 {i if lane == 0 else -1}" for lane in range(v.width))
-        lanes = lanes.replace("i32 -1", "i32 poison")
-        one = v.builder.value(
-            f"shufflevector {v.vector} {total}, {v.vector} poison, <{v.width} x i32> <{lanes}>"
-        )
-        v.store(one, pointer, line + (first + i) * step, v.first(1))

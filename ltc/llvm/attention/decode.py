@@ -34,10 +34,10 @@ def has_few(a: Attention, result: Matrix, isa: Isa) -> bool:
 
 def few_queries(name: str, attention: Attention, result: Matrix, isa: Isa) -> GeneratedKernel:
     """As attention_kernel, of a few queries; each task computes whole rows of the result."""
-    return _Few(attention, result, isa).kernel(name)
+    return _Decode(attention, result, isa).kernel(name)
 
 
-class _Few(Scores):
+class _Decode(Scores):
     def __init__(self, attention: Attention, result: Matrix, isa: Isa):
         rest = operand_names(attention)
         names = ("query", "key", "value", *rest, "result", "logarithms")
@@ -47,21 +47,21 @@ class _Few(Scores):
 
     def kernel(self, name: str) -> GeneratedKernel:
         a, b = self.a, self.b
-        units = a.batches * a.queries
-        work = 2 * units * a.keys * (a.extent + a.width)
+        items = a.batches * a.queries
+        work = 2 * items * a.keys * (a.extent + a.width)
         self.prepare_numbers()
         self.line = self.reserved(self.padded(a.keys))
         self.totals = self.reserved(self.t.widest * self.v.width)
-        b.loop(*b.share(b.number(0)), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._work_item)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
-            tasks_for(work, units, 1), work, (units,),
+            tasks_for(work, items, 1), work, (items,),
         )  # fmt: skip
 
-    def _unit(self, unit: Index, _) -> None:
+    def _work_item(self, item: Index, _) -> None:
         a, v = self.a, self.v
-        self.unit = unit
-        batch, self.row = divmod(unit, a.queries)
+        self.item = item
+        batch, self.row = divmod(item, a.queries)
         offsets = self.t.locate(batch, a.batch, self.matrices)
         self.operands = {
             name: Rows(v.at(self.pointer(name), offsets[name]), m.row, 1)
@@ -122,7 +122,7 @@ class _Few(Scores):
     def _find_weights(self, top: str) -> str:
         """Scores become weights; the sum of them, of which dropout takes nothing."""
         a, b, v = self.a, self.b, self.v
-        first = self.unit * a.keys
+        first = self.item * a.keys
 
         def step(k: Index, sums: list[str]) -> list[str]:
             x = v.load_computed(self.line, k)
@@ -155,7 +155,7 @@ class _Few(Scores):
         with b.lanes(v.width):
             logarithm = v.add(math_float.call(b, "log", v.element, total), top)
         v.raw_store(
-            logarithm, v.at(self.pointer("logarithms"), self.unit, v.element), v.first(1),
+            logarithm, v.at(self.pointer("logarithms"), self.item, v.element), v.first(1),
             v.element, v.width,
         )  # fmt: skip
 

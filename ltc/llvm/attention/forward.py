@@ -45,23 +45,23 @@ class _Forward(Scores):
     def kernel(self, name: str) -> GeneratedKernel:
         a, b, v = self.a, self.b, self.v
         require_room(a, v.isa)
-        units = a.batches * self.blocks
+        items = a.batches * self.blocks
         work = 2 * a.batches * a.queries * a.keys * (a.extent + a.width)
         self.prepare()
         self.result_tile = self.reserved(self.padded(a.width) * self.block)
-        b.loop(*b.share(b.number(0)), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._work_item)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
-            tasks_for(work, units, 1), work, (units,),
+            tasks_for(work, items, 1), work, (items,),
         )  # fmt: skip
 
-    def _unit(self, unit: Index, _) -> None:
+    def _work_item(self, item: Index, _) -> None:
         a, b, v = self.a, self.b, self.v
-        batch, block = divmod(unit, self.blocks)
+        batch, block = divmod(item, self.blocks)
         if a.causal:
             block = self._balanced(block)
         matrices = {"query": a.query, "key": a.key, "value": a.value, "result": self.result}
-        self.begin(unit, batch, block, matrices)
+        self.begin(item, batch, block, matrices)
         self.pack_queries("query", self.query_tile, a.extent, self.scale)
         if not self.is_single:
             self._clear_results()

@@ -82,7 +82,7 @@ class Scores:
     # --- memory and numbers of one call
 
     def prepare(self) -> None:
-        """What every unit uses: scratch memory, and the numbers."""
+        """What every item uses: scratch memory, and the numbers."""
         a = self.a
         self.query_tile = self.reserved(self.padded(a.extent) * self.block)
         self.score_tile = self.reserved(self.tile * self.block)
@@ -134,7 +134,7 @@ class Scores:
 
     # --- one block of queries
 
-    def begin(self, unit: Index, batch: Index, block: Index, matrices: dict[str, Matrix]) -> None:
+    def begin(self, item: Index, batch: Index, block: Index, matrices: dict[str, Matrix]) -> None:
         """Everything about the block: where its operands are, how many keys it reads."""
         a, v = self.a, self.v
         self.batch = batch

@@ -71,7 +71,7 @@ def _row_variables(product: Product) -> int:
 def holds_epilogue(product: Product) -> bool:
     """Whether the columns of the result are one variable of its epilogue, and can be stored."""
     kernel, node = product.epilogue, product.node
-    able = WITH_EPILOGUE | TURNED_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
+    able = WITH_EPILOGUE | CHANNELS_LAST_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
     if node.op not in able:
         return False
     nest = nest_of(kernel, boundary=_row_variables(product))
@@ -211,7 +211,7 @@ FROM_LIBRARY = frozenset(
     }
 )  # fmt: skip
 WITH_EPILOGUE = frozenset({ops.MATMUL, ops.CONVOLUTION})
-TURNED_WITH_EPILOGUE = frozenset(
+CHANNELS_LAST_WITH_EPILOGUE = frozenset(
     {ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT, ops.MAX_POOL_GRADIENT}
 )
 FIRST_OPERAND = {ops.CONVOLUTION_WEIGHT_GRADIENT: 2}  # the pointer that an epilogue reads first

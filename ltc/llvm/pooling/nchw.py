@@ -54,13 +54,13 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
         v.raw_store(long, v.at("%p2", at, "i64"), mask, "i64", n)
 
     def taps(source, o, p, column, d, h, best) -> list[str]:
-        down, across = deep.met(o, d), high.met(p, h)
+        down, across = deep.input_index(o, d), high.input_index(p, h)
         limit = count_inside(b, axes, down, across, wide.extent)
         line = (down * high.extent + across) * wide.extent
         here = v.at(source, line)
         typed = [(v.vector, best[0]), (words, best[1])]
         return b.loop(0, wide.taps, 1, typed, lambda w, best: tap(
-            here, line, limit, wide.met(column, w), best
+            here, line, limit, wide.input_index(column, w), best
         ))  # fmt: skip
 
     def tap(here, line, limit, first, best) -> list[str]:
@@ -151,12 +151,12 @@ def average_pool(
         v.store(mean, "%p1", place + column, v.first(wide.count - column))
 
     def taps(source, o, p, column, d, h, total) -> list[str]:
-        down, across = deep.met(o, d), high.met(p, h)
+        down, across = deep.input_index(o, d), high.input_index(p, h)
         limit = count_inside(b, axes, down, across, wide.extent)
         here = v.at(source, (down * high.extent + across) * wide.extent)
 
         def tap(w: Index, total: list[str]) -> list[str]:
-            first = wide.met(column, w)
+            first = wide.input_index(column, w)
             masks = v.masks_of(first, wide.stride, limit)
             return [v.add(total[0], v.strided(here, first, wide.stride, masks))]
 
