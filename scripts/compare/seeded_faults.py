@@ -33,8 +33,9 @@ from ltc.errors import MemoryFault
 from ltc.ir import ops
 from ltc.llvm.conv import nhwc_input_tile
 from ltc.llvm.emit import builder, memory_ops
-from ltc.llvm.gemm import kernel
-from ltc.llvm.loops import emitter, nests, values
+from ltc.llvm.gemm import product_loops
+from ltc.llvm.loops import context, values
+from ltc.llvm.loops import rows as loop_rows
 from ltc.llvm.ops import dispatch, primitives  # fmt: skip
 from ltc.passes import memory_planner
 from ltc.passes.memory_planner import ALIGNMENT
@@ -63,7 +64,7 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 @fault
 def sums_are_never_begun():
     """Rows are added to what their sum's memory holds already."""
-    replace(emitter.LoopEmitter, "_begin_sums", lambda right: lambda self, sums: None)
+    replace(loop_rows, "begin_sums", lambda right: lambda ctx, stores: None)
 
 
 @fault
@@ -103,13 +104,15 @@ def the_last_rows_of_a_product_are_missing():
 
         return rows
 
-    replace(kernel._Product, "_each_height", whole_blocks)
+    replace(product_loops.ProductLoops, "_each_height", whole_blocks)
 
 
 @fault
 def the_border_of_a_convolution_is_not_cleared():
     """The copy of some lines, on the stack, has padding that nobody wrote."""
-    replace(nhwc_input_tile.Strip, "_clear", lambda right: lambda self, target, first, end: None)
+    replace(
+        nhwc_input_tile.InputTile, "_clear", lambda right: lambda self, target, first, end: None
+    )
 
 
 @fault
@@ -127,15 +130,15 @@ def a_row_that_is_kept_is_not_stored():
     """The second pass over a row reads exponentials that the first has left in registers."""
 
     def not_stored(kept):
-        def made(self, value, row, width):
-            if value in self.row_is_there:
-                return kept(self, value, row, width)
-            self.row_being_made.add(value)
-            return self._made(value, width)
+        def made(ctx, value, row, width):
+            if value in ctx.kept.stored:
+                return kept(ctx, value, row, width)
+            ctx.kept.begun.add(value)
+            return values.make(ctx, value, width)
 
         return made
 
-    replace(values.PointValues, "_kept", not_stored)
+    replace(values, "kept", not_stored)
 
 
 # --- what is written beside a value, or over another ---------------------------------------------
@@ -145,7 +148,7 @@ def a_row_that_is_kept_is_not_stored():
 def the_mask_of_a_rest_is_one_lane_too_wide():
     """The last vector of a row stores an element behind it."""
     replace(
-        nests.Nests, "_first_lanes",
+        context.LoopContext, "first_lanes",
         lambda first: lambda self, count: first(self, count + 1),
     )  # fmt: skip
 

@@ -66,6 +66,7 @@ FOLDERS = (
         "llvm.compiler",
         "llvm.emit",
         "llvm.native",
+        "llvm.loop_schedule",
         "llvm.loops",
         "llvm.gemm",
         "llvm.conv",

@@ -13,13 +13,13 @@ from ltc.ir.node import make
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
 from ltc.llvm.pooling.nhwc import (
-    TurnedPool,
-    turned_average_pool,
-    turned_average_pool_gradient,
-    turned_max_pool,
-    turned_max_pool_gradient,
+    ChannelsLastPool,
+    channels_last_average_pool,
+    channels_last_average_pool_gradient,
+    channels_last_max_pool,
+    channels_last_max_pool_gradient,
 )  # fmt: skip
-from ltc.llvm.conv.nhwc_weight_grad import SlotSums, channels_last_weight_gradient
+from ltc.llvm.conv.nhwc_weight_grad import PartialSums, channels_last_weight_gradient
 from ltc.llvm.conv.nchw import convolution, convolution_input_gradient
 from ltc.llvm.conv.nhwc_depthwise import (
     depthwise_convolution,
@@ -39,7 +39,7 @@ from ltc.llvm.pooling.nchw import (
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
-from ltc.llvm.conv.nhwc_input_tile import UncopiedStrip, ascending, strip_of
+from ltc.llvm.conv.nhwc_input_tile import UncopiedInputTile, ascending, input_tile_of
 from ltc.llvm.conv.nchw_weight_grad import convolution_weight_gradient
 from ltc.llvm.conv.axes import forward_axes
 from tests.drawn import drawn
@@ -192,7 +192,7 @@ LAST_CASES = CASES | {
 def copies_the_gradient(channels):
     """Whether the gradient of a weight [32, channels, 3, 3] reads a copy."""
     geometry = setting((2, channels, 32, (9, 9), (3, 3), 1, 0, 1, 1), torch.float32)[3]
-    sums = SlotSums(torch.float32, geometry, AVX512)
+    sums = PartialSums(torch.float32, geometry, AVX512)
     return isinstance(sums.gradient, CopiedGradientPanel)
 
 
@@ -314,8 +314,8 @@ def test_an_epilogue_sees_every_element_once(case):
 def test_what_is_read_once_where_it_lies_is_not_copied(padding, dtype, copied):
     geometry = setting((2, 40, 16, (9, 8), (1, 1), 2, padding, 1, 1), dtype)[3]
     lanes = Vectors(Builder(), HOST, dtype)
-    strip = strip_of(lanes, ascending(forward_axes(*geometry.window)), 40, 40, 1, 4)
-    assert isinstance(strip, UncopiedStrip) != copied
+    strip = input_tile_of(lanes, ascending(forward_axes(*geometry.window)), 40, 40, 1, 4)
+    assert isinstance(strip, UncopiedInputTile) != copied
 
 
 # Few outputs leave a task a part of the images, many give each task panels of its own.
@@ -462,7 +462,7 @@ def test_average_pool_and_its_gradient(window, dtype, isa):
 
 def turned_pool_of(window, shape):
     spatial, kernel, stride, padding, dilation, _ = window
-    return TurnedPool(
+    return ChannelsLastPool(
         spatial, tuple(shape[2:]), kernel, stride, padding, dilation, images=2, channels=19
     )
 
@@ -478,7 +478,7 @@ def test_max_pool_and_its_gradient_with_channels_last(window, dtype, isa):
     pool = turned_pool_of(window, y.shape)
     shape = last(y).shape
     (result, memory), (indices, _) = guarded(shape, dtype), guarded(shape, torch.int64)
-    run(turned_max_pool("kernel", dtype, pool, isa), isa, last(x), result, indices)
+    run(channels_last_max_pool("kernel", dtype, pool, isa), isa, last(x), result, indices)
     assert is_untouched(memory) and torch.equal(indices, last(places))
     assert torch.allclose(result, last(y), rtol=0, atol=0, equal_nan=True)
 
@@ -487,7 +487,7 @@ def test_max_pool_and_its_gradient_with_channels_last(window, dtype, isa):
         2, places.flatten(2), gradient.float().flatten(2)
     ).view(x.shape)  # fmt: skip
     result, memory = guarded(last(x).shape, dtype)
-    kernel = turned_max_pool_gradient("kernel", dtype, pool, isa)
+    kernel = channels_last_max_pool_gradient("kernel", dtype, pool, isa)
     run(kernel, isa, last(gradient), indices, result)
     assert is_untouched(memory) and torch.equal(result.float(), last(expected))
 
@@ -504,14 +504,16 @@ def test_average_pool_and_its_gradient_with_channels_last(window, dtype):
         expected = last(forward(x.double(), *options))
         pool = turned_pool_of(window, expected.movedim(-1, 1).shape)
         result, memory = guarded(expected.shape, dtype)
-        made = turned_average_pool("kernel", dtype, pool, HOST, count_padding, divisor)
+        made = channels_last_average_pool("kernel", dtype, pool, HOST, count_padding, divisor)
         run(made, HOST, last(x), result)
         assert is_untouched(memory) and (result - expected).abs().max() <= tolerance(dtype, 1)
 
         gradient = torch.randn(expected.movedim(-1, 1).shape).to(dtype)
         expected = last(backward(gradient.double(), x.double(), *options))
         result, memory = guarded(expected.shape, dtype)
-        made = turned_average_pool_gradient("kernel", dtype, pool, HOST, count_padding, divisor)
+        made = channels_last_average_pool_gradient(
+            "kernel", dtype, pool, HOST, count_padding, divisor
+        )
         run(made, HOST, last(gradient), result)
         assert is_untouched(memory) and (result - expected).abs().max() <= tolerance(dtype, 4)
 
@@ -532,7 +534,7 @@ def test_nodes_name_what_their_kernels_read():
     assert set(made.scratch) == {"partial"}
     back = make(ops.CONVOLUTION_INPUT_GRADIENT, node, weight, groups=1, shape=x.shape, **window)
     made = kernels_of(back, HOST)
-    assert made.pointers == (("read1", "turned"), ("turned", "read0", "result0"))
+    assert made.pointers == (("read1", "transposed"), ("transposed", "read0", "result0"))
 
 
 def test_equal_nodes_of_other_graphs_have_equal_code():

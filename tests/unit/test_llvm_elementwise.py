@@ -19,7 +19,9 @@ from ltc.ir.loop_nest import Kernel, Product
 from ltc.ir.node import constant, make
 from ltc.llvm.emit.builder import LANES
 from ltc.llvm.emit.dtype import FORMS
-from ltc.llvm.loops.emitter import LoopEmitter, kernel_code
+from ltc.llvm.loop_schedule.iteration_space import nest_of
+from ltc.llvm.loop_schedule.loop_schedule import schedule_of
+from ltc.llvm.loops.emitter import kernel_code
 from ltc.passes.fusion.fuse import fuse
 from tests.drawn import drawn
 
@@ -334,7 +336,7 @@ def test_lanes_lie_side_by_side_in_what_is_large_whatever_the_small_operands_do(
     mean, scale = (given(32, 128, 1, index=k) for k in (2, 3))
     graph = graph_of(build.sum_of((x - mean) * scale * g, 1), inputs=[x, g, mean, scale])
     (kernel,) = kernels_of(graph)
-    assert LoopEmitter(kernel).reduces_columns
+    assert schedule_of(nest_of(kernel)).reduces_columns
     buffers = [sample(*node.shape, seed=node.attr("index")) for node in graph.inputs]
     (mine,), (theirs,) = both(graph, buffers)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-2)  # 128 products of size 100

@@ -81,7 +81,7 @@ def test_no_right_operand_is_packed_for_few_rows_of_many_steps():
     def is_packed(m, k):
         matrices = stored_plain(m, k), stored_transposed(k, 70), stored_plain(m, 70)
         plan = plan_of(torch.float32, AVX512, Shape((), m, 70, k, *matrices), False)
-        return not plan.by_squares
+        return not plan.by_dot_tiles
 
     assert not is_packed(16, 256) and not is_packed(64, 1024)
     assert is_packed(16, 128) and is_packed(65, 9216)

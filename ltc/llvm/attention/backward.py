@@ -7,20 +7,23 @@ few matrices, the blocks of each are dealt to several tasks, and a second kernel
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ltc.errors import Unsupported
 from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
-from ltc.llvm.attention.tiles import Rows, Tiles
+from ltc.llvm.attention.sum_of_shares import sum_of_shares
+from ltc.llvm.attention.tiles import Rows
 from ltc.llvm.conv.geometry import KernelSequence
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.vectors import GeneratedKernel, Vectors, tasks_for
+from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 
 KEYS = 64  # of one tile
-FEWEST_UNITS = 16  # from here on whole matrices keep the threads busy
+FEWEST_WORK_ITEMS = 16  # from here on whole matrices keep the threads busy
 
 SIDES = ("key", "value")
 
@@ -53,7 +56,9 @@ def attention_gradient(
     extents = {"key": attention.extent, "value": attention.width}
     kernels, scratch = [first], {}
     for side, target in zip(SIDES, gradients[1:]):
-        kernels.append(_sum_kernel(name, attention, side, extents[side], made.shares, target, isa))
+        kernels.append(
+            sum_of_shares(name, attention, side, extents[side], made.shares, target, isa)
+        )
         numbers = attention.batches * made.shares * attention.keys * extents[side]
         scratch[f"{side}_sums"] = numbers * (8 if attention.dtype == torch.float64 else 4)
     return KernelSequence(tuple(kernels), scratch)
@@ -69,8 +74,8 @@ class _Gradient(Scores):
         names = ["gradient", "query", "key", "value", "result", "logarithms", "factor"]
         names += operand_names(attention)
         super().__init__(attention, isa, ())
-        if batches < FEWEST_UNITS:
-            self.shares = max(1, min(self.blocks, -(-FEWEST_UNITS // batches)))
+        if batches < FEWEST_WORK_ITEMS:
+            self.shares = max(1, min(self.blocks, -(-FEWEST_WORK_ITEMS // batches)))
         self.is_direct = (
             self.shares == 1 and self.is_wide and all(m.column == 1 for m in gradients[1:])
         )
@@ -90,14 +95,14 @@ class _Gradient(Scores):
     def kernel(self, name: str) -> GeneratedKernel:
         a, b, v = self.a, self.b, self.v
         require_room(a, v.isa)
-        units = a.batches * self.shares
+        items = a.batches * self.shares
         work = 2 * a.batches * a.queries * a.keys * (3 * a.extent + 2 * a.width)
         self.prepare()
         self._reserve()
-        b.loop(*b.share(b.number(0)), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._work_item)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
-            tasks_for(work, units, 1), work, (units,),
+            tasks_for(work, items, 1), work, (items,),
         )  # fmt: skip
 
     def _reserve(self) -> None:
@@ -117,8 +122,8 @@ class _Gradient(Scores):
 
     # --- one share of the blocks of one matrix
 
-    def _unit(self, unit: Index, _) -> None:
-        batch, number = divmod(unit, self.shares)
+    def _work_item(self, item: Index, _) -> None:
+        batch, number = divmod(item, self.shares)
         offsets = self.t.locate(batch, self.a.batch, self.matrices)
         self.sums = {}
         for side in SIDES:
@@ -128,11 +133,11 @@ class _Gradient(Scores):
                 self.sums[side] = Rows(pointer, self.matrices[name].row, 1)
             else:
                 size = self.a.keys * self.extents[side]
-                pointer = self.v.at(self.pointer(f"{side}_sums"), unit * size, self.v.element)
+                pointer = self.v.at(self.pointer(f"{side}_sums"), item * size, self.v.element)
                 self.sums[side] = Rows(pointer, self.extents[side], 1, stored=False)
             self._clear(self.sums[side], self.extents[side])
         self.b.loop(number, self.blocks, self.shares, [], lambda block, _: self._block(
-            unit, batch, block
+            item, batch, block
         ))  # fmt: skip
 
     def _clear(self, rows: Rows, columns: int) -> None:
@@ -146,9 +151,9 @@ class _Gradient(Scores):
 
         self.b.loop(0, self.a.keys, 1, [], row)
 
-    def _block(self, unit: Index, batch: Index, block: Index) -> None:
+    def _block(self, item: Index, batch: Index, block: Index) -> None:
         a, b, v = self.a, self.b, self.v
-        self.begin(unit, batch, block, self.matrices)
+        self.begin(item, batch, block, self.matrices)
         self.pack_queries("query", self.query_tile, a.extent, self.scale)
         self.pack_queries("gradient", self.gradient_tile, a.width)
         self.query_rows = self._rows("query", a.extent)
@@ -162,7 +167,7 @@ class _Gradient(Scores):
         factor = v.splat(self.factor)
         self.t.unpack_transposed(
             self.query_sums, self.vectors, a.extent, self.row_buffer,
-            lambda value, j: b.value(f"fmul {v.vector} {value}, {factor}"),
+            lambda value, j: v.mul(value, factor),
         )  # fmt: skip
         target = self.t.moved(self.operands["query_gradient"], self.first_query)
         self.t.store_rows(self.row_buffer, self.count, a.extent, target)
@@ -226,14 +231,11 @@ class _Gradient(Scores):
         self.tops = []
         for j, mask in enumerate(masks):
             top = v.load_computed(at, j * v.width, mask)
-            none = b.value(f"fcmp oeq {v.vector} {top}, {v.constant(float('-inf'))}")
+            none = v.test("oeq", top, -math.inf)
             if not self.a.safe:
                 self.tops.append(top)
                 continue
-            self.tops.append(b.value(
-                f"select {v.mask_type} {none}, {v.vector} {v.constant(float('inf'))}, "
-                f"{v.vector} {top}"
-            ))  # fmt: skip
+            self.tops.append(v.select(none, math.inf, top))
 
     # --- one tile of keys
 
@@ -254,10 +256,10 @@ class _Gradient(Scores):
 
     def _scores(self, keys, values, start: Index, k: Index, rows: int) -> list[str]:
         """Weights of `rows` keys, and the gradients of their scores, into the two tiles."""
-        a, v, b, n = self.a, self.v, self.b, self.vectors
+        a, v, n = self.a, self.v, self.vectors
         spots = [self.spot(k + r, j) for r in range(rows) for j in range(n)]
         weights = [
-            self.exp(b.value(f"fsub {v.vector} {score}, {self.tops[i % n]}"))
+            self.exp(v.sub(score, self.tops[i % n]))
             for i, score in enumerate(self.scores(keys, start, k, rows))
         ]
         used = self._dropped(weights, start, k, rows) if a.dropped else weights
@@ -274,15 +276,15 @@ class _Gradient(Scores):
 
     def _of_score(self, spot: Index, total: str, j: int) -> str:
         """weight * (its gradient - along); the gradient of a dropped weight is scaled as it is."""
-        v, b = self.v, self.b
+        v = self.v
         used = v.load_computed(self.weight_tile, spot)
         if not self.a.dropped:
-            away = b.value(f"fsub {v.vector} {total}, {self.alongs[j]}")
-            return b.value(f"fmul {v.vector} {used}, {away}")
+            away = v.sub(total, self.alongs[j])
+            return v.mul(used, away)
         weight = v.load_computed(self.score_tile, spot)
-        first = b.value(f"fmul {v.vector} {used}, {total}")
-        second = b.value(f"fmul {v.vector} {weight}, {self.alongs[j]}")
-        return b.value(f"fsub {v.vector} {first}, {second}")
+        first = v.mul(used, total)
+        second = v.mul(weight, self.alongs[j])
+        return v.sub(first, second)
 
     def _dropped(self, weights: list[str], start: Index, k: Index, rows: int) -> list[str]:
         v, n, together = self.v, self.vectors, self.kept_together
@@ -292,7 +294,7 @@ class _Gradient(Scores):
             for i, row in enumerate(factors):
                 for j, factor in enumerate(row):
                     weight = weights[(r + i) * n + j]
-                    result.append(self.b.value(f"fmul {v.vector} {weight}, {factor}"))
+                    result.append(v.mul(weight, factor))
         return result
 
     def _add_rows(
@@ -362,47 +364,3 @@ class _Gradient(Scores):
             b.loop(0, count, v.width, [], chunk)
 
         b.loop(0, self.count, 1, [], query)
-
-
-def _sum_kernel(
-    name: str, a: Attention, side: str, columns: int, shares: int, target: Matrix, isa: Isa
-) -> GeneratedKernel:
-    """The sums of the shares of each matrix, one after the other, in the result's dtype."""
-    b = Builder()
-    t = Tiles(b, isa, a.dtype)
-    v: Vectors = t.v
-    size = a.keys * columns
-
-    def row(number: Index, _) -> None:
-        batch, k = divmod(number, a.keys)
-        (offset,) = t.locate(batch, a.batch, {"target": target}).values()
-        line = offset + k * target.row
-        first = batch * shares * size + k * columns
-        for c in range(0, columns, v.width):
-            mask = v.first(columns - c)
-            total = v.load_computed("%p0", first + c, mask)
-            for i in range(1, shares):
-                total = v.add(total, v.load_computed("%p0", first + (i * size + c), mask))
-            if target.column == 1:
-                v.store(total, "%p1", line + c, mask)
-            else:
-                _scatter(v, total, "%p1", line, c, target.column, min(v.width, columns - c))
-
-    rows = a.batches * a.keys
-    b.loop(*b.share(b.number(0)), 1, [], row)
-    arguments = (f"{side}_sums", f"{side}_gradient")
-    return GeneratedKernel(
-        name, function_text(name, 2, b, numbers=1), arguments,
-        tasks_for(rows * columns * shares * 8, rows, 1), rows * columns * shares, (rows,),
-    )  # fmt: skip
-
-
-def _scatter(v: Vectors, total: str, pointer: str, line: Index, first: int, step: int, count: int):
-    """Numbers `step` apart, one by one."""
-    for i in range(count):
-        lanes = ", ".join(f"i32 {i if lane == 0 else -1}" for lane in range(v.width))
-        lanes = lanes.replace("i32 -1", "i32 poison")
-        one = v.builder.value(
-            f"shufflevector {v.vector} {total}, {v.vector} poison, <{v.width} x i32> <{lanes}>"
-        )
-        v.store(one, pointer, line + (first + i) * step, v.first(1))

@@ -10,7 +10,7 @@ import math as numbers
 from ltc.llvm.attention.scores import KEEP_BITS, Attention, Scores, operand_names
 from ltc.llvm.attention.tiles import Rows
 from ltc.llvm.emit import math_float
-from ltc.llvm.emit.builder import function_text, multiples
+from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import random_bits
@@ -34,10 +34,10 @@ def has_few(a: Attention, result: Matrix, isa: Isa) -> bool:
 
 def few_queries(name: str, attention: Attention, result: Matrix, isa: Isa) -> GeneratedKernel:
     """As attention_kernel, of a few queries; each task computes whole rows of the result."""
-    return _Few(attention, result, isa).kernel(name)
+    return _Decode(attention, result, isa).kernel(name)
 
 
-class _Few(Scores):
+class _Decode(Scores):
     def __init__(self, attention: Attention, result: Matrix, isa: Isa):
         rest = operand_names(attention)
         names = ("query", "key", "value", *rest, "result", "logarithms")
@@ -47,21 +47,21 @@ class _Few(Scores):
 
     def kernel(self, name: str) -> GeneratedKernel:
         a, b = self.a, self.b
-        units = a.batches * a.queries
-        work = 2 * units * a.keys * (a.extent + a.width)
+        items = a.batches * a.queries
+        work = 2 * items * a.keys * (a.extent + a.width)
         self.prepare_numbers()
         self.line = self.reserved(self.padded(a.keys))
         self.totals = self.reserved(self.t.widest * self.v.width)
-        b.loop(*b.share(b.number(0)), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._work_item)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
-            tasks_for(work, units, 1), work, (units,),
+            tasks_for(work, items, 1), work, (items,),
         )  # fmt: skip
 
-    def _unit(self, unit: Index, _) -> None:
+    def _work_item(self, item: Index, _) -> None:
         a, v = self.a, self.v
-        self.unit = unit
-        batch, self.row = divmod(unit, a.queries)
+        self.item = item
+        batch, self.row = divmod(item, a.queries)
         offsets = self.t.locate(batch, a.batch, self.matrices)
         self.operands = {
             name: Rows(v.at(self.pointer(name), offsets[name]), m.row, 1)
@@ -86,10 +86,7 @@ class _Few(Scores):
         scale = v.splat(self.scale)
         starts = range(0, a.extent, v.width)
         masks = [v.first(a.extent - c) for c in starts]
-        parts = [
-            b.value(f"fmul {v.vector} {v.load(query.pointer, c, mask)}, {scale}")
-            for c, mask in zip(starts, masks)
-        ]
+        parts = [v.mul(v.load(query.pointer, c, mask), scale) for c, mask in zip(starts, masks)]
 
         def keys(k: Index, count: int) -> None:
             for r in range(count):
@@ -113,33 +110,29 @@ class _Few(Scores):
             score = v.load_computed(self.line, k)
             if self.a.bias is not None:
                 score = v.add(score, self.bias_vector(self.bias_row, k, mask))
-            score = b.value(f"select {v.mask_type} {mask}, {v.vector} {score}, {v.vector} {minus}")
+            score = v.select(mask, score, minus)
             v.store_computed(score, self.line, k)
-            larger = b.value(f"fcmp ogt {v.vector} {score}, {best[0]}")
-            return [
-                b.value(f"select {v.mask_type} {larger}, {v.vector} {score}, {v.vector} {best[0]}")
-            ]
+            larger = v.test("ogt", score, best[0])
+            return [v.select(larger, score, best[0])]
 
         (best,) = b.loop(0, self.seen, v.width, [(v.vector, minus)], step)
-        name = f"llvm.vector.reduce.fmax.v{v.width}{'f64' if v.element == 'double' else 'f32'}"
+        name = f"llvm.vector.reduce.fmax.{v.suffix}"
         return v.splat(b.pure_call(name, v.element, (v.vector, best)))
 
     def _find_weights(self, top: str) -> str:
         """Scores become weights; the sum of them, of which dropout takes nothing."""
         a, b, v = self.a, self.b, self.v
-        first = self.unit * a.keys
+        first = self.item * a.keys
 
         def step(k: Index, sums: list[str]) -> list[str]:
             x = v.load_computed(self.line, k)
-            weight = self.exp(b.value(f"fsub {v.vector} {x}, {top}"))
+            weight = self.exp(v.sub(x, top))
             total = v.add(sums[0], weight)
             if a.dropped:
-                words = f"<{v.width} x i64>"
-                at = v.splat(first + k, "i64")
-                at = b.value(f"add {words} {at}, {multiples(v.width, 1, 'i64')}")
+                at = v.numbers(first + k, 1, "i64")
                 with b.lanes(v.width):
                     bits = random_bits(b, self.seed, at, KEEP_BITS, 0)
-                weight = b.value(f"fmul {v.vector} {weight}, {self.factor_of(bits)}")
+                weight = v.mul(weight, self.factor_of(bits))
             v.store_computed(weight, self.line, k)
             return [total]
 
@@ -148,21 +141,21 @@ class _Few(Scores):
 
     def _finish(self, top: str, total: str) -> None:
         a, b, v = self.a, self.b, self.v
-        inverse = b.value(f"fdiv {v.vector} {v.constant(1.0)}, {total}")
+        inverse = v.div(1.0, total)
         if a.safe:
-            none = b.value(f"fcmp oeq {v.vector} {total}, {v.zero}")
+            none = v.test("oeq", total, v.zero)
             (inverse,) = self.zero_where([none], [inverse])
         target = self.t.moved(self.operands["result"], self.row)
         for first in range(0, a.width, self.t.widest * v.width):
             count = min(self.t.widest, -(-(a.width - first) // v.width))
             masks = [v.first(a.width - first - j * v.width) for j in range(count)]
             for j, value in enumerate(self._columns(first, masks)):
-                value = b.value(f"fmul {v.vector} {value}, {inverse}")
+                value = v.mul(value, inverse)
                 v.store(value, target.pointer, first + j * v.width, masks[j])
         with b.lanes(v.width):
             logarithm = v.add(math_float.call(b, "log", v.element, total), top)
         v.raw_store(
-            logarithm, v.at(self.pointer("logarithms"), self.unit, v.element), v.first(1),
+            logarithm, v.at(self.pointer("logarithms"), self.item, v.element), v.first(1),
             v.element, v.width,
         )  # fmt: skip
 

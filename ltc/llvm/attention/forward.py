@@ -45,23 +45,23 @@ class _Forward(Scores):
     def kernel(self, name: str) -> GeneratedKernel:
         a, b, v = self.a, self.b, self.v
         require_room(a, v.isa)
-        units = a.batches * self.blocks
+        items = a.batches * self.blocks
         work = 2 * a.batches * a.queries * a.keys * (a.extent + a.width)
         self.prepare()
         self.result_tile = self.reserved(self.padded(a.width) * self.block)
-        b.loop(*b.share(b.number(0)), 1, [], self._unit)
+        b.loop(*b.share(b.number(0)), 1, [], self._work_item)
         return GeneratedKernel(
             name, function_text(name, len(self.names), b, numbers=1), self.names,
-            tasks_for(work, units, 1), work, (units,),
+            tasks_for(work, items, 1), work, (items,),
         )  # fmt: skip
 
-    def _unit(self, unit: Index, _) -> None:
+    def _work_item(self, item: Index, _) -> None:
         a, b, v = self.a, self.b, self.v
-        batch, block = divmod(unit, self.blocks)
+        batch, block = divmod(item, self.blocks)
         if a.causal:
             block = self._balanced(block)
         matrices = {"query": a.query, "key": a.key, "value": a.value, "result": self.result}
-        self.begin(unit, batch, block, matrices)
+        self.begin(item, batch, block, matrices)
         self.pack_queries("query", self.query_tile, a.extent, self.scale)
         if not self.is_single:
             self._clear_results()
@@ -88,7 +88,7 @@ class _Forward(Scores):
         ))  # fmt: skip
 
     def _tile(self, start: Index, carried: list[str]) -> list[str]:
-        a, v, b, n = self.a, self.v, self.b, self.vectors
+        a, v, n = self.a, self.v, self.vectors
         tops, totals = carried[:n], carried[n:]
         count = least(self.tile, self.limit - start)
         keys = self.tile_rows("key", a.extent, start, count)
@@ -100,15 +100,13 @@ class _Forward(Scores):
             for i, value in enumerate(self.scores(keys, start, k, rows)):
                 r, j = divmod(i, n)
                 v.store_computed(value, self.score_tile, self.spot(k + r, j))
-                larger = b.value(f"fcmp ogt {v.vector} {value}, {best[j]}")
-                best[j] = b.value(
-                    f"select {v.mask_type} {larger}, {v.vector} {value}, {v.vector} {best[j]}"
-                )
+                larger = v.test("ogt", value, best[j])
+                best[j] = v.select(larger, value, best[j])
             return best
 
         best = self.t.each_rows(count, self.rows, self.rest, v.typed(tops), scores)
         safe = [self.finite(x) for x in best]
-        old = [self.exp(b.value(f"fsub {v.vector} {x}, {y}")) for x, y in zip(tops, safe)]
+        old = [self.exp(v.sub(x, y)) for x, y in zip(tops, safe)]
         sums = self._weights(start, count, safe)
         totals = [v.multiply_add(x, y, z) for x, y, z in zip(totals, old, sums)]
         self._add_values(values, count, old)
@@ -126,10 +124,10 @@ class _Forward(Scores):
                 for j in range(n):
                     spot = self.spot(k + r, j)
                     x = v.load_computed(self.score_tile, spot)
-                    weight = self.exp(b.value(f"fsub {v.vector} {x}, {safe[j]}"))
+                    weight = self.exp(v.sub(x, safe[j]))
                     sums[j] = v.add(sums[j], weight)
                     if kept:
-                        weight = b.value(f"fmul {v.vector} {weight}, {kept[r][j]}")
+                        weight = v.mul(weight, kept[r][j])
                     v.store_computed(weight, self.score_tile, spot)
             return sums
 
@@ -137,7 +135,7 @@ class _Forward(Scores):
 
     def _add_values(self, values: Rows, count: Index, old: list[str]) -> None:
         """result = old * result + weights @ value; lanes are queries, rows columns of the value."""
-        a, v, b, n = self.a, self.v, self.b, self.vectors
+        a, v, n = self.a, self.v, self.vectors
         weights = Rows(self.score_tile, self.block, 1, stored=False)
 
         def columns(c: Index, rows: int, _) -> list[str]:
@@ -145,7 +143,7 @@ class _Forward(Scores):
             sums = [v.zero] * len(spots)
             if not self.is_single:
                 sums = [
-                    b.value(f"fmul {v.vector} {v.load_computed(self.result_tile, s)}, {old[i % n]}")
+                    v.mul(v.load_computed(self.result_tile, s), old[i % n])
                     for i, s in enumerate(spots)
                 ]
             here = self.t.moved(values, 0, c)
@@ -160,14 +158,13 @@ class _Forward(Scores):
 
     def _finish(self, tops: list[str], totals: list[str]) -> None:
         a, v, b = self.a, self.v, self.b
-        none = [b.value(f"fcmp oeq {v.vector} {x}, {v.zero}") for x in totals]
-        ones = v.constant(1.0)
-        inverse = [b.value(f"fdiv {v.vector} {ones}, {x}") for x in totals]
+        none = [v.test("oeq", x, v.zero) for x in totals]
+        inverse = [v.div(1.0, x) for x in totals]
         if a.safe:
             inverse = self.zero_where(none, inverse)
         self.t.unpack_transposed(
             self.result_tile, self.vectors, a.width, self.row_buffer,
-            lambda value, j: b.value(f"fmul {v.vector} {value}, {inverse[j]}"),
+            lambda value, j: v.mul(value, inverse[j]),
         )  # fmt: skip
         target = self.t.moved(self.operands["result"], self.first_query)
         self.t.store_rows(self.row_buffer, self.count, a.width, target)

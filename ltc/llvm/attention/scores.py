@@ -9,7 +9,7 @@ import torch
 
 from ltc.llvm.attention.tiles import Rows, Tiles
 from ltc.llvm.emit import math_float
-from ltc.llvm.emit.builder import Builder, multiples
+from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import block_bits, random_bits
@@ -82,7 +82,7 @@ class Scores:
     # --- memory and numbers of one call
 
     def prepare(self) -> None:
-        """What every unit uses: scratch memory, and the numbers."""
+        """What every item uses: scratch memory, and the numbers."""
         a = self.a
         self.query_tile = self.reserved(self.padded(a.extent) * self.block)
         self.score_tile = self.reserved(self.tile * self.block)
@@ -134,7 +134,7 @@ class Scores:
 
     # --- one block of queries
 
-    def begin(self, unit: Index, batch: Index, block: Index, matrices: dict[str, Matrix]) -> None:
+    def begin(self, item: Index, batch: Index, block: Index, matrices: dict[str, Matrix]) -> None:
         """Everything about the block: where its operands are, how many keys it reads."""
         a, v = self.a, self.v
         self.batch = batch
@@ -152,7 +152,9 @@ class Scores:
             element = "i8" if a.is_mask else v.stored
             self.bias_at = v.at(self.pointer("bias"), offset, element)
         if a.causal:
-            self.lane_numbers = [self._lane_numbers("i32", j) for j in range(self.vectors)]
+            self.lane_numbers = [
+                v.numbers(self.first_query + j * v.width) for j in range(self.vectors)
+            ]
         if a.dropped:
             first = batch * a.queries + self.first_query
             self.lane_positions = [self._positions(first, j) for j in range(self.vectors)]
@@ -163,17 +165,10 @@ class Scores:
         at = self.v.at(self.pointer(name), offset, element)
         return Rows(at, matrix.row, matrix.column, stored)
 
-    def _lane_numbers(self, element: str, j: int) -> str:
-        v = self.v
-        first = v.narrow(self.first_query + j * v.width)
-        lanes = multiples(v.width, 1, element)
-        return self.b.value(f"add <{v.width} x i32> {v.splat(first, 'i32')}, {lanes}")
-
     def _positions(self, first: Index, j: int) -> str:
         """The position of each lane's first score among all scores."""
         v = self.v
-        at = v.splat((first + j * v.width) * self.a.keys, "i64")
-        return self.b.value(f"add <{v.width} x i64> {at}, {multiples(v.width, self.a.keys, 'i64')}")
+        return v.numbers((first + j * v.width) * self.a.keys, self.a.keys, "i64")
 
     def pack_queries(self, name: str, target: str, columns: int, factor: str = "") -> None:
         """The block's rows of an operand, transposed: lanes are queries."""
@@ -186,7 +181,7 @@ class Scores:
         scale = v.splat(factor) if factor else ""
 
         def scaled(value: str) -> str:
-            return self.b.value(f"fmul {v.vector} {value}, {scale}") if scale else value
+            return v.mul(value, scale) if scale else value
 
         t.pack_transposed(rows, self.count, self.vectors, columns, target, scaled)
 
@@ -239,10 +234,7 @@ class Scores:
         w = v.width
         raw = v.raw_load(v.at(x.pointer, offset, "i8"), mask, "i8", w)
         seen = self.b.value(f"icmp ne <{w} x i8> {raw}, zeroinitializer")
-        minus = v.constant(-numbers.inf)
-        return self.b.value(
-            f"select {v.mask_type} {seen}, {v.vector} zeroinitializer, {v.vector} {minus}"
-        )
+        return v.select(seen, v.zero, -numbers.inf)
 
     def bias_number(self, pointer: str, offset: Index) -> str:
         v, b = self.v, self.b
@@ -274,8 +266,7 @@ class Scores:
         v, words = self.v, f"<{self.v.width} x i32>"
         number = v.splat(v.narrow(key), "i32")
         seen = self.b.value(f"icmp sge {words} {self.lane_numbers[j]}, {number}")
-        minus = v.constant(-numbers.inf)
-        return self.b.value(f"select {v.mask_type} {seen}, {v.vector} {value}, {v.vector} {minus}")
+        return v.select(seen, value, -numbers.inf)
 
     def spot(self, row: Index, j: int) -> Index:
         """Where a vector of a tile of keys by queries lies."""
@@ -287,16 +278,13 @@ class Scores:
 
     def finite(self, top: str) -> str:
         """The largest score, or 0 where no score counts yet."""
-        v, b = self.v, self.b
-        none = b.value(f"fcmp oeq {v.vector} {top}, {v.constant(-numbers.inf)}")
-        return b.value(f"select {v.mask_type} {none}, {v.vector} {v.zero}, {v.vector} {top}")
+        v = self.v
+        none = v.test("oeq", top, -numbers.inf)
+        return v.select(none, v.zero, top)
 
     def zero_where(self, masks: list[str], values: list[str]) -> list[str]:
         v = self.v
-        return [
-            self.b.value(f"select {v.mask_type} {m}, {v.vector} {v.zero}, {v.vector} {x}")
-            for m, x in zip(masks, values)
-        ]
+        return [v.select(m, v.zero, x) for m, x in zip(masks, values)]
 
     # --- dropout
 
@@ -323,10 +311,7 @@ class Scores:
         v = self.v
         limit = v.splat(self.threshold, "i64")
         stays = self.b.value(f"icmp uge <{v.width} x i64> {bits}, {limit}")
-        return self.b.value(
-            f"select {v.mask_type} {stays}, {v.vector} {self.kept_factor}, "
-            f"{v.vector} zeroinitializer"
-        )
+        return v.select(stays, self.kept_factor, v.zero)
 
 
 def operand_names(attention: Attention) -> tuple[str, ...]:

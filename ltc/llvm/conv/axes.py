@@ -37,7 +37,7 @@ class Axis:
     place: tuple[int, int] = (0, 1)
     result: int = 0
 
-    def met(self, position: Index, tap: Index) -> Index:
+    def input_index(self, position: Index, tap: Index) -> Index:
         """The operand's element that a position meets at a tap; it may lie outside."""
         return position * self.stride + tap * self.step + self.first
 

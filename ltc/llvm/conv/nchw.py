@@ -57,7 +57,7 @@ def convolution_input_gradient(
     """The gradient [N, C, *spatial] of a convolution's operand, from that of its result.
 
     arguments  "weight" as the convolution's, "gradient" [N, O, *windows], "result"; between them
-               "turned", the weights in the order in which they are read here
+               "transposed", the weights in the order in which they are read here
     """
     (n, channels, *_), groups = geometry.operand, geometry.groups
     rows, depth = channels // groups, geometry.weight[0] // groups
@@ -67,11 +67,11 @@ def convolution_input_gradient(
     kernels, start = [], 0
     for axes in phases:
         body = _sums_for(rows)(dtype, n, groups, rows, depth, axes, isa, None, start)
-        kernels.append(_turned_weights(name, dtype, geometry, axes, start, isa))
-        kernels.append(body.kernel(name, "gradient", "turned", 0))
+        kernels.append(_transposed_weights(name, dtype, geometry, axes, start, isa))
+        kernels.append(body.kernel(name, "gradient", "transposed", 0))
         start += groups * rows * depth * body.taps
     size = max(1, start) * dtype.itemsize
-    return KernelSequence(tuple(kernels), {"turned": size})
+    return KernelSequence(tuple(kernels), {"transposed": size})
 
 
 def _sums_for(rows: int) -> type[Sums]:
@@ -106,8 +106,8 @@ def _renamed(kernel: GeneratedKernel, left: str, right: str) -> GeneratedKernel:
     return replace(kernel, arguments=arguments)
 
 
-def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa):
-    """turned[group, channel, output, taps of this phase] from weight[group, output, channel, *]."""
+def _transposed_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa):
+    """transposed[group, channel, output, taps of this phase] from weight[group, output, channel, *]."""
     b = Builder(1)
     v = Vectors(b, isa, dtype)
     groups, outputs = geometry.groups, geometry.weight[0] // geometry.groups
@@ -137,7 +137,7 @@ def _turned_weights(name, dtype, geometry: Geometry, axes: Axes, start: int, isa
     if taps:
         b.nest([(low, high, 1), outputs], [], lambda number, o, _: weights(number, o))
     tasks = tasks_for(20 * groups * channels * outputs * taps, groups * channels, 1)
-    return GeneratedKernel(name, function_text(name, 2, b), ("weight", "turned"), tasks, 0)
+    return GeneratedKernel(name, function_text(name, 2, b), ("weight", "transposed"), tasks, 0)
 
 
 def each_tap(b: Builder, axes: Axes, body) -> None:

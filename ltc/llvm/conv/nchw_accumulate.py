@@ -105,17 +105,17 @@ class Sums:
             2 * self.images * self.groups * self.rows * self.lines * self.width
             * self.channels * self.taps
         )  # fmt: skip
-        units = self.images * self.groups * self.strips * self.segments
+        items = self.images * self.groups * self.strips * self.segments
         require_stack(self.stack_bytes, "convolution")
-        if units and self.rows and self.lines and self.width:
-            self._emit(units)
+        if items and self.rows and self.lines and self.width:
+            self._emit(items)
         arguments = (weight, operand, "result", *(f"operand{i}" for i in range(operands)))
         text = function_text(name, len(arguments), self.b)
-        return GeneratedKernel(name, text, arguments, tasks_for(work, units, 1), work)
+        return GeneratedKernel(name, text, arguments, tasks_for(work, items, 1), work)
 
     # --- the walk over images, groups and tiles ---------------------------------------------------
 
-    def _emit(self, units: int) -> None:
+    def _emit(self, items: int) -> None:
         v, b = self.v, self.b
         self.gathered = reserved(
             b, self.columns * max(1, self.depth * self.taps) + self.panel, v.element
@@ -125,7 +125,7 @@ class Sums:
             self.totals = reserved(b, (self.height + 1) * self.panel, v.element)
         if self.depth < self.channels:
             self.waiting = reserved(b, self.rows * self.columns, v.element)
-        b.loop(*b.share(units), 1, [], lambda unit, _: self._tile(unit))
+        b.loop(*b.share(items), 1, [], lambda item, _: self._tile(item))
 
     def _locate(self, part: Index) -> None:
         """Sets the pointers to what an image and group, counted together, has."""
@@ -136,9 +136,9 @@ class Sums:
         self.operand_at = v.at("%p1", part * (self.channels * self.size))
         self.result_row = part * self.rows
 
-    def _tile(self, unit: Index) -> None:
+    def _tile(self, item: Index) -> None:
         v, b = self.v, self.b
-        rest, segment = divmod(unit, self.segments)
+        rest, segment = divmod(item, self.segments)
         part, strip = divmod(rest, self.strips)
         self._locate(part)
         line, column = strip * self.strip, segment * self.segment
@@ -300,7 +300,7 @@ class Sums:
             k = (d * high.taps + h) * wide.taps
             target = k * self.columns + i * width
             b.nest([(0, width, v.width), wide.taps], [], lambda j, w, _: self._gather_vectors(
-                at, limit, depth, wide.met(column + j, w), target + j + w * self.columns
+                at, limit, depth, wide.input_index(column + j, w), target + j + w * self.columns
             ))  # fmt: skip
 
         b.nest((deep.taps, high.taps, lines), [], line)
@@ -323,7 +323,7 @@ class Sums:
         v, b = self.v, self.b
         deep, high, wide = self.axes
         o, p = divmod(line, high.count)
-        down = deep.met(o, d)
-        across = high.met(p, h)
+        down = deep.input_index(o, d)
+        across = high.input_index(p, h)
         at = v.at(source, (down * high.extent + across) * wide.extent)
         return at, count_inside(b, self.axes, down, across, wide.extent)

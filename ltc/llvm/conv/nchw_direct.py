@@ -16,7 +16,7 @@ class DirectSums(Sums):
     def _vectors(self) -> int:
         return max(1, min(4, -(-self.width // self.v.width)))
 
-    def _emit(self, units: int) -> None:
+    def _emit(self, items: int) -> None:
         lines = self.images * self.groups * self.lines
         self.b.loop(*self.b.share(lines), 1, [], self._direct_line)
 
@@ -82,7 +82,7 @@ class DirectSums(Sums):
     def _operand_vector(self, line: str, column: Index, w: Index, limit: Index) -> str:
         """What adjacent columns of the result meet at one tap."""
         v, axis = self.v, self.axes[2]
-        first = axis.met(column, w)
+        first = axis.input_index(column, w)
         return v.strided(line, first, axis.stride, v.masks_of(first, axis.stride, limit))
 
     def _store_spread_line(self, value, row, line, column, mask) -> None:

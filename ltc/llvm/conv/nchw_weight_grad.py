@@ -1,7 +1,7 @@
 """The gradient of a convolution's weight: sums over images and positions, in one fixed order.
 
-Images fall into slots, whose sums are kept apart and added at the end, so that neither tasks nor
-threads change a bit.  For some lines of the result at a time, the gradient is turned so that output
+Images fall into chunks, whose sums are kept apart and added at the end, so that neither tasks nor
+threads change a bit.  For some lines of the result at a time, the gradient is transposed so that output
 channels are adjacent, and the operand is copied with its padding; then each tap is a product.
 
 Letters: N images, O output channels of a group, C operand channels of a group, T taps.
@@ -15,7 +15,7 @@ import torch
 
 from ltc.llvm.conv.axes import Axes, count_inside, forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
-from ltc.llvm.conv.split_images import UNITS, Slots, adding_kernel
+from ltc.llvm.conv.split_images import WORK_ITEMS, ImageSplit, adding_kernel
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
@@ -30,7 +30,7 @@ from ltc.llvm.emit.vectors import (
     transposed,
 )
 
-COPIED_BYTES = 128 * 1024  # of the operand, beside the turned gradient in a level-2 cache
+COPIED_BYTES = 128 * 1024  # of the operand, beside the transposed gradient in a level-2 cache
 TURNED_POSITIONS = 1024
 FEW_CHANNELS = 4  # a group with fewer output channels leaves most of a vector empty
 MOST_STATIC_ROWS = 160  # (channel, tap) pairs that may each have code of their own
@@ -43,7 +43,7 @@ def convolution_weight_gradient(
     """The gradient [O, C / groups, *kernel] of a convolution's weight.
 
     arguments  "gradient" [N, O, *windows], "operand" [N, C, *spatial], "result"; between them
-               "partial", the sums of each slot, as they are computed
+               "partial", the sums of each chunk, as they are computed
     epilogue   maps a vector of sums to the vector stored: its row is the output channel, its column
                the position in the flat [C / groups, *kernel]
     operands   pointers that the epilogue reads, %p2 and on of the last kernel
@@ -54,15 +54,15 @@ def convolution_weight_gradient(
     axes = forward_axes(*geometry.window)
     if geometry.weight[0] // geometry.groups < FEW_CHANNELS:
         return KernelSequence((_direct(name, dtype, geometry, axes, isa, epilogue, operands),), {})
-    body = _SlotSums(dtype, geometry, axes, isa)
-    slots = Slots(body.slots, body.groups, body.outputs, body.panel, body.rows)
-    last = adding_kernel(name, dtype, isa, slots, lambda column: column, epilogue, operands)
+    body = _PartialSums(dtype, geometry, axes, isa)
+    split = ImageSplit(body.chunks, body.groups, body.outputs, body.panel, body.rows)
+    last = adding_kernel(name, dtype, isa, split, lambda column: column, epilogue, operands)
     kernels = (body.kernel(name), last)
     return KernelSequence(kernels, {"partial": body.partial_bytes})
 
 
-class _SlotSums:
-    """partial[slot, group, panel, c * T + t, o]: what each slot's images add to the gradient.
+class _PartialSums:
+    """partial[chunk, group, panel, c * T + t, o]: what each chunk's images add to the gradient.
 
     The pointers are the gradient, the operand and the partial sums.
     """
@@ -82,7 +82,7 @@ class _SlotSums:
         self.panels = -(-self.outputs // self.panel)
         self.rows = self.channels * self.taps
         parts = self.groups * self.panels
-        self.slots = max(1, min(self.images, -(-UNITS // max(1, parts))))
+        self.chunks = max(1, min(self.images, -(-WORK_ITEMS // max(1, parts))))
         self.block = (isa.registers - self.vectors - (1 if isa.fused else 2)) // self.vectors
         self.static = self.channels < 8 and self.rows <= MOST_STATIC_ROWS
         self._choose_strip()
@@ -102,7 +102,7 @@ class _SlotSums:
 
     @property
     def partial_size(self) -> int:
-        return self.slots * self.groups * self.panels * self.rows * self.panel
+        return self.chunks * self.groups * self.panels * self.rows * self.panel
 
     @property
     def partial_bytes(self) -> int:
@@ -110,36 +110,36 @@ class _SlotSums:
 
     @property
     def stack_bytes(self) -> int:
-        turned = self.lines * self.axes[2].count * self.panel
-        return (turned + self.depth * self.channel_pitch) * BYTES[self.v.element]
+        transposed = self.lines * self.axes[2].count * self.panel
+        return (transposed + self.depth * self.channel_pitch) * BYTES[self.v.element]
 
-    # --- the sums of a slot -----------------------------------------------------------------------
+    # --- the sums of a chunk -----------------------------------------------------------------------
 
     def kernel(self, name: str) -> GeneratedKernel:
         v, b = self.v, self.b
-        units = self.slots * self.groups * self.panels
+        items = self.chunks * self.groups * self.panels
         require_stack(self.stack_bytes, "weight gradient")
         work = 2 * self.images * self.positions * self.groups * self.outputs * self.rows
-        if units and self.rows:
-            self.turned = reserved(
+        if items and self.rows:
+            self.transposed = reserved(
                 b, (self.lines * max(1, self.axes[2].count) + v.width) * self.panel, v.element
             )
             self.copied = reserved(b, self.depth * self.channel_pitch + v.width, v.element)
-            b.loop(*b.share(units), 1, [], self._unit)
+            b.loop(*b.share(items), 1, [], self._work_item)
         text = function_text(name, 3, b)
-        tasks = tasks_for(work, units, 1)
+        tasks = tasks_for(work, items, 1)
         return GeneratedKernel(name, text, ("gradient", "operand", "partial"), tasks, work)
 
-    def _unit(self, unit: Index, _) -> None:
-        """All images of one slot, for one panel of output channels."""
+    def _work_item(self, item: Index, _) -> None:
+        """All images of one chunk, for one panel of output channels."""
         v, b = self.v, self.b
-        slot, part = divmod(unit, self.groups * self.panels)
+        chunk, part = divmod(item, self.groups * self.panels)
         group, panel = divmod(part, self.panels)
         size = self.rows * self.panel
-        self.partial = v.at("%p2", unit * size, v.element)
+        self.partial = v.at("%p2", item * size, v.element)
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
-        first = slot * self.images // self.slots
-        last = (slot + 1) * self.images // self.slots
+        first = chunk * self.images // self.chunks
+        last = (chunk + 1) * self.images // self.chunks
 
         def image(n: Index, _) -> None:
             part = n * self.groups + group
@@ -168,7 +168,7 @@ class _SlotSums:
         b.loop(0, self.channels, self.depth, [], channels)
 
     def _turn(self, gradient: str, panel: Index, positions: Index) -> None:
-        """turned[position, output channel] of one panel."""
+        """transposed[position, output channel] of one panel."""
         v, n = self.v, self.v.width
 
         def square(p: Index, j: Index, _) -> None:
@@ -179,7 +179,7 @@ class _SlotSums:
                 if self.outputs % self.panel:
                     channel = least(channel, self.outputs - 1)
                 lines.append(v.load(gradient, channel * self.positions + p, mask))
-            target = v.at(self.turned, p * self.panel + j, v.element)
+            target = v.at(self.transposed, p * self.panel + j, v.element)
             for i, line in enumerate(transposed(self.b, lines, v.element)):
                 v.store_computed(line, target, i * self.panel)
 
@@ -190,7 +190,7 @@ class _SlotSums:
         v, b, (axis, high, wide) = self.v, self.b, self.axes
 
         def one_line(c: Index, d: Index, i: Index, _) -> None:
-            down = axis.met(deep, d)
+            down = axis.input_index(deep, d)
             across = line * high.stride + high.first + i
             limit = count_inside(b, self.axes, down, across, wide.extent)
             source = (c * axis.extent + down) * high.extent + across
@@ -266,7 +266,7 @@ class _SlotSums:
 
         def line(i: Index, values: list[str]) -> list[str]:
             here = v.at(source, i * (high.stride * self.pitch), v.element)
-            there = v.at(self.turned, i * (wide.count * self.panel), v.element)
+            there = v.at(self.transposed, i * (wide.count * self.panel), v.element)
 
             def position(j: Index, values: list[str]) -> list[str]:
                 right = v.at(there, j * self.panel, v.element)
@@ -287,13 +287,13 @@ class _SlotSums:
 def _direct(name, dtype, geometry: Geometry, axes: Axes, isa, epilogue, operands):
     """For depthwise and narrow groups: each weight's gradient is one sum along the lines."""
     body = _LineSums(dtype, geometry, axes, isa, epilogue)
-    units = body.kernels * axes[0].taps * axes[1].taps
-    if units:
-        body.b.loop(*body.b.share(units), 1, [], body.unit)
+    items = body.kernels * axes[0].taps * axes[1].taps
+    if items:
+        body.b.loop(*body.b.share(items), 1, [], body.item)
     arguments = ("gradient", "operand", "result", *(f"operand{i}" for i in range(operands)))
     work = 2 * body.images * body.positions * body.kernels * body.taps
     text = function_text(name, len(arguments), body.b)
-    return GeneratedKernel(name, text, arguments, tasks_for(4 * work, units, 1), work)
+    return GeneratedKernel(name, text, arguments, tasks_for(4 * work, items, 1), work)
 
 
 class _LineSums:
@@ -317,7 +317,7 @@ class _LineSums:
         self.taps = deep.taps * high.taps * wide.taps
         self.row = reserved(self.b, wide.taps + v.width, v.element)
 
-    def unit(self, number: Index, _) -> None:
+    def item(self, number: Index, _) -> None:
         v, b, (deep, high, wide) = self.v, self.b, self.axes
         rest, h = divmod(number, high.taps)
         rest, d = divmod(rest, deep.taps)
@@ -341,7 +341,7 @@ class _LineSums:
         """The sums, and what line `i` of an image adds to each of them."""
         v, b, (deep, high, wide) = self.v, self.b, self.axes
         o, p = divmod(i, high.count)
-        down, across = deep.met(o, d), high.met(p, h)
+        down, across = deep.input_index(o, d), high.input_index(p, h)
         end = count_inside(b, self.axes, down, across, wide.count)
         source = v.at(source, (down * high.extent + across) * wide.extent)
         gradient = v.at(gradient, i * wide.count)
@@ -350,7 +350,7 @@ class _LineSums:
             x = v.load(gradient, j, v.first(wide.count - j))
             result = []
             for w, total in enumerate(sums):
-                first = wide.met(j, w)
+                first = wide.input_index(j, w)
                 masks = v.masks_of(first, wide.stride, wide.extent)
                 y = v.strided(source, first, wide.stride, masks)
                 result.append(v.multiply_add(x, y, total))

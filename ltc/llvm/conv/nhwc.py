@@ -17,7 +17,7 @@ import torch
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases, padded
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_few_channels import ChannelTotals, sums_across_lanes
-from ltc.llvm.conv.nhwc_input_tile import ascending, most_images, strip_extents, strip_of
+from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, most_images, strip_extents
 from ltc.llvm.conv.nhwc_tiling import tile_shape
 from ltc.llvm.conv.nhwc_weight_packing import WeightPacker
 from ltc.llvm.emit.builder import Builder, function_text
@@ -39,7 +39,7 @@ PACKED_BYTES = 160 * 1024  # of one block of weights: a level-2 cache holds it b
 STRIP_PIXELS = 512  # so many positions pay for the packing of the weights
 STRIP_BYTES = 1280 * 1024
 STORING = 8  # multiplications that take as long as storing one result: all there is without taps
-UNITS = 16  # that a launch falls into, where there are enough panels
+WORK_ITEMS = 16  # that a launch falls into, where there are enough panels
 
 
 def channels_last_convolution(
@@ -146,7 +146,7 @@ class _Tiles:
         )
         self.strips = -(-high.count // max(1, self.lines))
         apart = sizes.left * sizes.groups
-        self.strip = strip_of(v, self.axes, sizes.left, apart, self.images, self.lines)
+        self.input_tile = input_tile_of(v, self.axes, sizes.left, apart, self.images, self.lines)
         self._choose_block()
         self.packer = WeightPacker(
             v, self.axes, extents, sizes.left, sizes.right, self.panel, self.depth, forward
@@ -162,12 +162,12 @@ class _Tiles:
             blocks = -(-left // fitting)
             self.depth = -(-left // (blocks * 16)) * 16
         self.waits = self.depth < left
-        self.joins_taps = self.strip.taps_touch and not self.waits
+        self.joins_taps = self.input_tile.taps_touch and not self.waits
 
     @property
     def stack_bytes(self) -> int:
         waiting = self.pixels * self.panel * BYTES[self.v.element] if self.waits else 0
-        return self.strip.bytes + self.packer.bytes + waiting
+        return self.input_tile.bytes + self.packer.bytes + waiting
 
     def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
         sizes, (deep, high, wide) = self.sizes, self.axes
@@ -175,7 +175,7 @@ class _Tiles:
         positions = deep.count * high.count * wide.count
         work = 2 * sizes.images * positions * sizes.groups * sizes.left * sizes.right * self.taps
         strips = -(-sizes.images // self.images) * deep.count * self.strips * sizes.groups
-        parts = max(1, min(self.panels, UNITS // max(1, strips)))
+        parts = max(1, min(self.panels, WORK_ITEMS // max(1, strips)))
         if positions and sizes.right:
             self._emit()
         arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
@@ -188,22 +188,22 @@ class _Tiles:
 
     def _emit(self) -> None:
         v, b, deep = self.v, self.b, self.axes[0]
-        self.strip.reserve()
+        self.input_tile.reserve()
         self.packer.reserve()
         if self.waits:
             self.waiting = reserved(b, self.pixels * self.panel, v.element)
         blocks = (b.number(0) + (self.images - 1)) // self.images
         strips = blocks * (deep.count * self.strips)
-        units = strips * self.sizes.groups * b.number(1)
+        items = strips * self.sizes.groups * b.number(1)
 
-        def unit(number: Index, _) -> None:
+        def item(number: Index, _) -> None:
             # One after the other, the strips that read the same weights.
             rest = number // strips
             strip = number - rest * strips
             part, group = divmod(rest, self.sizes.groups)
             self._strip(strip, part, group)
 
-        b.loop(*b.share(units), 1, [], unit)
+        b.loop(*b.share(items), 1, [], item)
 
     def _strip(self, strip: Index, part: Index, group: Index) -> None:
         b, (deep, high, _) = self.b, self.axes
@@ -217,7 +217,7 @@ class _Tiles:
             self.line_count = least(self.lines, high.count - self.first_line)
         self.group = group
         channel = group * self.sizes.left
-        self.strip.copy(
+        self.input_tile.copy(
             "%p1", channel, self.first_image, self.image_count, self.deep, self.first_line
         )
         parts = b.number(1)
@@ -255,7 +255,7 @@ class _Tiles:
             for width, count in tile.widths:
 
                 def one(j: Index, _=None, width=width) -> None:
-                    place = v.at(self.strip.memory, self.strip.place(n, i, j), v.element)
+                    place = v.at(self.input_tile.memory, self.input_tile.place(n, i, j), v.element)
                     body(place, (n, i, j), (tile.height, width))
 
                 if count == 1:
@@ -285,7 +285,7 @@ class _Tiles:
     def _accumulate(self, place: str, spot, shape, start: Index, depth: Index, sums) -> list[str]:
         """`sums`, or zeros, plus the products of a block of channels at every tap."""
         v, b, count = self.v, self.b, self.tile.vectors
-        rows = [self.strip.place(*member) for member in self._members(shape)]
+        rows = [self.input_tile.place(*member) for member in self._members(shape)]
         _, high, wide = self.kernel_taps
         sums = sums or [v.zero] * (len(rows) * count)
 
@@ -300,7 +300,7 @@ class _Tiles:
             return result
 
         def segment(d: Index, h: Index, w: Index, run: Index, values: list[str]) -> list[str]:
-            left = v.at(place, self.strip.tap(d, h, w) + start, v.element)
+            left = v.at(place, self.input_tile.tap(d, h, w) + start, v.element)
             tap = (d * high + h) * wide + w
             right = v.at(self.packer.memory, tap * (self.depth * self.panel), v.element)
             return b.loop(0, run, 1, v.typed(values), lambda k, j: step(left, right, k, j))

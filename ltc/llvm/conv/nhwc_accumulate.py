@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ltc.llvm.conv.axes import Axes, padded
 from ltc.llvm.conv.geometry import Geometry
-from ltc.llvm.conv.nhwc_input_tile import Strip, ascending, strip_extents
+from ltc.llvm.conv.nhwc_input_tile import InputTile, ascending, strip_extents
 from ltc.llvm.emit.builder import Builder, function_text, multiples
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
@@ -39,7 +39,9 @@ class Strips:
             self.axes, self.channels, BYTES[v.element], (1, 1), STRIP_PIXELS, STRIP_BYTES
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
-        self.strip = Strip(v, self.axes, self.channels, self.channels, self.images, self.lines)
+        self.input_tile = InputTile(
+            v, self.axes, self.channels, self.channels, self.images, self.lines
+        )
         self.vectors = -(-self.channels // v.width)
         self.work = 2 * geometry.operand[0] * self.channels * geometry.weight[1] * self.taps
         for axis in axes:
@@ -78,19 +80,19 @@ class StripSums(Strips):
     def kernel(self, name: str, operand: str, operands: int) -> GeneratedKernel:
         v, b, deep = self.v, self.b, self.axes[0]
         packed_size = max(1, self.taps * self.right) * self.packed_row
-        require_stack(self.strip.bytes + packed_size * BYTES[v.element], "convolution")
+        require_stack(self.input_tile.bytes + packed_size * BYTES[v.element], "convolution")
         images = self.geometry.operand[0]
         each = deep.count * self.strips
-        units = -(-images // self.images) * each
+        items = -(-images // self.images) * each
         if self.work or not self.taps:
-            self.strip.reserve()
+            self.input_tile.reserve()
             self.packed = reserved(b, packed_size, v.element)
             self._pack()
             blocks = (b.number(0) + (self.images - 1)) // self.images
-            b.loop(*b.share(blocks * each), 1, [], lambda unit, _: self._unit(unit))
+            b.loop(*b.share(blocks * each), 1, [], lambda item, _: self._work_item(item))
         arguments = ("weight", operand, "result", *(f"operand{i}" for i in range(operands)))
         text = function_text(name, len(arguments), b, 1)
-        tasks = tasks_for(4 * self.work, units, 1)
+        tasks = tasks_for(4 * self.work, items, 1)
         return GeneratedKernel(name, text, arguments, tasks, self.work, (images,))
 
     def _pack(self) -> None:
@@ -112,13 +114,13 @@ class StripSums(Strips):
 
         self.b.loop(0, self.channels, v.width, [], vector)
 
-    def _unit(self, unit: Index) -> None:
+    def _work_item(self, item: Index) -> None:
         b = self.b
-        block, rest = divmod(unit, self.axes[0].count * self.strips)
+        block, rest = divmod(item, self.axes[0].count * self.strips)
         deep, number = divmod(rest, self.strips)
         first, line = block * self.images, number * self.lines
         images, lines = least(self.images, self.b.number(0) - first), self.lines_from(line)
-        self.strip.copy("%p1", 0, first, images, deep, line)
+        self.input_tile.copy("%p1", 0, first, images, deep, line)
         b.nest((images, lines), [], lambda n, i, _: self._line(
             n, i, self._position(first + n, deep, line + i)
         ))  # fmt: skip
@@ -133,8 +135,8 @@ class StripSums(Strips):
         for width, count in self.widths:
 
             def tile(j: Index, _=None, width=width) -> None:
-                place = self.strip.place(image, line, j) + channel
-                body(v.at(self.strip.memory, place, v.element), width, j)
+                place = self.input_tile.place(image, line, j) + channel
+                body(v.at(self.input_tile.memory, place, v.element), width, j)
 
             if count == 1:
                 tile(start)

@@ -13,7 +13,7 @@ import torch
 from ltc.llvm.conv.axes import Axes, forward_axes, gradient_phases
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_accumulate import Strips, StripSums
-from ltc.llvm.conv.split_images import Slots, adding_kernel, images_of
+from ltc.llvm.conv.split_images import ImageSplit, adding_kernel, images_of
 from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
@@ -56,9 +56,9 @@ def depthwise_weight_gradient(
     epilogue: Epilogue | None = None, operands: int = 0,
 ) -> KernelSequence:  # fmt: skip
     """The gradient [C, 1, *kernel] of the weight; arguments as channels_last_weight_gradient's."""
-    body = _DepthwiseSlotSums(dtype, geometry, isa)
-    last = adding_kernel(name, dtype, isa, body.slots, lambda column: column, epilogue, operands)
-    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.v.element)})
+    body = _DepthwisePartialSums(dtype, geometry, isa)
+    last = adding_kernel(name, dtype, isa, body.split, lambda column: column, epilogue, operands)
+    return KernelSequence((body.kernel(name), last), {"partial": body.split.bytes(body.v.element)})
 
 
 class _Sums(StripSums):
@@ -82,9 +82,9 @@ class _Sums(StripSums):
         def tap(d: Index, h: Index, w: Index, values: list[str]) -> list[str]:
             k = (d * high.taps + h) * wide.taps + w
             weight = v.load_computed(weights, k * self.packed_row)
-            here = v.at(place, self.strip.tap(d, h, w), v.element)
+            here = v.at(place, self.input_tile.tap(d, h, w), v.element)
             return [
-                v.multiply_add(v.load_computed(here, self.strip.place(0, 0, r)), weight, value)
+                v.multiply_add(v.load_computed(here, self.input_tile.place(0, 0, r)), weight, value)
                 for r, value in enumerate(values)
             ]
 
@@ -101,8 +101,8 @@ class _Sums(StripSums):
         v.store(value, "%p2", row * self.channels + channel, mask)
 
 
-class _DepthwiseSlotSums(Strips):
-    """partial[slot, vector of channels, tap, lane]: what each slot's images add to the gradient.
+class _DepthwisePartialSums(Strips):
+    """partial[chunk, vector of channels, tap, lane]: what each chunk's images add to the gradient.
 
     The pointers are the gradient, the operand and the partial sums; the number is the images.
     """
@@ -110,25 +110,25 @@ class _DepthwiseSlotSums(Strips):
     def __init__(self, dtype, geometry: Geometry, isa: Isa):
         super().__init__(dtype, geometry, forward_axes(*geometry.window), isa)
         count = max(1, min(MOST_SLOTS, geometry.operand[0]))
-        self.slots = Slots(count, 1, self.channels, self.v.width, self.taps)
+        self.split = ImageSplit(count, 1, self.channels, self.v.width, self.taps)
 
     def kernel(self, name: str) -> GeneratedKernel:
-        b, slots = self.b, self.slots
-        require_stack(self.strip.bytes, "convolution")
-        if slots.of_one:
-            self.strip.reserve()
-            b.loop(*b.share(slots.count), 1, [], self._slot)
+        b, split = self.b, self.split
+        require_stack(self.input_tile.bytes, "convolution")
+        if split.of_one:
+            self.input_tile.reserve()
+            b.loop(*b.share(split.count), 1, [], self._chunk)
         text = function_text(name, 3, b, 1)
-        tasks = tasks_for(4 * self.work, slots.count, 1)
+        tasks = tasks_for(4 * self.work, split.count, 1)
         arguments = ("gradient", "operand", "partial")
         images = self.geometry.operand[0]
         return GeneratedKernel(name, text, arguments, tasks, self.work, (images,))
 
-    def _slot(self, slot: Index, _) -> None:
-        v, b, size = self.v, self.b, self.slots.of_one
-        self.partial = v.at("%p2", slot * size, v.element)
+    def _chunk(self, chunk: Index, _) -> None:
+        v, b, size = self.v, self.b, self.split.of_one
+        self.partial = v.at("%p2", chunk * size, v.element)
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
-        first, last = images_of(slot, b.number(0), self.slots.count)
+        first, last = images_of(chunk, b.number(0), self.split.count)
 
         def images(n: Index, _) -> None:
             count = least(self.images, last - n)
@@ -141,21 +141,21 @@ class _DepthwiseSlotSums(Strips):
     def _strip(self, first: Index, images: Index, deep: Index, line: Index) -> None:
         v, b, (axis, high, wide) = self.v, self.b, self.axes
         lines = self.lines_from(line)
-        self.strip.copy("%p1", 0, first, images, deep, line)
+        self.input_tile.copy("%p1", 0, first, images, deep, line)
         # Taps whose sums are in registers together: all, or those of a line.
         together = self.taps <= MOST_TAPS_TOGETHER
         outer = (1, 1) if together else (axis.taps, high.taps)
         inner = (axis.taps, high.taps) if together else (1, 1)
         rest = itertools.product(range(inner[0]), range(inner[1]), range(wide.taps))
-        offsets = [self.strip.tap(*tap) for tap in rest]
+        offsets = [self.input_tile.tap(*tap) for tap in rest]
         zeros = v.typed([v.zero] * len(offsets))
 
         def taps(channel: Index, d: Index, h: Index, _) -> None:
-            source = v.at(self.strip.memory, self.strip.tap(d, h, 0) + channel, v.element)
+            source = v.at(self.input_tile.memory, self.input_tile.tap(d, h, 0) + channel, v.element)
             mask = self.mask(channel)
 
             def one_line(n: Index, i: Index, sums: list[str]) -> list[str]:
-                here = v.at(source, self.strip.place(n, i, 0), v.element)
+                here = v.at(source, self.input_tile.place(n, i, 0), v.element)
                 at = ((first + n) * axis.count + deep) * high.count + (line + i)
                 gradient = v.at("%p0", at * (wide.count * self.channels) + channel)
                 return self._line(here, gradient, mask, offsets, sums)
@@ -175,7 +175,7 @@ class _DepthwiseSlotSums(Strips):
 
         def position(j: Index, sums: list[str]) -> list[str]:
             factor = v.load(gradient, j * self.channels, mask)
-            spot = v.at(operand, self.strip.place(0, 0, j), v.element)
+            spot = v.at(operand, self.input_tile.place(0, 0, j), v.element)
             return [
                 v.multiply_add(factor, v.load_computed(spot, offset), value)
                 for offset, value in zip(offsets, sums)

@@ -45,7 +45,7 @@ class ChannelTotals(StripSums):
         def line(d: Index, h: Index, values: list[str]) -> list[str]:
             row = (d * high.taps + h) * (self.axes[2].taps * self.right)
             weights = v.at(self.packed, row * self.packed_row, v.element)
-            here = v.at(place, self.strip.tap(d, h, 0), v.element)
+            here = v.at(place, self.input_tile.tap(d, h, 0), v.element)
             return b.loop(0, self.channels, v.width, v.typed(values), lambda c, values: (
                 self._vector(v.at(here, c, v.element), v.at(weights, c, v.element), c, values)
             ))  # fmt: skip
@@ -71,7 +71,7 @@ class ChannelTotals(StripSums):
         found: dict[Index, list[tuple[int, int]]] = {}
         for r in range(width):
             for t in range(self.axes[2].taps):
-                element = self.strip.place(0, 0, r) + self.strip.tap(0, 0, t)
+                element = self.input_tile.place(0, 0, r) + self.input_tile.tap(0, 0, t)
                 found.setdefault(element, []).append((r, t))
         return dict(sorted(found.items()))
 

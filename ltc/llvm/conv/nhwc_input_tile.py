@@ -20,16 +20,16 @@ FETCHED_COLUMNS = 8  # ahead of the one that is read where it lies
 
 def ascending(axes: Axes) -> Axes:
     """The same axes with their taps in the order in which the operand's elements lie."""
-    return tuple(_turned(axis) if axis.step < 0 else axis for axis in axes)
+    return tuple(_reversed(axis) if axis.step < 0 else axis for axis in axes)
 
 
-def _turned(axis: Axis) -> Axis:
+def _reversed(axis: Axis) -> Axis:
     last = axis.taps - 1
     (first, step), (tap, apart) = (axis.first, axis.step), axis.kernel
     return replace(axis, first=first + last * step, step=-step, kernel=(tap + last * apart, -apart))
 
 
-class Strip:
+class InputTile:
     """copied[image, depth tap, line, column, channel]: what some lines of the result meet.
 
     axes      as `ascending` gives them
@@ -72,7 +72,7 @@ class Strip:
         size = axis.extent * high.extent * wide.extent * self.apart
 
         def one_line(n: Index, d: Index, i: Index, _) -> None:
-            down = axis.met(deep, d)
+            down = axis.input_index(deep, d)
             across = line * high.stride + high.first + i
             inside = b.value(
                 f"and i1 {b.value(f'icmp ult i64 {down}, {axis.extent}')}, "
@@ -153,8 +153,8 @@ class Strip:
         return self.axes[2].step == 1 and self.pixel == self.channels
 
 
-class UncopiedStrip(Strip):
-    """The lines where they are in the operand, as `strip_of` finds it possible."""
+class UncopiedInputTile(InputTile):
+    """The lines where they are in the operand, as `input_tile_of` finds it possible."""
 
     def __init__(self, v: Vectors, axes: Axes, channels: int, apart: int):
         self.v, self.axes, self.channels, self.apart = v, axes, channels, apart
@@ -184,16 +184,16 @@ class UncopiedStrip(Strip):
             v.builder.prefetch(v.at(ahead, channels - 1))
 
 
-def strip_of(
+def input_tile_of(
     v: Vectors, axes: Axes, channels: int, apart: int, images: int, lines: int
-) -> Strip:  # fmt: skip
+) -> InputTile:  # fmt: skip
     """A copy, unless it would be read but once: where no position meets a second element."""
     once = all(axis.taps <= 1 for axis in axes)
     inside = all(axis.first == 0 and _reach(axis, axis.count) <= axis.extent for axis in axes)
     aliases = apart * BYTES[v.element] % ALIASING_BYTES == 0
     if once and inside and not aliases and v.stored == v.element:
-        return UncopiedStrip(v, axes, channels, apart)
-    return Strip(v, axes, channels, apart, images, lines)
+        return UncopiedInputTile(v, axes, channels, apart)
+    return InputTile(v, axes, channels, apart, images, lines)
 
 
 def _reach(axis: Axis, positions: int) -> int:

@@ -12,8 +12,8 @@ import torch
 from ltc.llvm.conv.axes import forward_axes
 from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel, GradientPanel
-from ltc.llvm.conv.nhwc_input_tile import ascending, strip_extents, strip_of
-from ltc.llvm.conv.split_images import Adder, adding_kernel, images_of, slots_for
+from ltc.llvm.conv.nhwc_input_tile import ascending, input_tile_of, strip_extents
+from ltc.llvm.conv.split_images import Adder, adding_kernel, image_split, images_of
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
@@ -41,15 +41,15 @@ def channels_last_weight_gradient(
     arguments  "gradient" [N, *windows, O], "operand" [N, *spatial, C], "result", "partial"
     otherwise as `convolution_weight_gradient`
     """
-    body = SlotSums(dtype, geometry, isa)
+    body = PartialSums(dtype, geometry, isa)
     if body.adds_at_once:
         return KernelSequence((body.whole_kernel(name, epilogue, operands),), {})
-    last = adding_kernel(name, dtype, isa, body.slots, body.row_of, epilogue, operands)
-    return KernelSequence((body.kernel(name), last), {"partial": body.slots.bytes(body.v.element)})
+    last = adding_kernel(name, dtype, isa, body.split, body.row_of, epilogue, operands)
+    return KernelSequence((body.kernel(name), last), {"partial": body.split.bytes(body.v.element)})
 
 
-class SlotSums:
-    """partial[slot, group, panel, tap * C + c, o]: what each slot's images add to the gradient.
+class PartialSums:
+    """partial[chunk, group, panel, tap * C + c, o]: what each chunk's images add to the gradient.
 
     The kernel's number is the images.
     """
@@ -63,7 +63,7 @@ class SlotSums:
         self.taps = axes[0].taps * axes[1].taps * axes[2].taps
         vectors = 1 if self.outputs <= v.width else 2
         self.vectors, self.panel = vectors, vectors * v.width
-        self.slots = slots_for(
+        self.split = image_split(
             geometry.operand[0], self.groups, self.outputs, self.panel, self.taps * self.channels
         )
         most = (isa.registers - vectors - (1 if isa.fused else 2)) // vectors
@@ -72,8 +72,8 @@ class SlotSums:
         )
         self.strips = -(-axes[1].count // max(1, self.lines))
         apart = self.channels * self.groups
-        self.strip = strip_of(v, axes, self.channels, apart, self.images, self.lines)
-        self.joins_taps = self.strip.taps_touch and self._joining_pays(most)
+        self.input_tile = input_tile_of(v, axes, self.channels, apart, self.images, self.lines)
+        self.joins_taps = self.input_tile.taps_touch and self._joining_pays(most)
         self.line_run = self.channels * (axes[2].taps if self.joins_taps else 1)
         self.across = 1 if self.joins_taps else axes[2].taps
         self.joins_lines = self.joins_taps and self.line_run * axes[1].taps <= most
@@ -84,7 +84,7 @@ class SlotSums:
         self.images_last = self.images > axes[2].count
         shape = (v, axes, self.outputs * self.groups, self.outputs, vectors)
         self.gradient = CopiedGradientPanel(*shape, self.images, self.lines)
-        if self.slots.rows <= min(most, self.run):
+        if self.split.rows <= min(most, self.run):
             self.gradient = GradientPanel(*shape)
 
     def _joining_pays(self, most: int) -> bool:
@@ -109,71 +109,71 @@ class SlotSums:
 
     @property
     def stack_bytes(self) -> int:
-        return self.strip.bytes + self.gradient.bytes
+        return self.input_tile.bytes + self.gradient.bytes
 
     @property
     def adds_at_once(self) -> bool:
         """Whether a task has all that a panel is the sum of, in memory of its own."""
-        needed = self.stack_bytes + self.slots.rows * self.panel * BYTES[self.v.element]
-        return self.slots.count == 1 and needed <= STACK_BYTES
+        needed = self.stack_bytes + self.split.rows * self.panel * BYTES[self.v.element]
+        return self.split.count == 1 and needed <= STACK_BYTES
 
     def kernel(self, name: str) -> GeneratedKernel:
         """The partial sums: "gradient", "operand", "partial"."""
-        v, slots = self.v, self.slots
-        size = slots.rows * slots.panel
-        self._emit("%p0", "%p1", lambda unit: v.at("%p2", unit * size, v.element), None)
+        v, split = self.v, self.split
+        size = split.rows * split.panel
+        self._emit("%p0", "%p1", lambda item: v.at("%p2", item * size, v.element), None)
         return self._finished(name, ("gradient", "operand", "partial"))
 
     def whole_kernel(self, name: str, epilogue: Epilogue | None, operands: int) -> GeneratedKernel:
         """The gradient itself.  What its epilogue waits for, others can compute meanwhile."""
-        v, slots = self.v, self.slots
-        adder = Adder(v, slots, self.row_of, epilogue)
-        partial = reserved(self.b, slots.rows * slots.panel, v.element)
+        v, split = self.v, self.split
+        adder = Adder(v, split, self.row_of, epilogue)
+        partial = reserved(self.b, split.rows * split.panel, v.element)
 
         def add(group: Index, panel: Index) -> None:
             self.b.loop(
                 0, adder.squares, 1, [], lambda square, _: adder.add(partial, group, panel, square)
             )
 
-        self._emit("%p0", f"%p{2 + operands}", lambda unit: partial, add)
+        self._emit("%p0", f"%p{2 + operands}", lambda item: partial, add)
         read = tuple(f"operand{i}" for i in range(operands))
         return self._finished(name, ("gradient", "result", *read, "operand"))
 
     def _emit(self, gradient: str, operand: str, partial_of, then) -> None:
-        b, slots = self.b, self.slots
+        b, split = self.b, self.split
         self.pointers = gradient, operand
         require_stack(self.stack_bytes, "convolution")
-        if not (slots.count * slots.groups * slots.panels and slots.rows):
+        if not (split.count * split.groups * split.panels and split.rows):
             return
-        self.strip.reserve()
+        self.input_tile.reserve()
         self.gradient.reserve()
 
-        def unit(number: Index, _) -> None:
+        def item(number: Index, _) -> None:
             self.partial = partial_of(number)
-            group, panel = self._unit(number)
+            group, panel = self._work_item(number)
             if then is not None:
                 then(group, panel)
 
-        b.loop(*b.share(slots.count * slots.groups * slots.panels), 1, [], unit)
+        b.loop(*b.share(split.count * split.groups * split.panels), 1, [], item)
 
     def _finished(self, name: str, arguments: tuple[str, ...]) -> GeneratedKernel:
-        slots = self.slots
+        split = self.split
         images, outputs, *windows = self.geometry.result
-        work = 2 * images * outputs * slots.rows
+        work = 2 * images * outputs * split.rows
         for extent in windows:
             work *= extent
-        tasks = tasks_for(work, slots.count * slots.groups * slots.panels, 1)
+        tasks = tasks_for(work, split.count * split.groups * split.panels, 1)
         text = function_text(name, len(arguments), self.b, 1)
         return GeneratedKernel(name, text, arguments, tasks, work, (images,))
 
-    def _unit(self, unit: Index) -> tuple[Index, Index]:
-        """All images of one slot, for one panel of output channels: its (group, panel)."""
-        v, b, slots = self.v, self.b, self.slots
-        slot, part = divmod(unit, slots.groups * slots.panels)
-        group, panel = divmod(part, slots.panels)
-        size = slots.rows * slots.panel
+    def _work_item(self, item: Index) -> tuple[Index, Index]:
+        """All images of one chunk, for one panel of output channels: its (group, panel)."""
+        v, b, split = self.v, self.b, self.split
+        chunk, part = divmod(item, split.groups * split.panels)
+        group, panel = divmod(part, split.panels)
+        size = split.rows * split.panel
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.partial, i))
-        first, last = images_of(slot, b.number(0), slots.count)
+        first, last = images_of(chunk, b.number(0), split.count)
         column = panel * self.panel
 
         def images(n: Index, _) -> None:
@@ -192,7 +192,7 @@ class SlotSums:
             lines = least(self.lines, high.count - line)
         channel = group * self.channels
         gradient, operand = self.pointers
-        self.strip.copy(operand, channel, image, count, deep, line)
+        self.input_tile.copy(operand, channel, image, count, deep, line)
         output = group * self.outputs + column
         self.gradient.begin(gradient, output, column, image, deep, line)
         self.gradient.fill(count, lines)
@@ -205,7 +205,7 @@ class SlotSums:
                 down = most(0, first), least(lines, end)
             across = (0, wide.count) if self.joins_taps else wide.positions_inside(w)
             tap = (d * high.taps + h) * wide.taps + w
-            source = v.at(self.strip.memory, self.strip.tap(d, h, w), v.element)
+            source = v.at(self.input_tile.memory, self.input_tile.tap(d, h, w), v.element)
             target = v.at(self.partial, tap * (self.channels * self.panel), v.element)
 
             def block(k: Index, rows: int) -> None:
@@ -230,12 +230,12 @@ class SlotSums:
         order = (1, 2, 0) if self.images_last else (0, 1, 2)
 
         def position(n: Index, i: Index, j: Index, values: list[str]) -> list[str]:
-            left = v.at(source, self.strip.place(n, i, j), v.element)
+            left = v.at(source, self.input_tile.place(n, i, j), v.element)
             ys, result = self.gradient.read(n, i, j), []
-            self.strip.fetch(left, rows)
+            self.input_tile.fetch(left, rows)
             for r in range(rows):
                 h, k = divmod(r, self.line_run)
-                x = v.splat(v.computed_scalar(left, self.strip.tap(0, h, 0) + k))
+                x = v.splat(v.computed_scalar(left, self.input_tile.tap(0, h, 0) + k))
                 for u, y in enumerate(ys):
                     result.append(v.multiply_add(x, y, values[r * count + u]))
             return result

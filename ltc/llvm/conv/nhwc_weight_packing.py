@@ -48,7 +48,7 @@ class WeightPacker:
             self._pack_gradient(group, column, start, depth)
 
     def _pack_forward(self, group, column, start, depth) -> None:
-        """Squares of (right, left and tap), turned; each row goes where its tap and channel are."""
+        """Squares of (right, left and tap), transposed; each row goes where its tap and channel are."""
         v, n, size = self.v, self.v.width, self.size
         run, limit = self.left * size, depth * size
         base = v.at("%p0", group * (self.right * run) + start * size)

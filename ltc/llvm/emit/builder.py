@@ -176,10 +176,10 @@ class Builder:
 
     # --- addresses, in elements ------------------------------------------------------------------
 
-    def share(self, units: Index) -> tuple[Index, Index]:
-        """The units of this task: from the first up to but not including the second."""
+    def share(self, items: Index) -> tuple[Index, Index]:
+        """The items of this task: from the first up to but not including the second."""
         task, tasks = self.index("%task"), self.index("%tasks")
-        return task * units // tasks, (task + 1) * units // tasks
+        return task * items // tasks, (task + 1) * items // tasks
 
     def address(self, pointer: str, offset: Index, element: str) -> str:
         if offset == 0:

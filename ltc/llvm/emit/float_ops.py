@@ -6,99 +6,150 @@ import math
 from collections.abc import Callable
 
 from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.dtype import literal
 
 INFINITY = math.inf
 _INTEGER = {"float": "i32", "double": "i64"}
+_SUFFIX = {"float": "f32", "double": "f64"}
+
+Operand = str | float  # a register, the text of a constant, or a number
 
 
 class Floats:
-    """Arithmetic on vectors of float or double, operands being names or Python numbers."""
+    """Arithmetic on vectors of so many lanes of float or double; on scalars where it is one.
 
-    def __init__(self, builder: Builder, scalar: str = "float"):
-        self.b, self.scalar, self.whole = builder, scalar, _INTEGER[scalar]
+    element    the type of a lane
+    vector     the type of a vector
+    mask_type  the type of a vector of truth values
+    words      the type of its bits
+    """
 
-    def _text(self, x) -> str:
-        return x if isinstance(x, str) else self.b.constant(self.scalar, x)
+    zero = "zeroinitializer"
 
-    def number(self, value: float) -> str:
-        """The operand that a Python number is."""
-        return self._text(value)
+    def __init__(self, builder: Builder, element: str = "float", width: int = 0):
+        self.builder, self.element, self.width = builder, element, width or builder.width
+        self.whole = _INTEGER[element]
+        self.vector, self.mask_type, self.words = map(self._of, (element, "i1", self.whole))
+        lanes = "" if self.width == 1 else f"v{self.width}"
+        self.suffix = lanes + _SUFFIX[element]
 
-    def add(self, x, y):
-        return self.b.binary("fadd", self.scalar, self._text(x), self._text(y))
+    def _of(self, scalar: str) -> str:
+        return scalar if self.width == 1 else f"<{self.width} x {scalar}>"
 
-    def sub(self, x, y):
-        return self.b.binary("fsub", self.scalar, self._text(x), self._text(y))
+    # --- operands
 
-    def mul(self, x, y):
-        return self.b.binary("fmul", self.scalar, self._text(x), self._text(y))
+    def constant(self, number: float) -> str:
+        text = literal(number, self.element)
+        return text if self.width == 1 else f"splat ({self.element} {text})"
 
-    def div(self, x, y):
-        return self.b.binary("fdiv", self.scalar, self._text(x), self._text(y))
+    def _text(self, x: Operand) -> str:
+        return x if isinstance(x, str) else self.constant(x)
 
-    def fma(self, x, y, z):
+    def _whole_text(self, x: int | str) -> str:
+        if isinstance(x, str):
+            return x
+        return str(x) if self.width == 1 else f"splat ({self.whole} {x})"
+
+    # --- arithmetic
+
+    def _binary(self, op: str, x: Operand, y: Operand) -> str:
+        return self.builder.value(f"{op} {self.vector} {self._text(x)}, {self._text(y)}")
+
+    def _intrinsic(self, name: str, *operands: Operand) -> str:
+        typed = [(self.vector, self._text(x)) for x in operands]
+        return self.builder.pure_call(f"llvm.{name}.{self.suffix}", self.vector, *typed)
+
+    def add(self, x: Operand, y: Operand) -> str:
+        return self._binary("fadd", x, y)
+
+    def sub(self, x: Operand, y: Operand) -> str:
+        return self._binary("fsub", x, y)
+
+    def mul(self, x: Operand, y: Operand) -> str:
+        return self._binary("fmul", x, y)
+
+    def div(self, x: Operand, y: Operand) -> str:
+        return self._binary("fdiv", x, y)
+
+    def fma(self, x: Operand, y: Operand, z: Operand) -> str:
         """x * y + z, rounded once."""
-        return self.b.intrinsic("fma", self.scalar, *map(self._text, (x, y, z)))
+        return self._intrinsic("fma", x, y, z)
 
-    def negative(self, x):
-        return self.b.value(f"fneg {self.b.of(self.scalar)} {self._text(x)}")
+    def multiply_add(self, x: Operand, y: Operand, z: Operand) -> str:
+        """x * y + z, with one rounding where the processor has that."""
+        return self._intrinsic("fmuladd", x, y, z)
 
-    def abs(self, x):
-        return self.b.intrinsic("fabs", self.scalar, x)
+    def negative(self, x: Operand) -> str:
+        return self.builder.value(f"fneg {self.vector} {self._text(x)}")
 
-    def copysign(self, x, sign):
-        return self.b.intrinsic("copysign", self.scalar, x, sign)
+    def abs(self, x: Operand) -> str:
+        return self._intrinsic("fabs", x)
 
-    def test(self, predicate, x, y):
-        return self.b.compare(predicate, self.scalar, self._text(x), self._text(y))
+    def copysign(self, x: Operand, sign: str) -> str:
+        return self._intrinsic("copysign", x, sign)
 
-    def select(self, condition, x, y):
-        return self.b.select(condition, self.scalar, self._text(x), self._text(y))
-
-    def at_most(self, x, limit):
-        """x, or the limit where it is larger; NaN stays."""
-        return self.select(self.test("ogt", x, limit), limit, x)
-
-    def at_least(self, x, limit):
-        return self.select(self.test("olt", x, limit), limit, x)
-
-    def polynomial(self, x, *coefficients):
+    def polynomial(self, x: str, *coefficients: Operand) -> str:
         """By Horner's rule, the highest power first."""
         result = coefficients[0]
         for coefficient in coefficients[1:]:
             result = self.fma(result, x, coefficient)
-        return result
+        return self._text(result)
 
-    def bits(self, x):
-        return self.b.convert("bitcast", self.scalar, x, self.whole)
-
-    def from_bits(self, x):
-        return self.b.convert("bitcast", self.whole, x, self.scalar)
-
-    def integer(self, op, x, y: int | str):
-        return self.b.binary(
-            op, self.whole, x, y if isinstance(y, str) else self.b.constant(self.whole, y)
+    def total(self, x: str) -> str:
+        """The sum of the lanes, as a scalar, added pairwise."""
+        function = f"llvm.vector.reduce.fadd.{self.suffix}"
+        self.builder.declare(function, self.element, self.element, self.vector)
+        return self.builder.value(
+            f"call reassoc {self.element} @{function}({self.element} 0.0, {self.vector} {x})"
         )
 
-    def of_quadrant(self, quadrant: str, sine: str, cosine: str) -> str:
-        """The sine of an angle `quadrant` quarter turns beyond the one whose sine is given."""
-        is_odd = self.b.compare(
-            "ne", self.whole, self.integer("and", quadrant, 1), self.b.constant(self.whole, 0)
+    # --- choices
+
+    def test(self, predicate: str, x: Operand, y: Operand) -> str:
+        """The mask of the lanes where an fcmp predicate holds."""
+        return self._binary(f"fcmp {predicate}", x, y)
+
+    def select(self, condition: str, x: Operand, y: Operand) -> str:
+        x, y = self._text(x), self._text(y)
+        return self.builder.value(
+            f"select {self.mask_type} {condition}, {self.vector} {x}, {self.vector} {y}"
         )
-        y = self.bits(self.select(is_odd, cosine, sine))
-        to_sign = {"i32": 30, "i64": 62}[self.whole]  # from bit 1 to the highest
-        sign = self.integer("shl", self.integer("and", quadrant, 2), to_sign)
-        return self.from_bits(self.integer("xor", y, sign))
+
+    def at_most(self, x: Operand, limit: Operand) -> str:
+        """x, or the limit where it is larger; NaN stays."""
+        return self.select(self.test("ogt", x, limit), limit, x)
+
+    def at_least(self, x: Operand, limit: Operand) -> str:
+        return self.select(self.test("olt", x, limit), limit, x)
 
     def where_any(self, condition: str, y: str, slowly: Callable[[], str]) -> str:
         """y, but what `slowly` gives in lanes where the condition holds; it runs if in any."""
-        b, any_lane = self.b, condition
-        if b.width > 1:
-            function = f"llvm.vector.reduce.or.v{b.width}i1"
-            any_lane = b.pure_call(function, "i1", (b.of("i1"), condition))
+        b, any_lane = self.builder, condition
+        if self.width > 1:
+            function = f"llvm.vector.reduce.or.v{self.width}i1"
+            any_lane = b.pure_call(function, "i1", (self.mask_type, condition))
 
         def chosen() -> list[str]:
             return [self.select(condition, slowly(), y)]
 
-        (result,) = b.when(any_lane, [(b.of(self.scalar), y)], chosen)
+        (result,) = b.when(any_lane, [(self.vector, y)], chosen)
         return result
+
+    # --- bits
+
+    def bits(self, x: str) -> str:
+        return self.builder.value(f"bitcast {self.vector} {x} to {self.words}")
+
+    def from_bits(self, x: str) -> str:
+        return self.builder.value(f"bitcast {self.words} {x} to {self.vector}")
+
+    def integer(self, op: str, x: str, y: int | str) -> str:
+        return self.builder.value(f"{op} {self.words} {x}, {self._whole_text(y)}")
+
+    def of_quadrant(self, quadrant: str, sine: str, cosine: str) -> str:
+        """The sine of an angle `quadrant` quarter turns beyond the one whose sine is given."""
+        is_odd = self.integer("icmp ne", self.integer("and", quadrant, 1), 0)
+        y = self.bits(self.select(is_odd, cosine, sine))
+        to_sign = {"i32": 30, "i64": 62}[self.whole]  # from bit 1 to the highest
+        sign = self.integer("shl", self.integer("and", quadrant, 2), to_sign)
+        return self.from_bits(self.integer("xor", y, sign))

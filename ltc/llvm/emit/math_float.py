@@ -72,7 +72,7 @@ def exp2(b: Builder, x: str) -> str:
 
 def _times_power(f: Floats, y, n, sum_):
     """y * 2**n for any n up to 254 either way: infinite, denormal or zero where that is so."""
-    b = f.b
+    b = f.builder
     if b.width % LANES == 0 and llvm_binding.has_feature("avx512f"):
         return b.by_parts(_scalef, LANES, "float", y, n)
     whole = f.integer("sub", f.bits(sum_), 0x4B400000)

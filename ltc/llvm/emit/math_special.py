@@ -49,8 +49,8 @@ def _digamma(b: Builder, d: Floats, x: str) -> str:
     )  # fmt: skip
     result = d.sub(call(b, "log", "double", z), d.mul(0.5, inverse))
     result = d.add(d.sub(result, d.mul(square, series)), total)
-    turned = d.div(math.pi, call(b, "tan", "double", d.mul(math.pi, fraction)))
-    result = d.select(negative, d.sub(result, turned), result)
+    reflected = d.div(math.pi, call(b, "tan", "double", d.mul(math.pi, fraction)))
+    result = d.select(negative, d.sub(result, reflected), result)
     pole = b.binary("and", "i1", negative, d.test("oeq", fraction, 0.0))
     result = d.select(pole, math.nan, result)
     at_zero = d.copysign(b.constant("double", math.inf), b.value(f"fneg {b.of('double')} {x}"))

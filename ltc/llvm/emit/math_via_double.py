@@ -94,7 +94,7 @@ def atan2(b: Builder, y: str, x: str) -> str:
     ratio = f.select(f.test("oeq", high, INFINITY), far, f.div(high, wide))
     ratio = f.select(f.test("oeq", high, 0.0), 0.0, ratio)
     angle = atan(b, f.select(f.test("uno", x, y), math.nan, ratio))
-    left = f.test("olt", f.copysign(f.number(1.0), x), 0.0)
+    left = f.test("olt", f.copysign(1.0, x), 0.0)
     return f.copysign(f.select(left, f.sub(math.pi, angle), angle), y)
 
 
@@ -113,7 +113,7 @@ def power(b: Builder, x: str, y: str) -> str:
     whole = f.test("oeq", b.intrinsic("trunc", "double", y), y)
     half = f.mul(y, 0.5)
     uneven = f.test("une", b.intrinsic("trunc", "double", half), half)
-    flips = f.select(uneven, f.copysign(f.number(1.0), x), 1.0)
+    flips = f.select(uneven, f.copysign(1.0, x), 1.0)
     result = f.select(whole, f.mul(result, flips), result)
     below = f.select(whole, result, math.nan)
     below = f.select(f.test("oeq", a, INFINITY), result, below)

@@ -11,7 +11,8 @@ from ltc.errors import Unsupported
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.conversions import from_memory
-from ltc.llvm.emit.dtype import BYTES, FORMS, literal
+from ltc.llvm.emit.dtype import BYTES, FORMS
+from ltc.llvm.emit.float_ops import Floats
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 
@@ -48,24 +49,18 @@ class GeneratedKernel:
         return replace(self, arguments=(*first, *self.arguments[len(first) :]))
 
 
-class Vectors:
-    """One vector register's worth of elements, computed in float32 or float64.
+class Vectors(Floats):
+    """One vector register's worth of elements: in memory, and computed in float32 or float64.
 
-    dtype    how the elements are stored; bfloat16 is computed in float32
-    width    elements in one vector
-    vector   the LLVM type of a vector of computed elements
+    dtype   how the elements are stored; bfloat16 is computed in float32
+    stored  its LLVM type
+    width   elements in one vector
     """
 
     def __init__(self, builder: Builder, isa: Isa, dtype: torch.dtype):
-        self.builder, self.isa, self.dtype = builder, isa, dtype
-        self.stored, self.element = FORMS[dtype].stored, FORMS[dtype].computed
-        self.width = isa.lanes(BYTES[self.element])
-        self.vector = f"<{self.width} x {self.element}>"
-        self.mask_type = f"<{self.width} x i1>"
-        self.zero = "zeroinitializer"
-        with builder.lanes(self.width):
-            self._suffix = builder.suffix(self.element)
-        self._fmuladd = f"llvm.fmuladd.{self._suffix}"
+        form = FORMS[dtype]
+        super().__init__(builder, form.computed, isa.lanes(BYTES[form.computed]))
+        self.isa, self.dtype, self.stored = isa, dtype, form.stored
 
     # --- addresses
 
@@ -85,10 +80,14 @@ class Vectors:
 
     def between(self, first: Index, limit: Index, stride: int = 1) -> str:
         """The mask of the lanes whose number, first + lane * stride, is in [0, limit)."""
-        b, words = self.builder, f"<{self.width} x i32>"
-        lanes = multiples(self.width, stride)
-        at = b.value(f"add {words} {self.splat(self.narrow(first), 'i32')}, {lanes}")
-        return b.value(f"icmp ult {words} {at}, {self.splat(self.narrow(limit), 'i32')}")
+        at, last = self.numbers(first, stride), self.splat(self.narrow(limit), "i32")
+        return self.builder.value(f"icmp ult <{self.width} x i32> {at}, {last}")
+
+    def numbers(self, first: Index, stride: int = 1, element: str = "i32") -> str:
+        """first, first + stride, ... of the lanes, of an integer type."""
+        start = self.splat(self.narrow(first) if element == "i32" else first, element)
+        steps = multiples(self.width, stride, element)
+        return self.builder.value(f"add <{self.width} x {element}> {start}, {steps}")
 
     def narrow(self, x: Index) -> str | int:
         """An i64 as an i32."""
@@ -101,9 +100,6 @@ class Vectors:
                 ask(self.builder, row, column)
 
     # --- values
-
-    def constant(self, number: float) -> str:
-        return f"splat ({self.element} {literal(number, self.element)})"
 
     def splat(self, value: str | int, element: str = "", width: int = 0) -> str:
         """A vector whose lanes all are the scalar `value`."""
@@ -201,28 +197,9 @@ class Vectors:
         kept = value(f"select {self.mask_type} {nan}, {words} splat (i32 32704), {words} {high}")
         return value(f"trunc {words} {kept} to <{n} x i16>")
 
-    def multiply_add(self, x: str, y: str, total: str) -> str:
-        """x * y + total, with one rounding where the processor has that."""
-        type = self.vector
-        self.builder.declare(self._fmuladd, type, type, type, type)
-        return self.builder.value(
-            f"call {type} @{self._fmuladd}({type} {x}, {type} {y}, {type} {total})"
-        )
-
     def typed(self, values: list[str]) -> list[tuple[str, str]]:
         """Vectors as a loop carries them."""
         return [(self.vector, value) for value in values]
-
-    def add(self, x: str, y: str) -> str:
-        return self.builder.value(f"fadd {self.vector} {x}, {y}")
-
-    def total(self, x: str) -> str:
-        """The sum of the lanes, as a scalar, added pairwise."""
-        name = f"llvm.vector.reduce.fadd.{self._suffix}"
-        self.builder.declare(name, self.element, self.element, self.vector)
-        return self.builder.value(
-            f"call reassoc {self.element} @{name}({self.element} 0.0, {self.vector} {x})"
-        )
 
 
 def transposed(builder: Builder, rows: list[str], element: str) -> list[str]:

@@ -21,10 +21,10 @@ PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the
 STRIP_STEPS = 8192  # of all blocks of a packed strip of rows together: another half
 MOST_STRIP_BLOCKS = 8
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
-SQUARE = 4  # rows and columns whose products are summed side by side along K
+DOT_TILE = 4  # rows and columns whose products are summed side by side along K
 # Up to so many rows, and from so many steps for each, packing a right operand costs more than
 # adding up the lanes of each sum.
-MOST_SQUARED_ROWS, STEPS_FOR_A_SQUARED_ROW = 64, 16
+MOST_TILED_ROWS, STEPS_FOR_A_TILED_ROW = 64, 16
 FEW_ROWS, SOME_ROWS = 6, 12  # up to so many, wider panels leave no register idle
 # Up to so many rows of a product that reads its panels in place, blocks are what few rows are
 # usually made of: 9, 4, 2 and 1 of 16 rows would read a panel four times.
@@ -102,7 +102,7 @@ class Shape:
             one = Shape(one.batch[:-1], one.m * one.batch[-1], one.n, one.k, *matrices)
         return one
 
-    def turned(self) -> Shape:
+    def transposed(self) -> Shape:
         """The product of the transposed operands, which is the transposed result."""
         left, right, result = (
             Matrix(x.column, x.row, x.batch) for x in (self.right, self.left, self.result)
@@ -126,13 +126,13 @@ class Blocking:
 class GemmPlan:
     """Every number that the text of a product depends on.
 
-    is_turned   the kernel's first operand is the right one
+    is_transposed   the kernel's first operand is the right one
     inner       batch extents but the outermost
     rows        of the left operand where the text is for so many alone, else 0
     vectors     how many of them a panel is wide
     height      rows of a whole block; the rest are done in blocks of 8, 4, 2 and 1
     by_dots     few rows by a transposed right operand: its rows are read once, as dot products
-    by_squares  some rows by a transposed right operand: read in place, summed along K
+    by_dot_tiles  some rows by a transposed right operand: read in place, summed along K
     pairs       pairs of bfloat16 along K share a lane
     packs       a panel is copied to memory of this thread before it is used
     packs_left  so are strips of rows, each made of a few blocks, where their pairs have to be made
@@ -148,14 +148,14 @@ class GemmPlan:
     left: Matrix
     right: Matrix
     result: Matrix
-    is_turned: bool
+    is_transposed: bool
     inner: tuple[int, ...]
     n: int
     rows: int
     vectors: int
     height: int
     by_dots: bool
-    by_squares: bool
+    by_dot_tiles: bool
     pairs: bool
     packs: bool
     packs_left: bool
@@ -180,12 +180,16 @@ class GemmPlan:
 
     @property
     def panels(self) -> int:
-        narrow = self.by_dots or self.by_squares
+        narrow = self.by_dots or self.by_dot_tiles
         return max(1, -(-self.n // (self.width if narrow else self.panel_width)))
 
 
 def plan_of(
-    dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool, blocking: Blocking | None = None
+    dtype: torch.dtype,
+    isa: Isa,
+    shape: Shape,
+    is_transposed: bool,
+    blocking: Blocking | None = None,
 ) -> GemmPlan:
     """The plan of a product; products with equal plans have one text."""
     left, right, m, n, k = shape.left, shape.right, shape.m, shape.n, shape.k
@@ -199,12 +203,12 @@ def plan_of(
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
     depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
     return GemmPlan(
-        dtype, isa, left, right, shape.result, is_turned, shape.batch[1:], n,
+        dtype, isa, left, right, shape.result, is_transposed, shape.batch[1:], n,
         rows=m if by_dots or m <= 1 else 0,
         vectors=vectors,
         height=height,
         by_dots=by_dots,
-        by_squares=_is_by_squares(dtype, isa, shape),
+        by_dot_tiles=_is_by_dot_tiles(dtype, isa, shape),
         pairs=pairs,
         packs=packs,
         packs_left=(
@@ -229,7 +233,7 @@ def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
 
 def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking]:
     """The choices worth trying beside the usual one."""
-    if _is_by_dots(dtype, isa, shape) or _is_by_squares(dtype, isa, shape):
+    if _is_by_dots(dtype, isa, shape) or _is_by_dot_tiles(dtype, isa, shape):
         return []
     usual = usual_blocking(dtype, isa, shape)
     wanted = (4, 8, 16) if shape.m == 1 else (1, 2, 3, 4)
@@ -243,9 +247,9 @@ def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
     return 1 <= shape.m <= DOT_ROWS and _is_rows_by_rows(dtype, isa, shape)
 
 
-def _is_by_squares(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
-    fits = isa.registers >= 2 * SQUARE**2 and _width(dtype, isa) >= SQUARE
-    few = DOT_ROWS < shape.m <= min(MOST_SQUARED_ROWS, shape.k // STEPS_FOR_A_SQUARED_ROW)
+def _is_by_dot_tiles(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    fits = isa.registers >= 2 * DOT_TILE**2 and _width(dtype, isa) >= DOT_TILE
+    few = DOT_ROWS < shape.m <= min(MOST_TILED_ROWS, shape.k // STEPS_FOR_A_TILED_ROW)
     are_rows = _is_rows_by_rows(dtype, isa, shape)
     return fits and few and are_rows and not _pairs(dtype, isa, shape)
 

@@ -1,6 +1,7 @@
 """Matrix products: every transposition and batch, each result computed in one fixed order.
 
-The walk over panels and blocks, and what is done to the sums; ltc/llvm/gemm/blocking.py has the words.
+Which product is computed in place of the wanted one, and in how many tasks; product_loops has the
+loops, blocking the words.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import torch
 
 from ltc import config
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.emit.index import Index, least, most
+from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.isa import Isa, host_isa
-from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, Vectors, reserved, tasks_for
+from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, tasks_for
 from ltc.llvm.gemm.autotune import choose
 from ltc.llvm.gemm.blocking import (
-    SQUARE,
+    DOT_TILE,
     Blocking,
     GemmPlan,
     Matrix,
@@ -26,15 +26,11 @@ from ltc.llvm.gemm.blocking import (
     plan_of,
     usual_blocking,
 )  # fmt: skip
-from ltc.llvm.gemm.microkernel import Dots, ProductBlock, add_to_memory, pieces
-from ltc.llvm.gemm.microkernel_dot import STRIP_SQUARES, Squares
-from ltc.llvm.gemm.packing import PackedPanel, PackedRows
+from ltc.llvm.gemm.product_loops import ProductLoops
 from ltc.llvm.gemm.timing import Trial
 
-STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
 PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
-NUMBERS = 4  # of a kernel: M, K, the outermost batch extent, blocks of a packed strip
 
 
 def matmul(
@@ -60,10 +56,10 @@ def matmul(
     blocking  how it is cut; None: the usual way, or under LTC_AUTOTUNE the quickest one
     tasks     each computes whole panels or blocks of rows; no result depends on their number
     """
-    shape, is_turned = _as_computed(batch, extents, left, right, result, epilogue is None)
+    shape, is_transposed = _as_computed(batch, extents, left, right, result, epilogue is None)
     if blocking is None and config.value("LTC_AUTOTUNE"):
-        blocking = _tuned(dtype, isa, shape, is_turned)
-    plan = plan_of(dtype, isa, shape, is_turned, blocking)
+        blocking = _tuned(dtype, isa, shape, is_transposed)
+    plan = plan_of(dtype, isa, shape, is_transposed, blocking)
     if epilogue is None:
         text = _plain_text(name, plan)
     else:
@@ -72,18 +68,18 @@ def matmul(
 
 
 def _as_computed(
-    batch, extents, left: Matrix, right: Matrix, result: Matrix, may_turn: bool
+    batch, extents, left: Matrix, right: Matrix, result: Matrix, may_transpose: bool
 ) -> tuple[Shape, bool]:
-    """The product that is computed in place of the wanted one, and whether it is turned."""
+    """The product that is computed in place of the wanted one, and whether it is transposed."""
     m, n, k = extents
     shape = Shape(batch, m, n, k, left, right, result).folded()
-    is_turned = shape.n == 1 and shape.m > 1 and may_turn and shape.result.row == 1
-    if is_turned:
-        shape = shape.turned()  # one row: its columns fill vectors
+    is_transposed = shape.n == 1 and shape.m > 1 and may_transpose and shape.result.row == 1
+    if is_transposed:
+        shape = shape.transposed()  # one row: its columns fill vectors
     if shape.n == 1:  # one column: its stride says nothing, and 1 is the best to have
         shape = _with_adjacent_columns(shape)
     assert shape.result.column == 1 or shape.n <= 1, "the columns of a result are adjacent"
-    return shape, is_turned
+    return shape, is_transposed
 
 
 def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -> GeneratedKernel:
@@ -92,8 +88,8 @@ def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -
     strip = plan.strip_blocks(shape.k)
     if plan.by_dots:
         blocks = 1
-    elif plan.by_squares:
-        blocks = max(1, -(-shape.m // SQUARE))
+    elif plan.by_dot_tiles:
+        blocks = max(1, -(-shape.m // DOT_TILE))
     elif plan.packs_left:
         groups = shape.batches * -(-blocks // strip)
         blocks = max(1, plan.panels // PANELS_OF_A_STRIP)
@@ -105,7 +101,7 @@ def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -
     )  # fmt: skip
 
 
-def _tuned(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Blocking | None:
+def _tuned(dtype: torch.dtype, isa: Isa, shape: Shape, is_transposed: bool) -> Blocking | None:
     """The quickest blocking on this machine; None where there is no choice, or too much memory."""
     others = other_blockings(dtype, isa, shape)
     extents = [(shape.m, shape.k), (shape.k, shape.n), (shape.m, shape.n)]
@@ -115,15 +111,15 @@ def _tuned(dtype: torch.dtype, isa: Isa, shape: Shape, is_turned: bool) -> Block
         return None
 
     def trial(blocking: Blocking) -> Trial:
-        plan = plan_of(dtype, isa, shape, is_turned, blocking)
+        plan = plan_of(dtype, isa, shape, is_transposed, blocking)
         kernel = _kernel("kernel", _plain_text("kernel", plan), plan, shape, 0)
         left, right, result = (torch.zeros(size, dtype=dtype) for size in sizes)
-        if is_turned:
+        if is_transposed:
             left, right = right, left
         return Trial((kernel,), {"left": left, "right": right, "result": result})
 
     ways = [usual_blocking(dtype, isa, shape), *others]
-    return choose(repr(("matmul", dtype, isa, shape, is_turned)), ways, trial)
+    return choose(repr(("matmul", dtype, isa, shape, is_transposed)), ways, trial)
 
 
 def _with_adjacent_columns(shape: Shape) -> Shape:
@@ -133,294 +129,11 @@ def _with_adjacent_columns(shape: Shape) -> Shape:
 
 
 def _text(name: str, plan: GemmPlan, epilogue: Epilogue | None, operands: int) -> str:
-    product = _Product(plan, epilogue)
+    product = ProductLoops(plan, epilogue)
     product.emit()
-    return function_text(name, 3 + operands, product.b, NUMBERS)
+    return function_text(name, 3 + operands, product.b, product.numbers)
 
 
 @functools.lru_cache(maxsize=512)
 def _plain_text(name: str, plan: GemmPlan) -> str:
     return _text(name, plan, None, 0)
-
-
-class _Product:
-    """The body of one kernel."""
-
-    def __init__(self, plan: GemmPlan, epilogue: Epilogue | None):
-        self.b = Builder()
-        self.plan, self.epilogue = plan, epilogue
-        self.v = Vectors(self.b, plan.isa, plan.dtype)
-        self.m, self.k, self.outer, self.strip_blocks = map(self.b.number, range(NUMBERS))
-        # Sums go straight to the result where nothing is to be done to them.
-        self.is_direct = epilogue is None and not plan.is_long and not plan.splits
-
-    def emit(self) -> None:
-        if self.plan.n == 0:
-            return
-        if self.plan.by_dots:
-            self._emit_dots()
-        elif self.plan.by_squares:
-            self._emit_squares()
-        else:
-            self._emit_panels()
-
-    # --- the walk over panels and blocks ----------------------------------------------------------
-
-    def _emit_panels(self) -> None:
-        v, plan = self.v, self.plan
-        self.panel = PackedPanel(v, plan) if plan.packs else None
-        self.strip = PackedRows(v, plan, self.k) if plan.packs_left else None
-        self.block = ProductBlock(v, plan, self.panel, self.strip)
-        if not self.is_direct:
-            blocks = STRIP_BLOCKS if plan.splits else 1
-            self.totals = reserved(self.b, blocks * self._block_size(), v.element)
-        m = plan.rows or self.m
-        self.full, self.tail = divmod(m, plan.height)
-        self.blocks = (m + (plan.height - 1)) // plan.height
-
-        if plan.packs_left:
-            self._each_group(self._strips(), plan.panels, self._strip_of_rows)
-        else:
-            self._each_group(plan.panels, self.blocks, self._panel)
-
-    def _strips(self) -> Index:
-        return (self.blocks + (self.strip_blocks - 1)) // self.strip_blocks
-
-    def _each_group(self, groups: Index, members: Index, body) -> None:
-        """body(group, first member, last member) for what this task has of each group.
-
-        groups  of each batch
-        """
-        count: Index = self.outer * groups
-        for extent in self.plan.inner:
-            count = count * extent
-        low, high = self.b.share(count * members)
-        divisor = most(members, 1)
-        first_group = low // divisor
-        end_group = (high + (divisor - 1)) // divisor
-
-        def group(number: Index, _) -> None:
-            batch = number // groups
-            done = number * members
-            self._locate(batch)
-            first, last = most(low - done, 0), least(high - done, members)
-            body(number - batch * groups, first, last)
-
-        self.b.loop(first_group, end_group, 1, [], group)
-
-    def _strip_of_rows(self, strip: Index, first_panel: Index, last_panel: Index) -> None:
-        """The panels from `first_panel` on of a strip of blocks, whose rows are packed."""
-        self.first_of_strip = strip * self.strip_blocks
-        last = least(self.first_of_strip + self.strip_blocks, self.blocks)
-        self.strip.fill(self.left_at, self.first_of_strip, last, self.plan.rows or self.m)
-        self.b.loop(first_panel, last_panel, 1, [], lambda panel, _: self._panel(
-            panel, self.first_of_strip, last
-        ))  # fmt: skip
-
-    def _holds(self, predicate: str, x: Index, y: Index) -> str:
-        return self.b.value(f"icmp {predicate} i64 {x}, {y}")
-
-    def _locate(self, batch: Index) -> None:
-        """Sets the pointers to this batch's matrices."""
-        v, remaining, plan = self.v, batch, self.plan
-        self.batch_index = batch
-        matrices = (plan.left, plan.right, plan.result)
-        offsets: list[Index] = [0, 0, 0]
-        dimensions = len(plan.left.batch)
-        for dim in reversed(range(dimensions)):
-            remaining, index = divmod(remaining, plan.inner[dim - 1]) if dim else (0, remaining)
-            for i, matrix in enumerate(matrices):
-                offsets[i] = offsets[i] + index * matrix.batch[dim]
-        pointers = ("%p1", "%p0", "%p2") if plan.is_turned else ("%p0", "%p1", "%p2")
-        self.left_at, self.right_at, self.result_at = map(v.at, pointers, offsets)
-
-    def _panel(self, panel: Index, first: Index, last: Index) -> None:
-        """The blocks from `first` up to `last` of one panel; the last one may be narrower."""
-        full, rest = divmod(self.plan.n, self.plan.panel_width)
-        if full:
-            self.b.when(self._holds("slt", panel, full), [], lambda: self._panel_of(
-                panel, self.plan.panel_width, first, last
-            ))  # fmt: skip
-        if rest:
-            self.b.when(self._holds("eq", panel, full), [], lambda: self._panel_of(
-                panel, rest, first, last
-            ))  # fmt: skip
-
-    def _panel_of(self, panel: Index, width: int, first: Index, last: Index) -> None:
-        v = self.v
-        self.column = panel * self.plan.panel_width
-        self.masks = [v.first(width - start) for start in range(0, width, v.width)]
-        if self.plan.splits:
-            self.b.loop(first, last, STRIP_BLOCKS, [], lambda low, _: self._strip(
-                width, low, least(low + STRIP_BLOCKS, last)
-            ))  # fmt: skip
-            return
-        if self.panel is not None:
-            self.panel.fill(self.right_at, self.column, width, 0, self.k)
-
-        def block(number: Index, _) -> None:
-            self._fetch(number)
-            if self.plan.is_long:
-                self._clear(self.totals, 1)
-            self._each_height(number, 0, self.k, 0)
-            if not self.is_direct:
-                self._finish(number, 0)
-
-        self.b.loop(first, last, 1, [], block)
-
-    def _strip(self, width: int, first: Index, last: Index) -> None:
-        """Blocks whose sums wait in memory while K is packed piece by piece."""
-        self._clear(self.totals, last - first)
-
-        def spot(number: Index) -> Index:
-            return (number - first) * self._block_size()
-
-        def piece(start: Index, _) -> None:
-            depth = least(self.plan.depth, self.k - start)
-            self.panel.fill(self.right_at, self.column, width, start, depth)
-            self.b.loop(first, last, 1, [], lambda number, _: self._each_height(
-                number, start, depth, spot(number)
-            ))  # fmt: skip
-
-        self.b.loop(0, self.k, self.plan.depth, [], piece)
-        self.b.loop(first, last, 1, [], lambda number, _: self._finish(number, spot(number)))
-
-    # --- one block --------------------------------------------------------------------------------
-
-    def _block_size(self) -> int:
-        return self.plan.height * self.plan.panel_width
-
-    def _line(self) -> int:
-        """Elements of a row of sums in memory."""
-        return len(self.masks) * self.v.width
-
-    def _clear(self, memory: str, blocks: Index) -> None:
-        v = self.v
-        size = blocks * self._block_size()
-        self.b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, memory, i))
-
-    def _each_height(self, number: Index, start: Index, depth: Index, spot: Index) -> None:
-        """The sums of block `number`: a whole one, or what rows are left by powers of two."""
-        height = self.plan.height
-        if height == 1:
-            self._rows(number, 0, 1, start, depth, spot)
-            return
-        is_whole = self._holds("slt", number, self.full)
-        self.b.when(is_whole, [], lambda: self._rows(number, 0, height, start, depth, spot))
-        rest = self.b.where(is_whole, 0, self.tail)
-        rows = 1 << (height - 1).bit_length() - 1
-        while rows:
-            bit = self.b.value(f"and i64 {rest}, {rows}")
-            before = self.b.index(self.b.value(f"and i64 {rest}, {-2 * rows}"))
-            at = spot + before * self._line()
-            self.b.when(self._holds("ne", bit, 0), [], functools.partial(
-                self._rows, number, before, rows, start, depth, at
-            ))  # fmt: skip
-            rows //= 2
-
-    def _rows(self, number, before, rows: int, start: Index, depth: Index, spot: Index) -> None:
-        """The sums of `rows` rows of a block over `depth` steps from `start`, stored.
-
-        before  rows of the block that come before them
-        """
-        v, plan = self.v, self.plan
-        row = number * plan.height + before
-        if self.strip is not None:
-            left = self.strip.at(number - self.first_of_strip, start, before)
-        else:
-            left = v.at(self.left_at, row * plan.left.row + start * plan.left.column)  # fmt: skip
-        right = "" if plan.packs else v.at(self.right_at, self.column)
-
-        def sums(first: Index, end: Index) -> list[str]:
-            return self.block.sums(left, right, rows, self.masks, first, end)
-
-        if self.is_direct:
-            line = v.at(self.result_at, row * plan.result.row + self.column)
-            for i, value in enumerate(sums(0, depth)):
-                r, j = divmod(i, len(self.masks))
-                v.store(value, line, r * plan.result.row + j * v.width, self.masks[j])
-            return
-        memory = v.at(self.totals, spot, v.element)
-        if plan.is_long or plan.splits:
-            pieces(v, 0, depth, lambda first, end: add_to_memory(v, memory, sums(first, end)))
-            return
-        for i, value in enumerate(sums(0, depth)):
-            v.store_computed(value, memory, i * v.width)
-
-    def _rows_of(self, number: Index) -> str:
-        """How many rows a block has."""
-        is_whole = self._holds("slt", number, self.full)
-        return self.b.where(is_whole, self.plan.height, self.tail)
-
-    def _fetch(self, number: Index) -> None:
-        """Asks for what the epilogue of a block reads: it comes while the block is summed."""
-        if not getattr(self.epilogue, "fetches", False):
-            return
-        v = self.v
-        first = self.batch_index * self.m + number * self.plan.height
-
-        def row(r: Index, _) -> None:
-            for j in range(len(self.masks)):
-                v.fetch(self.epilogue, first + r, self.column + j * v.width)
-
-        self.b.loop(0, self._rows_of(number), 1, [], row)
-
-    def _finish(self, number: Index, spot: Index) -> None:
-        """Stores what becomes of the sums of a block, which lie in memory."""
-        self._finish_rows(number * self.plan.height, self._rows_of(number), spot)
-
-    def _finish_rows(self, row: Index, rows: Index, spot: Index) -> None:
-        v, m = self.v, self.plan.rows or self.m
-        line = v.at(self.result_at, row * self.plan.result.row + self.column)
-        flat = self.batch_index * m + row
-
-        def one(r: str, _) -> None:
-            at = v.at(line, r * self.plan.result.row)
-            for j, mask in enumerate(self.masks):
-                place = spot + (r * self._line() + j * v.width)
-                value = v.load_computed(self.totals, place)
-                if self.epilogue is not None:
-                    where = (flat + r, self.column + j * v.width)
-                    with self.b.lanes(v.width):
-                        value = self.epilogue(self.b, value, *where, mask)
-                v.store(value, at, j * v.width, mask)
-
-        # A loop: an epilogue may be long, and its text is needed once.
-        self.b.loop(0, rows, 1, [], one)
-
-    # --- few rows ---------------------------------------------------------------------------------
-
-    def _emit_dots(self) -> None:
-        v, plan = self.v, self.plan
-        self.totals = reserved(self.b, plan.rows * v.width, v.element)
-        dots = Dots(v, plan, self.totals)
-
-        def group(panel: Index, _first: Index, _last: Index) -> None:
-            self.column = panel * v.width
-            dots.sums(self.left_at, self.right_at, self.column, self.k)
-            is_cut = plan.n % v.width != 0
-            self.masks = [v.first(plan.n - self.column) if is_cut else None]
-            self._finish_rows(0, plan.rows, 0)
-
-        self._each_group(plan.panels, 1, group)
-
-    def _emit_squares(self) -> None:
-        v, plan = self.v, self.plan
-        squares = Squares(v, plan, self.m, self.k)
-        self.totals = squares.memory
-        count = (self.m + (SQUARE - 1)) // SQUARE
-
-        def strip(first: Index, last: Index) -> None:
-            squares.sums(self.left_at, self.right_at, self.column, first, last)
-            row = first * SQUARE
-            self._finish_rows(row, least(last * SQUARE, self.m) - row, 0)
-
-        def panel(number: Index, first: Index, last: Index) -> None:
-            self.column = number * v.width
-            is_cut = plan.n % v.width != 0
-            self.masks = [v.first(plan.n - self.column) if is_cut else None]
-            self.b.loop(first, last, STRIP_SQUARES, [], lambda i, _: strip(
-                i, least(i + STRIP_SQUARES, last)
-            ))  # fmt: skip
-
-        self._each_group(plan.panels, count, panel)

@@ -1,7 +1,7 @@
 """Rows times rows: a transposed right operand is read where it is, not packed.
 
 Both operands have K adjacent in memory.  The products of four rows with four columns are summed
-side by side, each in the lanes of a vector along K; turned, the sixteen vectors add up to the
+side by side, each in the lanes of a vector along K; transposed, the sixteen vectors add up to the
 sixteen results.
 """
 
@@ -10,40 +10,40 @@ from __future__ import annotations
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import Vectors, reserved, shuffled, transposed
-from ltc.llvm.gemm.blocking import SQUARE, GemmPlan
+from ltc.llvm.gemm.blocking import DOT_TILE, GemmPlan
 
-STRIP_SQUARES = 16  # squares of rows whose sums wait in memory, one vector of columns wide
+STRIP_TILES = 16  # tiles of rows whose sums wait in memory, one vector of columns wide
 PIECE_VECTORS = 64  # of K at a time: four rows of it are half of a first-level cache
 
 
-class Squares:
+class DotTiles:
     """Sums of some rows times one vector of columns."""
 
     def __init__(self, v: Vectors, plan: GemmPlan, rows: Index, depth: Index):
         """`rows`, `depth`: all of M and K."""
         self.v, self.b, self.plan = v, v.builder, plan
         self.rows, self.depth = rows, depth
-        self.memory = reserved(self.b, STRIP_SQUARES * SQUARE * v.width, v.element)
+        self.memory = reserved(self.b, STRIP_TILES * DOT_TILE * v.width, v.element)
 
     def sums(self, left: str, right: str, column: Index, first: Index, last: Index) -> None:
-        """The squares of rows from number `first` up to `last`, with the columns from `column` on.
+        """The tiles of rows from number `first` up to `last`, with the columns from `column` on.
 
-        The sum of row r and column c is at place (r - SQUARE * first) * width + c - column.
+        The sum of row r and column c is at place (r - DOT_TILE * first) * width + c - column.
         """
         v, b = self.v, self.b
-        squares = last - first
-        size = squares * (SQUARE * v.width)
+        tiles = last - first
+        size = tiles * (DOT_TILE * v.width)
         b.loop(0, size, v.width, [], lambda i, _: v.store_computed(v.zero, self.memory, i))
 
-        def square(start: Index, j: Index, i: Index, _) -> None:
-            row = (first + i) * SQUARE
-            place = i * (SQUARE * v.width) + j
-            self._square(left, right, row, column + j, start, place)
+        def tile(start: Index, j: Index, i: Index, _) -> None:
+            row = (first + i) * DOT_TILE
+            place = i * (DOT_TILE * v.width) + j
+            self._tile(left, right, row, column + j, start, place)
 
-        pieces, columns = (0, self.depth, PIECE_VECTORS * v.width), (0, v.width, SQUARE)
-        b.nest((pieces, columns, squares), [], square)
+        pieces, columns = (0, self.depth, PIECE_VECTORS * v.width), (0, v.width, DOT_TILE)
+        b.nest((pieces, columns, tiles), [], tile)
 
-    def _square(self, left, right, row: Index, column: Index, start: Index, place: Index) -> None:
+    def _tile(self, left, right, row: Index, column: Index, start: Index, place: Index) -> None:
         """Adds to memory what the steps from `start` on give."""
         v, b = self.v, self.b
         xs = self._lines(left, row, self.rows, self.plan.left.row, start)
@@ -56,7 +56,7 @@ class Squares:
 
         depth = least(PIECE_VECTORS * v.width, self.depth - start)
         whole = depth - depth % v.width
-        zeros = [(v.vector, v.zero)] * SQUARE**2
+        zeros = [(v.vector, v.zero)] * DOT_TILE**2
         sums = b.loop(0, whole, v.width, zeros, lambda k, values: step(k, None, values))
         rest = depth - whole
         carried = v.typed(sums)
@@ -69,22 +69,22 @@ class Squares:
         """Where each of four rows begins; beyond the last, the last again."""
         v = self.v
         base = v.at(pointer, start)
-        rows = (least(first + i, limit - 1) for i in range(SQUARE))
+        rows = (least(first + i, limit - 1) for i in range(DOT_TILE))
         return [v.at(base, row * stride) for row in rows]
 
     def _add(self, sums: list[str], place: Index) -> None:
-        """Sum number r * SQUARE + c goes to row r, column c of a square in memory."""
+        """Sum number r * DOT_TILE + c goes to row r, column c of a tile in memory."""
         v, b, n = self.v, self.b, self.v.width
-        part, size = f"<{SQUARE} x {v.element}>", BYTES[v.element]
-        for start in range(0, SQUARE**2, n):
+        part, size = f"<{DOT_TILE} x {v.element}>", BYTES[v.element]
+        for start in range(0, DOT_TILE**2, n):
             totals = transposed(b, sums[start : start + n], v.element)
             while len(totals) > 1:
                 half = len(totals) // 2
                 totals = [v.add(x, y) for x, y in zip(totals[:half], totals[half:])]
-            for i in range(0, n, SQUARE):
-                row = (start + i) // SQUARE
+            for i in range(0, n, DOT_TILE):
+                row = (start + i) // DOT_TILE
                 at = v.at(self.memory, place + row * n, v.element)
-                four = shuffled(b, v.vector, totals[0], totals[0], list(range(i, i + SQUARE)))
+                four = shuffled(b, v.vector, totals[0], totals[0], list(range(i, i + DOT_TILE)))
                 old = b.effect(f"load {part}, ptr {at}, align {size}")
                 total = b.value(f"fadd {part} {old}, {four}")
                 b.emit(f"store {part} {total}, ptr {at}, align {size}")

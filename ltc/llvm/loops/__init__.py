@@ -1,7 +1,9 @@
-"""The generator of fused loop nests: one `ir.loop_nest` to one function.
+"""The text of fused loop nests: one `ir.loop_nest` to one function.
 
-iteration_space, arguments          its variables, and the numbers that stay out of the text
-values, loads_stores, bounds_checks one point of it
-nests, reductions, reduction_ops, one_hot_sums, transposed_rows   loops around points
-emitter, deduplicate                the whole function; equal ones are written once
+context, arguments                what is handed down; the numbers that stay out of the text
+coordinates, bounds_checks        where a point is; whether an index is inside
+loads, values, stores             one point
+nests, reductions, reduction_ops, one_hot_sums   loops around points
+rows, transposed_rows, column_tiles              a row; groups and squares that are transposed
+emitter, deduplicate              the whole function; equal ones are written once
 """

@@ -5,15 +5,33 @@ The order of additions follows from the extents alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from ltc.ir.loop_nest import Value
 from ltc.llvm.emit.dtype import FORMS, Form
-from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.index import Index, IndexRegister, least
 from ltc.llvm.emit.memory_ops import CACHE_LINE
+from ltc.llvm.loop_schedule.kept_rows import read_by
+from ltc.llvm.loop_schedule.loop_schedule import ACCUMULATORS
 from ltc.llvm.loops import reduction_ops
-from ltc.llvm.loops.one_hot_sums import SingleTerms
-from ltc.llvm.loops.values import ACCUMULATORS
+from ltc.llvm.loops.context import LoopContext
+from ltc.llvm.loops.coordinates import lane_step
+from ltc.llvm.loops.loads import prefetch
+from ltc.llvm.loops.nests import (
+    Body,
+    Carried,
+    again,
+    at_vector,
+    loop_over,
+    over_any_vectors,
+    step_of,
+    whole_multiples,
+)
+from ltc.llvm.loops.values import lanes_of
+
+Step = Callable[[IndexRegister, list[str]], list[str] | None]  # what a loop does at an index
 
 CHAIN = 32  # additions to one accumulator before it is added to another: sums stay accurate
 FAR_APART_BYTES = 2048  # from row to row: two are in a page, and no processor foresees the next
@@ -23,189 +41,235 @@ MOST_COLUMN_SUMS = 3  # in one pass: their accumulators fill the registers
 BLOCKS = (512, 64, 8)  # likewise where rows are added: blocks of blocks of rows
 
 
-class RowReductions(SingleTerms):
-    """Reductions of the row, or of the vector of rows, that the variables stand at."""
+@dataclass(frozen=True)
+class Accumulators:
+    """What the values that one pass reduces are added up in.
 
-    def _columns_together(self) -> list[Value]:
-        """The first reductions, where they add up rows and none of them needs another."""
-        if not self.reduces_columns or len(self.reductions) < 2:
-            return []
-        found: list[Value] = []
-        for value in self.reductions[:MOST_COLUMN_SUMS]:
-            if any(x.kind == "reduced" for x in value.made_from()):
-                break
-            found.append(value)
-        return found if len(found) > 1 else []
+    width  lanes of each
+    """
 
-    def _reduce_columns(self, values: list[Value], inner: list[int]) -> None:
-        """Several sums of rows in one pass over them."""
-        self._hoist(values)
-        mask, forms = self.mask, [FORMS[value.dtype] for value in values]
-        with self.b.lanes(self.lanes):
-            starts = [
+    ctx: LoopContext
+    values: tuple[Value, ...]
+    width: int
+
+    @property
+    def forms(self) -> list[Form]:
+        return [FORMS[value.dtype] for value in self.values]
+
+    def starts(self) -> list[tuple[str, str]]:
+        b = self.ctx.b
+        with b.lanes(self.width):
+            return [
                 (
-                    self.b.of(form.computed),
-                    self.b.constant(form.computed, reduction_ops.start(value.op, form)),
+                    b.of(form.computed),
+                    b.constant(form.computed, reduction_ops.start(value.op, form)),
                 )
-                for value, form in zip(values, forms)
+                for value, form in zip(self.values, self.forms)
             ]
 
-            def body(carried: list[str]) -> list[str]:
-                self._ask_for_rows([value.operands[0] for value in values])
-                with self.b.lanes(self.lanes):
-                    ones = [self.lanes_of(value.operands[0], self.lanes) for value in values]
-                    return [
-                        reduction_ops.combine(self.b, value.op, form, x, one)
-                        for value, form, x, one in zip(values, forms, carried, ones)
-                    ]
+    def combined(self, totals: Sequence[str], parts: Sequence[str]) -> list[str]:
+        """Each total with one part more."""
+        b = self.ctx.b
+        with b.lanes(self.width):
+            return [
+                reduction_ops.combine(b, value.op, form, x, y)
+                for value, form, x, y in zip(self.values, self.forms, totals, parts)
+            ]
 
-            totals = self._in_blocks(values, inner, starts, body)
-            self.mask = mask
-            for value, form, total in zip(values, forms, totals):
-                self.known[-1][value] = reduction_ops.finished(self.b, form, total)
+    def takes_in(self, totals: list[str]) -> list[str]:
+        """Each total with the operand of this point, or of this vector of points."""
+        ctx = self.ctx
+        _ask_for_rows(ctx, [value.operands[0] for value in self.values])
+        with ctx.b.lanes(self.width):
+            return self.combined(totals, [self._operand(value) for value in self.values])
 
-    def _reduce(self, value: Value, inner: list[int]) -> None:
-        (operand,) = value.operands
+    def _operand(self, value: Value) -> str:
+        ctx = self.ctx
+        one = lanes_of(ctx, value.operands[0], self.width)
+        if ctx.mask is None or ctx.schedule.vector not in ctx.nest.inner:
+            return one
         form = FORMS[value.dtype]
-        across = self.vector in inner
-        width = self.lanes if across or self.vector is not None and self.vector < self.depth else 1
-        with self.b.lanes(width):
-            type = self.b.of(form.computed)
-            first = self.b.constant(form.computed, reduction_ops.start(value.op, form))
+        nothing = ctx.b.constant(form.computed, reduction_ops.start(value.op, form))
+        return ctx.b.select(ctx.mask, form.computed, one, nothing)
 
-            def body(carried: list[str]) -> list[str]:
-                for load, step in self.following:
-                    self.prefetch(load, step)
-                self._ask_for_rows([operand])
-                with self.b.lanes(width):
-                    one = self.lanes_of(operand, width)
-                    if across and self.mask is not None:
-                        one = self.b.select(self.mask, form.computed, one, first)
-                    return [reduction_ops.combine(self.b, value.op, form, carried[0], one)]
 
-            if across and self._unrolls(inner):
-                total = self._unrolled(value, form, type, first, body)
-            elif across and len(inner) > 1 and self._unrolls(inner[-1:]):
+def reduce_columns(ctx: LoopContext, values: Sequence[Value]) -> None:
+    """Reductions whose rows are the lanes of a vector, or a scalar, in one pass over all."""
+    schedule = ctx.schedule
+    width = schedule.lanes if schedule.reduces_columns else 1
+    sums, mask = Accumulators(ctx, tuple(values), width), ctx.mask
+    totals = _in_blocks(ctx, sums, ctx.nest.inner, sums.takes_in)
+    ctx.mask = mask
+    with ctx.b.lanes(width):
+        for value, form, total in zip(values, sums.forms, totals):
+            ctx.known[-1][value] = reduction_ops.finished(ctx.b, form, total)
 
-                def row(carried: list[str]) -> list[str]:
-                    with self.b.lanes(width):
-                        part = self._unrolled(value, form, type, first, body)
-                        return [reduction_ops.combine(self.b, value.op, form, carried[0], part)]
 
-                (total,) = self._in_blocks([value], inner[:-1], [(type, first)], row)
-            else:
-                mask = self.mask
-                (total,) = self._in_blocks([value], inner, [(type, first)], body)
-                self.mask = mask
-            if across:
-                total = reduction_ops.across_lanes(self.b, value.op, form, total)
-        with self.b.lanes(1 if across else width):
-            self.known[-1][value] = reduction_ops.finished(self.b, form, total)
+def columns_together(ctx: LoopContext) -> list[Value]:
+    """The first reductions, where they add up rows and none of them needs another."""
+    reductions = ctx.nest.reductions
+    if not ctx.schedule.reduces_columns or len(reductions) < 2:
+        return []
+    found: list[Value] = []
+    for value in reductions[:MOST_COLUMN_SUMS]:
+        if any(x.kind == "reduced" for x in value.made_from()):
+            break
+        found.append(value)
+    return found if len(found) > 1 else []
 
-    def _ask_for_rows(self, roots: list[Value]) -> None:
-        """Asks memory for what the roots load of rows to come."""
-        read = self._read_by(tuple(roots))
-        for value in self.order:
-            if value in read and self._is_worth_asking(value):
-                row = self.space.form(value.data[1]).coefficient(self.depth)
-                for line in range(0, self.lanes, CACHE_LINE // FORMS[value.data[0].dtype].bytes):
-                    self.prefetch(value, ROWS_AHEAD * row + line)
 
-    def _is_worth_asking(self, value: Value) -> bool:
-        """Whether a load of a vector of rows, walked down, waits for memory at each step."""
-        extents, depth = self.space.extents, self.depth
-        if not self.reduces_columns or depth != len(extents) - 1:
-            return False
-        if value.kind != "load" or value.guards or extents[depth] < MANY_ROWS:
-            return False
-        form, bytes = self.space.form(value.data[1]), FORMS[value.data[0].dtype].bytes
-        is_far = form.coefficient(depth) * bytes >= FAR_APART_BYTES
-        is_large = prod(extents) * bytes >= LARGE_BYTES
-        return is_far and is_large and form.coefficient(self.vector) == 1
+def reduce_row(ctx: LoopContext, value: Value, ahead: Sequence[tuple[Value, int]]) -> None:
+    """A reduction of the elements of a row, which are the lanes of vectors.
 
-    def _in_blocks(
-        self, values: list[Value], inner: list[int], starts, body, sizes=BLOCKS
-    ) -> list[str]:
-        """The total over loops, the outermost one in blocks of blocks: no chain is long."""
-        variable = inner[0] if inner else self.vector
-        if variable == self.vector:
-            return self._nest(inner, values, starts, body)
-        is_open, limit = variable in self.open, self.extent(variable)
-        sizes = [size for size in sizes if is_open or size < self.space.extents[variable]]
+    ahead  loads that are asked of memory on the way, and how many elements from here
+    """
+    inner, form = ctx.nest.inner, FORMS[value.dtype]
+    sums, mask = Accumulators(ctx, (value,), ctx.schedule.lanes), ctx.mask
 
-        def sum_from(low: Index, limit: Index, sizes: list[int]) -> list[str]:
-            if not sizes:
-                step = self._step_of(inner, values, starts, body)
-                return self.b.loop(low, limit, 1, starts, step)
+    def body(totals: list[str]) -> list[str]:
+        for load, step in ahead:
+            prefetch(ctx, load, step)
+        return sums.takes_in(totals)
 
-            def block(low: Index, carried: list[str]) -> list[str]:
-                end = least(low + sizes[0], limit)
-                parts = sum_from(low, end, sizes[1:])
-                return [
-                    reduction_ops.combine(self.b, value.op, FORMS[value.dtype], x, y)
-                    for value, x, y in zip(values, carried, parts)
-                ]
+    if len(inner) == 1 and _unrolls(ctx):
+        total = _unrolled(ctx, sums, body)
+    elif len(inner) > 1 and _unrolls(ctx):
+        (total,) = _in_blocks(
+            ctx, sums, inner[:-1],
+            lambda totals: sums.combined(totals, [_unrolled(ctx, sums, body)]),
+        )  # fmt: skip
+    else:
+        (total,) = _in_blocks(ctx, sums, inner, body)
+        ctx.mask = mask
+    with ctx.b.lanes(sums.width):
+        total = reduction_ops.across_lanes(ctx.b, value.op, form, total)
+    with ctx.b.lanes(1):
+        ctx.known[-1][value] = reduction_ops.finished(ctx.b, form, total)
 
-            return self.b.loop(low, limit, sizes[0], starts, block)
 
-        return sum_from(0, limit, sizes)
+# --- rows that come later ------------------------------------------------------------------------
 
-    def _unrolls(self, inner: list[int]) -> bool:
-        if len(inner) > 1:
-            return False
-        return self.vector in self.open or self.space.extents[self.vector] >= 2 * self._step
 
-    def _unrolled(self, value: Value, form: Form, type: str, first: str, body) -> str:
-        """The total over the one inner variable, in several accumulators."""
-        step = self._step
-        starts = [(type, first)] * ACCUMULATORS
+def _ask_for_rows(ctx: LoopContext, roots: Sequence[Value]) -> None:
+    """Asks memory for what the roots load of rows to come."""
+    if not _walks_down_columns(ctx):
+        return
+    wanted = read_by(roots)
+    for value in ctx.nest.loads():
+        if value in wanted and _is_worth_asking(ctx, value):
+            row = ctx.nest.offset(value).coefficient(ctx.nest.depth)
+            line = CACHE_LINE // FORMS[value.data[0].dtype].bytes
+            for first in range(0, ctx.schedule.lanes, line):
+                prefetch(ctx, value, ROWS_AHEAD * row + first)
 
-        def several(i: Index, carried: list[str]) -> list[str]:
-            return [
-                self._at(i + k * self.lanes, None, [one], body)[0] for k, one in enumerate(carried)
-            ]
 
-        def block(i: Index, carried: list[str]) -> list[str]:
-            parts = self.b.loop(i, i + step * CHAIN, step, starts, several)
-            return [
-                reduction_ops.combine(self.b, value.op, form, x, y) for x, y in zip(carried, parts)
-            ]
+def _walks_down_columns(ctx: LoopContext) -> bool:
+    """Whether many rows, one after another, are added to the lanes of a vector."""
+    extents, depth = ctx.nest.extents, ctx.nest.depth
+    if not ctx.schedule.reduces_columns or depth != len(extents) - 1:
+        return False
+    return extents[depth] >= MANY_ROWS
 
-        totals = [first] * ACCUMULATORS
-        if self.vector in self.open:
-            totals = self._of_any_extent(starts, block, several, body)
-        else:
-            totals = self._of_known_extent(starts, block, several, body)
-        while len(totals) > 1:
-            totals = [
-                reduction_ops.combine(self.b, value.op, form, x, y)
-                for x, y in zip(totals[::2], totals[1::2])
-            ]
-        return totals[0]
 
-    def _of_known_extent(self, starts, block, several, body) -> list[str]:
-        extent, step = self.space.extents[self.vector], self._step
-        whole = extent // step * step
-        blocks = whole // (step * CHAIN) * step * CHAIN
-        totals = [value for _, value in starts]
-        if blocks:
-            totals = self.b.loop(0, blocks, step * CHAIN, starts, block)
-        if blocks < whole:
-            again = [(type, one) for (type, _), one in zip(starts, totals)]
-            totals = self.b.loop(blocks, whole, step, again, several)
-        for position in range(whole, extent, self.lanes):
-            mask = self._first_lanes(extent - position)
-            k = (position - whole) // self.lanes
-            (totals[k],) = self._at(position, mask, [totals[k]], body)
-        return totals
+def _is_worth_asking(ctx: LoopContext, load: Value) -> bool:
+    """Whether a load of a vector of rows, walked down, waits for memory at each step."""
+    nest, bytes = ctx.nest, FORMS[load.data[0].dtype].bytes
+    offset = nest.offset(load)
+    is_far = offset.coefficient(nest.depth) * bytes >= FAR_APART_BYTES
+    is_large = prod(nest.extents) * bytes >= LARGE_BYTES
+    return not load.guards and is_far and is_large and lane_step(ctx, offset) == 1
 
-    def _of_any_extent(self, starts, block, several, body) -> list[str]:
-        extent, step = self.extent(self.vector), self._step
-        assert step & (step - 1) == 0, step
-        blocks = self._whole_multiples(extent, step * CHAIN)
-        whole = self._whole_multiples(extent, step)
-        totals = self.b.loop(0, blocks, step * CHAIN, starts, block)
-        again = [(type, one) for (type, _), one in zip(starts, totals)]
-        totals = self.b.loop(blocks, whole, step, again, several)
-        rest = self._over_any_vectors(whole, extent, [(starts[0][0], totals[0])], body)
-        return [*rest, *totals[1:]]
+
+# --- loops that add up ---------------------------------------------------------------------------
+
+
+def _in_blocks(ctx: LoopContext, sums: Accumulators, inner: list[int], body: Body) -> list[str]:
+    """The totals over loops, the outermost one in blocks of blocks: no chain is long."""
+    vector, starts = ctx.schedule.vector, sums.starts()
+    variable = inner[0] if inner else vector
+    if variable == vector:
+        return loop_over(ctx, inner, sums.values, starts, body)
+    is_open, limit = variable in ctx.schedule.open, ctx.extent(variable)
+    sizes = [size for size in BLOCKS if is_open or size < ctx.nest.extents[variable]]
+    step = step_of(ctx, inner, sums.values, starts, body)
+    return _sum_from(sums, 0, limit, sizes, step)
+
+
+def _sum_from(
+    sums: Accumulators, low: Index, limit: Index, sizes: list[int], step: Step
+) -> list[str]:
+    b, starts = sums.ctx.b, sums.starts()
+    if not sizes:
+        return b.loop(low, limit, 1, starts, step)
+
+    def block(low: IndexRegister, totals: list[str]) -> list[str]:
+        end = least(low + sizes[0], limit)
+        return sums.combined(totals, _sum_from(sums, low, end, sizes[1:], step))
+
+    return b.loop(low, limit, sizes[0], starts, block)
+
+
+def _unrolls(ctx: LoopContext) -> bool:
+    """Whether rows are long enough for several accumulators, or may be."""
+    schedule = ctx.schedule
+    if schedule.vector in schedule.open:
+        return True
+    return ctx.nest.extents[schedule.vector] >= 2 * schedule.step
+
+
+def _unrolled(ctx: LoopContext, sums: Accumulators, body: Body) -> str:
+    """The total over the vector variable, in several accumulators."""
+    lanes, stride = ctx.schedule.lanes, ctx.schedule.step * CHAIN
+    starts = sums.starts() * ACCUMULATORS
+
+    def several(i: Index, totals: list[str]) -> list[str]:
+        each = enumerate(totals)
+        return [at_vector(ctx, i + k * lanes, None, [one], body)[0] for k, one in each]
+
+    def block(i: Index, totals: list[str]) -> list[str]:
+        parts = ctx.b.loop(i, i + stride, ctx.schedule.step, starts, several)
+        return _combined_each(sums, totals, parts)
+
+    loops = _of_any_extent if ctx.schedule.vector in ctx.schedule.open else _of_known_extent
+    totals = loops(ctx, starts, block, several, body)
+    while len(totals) > 1:
+        totals = _combined_each(sums, totals[::2], totals[1::2])
+    return totals[0]
+
+
+def _combined_each(sums: Accumulators, totals: list[str], parts: list[str]) -> list[str]:
+    return [sums.combined([x], [y])[0] for x, y in zip(totals, parts)]
+
+
+def _of_known_extent(
+    ctx: LoopContext, starts: Carried, block: Step, several: Step, body: Body
+) -> list[str]:
+    """Blocks, then whole steps of the accumulators, then one vector to each of the first ones."""
+    vector, step, lanes = ctx.schedule.vector, ctx.schedule.step, ctx.schedule.lanes
+    extent = ctx.nest.extents[vector]
+    whole = extent // step * step
+    blocks = whole // (step * CHAIN) * step * CHAIN
+    totals = [value for _, value in starts]
+    if blocks:
+        totals = ctx.b.loop(0, blocks, step * CHAIN, starts, block)
+    if blocks < whole:
+        totals = ctx.b.loop(blocks, whole, step, again(starts, totals), several)
+    for position in range(whole, extent, lanes):
+        mask = ctx.first_lanes(extent - position)
+        k = (position - whole) // lanes
+        (totals[k],) = at_vector(ctx, position, mask, [totals[k]], body)
+    return totals
+
+
+def _of_any_extent(
+    ctx: LoopContext, starts: Carried, block: Step, several: Step, body: Body
+) -> list[str]:
+    """The same where the extent is an argument; one accumulator takes in all of the rest."""
+    extent, step = ctx.extent(ctx.schedule.vector), ctx.schedule.step
+    assert step & (step - 1) == 0, step
+    blocks = whole_multiples(ctx, extent, step * CHAIN)
+    whole = whole_multiples(ctx, extent, step)
+    totals = ctx.b.loop(0, blocks, step * CHAIN, starts, block)
+    totals = ctx.b.loop(blocks, whole, step, again(starts, totals), several)
+    rest = over_any_vectors(ctx, whole, extent, again(starts[:1], totals), body)
+    return [*rest, *totals[1:]]

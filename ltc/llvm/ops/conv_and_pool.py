@@ -33,11 +33,11 @@ from ltc.llvm.pooling.nchw import (
     max_pool_gradient,
 )  # fmt: skip
 from ltc.llvm.pooling.nhwc import (
-    TurnedPool,
-    turned_average_pool,
-    turned_average_pool_gradient,
-    turned_max_pool,
-    turned_max_pool_gradient,
+    ChannelsLastPool,
+    channels_last_average_pool,
+    channels_last_average_pool_gradient,
+    channels_last_max_pool,
+    channels_last_max_pool_gradient,
 )  # fmt: skip
 
 NAME = "kernel"  # of every function: equal texts are equal kernels
@@ -171,17 +171,19 @@ def _pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> Pool
     return Pool(operand[-rank:], result[-rank:], *_window(node), planes=prod(operand[:-rank]))
 
 
-def _turned_pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> TurnedPool:
+def _channels_last_pool(
+    node: Node, operand: tuple[int, ...], result: tuple[int, ...]
+) -> ChannelsLastPool:
     images, *spatial, channels = operand
     window = _window(node)
-    return TurnedPool(tuple(spatial), result[1:-1], *window, images=images, channels=channels)
+    return ChannelsLastPool(tuple(spatial), result[1:-1], *window, images=images, channels=channels)
 
 
 def _max_pool(node: Node, isa: Isa):
     (x,) = node.inputs
     if is_channels_last(node):
-        pool = _turned_pool(node, x.shape, node.attr("shape"))
-        kernel = turned_max_pool(NAME, x.dtype, pool, isa)
+        pool = _channels_last_pool(node, x.shape, node.attr("shape"))
+        kernel = channels_last_max_pool(NAME, x.dtype, pool, isa)
         return _named(kernel, {"operand": x}, ("result", "indices"))
     kernel = max_pool(NAME, x.dtype, _pool(node, x.shape, node.attr("shape")), isa)
     return _named(kernel, {"operand": x}, ("result", "indices"))
@@ -190,8 +192,8 @@ def _max_pool(node: Node, isa: Isa):
 def _max_pool_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, operands: int = 0):
     gradient, indices = node.inputs
     if is_channels_last(node):
-        pool = _turned_pool(indices.inputs[0], node.shape, gradient.shape)
-        kernel = turned_max_pool_gradient(NAME, node.dtype, pool, isa, epilogue, operands)
+        pool = _channels_last_pool(indices.inputs[0], node.shape, gradient.shape)
+        kernel = channels_last_max_pool_gradient(NAME, node.dtype, pool, isa, epilogue, operands)
         return _named(kernel, {"gradient": gradient, "indices": indices}, ("result",))
     planes = node.shape[0] * node.shape[1]
     kernel = max_pool_gradient(NAME, node.dtype, planes, node.shape[2:], gradient.shape[2:], isa)
@@ -202,8 +204,8 @@ def _average_pool(node: Node, isa: Isa):
     (x,) = node.inputs
     counted = (node.attr("count_padding"), node.attr("divisor"))
     if is_channels_last(node):
-        pool = _turned_pool(node, x.shape, node.shape)
-        kernel = turned_average_pool(NAME, node.dtype, pool, isa, *counted)
+        pool = _channels_last_pool(node, x.shape, node.shape)
+        kernel = channels_last_average_pool(NAME, node.dtype, pool, isa, *counted)
         return _named(kernel, {"operand": x}, ("result",))
     kernel = average_pool(NAME, node.dtype, _pool(node, x.shape, node.shape), isa, *counted)
     return _named(kernel, {"operand": x}, ("result",))
@@ -213,8 +215,8 @@ def _average_pool_gradient(node: Node, isa: Isa):
     (gradient,) = node.inputs
     counted = (node.attr("count_padding"), node.attr("divisor"))
     if is_channels_last(node):
-        pool = _turned_pool(node, node.shape, gradient.shape)
-        kernel = turned_average_pool_gradient(NAME, node.dtype, pool, isa, *counted)
+        pool = _channels_last_pool(node, node.shape, gradient.shape)
+        kernel = channels_last_average_pool_gradient(NAME, node.dtype, pool, isa, *counted)
         return _named(kernel, {"gradient": gradient}, ("result",))
     pool = _pool(node, node.shape, gradient.shape)
     kernel = average_pool_gradient(NAME, node.dtype, pool, isa, *counted)

@@ -19,7 +19,13 @@ from ltc.llvm.emit.isa import Isa, host_isa
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.llvm.gemm.kernel import matmul
-from ltc.llvm.loops.emitter import LoopEmitter
+from ltc.llvm.loop_schedule.iteration_space import nest_of
+from ltc.llvm.loop_schedule.loop_schedule import schedule_of
+from ltc.llvm.loops.context import LoopContext, context_of
+from ltc.llvm.loops.emitter import locate
+from ltc.llvm.loops.loads import prefetch
+from ltc.llvm.loops.stores import store
+from ltc.llvm.loops.values import lanes_of
 from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
 from ltc.llvm.ops.primitives import PRIMITIVES
 
@@ -65,11 +71,11 @@ def _row_variables(product: Product) -> int:
 def holds_epilogue(product: Product) -> bool:
     """Whether the columns of the result are one variable of its epilogue, and can be stored."""
     kernel, node = product.epilogue, product.node
-    able = WITH_EPILOGUE | TURNED_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
+    able = WITH_EPILOGUE | CHANNELS_LAST_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
     if node.op not in able:
         return False
-    epilogue = LoopEmitter(kernel, boundary=_row_variables(product))
-    columns = epilogue.space.extents[epilogue.space.depth :]
+    nest = nest_of(kernel, boundary=_row_variables(product))
+    columns = nest.extents[nest.depth :]
     return len(columns) == 1 and any(s.node.dtype == node.dtype for s in kernel.stores)
 
 
@@ -83,7 +89,7 @@ class _Epilogue:
 
     def __init__(self, product: Product, streamed: frozenset[Node] = frozenset()):
         self.node, self.kernel, self.streamed = product.node, product.epilogue, streamed
-        self.emitter: LoopEmitter | None = None
+        self._context: LoopContext | None = None
         if self.kernel is None:
             self.main, self.others, self.nodes = product.results[0], [], ()
             return
@@ -100,41 +106,44 @@ class _Epilogue:
     def function(self):
         return None if self.kernel is None else self
 
-    def _begin(self, b: Builder) -> LoopEmitter:
-        """The emitter, which knows nothing yet of this vector."""
-        if self.emitter is None or self.emitter.b is not b:
-            self.emitter = LoopEmitter(self.kernel, b, b.width, self.rows, self.streamed)
-            first = FIRST_OPERAND.get(self.node.op, 3)
-            pointers = {node: f"%p{first + k}" for k, node in enumerate(self.nodes)}
-            self.emitter.pointer = self.emitter.target = pointers
-        self.emitter.known, self.emitter.variables = [{}], {}
-        return self.emitter
+    def _at_vector(self, b: Builder, row: Index, column: Index, mask: str | None) -> LoopContext:
+        """At a vector of results, of which nothing is known yet."""
+        if self._context is None or self._context.b is not b:
+            self._context = self._begin(b)
+        ctx = self._context
+        ctx.known, ctx.variables, ctx.mask = [{}], {}, mask
+        locate(ctx, range(ctx.nest.depth), row)
+        ctx.variables[ctx.schedule.vector] = column
+        return ctx
+
+    def _begin(self, b: Builder) -> LoopContext:
+        """The beginning of a function, in which the pointers of the product come first."""
+        nest = nest_of(self.kernel, self.rows)
+        schedule = schedule_of(nest, b.width, is_epilogue=True, streamed=self.streamed)
+        ctx = context_of(schedule, b)
+        first = FIRST_OPERAND.get(self.node.op, 3)
+        ctx.pointers = ctx.targets = {node: f"%p{first + k}" for k, node in enumerate(self.nodes)}
+        return ctx
 
     def __call__(self, b: Builder, value: str, row: Index, column: Index, mask: str | None) -> str:
-        emitter = self._begin(b)
-        emitter.mask = mask
-        emitter.at_rows(row)
-        emitter.variables[emitter.vector] = column
+        ctx = self._at_vector(b, row, column, mask)
         form = FORMS[self.node.dtype]
-        for one in emitter.order:
-            if one.kind == "load" and one.data[0] is self.node:
-                emitter.known[-1][one] = rounded(b, form, value)
-        result = emitter.lanes_of(self.value, b.width)
-        for store in self.others:  # a store may be to the memory of what another still reads
-            emitter.lanes_of(store.value, b.width)
-        for store in self.others:
-            emitter.store(store)
+        for load in ctx.nest.loads():
+            if load.data[0] is self.node:
+                ctx.known[-1][load] = rounded(b, form, value)
+        result = lanes_of(ctx, self.value, b.width)
+        for one in self.others:  # a store may be to the memory of what another still reads
+            lanes_of(ctx, one.value, b.width)
+        for one in self.others:
+            store(ctx, one)
         return result
 
     def fetch(self, b: Builder, row: Index, column: Index) -> None:
         """Asks memory for what a vector of results will meet there."""
-        emitter = self._begin(b)
-        emitter.mask = None
-        emitter.at_rows(row)
-        emitter.variables[emitter.vector] = column
-        for one in emitter.order:
-            if self._differs_by_row(one):
-                emitter.prefetch(one)
+        ctx = self._at_vector(b, row, column, None)
+        for value in ctx.nest.order:
+            if self._differs_by_row(value):
+                prefetch(ctx, value)
 
     @property
     def fetches(self) -> bool:
@@ -202,7 +211,7 @@ FROM_LIBRARY = frozenset(
     }
 )  # fmt: skip
 WITH_EPILOGUE = frozenset({ops.MATMUL, ops.CONVOLUTION})
-TURNED_WITH_EPILOGUE = frozenset(
+CHANNELS_LAST_WITH_EPILOGUE = frozenset(
     {ops.CONVOLUTION_INPUT_GRADIENT, ops.CONVOLUTION_WEIGHT_GRADIENT, ops.MAX_POOL_GRADIENT}
 )
 FIRST_OPERAND = {ops.CONVOLUTION_WEIGHT_GRADIENT: 2}  # the pointer that an epilogue reads first

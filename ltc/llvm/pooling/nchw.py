@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ltc.llvm.conv.axes import Axis, Windows, count_inside, padded
-from ltc.llvm.emit.builder import Builder, function_text, multiples
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.isa import Isa
@@ -54,28 +54,27 @@ def max_pool(name: str, dtype: torch.dtype, pool: Pool, isa: Isa) -> GeneratedKe
         v.raw_store(long, v.at("%p2", at, "i64"), mask, "i64", n)
 
     def taps(source, o, p, column, d, h, best) -> list[str]:
-        down, across = deep.met(o, d), high.met(p, h)
+        down, across = deep.input_index(o, d), high.input_index(p, h)
         limit = count_inside(b, axes, down, across, wide.extent)
         line = (down * high.extent + across) * wide.extent
         here = v.at(source, line)
         typed = [(v.vector, best[0]), (words, best[1])]
         return b.loop(0, wide.taps, 1, typed, lambda w, best: tap(
-            here, line, limit, wide.met(column, w), best
+            here, line, limit, wide.input_index(column, w), best
         ))  # fmt: skip
 
     def tap(here, line, limit, first, best) -> list[str]:
         value, index = best
         x = v.strided(here, first, wide.stride, v.masks_of(first, wide.stride, limit))
         inside = v.between(first, limit, wide.stride)
-        larger = b.value(f"fcmp ogt {v.vector} {x}, {value}")
-        larger = b.value(f"or {v.mask_type} {larger}, {b.value(f'fcmp uno {v.vector} {x}, {x}')}")
+        larger = v.test("ogt", x, value)
+        larger = b.value(f"or {v.mask_type} {larger}, {v.test('uno', x, x)}")
         none = b.value(f"icmp eq {words} {index}, splat (i32 -1)")
         taken = b.value(f"or {v.mask_type} {larger}, {none}")
         taken = b.value(f"and {v.mask_type} {taken}, {inside}")
-        at = v.splat(v.narrow(line + first), "i32")
-        at = b.value(f"add {words} {at}, {multiples(n, wide.stride)}")
+        at = v.numbers(line + first, wide.stride)
         return [
-            b.value(f"select {v.mask_type} {taken}, {v.vector} {x}, {v.vector} {value}"),
+            v.select(taken, x, value),
             b.value(f"select {v.mask_type} {taken}, {words} {at}, {words} {index}"),
         ]
 
@@ -147,17 +146,17 @@ def average_pool(
         (total,) = b.nest((deep.taps, high.taps), v.typed([v.zero]), lambda d, h, total: taps(
             source, o, p, column, d, h, total
         ))  # fmt: skip
-        by = _divisors(v, pool, (o, p), _numbers(v, column), count_padding, divisor)
-        mean = b.value(f"fdiv {v.vector} {total}, {by}")
+        by = _divisors(v, pool, (o, p), v.numbers(column), count_padding, divisor)
+        mean = v.div(total, by)
         v.store(mean, "%p1", place + column, v.first(wide.count - column))
 
     def taps(source, o, p, column, d, h, total) -> list[str]:
-        down, across = deep.met(o, d), high.met(p, h)
+        down, across = deep.input_index(o, d), high.input_index(p, h)
         limit = count_inside(b, axes, down, across, wide.extent)
         here = v.at(source, (down * high.extent + across) * wide.extent)
 
         def tap(w: Index, total: list[str]) -> list[str]:
-            first = wide.met(column, w)
+            first = wide.input_index(column, w)
             masks = v.masks_of(first, wide.stride, limit)
             return [v.add(total[0], v.strided(here, first, wide.stride, masks))]
 
@@ -195,8 +194,8 @@ def average_pool_gradient(
 
     def share_of(source, o, p, column, u) -> str:
         """What the u-th of the windows that may cover them gives to adjacent columns."""
-        words, n = f"<{v.width} x i32>", v.width
-        at = b.value(f"add {words} {v.splat(v.narrow(column - wide.first), 'i32')}, {multiples(n)}")
+        words = f"<{v.width} x i32>"
+        at = v.numbers(column - wide.first)
         last = b.value(f"udiv {words} {at}, splat (i32 {wide.stride})")
         back = v.splat(v.narrow(covering - 1 - u), "i32")
         window = b.value(f"sub {words} {last}, {back}")
@@ -208,8 +207,8 @@ def average_pool_gradient(
         line = v.at(source, (o * high.count + p) * wide.count)
         gradient = v.gather(line, window, mask)
         by = _divisors(v, pool, (o, p), window, count_padding, divisor)
-        part = b.value(f"fdiv {v.vector} {gradient}, {by}")
-        return b.value(f"select {v.mask_type} {mask}, {v.vector} {part}, {v.vector} {v.zero}")
+        part = v.div(gradient, by)
+        return v.select(mask, part, v.zero)
 
     return _over_lines(name, v, ("gradient", "result"), pool.planes, axes, line)
 
@@ -244,11 +243,6 @@ def _product(extents) -> int:
 
 def _extent(axes) -> int:
     return _product(axis.extent for axis in axes)
-
-
-def _numbers(v: Vectors, first: Index) -> str:
-    words = f"<{v.width} x i32>"
-    return v.builder.value(f"add {words} {v.splat(v.narrow(first), 'i32')}, {multiples(v.width)}")
 
 
 def _covering(axis: Axis, element: Index) -> tuple[Index, Index]:

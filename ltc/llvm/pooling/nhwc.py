@@ -21,7 +21,7 @@ MOST_UNROLLED_TAPS = 9
 
 
 @dataclass(frozen=True)
-class TurnedPool(Windows):
+class ChannelsLastPool(Windows):
     """Windows over [images, *spatial, channels]."""
 
     images: int
@@ -38,46 +38,48 @@ class TurnedPool(Windows):
         )
 
 
-def turned_max_pool(name: str, dtype: torch.dtype, pool: TurnedPool, isa: Isa) -> GeneratedKernel:
+def channels_last_max_pool(
+    name: str, dtype: torch.dtype, pool: ChannelsLastPool, isa: Isa
+) -> GeneratedKernel:
     """The largest element of each window and its place: "operand", "result", "indices".
 
     indices  as max_pool's: i64, flat in *spatial
     """
-    walk = _Walk(dtype, pool, isa, pool.axes, over_operand=False)
-    v, b, axes = walk.v, walk.b, pool.axes
+    loops = _WindowLoops(dtype, pool, isa, pool.axes, over_operand=False)
+    v, b, axes = loops.v, loops.b, pool.axes
     words, n = f"<{v.width} x i32>", v.width
     lowest = f"splat ({v.element} 0xFFF0000000000000)"
 
     def tap(spot: tuple[Index, Index, Index], best: list[str], is_first: bool) -> list[str]:
-        flat = walk.flat(spot, axes)
+        flat = loops.flat(spot, axes)
         at = v.splat(v.narrow(flat), "i32")
-        x = v.load(walk.operand_at(flat), 0, walk.mask)
+        x = v.load(loops.operand_at(flat), 0, loops.mask)
         if is_first:
             return [x, at]
         value, index = best
-        larger = b.value(f"fcmp ogt {v.vector} {x}, {value}")
-        taken = b.value(f"or {v.mask_type} {larger}, {b.value(f'fcmp uno {v.vector} {x}, {x}')}")
-        if not walk.unrolls:  # no element is at -1: until one is found, the first is taken
+        larger = v.test("ogt", x, value)
+        taken = b.value(f"or {v.mask_type} {larger}, {v.test('uno', x, x)}")
+        if not loops.unrolls:  # no element is at -1: until one is found, the first is taken
             none = b.value(f"icmp eq {words} {index}, splat (i32 -1)")
             taken = b.value(f"or {v.mask_type} {taken}, {none}")
         return [
-            b.value(f"select {v.mask_type} {taken}, {v.vector} {x}, {v.vector} {value}"),
+            v.select(taken, x, value),
             b.value(f"select {v.mask_type} {taken}, {words} {at}, {words} {index}"),
         ]
 
     def body(place: tuple[Index, Index, Index], channel: Index, position: Index) -> None:
         start = [(v.vector, lowest), (words, "splat (i32 -1)")]
-        best, index = walk.over_taps(place, start, tap)
+        best, index = loops.over_taps(place, start, tap)
         at = position * pool.channels + channel
-        v.store(best, "%p1", at, walk.mask)
+        v.store(best, "%p1", at, loops.mask)
         long = b.value(f"sext {words} {index} to <{n} x i64>")
-        v.raw_store(long, v.at("%p2", at, "i64"), walk.mask, "i64", n)
+        v.raw_store(long, v.at("%p2", at, "i64"), loops.mask, "i64", n)
 
-    return walk.kernel(name, ("operand", "result", "indices"), body)
+    return loops.kernel(name, ("operand", "result", "indices"), body)
 
 
-def turned_max_pool_gradient(
-    name: str, dtype: torch.dtype, pool: TurnedPool, isa: Isa,
+def channels_last_max_pool_gradient(
+    name: str, dtype: torch.dtype, pool: ChannelsLastPool, isa: Isa,
     epilogue: Epilogue | None = None, operands: int = 0,
 ) -> GeneratedKernel:  # fmt: skip
     """The gradient of max_pool's operand: "gradient", "indices", "result".
@@ -85,68 +87,76 @@ def turned_max_pool_gradient(
     indices   those that max_pool gave for this pool
     epilogue  its row is the position in the operand, its column the channel
     """
-    walk = _Walk(dtype, pool, isa, pool.axes, over_operand=True)
-    v, b, n = walk.v, walk.b, walk.v.width
+    loops = _WindowLoops(dtype, pool, isa, pool.axes, over_operand=True)
+    v, b, n = loops.v, loops.b, loops.v.width
 
     def body(place, channel: Index, position: Index) -> None:
-        own = v.splat(walk.flat_operand(place), "i64")
+        own = v.splat(loops.flat_operand(place), "i64")
 
         def window(spot: Index, total: str) -> str:
             at = spot * pool.channels + channel
-            index = v.raw_load(v.at("%p1", at, "i64"), walk.mask, "i64", n)
+            index = v.raw_load(v.at("%p1", at, "i64"), loops.mask, "i64", n)
             chosen = b.value(f"icmp eq <{n} x i64> {index}, {own}")
-            gradient = v.load("%p0", at, walk.mask)
-            part = b.value(
-                f"select {v.mask_type} {chosen}, {v.vector} {gradient}, {v.vector} {v.zero}"
-            )
+            gradient = v.load("%p0", at, loops.mask)
+            part = v.select(chosen, gradient, v.zero)
             return v.add(total, part)
 
-        total = walk.over_windows(place, window)
-        walk.store(total, position, channel, epilogue, "%p2")
+        total = loops.over_windows(place, window)
+        loops.store(total, position, channel, epilogue, "%p2")
 
     arguments = ("gradient", "indices", "result", *(f"operand{i}" for i in range(operands)))
-    return walk.kernel(name, arguments, body)
+    return loops.kernel(name, arguments, body)
 
 
-def turned_average_pool(
-    name: str, dtype: torch.dtype, pool: TurnedPool, isa: Isa, count_padding: bool, divisor: int
+def channels_last_average_pool(
+    name: str,
+    dtype: torch.dtype,
+    pool: ChannelsLastPool,
+    isa: Isa,
+    count_padding: bool,
+    divisor: int,
 ) -> GeneratedKernel:
     """The mean of each window: "operand", "result"; arguments as average_pool's."""
-    walk = _Walk(dtype, pool, isa, pool.axes, over_operand=False)
-    v, b = walk.v, walk.b
+    loops = _WindowLoops(dtype, pool, isa, pool.axes, over_operand=False)
+    v = loops.v
 
     def tap(spot, best: list[str], is_first: bool) -> list[str]:
-        x = v.load(walk.operand_at(walk.flat(spot, pool.axes)), 0, walk.mask)
+        x = v.load(loops.operand_at(loops.flat(spot, pool.axes)), 0, loops.mask)
         return [x if is_first else v.add(best[0], x)]
 
     def body(place, channel: Index, position: Index) -> None:
-        (total,) = walk.over_taps(place, [(v.vector, v.zero)], tap)
+        (total,) = loops.over_taps(place, [(v.vector, v.zero)], tap)
         by = _divisor(v, pool, place, count_padding, divisor)
-        mean = b.value(f"fdiv {v.vector} {total}, {by}")
-        walk.store(mean, position, channel, None, "%p1")
+        mean = v.div(total, by)
+        loops.store(mean, position, channel, None, "%p1")
 
-    return walk.kernel(name, ("operand", "result"), body)
+    return loops.kernel(name, ("operand", "result"), body)
 
 
-def turned_average_pool_gradient(
-    name: str, dtype: torch.dtype, pool: TurnedPool, isa: Isa, count_padding: bool, divisor: int
+def channels_last_average_pool_gradient(
+    name: str,
+    dtype: torch.dtype,
+    pool: ChannelsLastPool,
+    isa: Isa,
+    count_padding: bool,
+    divisor: int,
 ) -> GeneratedKernel:
     """The gradient of average_pool's operand: "gradient", "result"."""
-    walk = _Walk(dtype, pool, isa, pool.axes, over_operand=True)
-    v, b = walk.v, walk.b
+    loops = _WindowLoops(dtype, pool, isa, pool.axes, over_operand=True)
+    v = loops.v
 
     def body(place, channel: Index, position: Index) -> None:
         def window(spot: Index, total: str) -> str:
-            gradient = v.load("%p0", spot * pool.channels + channel, walk.mask)
-            by = _divisor(v, pool, walk.window, count_padding, divisor)
-            return v.add(total, b.value(f"fdiv {v.vector} {gradient}, {by}"))
+            gradient = v.load("%p0", spot * pool.channels + channel, loops.mask)
+            by = _divisor(v, pool, loops.window, count_padding, divisor)
+            return v.add(total, v.div(gradient, by))
 
-        walk.store(walk.over_windows(place, window), position, channel, None, "%p1")
+        loops.store(loops.over_windows(place, window), position, channel, None, "%p1")
 
-    return walk.kernel(name, ("gradient", "result"), body)
+    return loops.kernel(name, ("gradient", "result"), body)
 
 
-class _Walk:
+class _WindowLoops:
     """Every position and vector of channels of the result, or of the operand for a gradient.
 
     mask     of the lanes that exist, or None
@@ -155,7 +165,7 @@ class _Walk:
     window   the depth, height and width of the window at hand
     """
 
-    def __init__(self, dtype, pool: TurnedPool, isa: Isa, axes, over_operand: bool):
+    def __init__(self, dtype, pool: ChannelsLastPool, isa: Isa, axes, over_operand: bool):
         self.b = Builder()
         self.v = Vectors(self.b, isa, dtype)
         self.pool, self.axes, self.over_operand = pool, axes, over_operand
@@ -212,7 +222,7 @@ class _Walk:
             for k in range(self.taps):
                 d, rest = divmod(k, axes[1].taps * axes[2].taps)
                 h, w = divmod(rest, axes[2].taps)
-                spot = tuple(x.met(p, t) for x, p, t in zip(axes, place, (d, h, w)))
+                spot = tuple(x.input_index(p, t) for x, p, t in zip(axes, place, (d, h, w)))
                 values = tap(spot, values, k == 0)
             return values
         return self._taps_of(0, place, (), start, tap)
@@ -223,7 +233,7 @@ class _Walk:
         axis = self.axes[dim]
 
         def one(t: Index, values: list[str]) -> list[str]:
-            at = axis.met(place[dim], t)
+            at = axis.input_index(place[dim], t)
             inside = self.b.value(f"icmp ult i64 {at}, {axis.extent}")
             typed = [(type, value) for (type, _), value in zip(carried, values)]
             return self.b.when(
@@ -288,7 +298,7 @@ class _Walk:
         return beyond // axis.stride, least(last + 1, axis.count)
 
 
-def _divisor(v: Vectors, pool: TurnedPool, place, count_padding: bool, divisor: int) -> str:
+def _divisor(v: Vectors, pool: ChannelsLastPool, place, count_padding: bool, divisor: int) -> str:
     """What the sum of a window is divided by."""
     if divisor:
         return v.constant(divisor)
