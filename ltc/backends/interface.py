@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -41,26 +42,11 @@ class DeviceInfo:
     memory_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Target:
-    """What the passes may assume of a backend; they ask it, never the host.
+class Target(SimpleNamespace):
+    """What a backend once said of itself, by keywords.  Nothing asks for it any more.
 
-    kind               "cpu", "gpu", ...
-    lanes              bytes of one vector register
-    fast_memory_bytes  what a tile should fit in
-    tasks              how many blocks of work run at once
-    epilogues          names of the ops that a matmul or convolution can hold
-    halos              whether buffers may carry a border, so that padding needs no copy
-    streaming_stores   whether stores may go past the caches
+    The passes that assume something of a machine are those that its backend runs in `compile`.
     """
-
-    kind: str
-    lanes: int = 1
-    fast_memory_bytes: int = 0
-    tasks: int = 1
-    epilogues: frozenset[str] = frozenset()
-    halos: bool = False
-    streaming_stores: bool = False
 
 
 @runtime_checkable
@@ -202,9 +188,6 @@ class BackendImplInterface(Protocol):
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices of this kind that this process can use, in index order."""
 
-    def target(self) -> Target:
-        """What the passes may assume."""
-
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> Computation:
         """A launchable form of the graph, which may write over the donated inputs.
 
@@ -269,7 +252,7 @@ class ShowsValues(Protocol):
         """The same program as `compile` makes of the graph."""
 
 
-MEMBERS = ("name", "lowering", "computation", "devices", "target", "compile", "prepare_to_exit")
+MEMBERS = ("name", "lowering", "computation", "devices", "compile", "prepare_to_exit")
 COMPUTATION_MEMBERS = ("upload", "download", "wait", "launch")
 
 

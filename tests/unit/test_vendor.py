@@ -91,6 +91,17 @@ def test_outputs_of_a_program_in_parts_that_lie_in_one_place_are_known():
         assert (computation.download(outputs[position]) == value).all()
 
 
+def test_a_backend_that_still_describes_a_target_is_accepted():
+    class Describing(ToyBackend):
+        def target(self):
+            return interface.Target(kind="cpu", lanes=32)
+
+    BackendRegistrar.register("describing", Describing)
+    with config.override(LTC_BACKEND="describing"):
+        assert (torch.ones(2).to("ltc") + 1).tolist() == [2, 2]
+    assert BackendRegistrar.get("describing").target().lanes == 32
+
+
 def test_an_error_of_the_vendors_launch_reaches_the_reader():
     with config.override(LTC_BACKEND="toy"):
         zero = torch.zeros(3, dtype=torch.int64).to("ltc")
@@ -186,7 +197,7 @@ def test_an_incomplete_backend_is_told_what_it_lacks():
             return ()
 
     BackendRegistrar.register("half", Half)
-    lacking = "Half is not a BackendImplInterface: it lacks target, compile, prepare_to_exit"
+    lacking = "Half is not a BackendImplInterface: it lacks compile, prepare_to_exit"
     with pytest.raises(TypeError, match=lacking):
         BackendRegistrar.get("half")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ltc import config
 from ltc.backends.eager import LOWERING
-from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.interface import DeviceInfo, NodeLowering
 from ltc.backends.llvm import saved_program
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
@@ -68,9 +68,6 @@ class LlvmBackend:
     def devices(self) -> tuple[DeviceInfo, ...]:
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return (DeviceInfo("CPU", "this machine through LLVM", memory_bytes),)
-
-    def target(self) -> Target:
-        return Target(kind="cpu", lanes=64, fast_memory_bytes=1 << 20, tasks=os.cpu_count() or 1)
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
         self._dump(graph, donated)
