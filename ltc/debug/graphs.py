@@ -26,13 +26,13 @@ from ltc.device.recording.tensors import current_device, state_of
 from ltc.passes import pipeline
 from ltc.runtime.compile import live_calls
 from ltc.runtime.dump import text as graph_text
-from ltc.runtime.transfers import backend
+from ltc.runtime.transfers import capabilities
 
 
 def stages() -> tuple[str, ...]:
     """The names that `text` takes, in the order of a step's way through ltc."""
     own = tuple(p.name for p in pipeline.PIPELINE)
-    return ("recorded", "expanded", *own, *getattr(backend(), "stages", ()))
+    return ("recorded", "expanded", *own, *capabilities().stages)
 
 
 def text(*tensors: torch.Tensor, stage: str = "") -> str:
@@ -108,4 +108,4 @@ def _shown(stage: str, calls: list[Call], outputs: tuple[CallResult, ...]) -> st
         graph = one.run(graph)
         if one.name == stage:
             return graph_text(graph)
-    return next(shown for name, shown in backend().explain(graph) if name == stage)
+    return next(shown for name, shown in capabilities().explain(graph) if name == stage)

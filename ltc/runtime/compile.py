@@ -14,7 +14,7 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interface import BackendImplInterface, RemembersPrograms
+from ltc.backends.interface import BackendImplInterface
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
@@ -25,7 +25,7 @@ from ltc.runtime.buffer import Buffer
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
-from ltc.runtime.transfers import backend
+from ltc.runtime.transfers import backend, capabilities
 from ltc.runtime.verification.verified import VerifiedComputation
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
@@ -264,10 +264,10 @@ def _scalars(calls) -> list[Scalar]:
 
 def _recalled(key: tuple, calls: list[Call]) -> Any:
     """The program as an earlier process compiled it, where the backend keeps programs."""
-    chosen = backend()
-    if not isinstance(chosen, RemembersPrograms) or _looks_inside():
+    programs = capabilities().programs
+    if programs is None or _looks_inside():
         return None
-    found = chosen.recall(_record_name(key), lambda k: Origin(calls[k].name, calls[k].line, k))
+    found = programs.recall(_record_name(key), lambda k: Origin(calls[k].name, calls[k].line, k))
     metrics.count("RecalledPrograms" if found is not None else "NewPrograms")
     return found
 
@@ -281,8 +281,9 @@ def _computation(
     key: tuple, chosen: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
 ) -> Any:
     computation = compiled(chosen, graph, device, donated)
-    if isinstance(chosen, RemembersPrograms) and not isinstance(computation, SegmentedComputation):
-        chosen.remember(_record_name(key), computation)
+    programs = capabilities().programs
+    if programs is not None and not isinstance(computation, SegmentedComputation):
+        programs.remember(_record_name(key), computation)
     return computation
 
 

@@ -10,7 +10,7 @@ from sys import getrefcount
 from typing import Any
 
 from ltc.backends.collective_runner import abort, running_as
-from ltc.backends.interface import Launch, LaunchQueue
+from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
@@ -72,9 +72,8 @@ class Program:
         return keys, [self.replaced.get(output) for output in range(len(keys))]
 
     @cached_property
-    def _twins(self) -> tuple[tuple[int, ...], ...]:
-        """As backends/interface.py's HasTwins."""
-        return getattr(self.computation, "twins", ())
+    def capabilities(self) -> ComputationCapabilities:
+        return ComputationCapabilities.of(self.computation)
 
     def launch(
         self,
@@ -107,7 +106,7 @@ class Program:
                     outputs.append(old)
                     continue
             outputs.append(Buffer(key, device, None, execution, old))
-        for positions in self._twins:
+        for positions in self.capabilities.aliased_outputs:
             Twins([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
@@ -198,7 +197,7 @@ class _Work:
 
         queued  the works there: where one fails, this will not run
         """
-        prepared = getattr(self.program.computation, "prepared", None)
+        prepared = self.program.capabilities.prepared
         if prepared is None or self.program.exchanges:
             return None
         if not {work.execution for work in queued}.issuperset(self.dependencies):
