@@ -22,7 +22,6 @@ from ltc.device.recording import sync
 from ltc.device.recording.collective import record
 from ltc.device.recording.tensors import state_of
 from ltc.device.recording.user_line import user_line
-from ltc.device.torch_api import plain_functions
 from ltc.distributed import world
 from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.folds import check_reduction
@@ -30,6 +29,7 @@ from ltc.distributed.transport.progress_thread import CHANNELS, ProgressRunner
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.ops.one_shot_sync import is_possible
+from ltc.support.torch_private import foreach_copy_, foreach_mul, plain_functions
 
 __all__ = [
     "CHANNELS",
@@ -353,10 +353,8 @@ def reduce_gradients(
     for number, bucket in enumerate(made):
         results += _reduced("sum", bucket, frozen, line, number)
     if reduce == "mean":
-        results = torch._foreach_mul(
-            results, 1.0 / (len(frozen[0]) if frozen else session.replicas)
-        )
-    torch._foreach_copy_(gradients, results)
+        results = foreach_mul(results, 1.0 / (len(frozen[0]) if frozen else session.replicas))
+    foreach_copy_(gradients, results)
 
 
 def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torch.Tensor]]:

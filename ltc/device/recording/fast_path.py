@@ -32,7 +32,8 @@ from ltc.device.recording.slow_path import is_forced, record
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of, values_of
 from ltc.device.recording.views import link_view, link_views, write
-from ltc.device.torch_api import leave_to_python, storage_of
+from ltc.device.torch_device import storage_of
+from ltc.support.torch_private import leave_to_python
 from ltc.tracebacks import shorten
 
 _NAMESPACE = {

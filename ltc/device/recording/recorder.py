@@ -19,9 +19,10 @@ from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.recording.rng import RandomState
 from ltc.device.recording.state import State
-from ltc.device.torch_api import DEVICE_TYPE, create_empty_tensor, empty_tensor
+from ltc.device.torch_device import empty_tensor
 from ltc.runtime.buffer import Buffer, byte_size, input_key
 from ltc.support.thread_frames import thread_frames
+from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor
 
 INPUT = "ltc::input"
 KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames show it

@@ -30,7 +30,7 @@ from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import link_view, link_views, write
 from ltc.device.shapes.meta import NoTypes, result_types
-from ltc.device.torch_api import plain_functions
+from ltc.support.torch_private import plain_functions
 
 _NUMBER_TYPES = {
     bool: torch.bool,

@@ -13,7 +13,7 @@ from weakref import ref
 
 import torch
 
-from ltc.device.torch_api import empty_tensor, storage_of
+from ltc.device.torch_device import empty_tensor, storage_of
 from ltc.support.fork_safe_lock import renewed_lock
 
 _ids = itertools.count(1)

@@ -13,7 +13,8 @@ from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.user_line import user_line
-from ltc.device.torch_api import is_view_replay_enabled, set_view_replay_enabled, storage_of
+from ltc.device.torch_device import storage_of
+from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_enabled
 
 WRITE_VIEW = "ltc::write_view"
 is_inference_mode_enabled = torch.is_inference_mode_enabled
