@@ -13,20 +13,18 @@ of every step when it is compiled.
 
 from __future__ import annotations
 
-from sys import getrefcount
-
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.aten.registry import expand
 from ltc.device.recording.recorder import Recorder
-from ltc.device.recording.state import DEAD
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import current_device, state_of
 from ltc.passes import pipeline
 from ltc.runtime.compile import live_calls
 from ltc.runtime.dump import text as graph_text
 from ltc.runtime.transfers import capabilities
+from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
 
 
 def stages() -> tuple[str, ...]:
@@ -89,8 +87,9 @@ def _operand(operand, numbers: dict[CallResult, str]) -> str:
 def _pending(recorder: Recorder) -> list[CallResult]:
     """What the walk's end would compute: values that somebody still holds; of views, their base's."""
     found = []
-    for state in [*recorder.live, *recorder.bound]:
-        held = getrefcount(state) > DEAD + 2  # by the walk and by the list of this loop
+    states = [*recorder.live, *recorder.bound]
+    for state, references in zip(states, reference_counts(states)):
+        held = references > IN_TWO_LISTS  # the recorder's and this one
         value = state.value
         is_here = value is not None and value.recorder is recorder
         if held and is_here and state.buffer is None and state.base is None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from sys import getrefcount
 from typing import Any
 
 from ltc.backends.collective_runner import abort, running_as
@@ -17,6 +16,7 @@ from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, und
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.transfers import copy_of
+from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 
 
 @dataclass(frozen=True)
@@ -118,20 +118,6 @@ class Program:
         return outputs
 
 
-def _references_of_a_gone_output() -> int:
-    """What `_references` says of an output that only the list of outputs holds."""
-    return next(count for _, count in _references([object()]))
-
-
-def _references(outputs: list) -> Iterator[tuple[Any, int]]:
-    """Each with how many references there are to it, those of this look included."""
-    for output in outputs:
-        yield output, getrefcount(output)
-
-
-GONE = _references_of_a_gone_output()
-
-
 class _Work:
     """One run of a program, as the executor calls it: never raises, always ends its execution."""
 
@@ -219,10 +205,11 @@ class _Work:
         """Memory for outputs: of the run before, where these are gone when it has filled them."""
         if not queued or queued[-1].program is not self.program:
             return {}
+        outputs = queued[-1].outputs
         return {
-            position: buffer.handle
-            for position, (buffer, count) in enumerate(_references(queued[-1].outputs))
-            if count == GONE and position not in self.program.replaced
+            position: outputs[position].handle
+            for position, count in enumerate(reference_counts(outputs))
+            if count == IN_ONE_LIST and position not in self.program.replaced
         }
 
     def leave_queue(self) -> None:

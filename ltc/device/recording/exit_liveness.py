@@ -8,7 +8,6 @@ follows from these and from the path.  So the end of a steady step is a comparis
 from __future__ import annotations
 
 from dataclasses import dataclass
-from sys import getrefcount
 
 import torch
 
@@ -17,12 +16,17 @@ from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
 from ltc.debug import metrics
 from ltc.device.recording.recorder import INPUT, Recorder
-from ltc.device.recording.state import DEAD_IN_TWO_LISTS, LAST_VIEW, State
+from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
 from ltc.device.shapes import type_cache
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
 from ltc.runtime.compile import Ending, program_for
 from ltc.runtime.dump import save_graph
+from ltc.support.reference_counts import (
+    IN_TWO_LISTS,
+    IN_TWO_LISTS_AND_A_VIEW,
+    reference_counts,
+)
 
 _aten = torch.ops.aten
 REORDERINGS = frozenset(
@@ -64,7 +68,7 @@ class Signs:
 
     def match(self, recorder: Recorder, states: list[State]) -> bool:
         return (
-            list(map(getrefcount, states)) == self.references
+            reference_counts(states) == self.references
             and [state.value for state in states] == self.values
             and [state.buffer for state in recorder.bound].count(None) == self.bufferless
             and all([states[view].base is states[base] for view, base in self.bases])
@@ -74,7 +78,7 @@ class Signs:
 
 def _signs(recorder: Recorder) -> Signs:
     states = recorder.live + recorder.bound
-    references = list(map(getrefcount, states))  # as `match` counts, with this one list beside
+    references = reference_counts(states)  # as `match` counts, with this one list beside
     places = {state: place for place, state in enumerate(states)}
     return Signs(
         references,
@@ -230,7 +234,7 @@ class _Look:
                     self._replace(state.value, len(bound))
 
     def _is_dead(self, place: int) -> bool:
-        return self._references[place] <= DEAD_IN_TWO_LISTS
+        return self._references[place] <= IN_TWO_LISTS
 
     def _leave_base(self, place: int) -> None:
         """The view of that place holds its base no more."""
@@ -254,9 +258,9 @@ class _Look:
         What autograd gives a linear layer's weight is the transposition of a product that no one
         ever sees: the program is then asked for what is seen, in the order in which it is.
         """
+        (references,) = reference_counts([view.base])  # the recorder's list holds it as well
+        is_last = references == IN_TWO_LISTS_AND_A_VIEW and self.alone
         base = view.base
-        # one more than when it is popped: `alive` has the view, and this frame the base
-        is_last = getrefcount(base) == LAST_VIEW and self.alone
         if not is_last or base.buffer is not None or hasattr(base, "number"):
             return
         if all(link[0] in REORDERINGS for link in view.chain):
