@@ -16,7 +16,7 @@ from ltc.support.torch_private import (
     NEWEST,
     OLDEST,
     PRIVATE_USE_1,
-    DeviceGuard,
+    PrivateUse1DeviceGuard,
     PrivateUse1Hooks,
     create_empty_tensor,
     from_dlpack,
@@ -146,7 +146,7 @@ _stash = _Stash()
 _next_type = itertools.repeat(PRIVATE_USE_1).__next__
 
 
-class Guard(DeviceGuard):
+class DeviceGuard(PrivateUse1DeviceGuard):
     """The device guard.
 
     C++ calls `type_` (noexcept) while it unwinds an exception raised by a Python hook of a
@@ -179,7 +179,7 @@ def register_device(module) -> None:
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend()
     register_device_module(DEVICE_TYPE, module)
-    register_device.kept = (Hooks(), Guard())  # C++ holds plain pointers to them
+    register_device.kept = (Hooks(), DeviceGuard())  # C++ holds plain pointers to them
     register_hooks(register_device.kept[0])
     register_device_guard(register_device.kept[1])
 

@@ -19,7 +19,7 @@ import torch
 from ltc import config
 from ltc.backends import collective_runner as backend_collective
 from ltc.device.recording import sync
-from ltc.device.recording.collective import record
+from ltc.device.recording.collective_calls import record
 from ltc.device.recording.tensors import state_of
 from ltc.device.recording.user_line import user_line
 from ltc.distributed import world

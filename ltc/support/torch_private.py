@@ -82,7 +82,7 @@ require()
 # --- what a device is made of
 
 PrivateUse1Hooks = _named("torch._C", "_acc.PrivateUse1Hooks")
-DeviceGuard = _named("torch._C", "_acc.DeviceGuard")
+PrivateUse1DeviceGuard = _named("torch._C", "_acc.DeviceGuard")
 register_hooks = _named("torch._C", "_acc.register_python_privateuseone_hook")
 register_device_guard = _named("torch._C", "_acc.register_python_privateuseone_device_guard")
 register_device_module = _named("torch", "_register_device_module")

@@ -53,7 +53,7 @@ def _run_backwards_in_the_calling_thread() -> None:
         try:
             return run(*args, **kwargs)
         except SystemError:
-            error = take_stashed_error()  # what a Python hook raised, see torch_device.Guard
+            error = take_stashed_error()  # what a Python hook raised, see torch_device.DeviceGuard
             if error is None:
                 raise
             raise error

@@ -17,7 +17,7 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
-from ltc.device.recording.rng import RandomState
+from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.state import State
 from ltc.device.torch_device import empty_tensor
 from ltc.runtime.buffer import Buffer, byte_size, input_key
