@@ -85,7 +85,7 @@ def _operand(operand, numbers: dict[CallResult, str]) -> str:
 
 
 def _pending(recorder: Recorder) -> list[CallResult]:
-    """What the walk's end would compute: values that somebody still holds; of views, their base's."""
+    """What the next mark would compute: values that are still held; of views, their base's."""
     found = []
     states = [*recorder.live, *recorder.bound]
     for state, references in zip(states, reference_counts(states)):

@@ -113,7 +113,7 @@ def _without_modes(kernel):
 
 
 def _exclusive(kernel):
-    """A kernel that changes the walk by hand: no other thread may end it meanwhile."""
+    """A kernel that changes the recording by hand: no other thread may end it meanwhile."""
 
     def guarded(*args, **kwargs):
         try:

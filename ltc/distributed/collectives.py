@@ -179,9 +179,9 @@ def _place_of(tensors, types: list[TensorType], groups: tuple, bucket: int) -> t
     if slot < 0:
         return -1, 0
     recorder = state_of(tensors[0]).device.recorder()
-    if session.shelf.is_full(slot, (recorder, recorder.walks)):
+    if session.shelf.is_full(slot, (recorder, recorder.recordings)):
         sync.start_collectives()  # what is recorded so far becomes a program of its own
-        session.shelf.is_full(slot, (recorder, recorder.walks))
+        session.shelf.is_full(slot, (recorder, recorder.recordings))
     return slot, members
 
 

@@ -29,7 +29,7 @@ def _announced(setter):
             return
         recorders = [r for device in devices() for r in list(device.recorders.values())]
         for recorder in recorders:
-            _end_walk(recorder)
+            _end_recording(recorder)
         wait_device_ops()
         setter(new)
         for recorder in recorders:
@@ -38,7 +38,7 @@ def _announced(setter):
     return set_default
 
 
-def _end_walk(recorder: Recorder) -> None:
+def _end_recording(recorder: Recorder) -> None:
     if recorder.nothing_pending:
         return
     metrics.count("DefaultDtypeFlush")

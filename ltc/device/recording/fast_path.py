@@ -2,8 +2,8 @@
 
 A generated kernel does the common case and nothing else: every operand is a lazy tensor or a
 number, and the call is the one that followed here the last time.  It then moves the cursor, puts
-the numbers on the walk's list, and gives a new tensor (or a new value to an old one) the recorded
-result.  Whatever else may be is `record`'s business.  `print(source_of("aten::add.Tensor"))` shows
+the numbers on the recording's list, and gives a new tensor (or a new value to an old one) the
+recorded result.  Whatever else may be is `record`'s business.  `print(source_of("aten::add.Tensor"))` shows
 one.
 """
 

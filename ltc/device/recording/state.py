@@ -23,7 +23,7 @@ _views_change = renewed_lock(globals(), "_views_change")  # threads may share a 
 class State:
     """The value of one tensor.
 
-    value   its Value in the walk of some recorder, or None where nothing is pending
+    value   its Value in the recording of some recorder, or None where nothing is pending
     device  the Device it is on
     buffer  the Buffer that holds it, or None where it has to be computed first
     views   weak references to the states that are views of the same base (shared by the base and

@@ -53,7 +53,7 @@ def link_views(
 def write(state: State, value: CallResult) -> None:
     """`state` holds `value` from now on, and so does the part of its base that it shows."""
     if state.value is None:
-        value.recorder.live.append(state)  # so that the end of the walk finds it
+        value.recorder.live.append(state)  # so that the end of the recording finds it
     if state.views is None:
         state.value, state.buffer = value, None
         return
