@@ -138,9 +138,6 @@ class ToyBackend:
     def devices(self):
         return (vendor.DeviceInfo("CPU", "NumPy"),)
 
-    def target(self):
-        return vendor.Target(kind="cpu")
-
     def compile(self, graph, device, donated):
         return ToyComputation(graph)
 

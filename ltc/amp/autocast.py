@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from ltc.device.torch_api import DEVICE_TYPE
+from ltc.support.torch_private import DEVICE_TYPE
 
 
 class autocast(torch.amp.autocast):

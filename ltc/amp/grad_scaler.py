@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ltc.device.torch_api import DEVICE_TYPE
+from ltc.support.torch_private import DEVICE_TYPE
 
 
 class GradScaler(torch.amp.GradScaler):

@@ -10,7 +10,7 @@ import torch
 class CallResult:
     """One tensor that a recorded call makes.
 
-    recorder  the recorder (one device, one thread) in whose walk the value is pending
+    recorder  the recorder (one device, one thread) in whose recording the value is pending
     call      the call that makes it
     index     its position in `call.results`
     shape     tuple of ints
@@ -30,7 +30,7 @@ class CallResult:
 class Scalar:
     """A number that may differ from step to step: the program is given it.
 
-    slot      where the walk puts it on its list
+    slot      where the recording puts it on its list
     sample    the number at the first recording: right in kind, not to be relied on in value
     dtype     float64, int64, bool or complex128: how the slot is held; for a 0-dim CPU tensor
               operand, that tensor's dtype
@@ -93,8 +93,8 @@ class Call:
 class Numbering:
     """The inputs and scalars that some calls use, counted from 0 in the order of their first use.
 
-    What a walk recorded besides, and nobody needs any more, then leaves no trace in the program.
-    inputs  position on the walk -> position among those the program is given
+    What was recorded besides, and nobody needs any more, then leaves no trace in the program.
+    inputs  position in the recording -> position among those the program is given
     slots   likewise for its scalars
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
+from ltc.support.torch_private import schema_named
 
 
 @functools.cache
@@ -13,7 +13,7 @@ def schema_of(overload: str) -> Any:
     """The overload's schema, or None where this torch has no such overload."""
     name, _, variant = overload.partition(".")
     try:
-        return torch._C._get_schema(name, variant)
+        return schema_named(name, variant)
     except RuntimeError:
         return None
 

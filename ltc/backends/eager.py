@@ -15,7 +15,7 @@ import torch
 
 from ltc.backends.collective_runner import start, wait
 from ltc.backends.host_memory import new_copy
-from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.interface import DeviceInfo, NodeLowering
 from ltc.backends.plain_dispatch import Undisturbed
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
@@ -507,9 +507,6 @@ class EagerBackend:
     def devices(self) -> tuple[DeviceInfo, ...]:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return (DeviceInfo("CPU", "this machine through torch", memory),)
-
-    def target(self) -> Target:
-        return Target(kind="cpu")
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> EagerComputation:
         return EagerComputation(graph, donated)

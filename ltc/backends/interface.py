@@ -7,25 +7,39 @@ backends/eager.py.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from ltc.backends.capabilities import (
+    BackendCapabilities,
+    ComputationCapabilities,
+    Launch,
+    LaunchQueue,
+    ObservedComputation,
+    Observer,
+)  # fmt: skip
 from ltc.errors import BackendMissing
-from ltc.ir.graph import Graph, Origin
+from ltc.ir.graph import Graph
 from ltc.ir.lowering import LoweringContext, NodeLowering
-from ltc.ir.node import Node
 
 __all__ = [
+    "BackendCapabilities",
     "BackendImplInterface",
     "BackendRegistrar",
     "Computation",
+    "ComputationCapabilities",
     "DeviceInfo",
+    "Launch",
+    "LaunchQueue",
     "LoweringContext",
     "NodeLowering",
+    "ObservedComputation",
+    "Observer",
     "Target",
 ]
 
@@ -41,31 +55,19 @@ class DeviceInfo:
     memory_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Target:
-    """What the passes may assume of a backend; they ask it, never the host.
+class Target(SimpleNamespace):
+    """What a backend once said of itself, by keywords.  Nothing asks for it any more.
 
-    kind               "cpu", "gpu", ...
-    lanes              bytes of one vector register
-    fast_memory_bytes  what a tile should fit in
-    tasks              how many blocks of work run at once
-    epilogues          names of the ops that a matmul or convolution can hold
-    halos              whether buffers may carry a border, so that padding needs no copy
-    streaming_stores   whether stores may go past the caches
+    The passes that assume something of a machine are those that its backend runs in `compile`.
     """
-
-    kind: str
-    lanes: int = 1
-    fast_memory_bytes: int = 0
-    tasks: int = 1
-    epilogues: frozenset[str] = frozenset()
-    halos: bool = False
-    streaming_stores: bool = False
 
 
 @runtime_checkable
 class Computation(Protocol):
-    """A compiled graph, and how its device moves data."""
+    """A compiled graph, and how its device moves data.
+
+    What it can do besides it says in an attribute `capabilities`, a ComputationCapabilities.
+    """
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> Any:
@@ -90,105 +92,11 @@ class Computation(Protocol):
         """
 
 
-class HasTwins(Protocol):
-    """What a Computation may offer besides, where two of its outputs are one value.
-
-    twins  positions of outputs that lie in the same memory: groups of two or more.  None of a group
-           is written over as long as another of it is left
-    """
-
-    twins: tuple[tuple[int, ...], ...]
-
-
-class Launch(Protocol):
-    """A launch that runs without Python, once a LaunchQueue comes to it.
-
-    outputs  one buffer for each output: it may be there before the launch, to be filled by it
-    """
-
-    outputs: list[Any]
-
-    def end(self) -> None:
-        """It is over, or will not run: what it alone needed may go."""
-
-    def error(self, failed: int) -> Exception:
-        """What went wrong where `LaunchQueue.failed_call` gives that number; as in `launch`."""
-
-
-class LaunchQueue(Protocol):
-    """Launches that one thread runs in order; each has a number, counted from 1.
-
-    given        the number of the last
-    done         the number of the last that ended well
-    has_stopped  whether one has failed: none after it runs before `restart`
-    """
-
-    given: int
-    done: int
-    has_stopped: bool
-
-    def give(self, launch: Launch) -> int:
-        """Have it run after all before; its number, or 0 where the queue takes none now."""
-
-    def serve(self) -> bool:
-        """Run what is given until called back, or until a launch fails: then True."""
-
-    def call_back(self) -> None:
-        """Let `serve` return once everything given is done."""
-
-    def go_on(self) -> None:
-        """`serve` may stay again."""
-
-    def restart(self) -> None:
-        """After a failure: what was given counts as done."""
-
-    def rest(self) -> None:
-        """Nothing is given that is not done: memory for launches may go."""
-
-    def sleep_until_done(self, number: int) -> None:
-        """Sleep while that launch is not done; may return early."""
-
-    def nanoseconds(self, number: int) -> int:
-        """How long a launch took that is done."""
-
-    def failed_call(self, number: int) -> int:
-        """What `Launch.error` of the launch that failed is to be given."""
-
-    def leave_processor_after_next(self, nanoseconds: int) -> None:
-        """Once the next launch is over, leave one processor to others for so long."""
-
-
-class QueuesLaunches(Protocol):
-    """What a Computation may offer besides, where its programs can run without Python."""
-
-    @staticmethod
-    def queue() -> LaunchQueue | None:
-        """A queue for one device; None where there can be none."""
-
-    def prepared(
-        self, buffers: list[Any], scalars: list[Any], queue: LaunchQueue, lent: Mapping[int, Any]
-    ) -> Launch | None:
-        """`launch` as far as Python is needed for it; None where this program cannot be queued.
-
-        lent  output position -> a buffer of its type that may become this output: what a launch
-              before it in the queue leaves there is read by nobody
-        """
-
-
-class LeavesProcessors(Protocol):
-    """What a Computation may offer besides, where its programs use the host's processors."""
-
-    @staticmethod
-    def leave_processor(until: int) -> None:
-        """Programs leave one processor to the thread that records; 0: they may use all again.
-
-        until  when that ends at the latest, nanoseconds as time.monotonic_ns() counts them
-        """
-
-
 @runtime_checkable
 class BackendImplInterface(Protocol):
     """A kind of device and its compiler.
+
+    What it can do besides it says in an attribute `capabilities`, a BackendCapabilities.
 
     name         what LTC_BACKEND and the registrar call it
     lowering     its table: primitive -> how to emit it
@@ -202,9 +110,6 @@ class BackendImplInterface(Protocol):
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices of this kind that this process can use, in index order."""
 
-    def target(self) -> Target:
-        """What the passes may assume."""
-
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> Computation:
         """A launchable form of the graph, which may write over the donated inputs.
 
@@ -215,61 +120,7 @@ class BackendImplInterface(Protocol):
         """Finish what runs; called once, before the interpreter ends."""
 
 
-@runtime_checkable
-class RemembersPrograms(Protocol):
-    """What a backend may offer besides: programs that outlive the process.
-
-    A key names what is computed, equal in every process; of which version of itself, and for
-    which machine, the backend adds.
-    """
-
-    def remember(self, key: str, computation: Any) -> None:
-        """Keep a program that `compile` gave."""
-
-    def recall(self, key: str, origin_of: Callable[[int], Origin]) -> Computation | None:
-        """The program of that key, if it was kept.
-
-        origin_of  where the call at a position of the recording comes from, for errors
-        """
-
-
-class Observer(Protocol):
-    """Whom an observed launch tells what it does; values are CPU tensors, which it copies."""
-
-    def reads(self, node: Node, value: torch.Tensor) -> None:
-        """What is about to run finds this where the node's value is."""
-
-    def makes(self, values: Mapping[Node, Any], is_reference: bool) -> None:
-        """What ran has left these values, as the memory holds them.
-
-        is_reference  whether the reference backend has computed them
-        """
-
-
-class ObservedComputation(Protocol):
-    """A graph compiled as usual, for launches that are looked at.
-
-    stages  (name, graph) after each of the backend's own passes: it observes nodes of the last
-    """
-
-    stages: Sequence[tuple[str, Graph]]
-
-    def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
-        """As Computation.launch, kernel by kernel."""
-
-
-@runtime_checkable
-class ShowsValues(Protocol):
-    """What a backend may offer besides: the values that its kernels leave for one another.
-
-    LTC_VERIFY judges these.  A backend without is judged by programs that give every value.
-    """
-
-    def observed(self, graph: Graph, device: int, donated: frozenset[int]) -> ObservedComputation:
-        """The same program as `compile` makes of the graph."""
-
-
-MEMBERS = ("name", "lowering", "computation", "devices", "target", "compile", "prepare_to_exit")
+MEMBERS = ("name", "lowering", "computation", "devices", "compile", "prepare_to_exit")
 COMPUTATION_MEMBERS = ("upload", "download", "wait", "launch")
 
 
@@ -282,12 +133,14 @@ class BackendRegistrar:
 
     _makers: dict[str, Callable[[], BackendImplInterface]] = {}
     _backends: dict[str, BackendImplInterface] = {}
+    _capabilities: dict[str, BackendCapabilities] = {}
 
     @classmethod
     def register(cls, name: str, make: Callable[[], BackendImplInterface]) -> None:
         """Make `name` available; `make` is called when it is first wanted."""
         cls._makers[name] = make
         cls._backends.pop(name, None)
+        cls._capabilities.pop(name, None)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -306,6 +159,13 @@ class BackendRegistrar:
             _require(backend.computation, COMPUTATION_MEMBERS, "Computation")
             cls._backends.setdefault(name, backend)  # another thread may have won the race
         return cls._backends[name]
+
+    @classmethod
+    def capabilities(cls, name: str) -> BackendCapabilities:
+        """What the backend of that name can do besides; raises as `get`."""
+        if name not in cls._capabilities:
+            cls._capabilities[name] = BackendCapabilities.of(cls.get(name))
+        return cls._capabilities[name]
 
     @classmethod
     def prepare_to_exit(cls) -> None:

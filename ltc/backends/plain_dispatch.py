@@ -6,11 +6,19 @@ from typing import Any
 
 import torch
 
+from ltc.support.torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    force_dispatch_keys,
+    function_mode_depth,
+    plain_functions,
+)
+
 
 def _key_set(*names: str) -> Any:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
+    keys = DispatchKeySet(getattr(DispatchKey, names[0]))
     for name in names[1:]:
-        keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+        keys = keys | DispatchKeySet(getattr(DispatchKey, name))
     return keys
 
 
@@ -22,7 +30,7 @@ _EXCLUDED = _key_set(
 
 def is_alone() -> bool:
     """Whether no mode of the calling thread meets what does not pass torch's dispatcher."""
-    return torch._C._len_torch_function_stack() == 0 and not torch.is_inference_mode_enabled()
+    return function_mode_depth() == 0 and not torch.is_inference_mode_enabled()
 
 
 class Undisturbed:
@@ -34,8 +42,8 @@ class Undisturbed:
 
     def __enter__(self) -> None:
         self._guards = [
-            torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED),
-            torch._C.DisableTorchFunction(),
+            force_dispatch_keys(_INCLUDED, _EXCLUDED),
+            plain_functions(),
         ]
         if torch.is_inference_mode_enabled():
             self._guards.append(torch.inference_mode(False))

@@ -23,7 +23,7 @@ from ltc.checkpointing.safetensors_format import (
 )
 from ltc.checkpointing.tree_codec import DTYPES, check_table, find, from_table
 from ltc.device.recording.tensors import upload_many
-from ltc.device.torch_api import DEVICE_TYPE
+from ltc.support.torch_private import DEVICE_TYPE
 
 MAPPED_BYTES = 1 << 20  # smaller tensors are read: a process may map some 65 thousand areas only
 SUMMED_BEHIND_BYTES = 4 << 20  # larger ones are summed in a thread while the device copies them

@@ -15,6 +15,7 @@ import torch
 
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import host_tensor, host_value, is_lazy, state_of
+from ltc.support.torch_private import storage_identity
 
 _ALIGNMENT_BYTES = 16  # of a stretch: every dtype can be read at its own offsets
 
@@ -113,7 +114,7 @@ def _where(tensor: torch.Tensor) -> tuple[Hashable, Layout]:
     if is_lazy(tensor):
         return _where_lazy(tensor)
     layout = _layout(tensor)
-    key = (str(tensor.device), tensor.untyped_storage()._cdata)
+    key = (str(tensor.device), storage_identity(tensor.untyped_storage()))
     if tensor.is_conj() or tensor.is_neg():  # its bytes are not its elements
         return (*key, tensor.is_conj(), tensor.is_neg(), layout), layout
     return key, layout
@@ -138,7 +139,7 @@ def _layout_in_base(view: State) -> Layout | None:
             return None
         result = overload(plain, *args, **kwargs)
         plain = result if index is None else result[index]
-    same = plain.untyped_storage()._cdata == whole.untyped_storage()._cdata
+    same = storage_identity(plain.untyped_storage()) == storage_identity(whole.untyped_storage())
     return _layout(plain) if same and not plain.is_conj() and not plain.is_neg() else None
 
 

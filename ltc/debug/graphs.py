@@ -13,26 +13,24 @@ of every step when it is compiled.
 
 from __future__ import annotations
 
-from sys import getrefcount
-
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.aten.registry import expand
 from ltc.device.recording.recorder import Recorder
-from ltc.device.recording.state import DEAD
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import current_device, state_of
 from ltc.passes import pipeline
 from ltc.runtime.compile import live_calls
 from ltc.runtime.dump import text as graph_text
-from ltc.runtime.transfers import backend
+from ltc.runtime.transfers import capabilities
+from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
 
 
 def stages() -> tuple[str, ...]:
     """The names that `text` takes, in the order of a step's way through ltc."""
     own = tuple(p.name for p in pipeline.PIPELINE)
-    return ("recorded", "expanded", *own, *getattr(backend(), "stages", ()))
+    return ("recorded", "expanded", *own, *capabilities().stages)
 
 
 def text(*tensors: torch.Tensor, stage: str = "") -> str:
@@ -87,10 +85,11 @@ def _operand(operand, numbers: dict[CallResult, str]) -> str:
 
 
 def _pending(recorder: Recorder) -> list[CallResult]:
-    """What the walk's end would compute: values that somebody still holds; of views, their base's."""
+    """What the next mark would compute: values that are still held; of views, their base's."""
     found = []
-    for state in [*recorder.live, *recorder.bound]:
-        held = getrefcount(state) > DEAD + 2  # by the walk and by the list of this loop
+    states = [*recorder.live, *recorder.bound]
+    for state, references in zip(states, reference_counts(states)):
+        held = references > IN_TWO_LISTS  # the recorder's and this one
         value = state.value
         is_here = value is not None and value.recorder is recorder
         if held and is_here and state.buffer is None and state.base is None:
@@ -108,4 +107,4 @@ def _shown(stage: str, calls: list[Call], outputs: tuple[CallResult, ...]) -> st
         graph = one.run(graph)
         if one.name == stage:
             return graph_text(graph)
-    return next(shown for name, shown in backend().explain(graph) if name == stage)
+    return next(shown for name, shown in capabilities().explain(graph) if name == stage)

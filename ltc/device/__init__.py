@@ -1,6 +1,6 @@
 """How a torch tensor on `ltc` behaves.
 
-torch_api   every private name of torch that these folders use
+torch_device  the device type that torch is given
 shapes      what a call gives, without running it
 recording   calls recorded, compared with the last step, ended and started
 ops         kernels that no schema describes

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 
 import torch
 
 from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
-from ltc.device import torch_api
+from ltc.device import torch_device
 from ltc.device.hooks import autocast, generator, module, patches
 from ltc.device.ops import copies, decompositions, histogram, pickling, sdpa, sdpa_overloads
 from ltc.device.recording.fast_path import build_kernel, lazily_built
@@ -25,6 +26,7 @@ from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
 from ltc.runtime.executor import all_executors
 from ltc.runtime.program_cache import PROGRAMS
+from ltc.support import torch_private
 from ltc.tracebacks import entrance, shorten
 
 # Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized
@@ -57,11 +59,11 @@ def _register_kernels(library) -> None:
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
         "expand": _expand(),
     }
-    for name in torch_api.all_overload_names():
+    for name in torch_private.all_overload_names():
         rest = name.removeprefix("aten::")
         if rest == name or rest in special or rest.partition(".")[0] in KEPT_IN_CPP:
             continue
-        if torch_api.has_kernel(name, "CompositeImplicitAutograd"):
+        if torch_private.has_kernel(name, "CompositeImplicitAutograd"):
             continue
         if schema_of(name) is None:
             skipped.append(name)
@@ -86,7 +88,9 @@ def _expand():
 
     def kernel(self, size, *, implicit=False):
         try:
-            return (view if torch_api.graph_task() == -1 else copy)(self, size, implicit=implicit)
+            return (view if torch_private.graph_task() == -1 else copy)(
+                self, size, implicit=implicit
+            )
         except BaseException as error:
             shorten(error)
             raise
@@ -99,7 +103,7 @@ def _without_modes(kernel):
 
     def guarded(*args, **kwargs):
         try:
-            with torch_api.plain_functions():
+            with torch_private.plain_functions():
                 return kernel(*args, **kwargs)
         except BaseException as error:
             shorten(error)
@@ -109,12 +113,12 @@ def _without_modes(kernel):
 
 
 def _exclusive(kernel):
-    """A kernel that changes the walk by hand: no other thread may end it meanwhile."""
+    """A kernel that changes the recording by hand: no other thread may end it meanwhile."""
 
     def guarded(*args, **kwargs):
         try:
             recorder = device_among([*args, kwargs.get("device")]).recorder()
-            with torch_api.plain_functions():
+            with torch_private.plain_functions():
                 return exclusively(recorder, lambda: kernel(*args, **kwargs))
         except BaseException as error:
             shorten(error)
@@ -151,12 +155,13 @@ def _prepare_to_exit() -> None:
 
 
 def _register() -> None:
-    torch_api.register_device(module)
-    torch_api.self_test()
+    torch_device.register_device(module)
+    torch_device.self_test()
     if not liveness_is_as_assumed():
         raise LtcError(
             "This Python counts references in a way ltc does not know, so it cannot tell which "
-            "tensors are alive. Free-threaded builds are not supported; use a regular CPython."
+            "tensors are alive. Use a regular (not a free-threaded) CPython 3.11, 3.12 or 3.13: "
+            f"this one is {sys.implementation.name} {sys.version.split()[0]}."
         )
     aten, everywhere = _library("aten"), _library("_")
     sdpa_overloads.define(_library("ltc", "DEF"))

@@ -19,10 +19,9 @@ import torch
 from ltc import config
 from ltc.backends import collective_runner as backend_collective
 from ltc.device.recording import sync
-from ltc.device.recording.collective import record
+from ltc.device.recording.collective_calls import record
 from ltc.device.recording.tensors import state_of
 from ltc.device.recording.user_line import user_line
-from ltc.device.torch_api import plain_functions
 from ltc.distributed import world
 from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.folds import check_reduction
@@ -30,6 +29,7 @@ from ltc.distributed.transport.progress_thread import CHANNELS, ProgressRunner
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.ops.one_shot_sync import is_possible
+from ltc.support.torch_private import foreach_copy_, foreach_mul, plain_functions
 
 __all__ = [
     "CHANNELS",
@@ -179,9 +179,9 @@ def _place_of(tensors, types: list[TensorType], groups: tuple, bucket: int) -> t
     if slot < 0:
         return -1, 0
     recorder = state_of(tensors[0]).device.recorder()
-    if session.shelf.is_full(slot, (recorder, recorder.walks)):
+    if session.shelf.is_full(slot, (recorder, recorder.recordings)):
         sync.start_collectives()  # what is recorded so far becomes a program of its own
-        session.shelf.is_full(slot, (recorder, recorder.walks))
+        session.shelf.is_full(slot, (recorder, recorder.recordings))
     return slot, members
 
 
@@ -353,10 +353,8 @@ def reduce_gradients(
     for number, bucket in enumerate(made):
         results += _reduced("sum", bucket, frozen, line, number)
     if reduce == "mean":
-        results = torch._foreach_mul(
-            results, 1.0 / (len(frozen[0]) if frozen else session.replicas)
-        )
-    torch._foreach_copy_(gradients, results)
+        results = foreach_mul(results, 1.0 / (len(frozen[0]) if frozen else session.replicas))
+    foreach_copy_(gradients, results)
 
 
 def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torch.Tensor]]:

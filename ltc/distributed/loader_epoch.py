@@ -22,6 +22,7 @@ import torch
 from ltc.support import tree
 from ltc.support.channel import Channel
 from ltc.support.thread_frames import thread_frames
+from ltc.support.torch_private import end_workers
 from ltc.utils.transfer import send_cpu_data_to_device
 
 STALL_SECONDS = 60.0  # a consumer that waited so long wants to know for what
@@ -177,17 +178,7 @@ class _Reader:
                         return
                 yield batch
         finally:
-            _end_workers(iterator)
-
-
-def _end_workers(iterator: Iterator) -> None:
-    """End the workers of a DataLoader's iterator, unless they are to stay for the next epoch.
-
-    Its `__del__` would: but where an error keeps it alive that runs in a garbage collection, which
-    may have taken its queues first, and then waits 5 s for each worker.
-    """
-    if not getattr(iterator, "_persistent_workers", True):
-        getattr(iterator, "_shutdown_workers", lambda: None)()
+            end_workers(iterator)
 
 
 def _size(batch: Any, dimension: int) -> int | None:

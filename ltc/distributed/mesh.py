@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ltc.device.torch_api import plain_functions
 from ltc.distributed import world
 from ltc.distributed.rendezvous import rendezvous
+from ltc.support.torch_private import plain_functions
 from ltc.tracebacks import entrance
 from ltc.utils import transfer
 

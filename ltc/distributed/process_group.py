@@ -21,9 +21,9 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ltc import config
 from ltc.device.recording.tensors import is_lazy
-from ltc.device.torch_api import DEVICE_TYPE
 from ltc.distributed.c10d import ddp, kernels, on_host, shared_memory_groups, traced
 from ltc.distributed.c10d.kernels import FUNCTIONAL, IN_PLACE
+from ltc.support.torch_private import DEVICE_TYPE, SPLIT_SOURCE, DispatchKey, DispatchKeySet
 from ltc.tracebacks import entrance
 
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
@@ -83,13 +83,13 @@ def _choose_for_who_names_no_backend() -> None:
 
 def _make_groups_anew() -> None:
     """Where device_id names an ltc device, torch would split groups off, which gloo cannot do."""
-    original = dist.distributed_c10d._get_split_source
+    original = SPLIT_SOURCE.current
 
     def _get_split_source(group):
         bound = group.bound_device_id
         return None if bound is not None and bound.type == DEVICE_TYPE else original(group)
 
-    dist.distributed_c10d._get_split_source = _get_split_source
+    SPLIT_SOURCE.replace(_get_split_source)
 
 
 def _register_kernels() -> None:
@@ -173,7 +173,7 @@ def _settling_kernel(overload) -> Callable:
     one. A redispatch lets other threads run Python meanwhile: gloo's need it to free the tensors
     of a call that is over, before they take the next one.
     """
-    other_backend = torch._C.DispatchKeySet(torch._C.DispatchKey.IPU)
+    other_backend = DispatchKeySet(DispatchKey.IPU)
 
     def settled(*args, **kwargs):
         traced.settle()

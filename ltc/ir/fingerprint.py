@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ltc.support.torch_private import OpOverload
+
 
 def fingerprint(
     calls: Sequence[Any], outputs: Iterable[Any], slots: dict[int, int], storage: str = ""
@@ -63,6 +65,6 @@ def _text(argument: Any, positions: dict[Any, int]) -> str:
         return f"device {argument.type}"
     if isinstance(argument, torch.Generator):
         return "generator"  # what it draws reaches the program as a seed
-    if isinstance(argument, torch._ops.OpOverload):
+    if isinstance(argument, OpOverload):
         return argument.name()
     return f"{type(argument).__name__} {argument!r}"

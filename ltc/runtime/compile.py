@@ -1,4 +1,4 @@
-"""From the calls of a walk to a program, compiled once for each structure."""
+"""From the calls of a recording to a program, compiled once for each structure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interface import BackendImplInterface, RemembersPrograms
+from ltc.backends.interface import BackendImplInterface
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
@@ -25,7 +25,7 @@ from ltc.runtime.buffer import Buffer
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
-from ltc.runtime.transfers import backend
+from ltc.runtime.transfers import backend, capabilities
 from ltc.runtime.verification.verified import VerifiedComputation
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
@@ -40,14 +40,14 @@ def _no_program() -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Ending:
-    """How a walk that ended in a certain way is run, once that is known.
+class ProgramBinding:
+    """How a recording that ended in a certain way is run, once that is known.
 
     key      of the program, in the cache: (fingerprint, settings, pairs of an output and the input
              that it replaces)
-    inputs   positions on the walk of the buffers that the program is given, in its order
+    inputs   positions in the recording of the buffers that the program is given, in its order
     scalars  likewise of the scalars
-    outputs  of each of the walk's outputs, its position among those of the program
+    outputs  of each of the recording's outputs, its position among those of the program
     program  gives the program, or None where it is kept no longer
     """
 
@@ -58,19 +58,19 @@ class Ending:
     program: Callable[[], Program | None] = field(default=_no_program)
 
     def given_inputs(self, inputs: list[Buffer]) -> list[Buffer]:
-        """What the program is given of the walk's inputs."""
+        """What the program is given of the recording's inputs."""
         return _picked(inputs, self.inputs)
 
     def given_scalars(self, scalars: list[Any]) -> list[Any]:
         return _picked(scalars, self.scalars)
 
-    def walks_outputs(self, outputs: list[Buffer]) -> list[Buffer]:
-        """What the program made, in the walk's order."""
+    def recorded_outputs(self, outputs: list[Buffer]) -> list[Buffer]:
+        """What the program made, in the recording's order."""
         return _picked(outputs, self.outputs)
 
 
 def _picked(given: list, positions: tuple[int, ...]) -> list:
-    # a walk has its inputs, scalars and outputs in the program's order most often
+    # a recording has its inputs, scalars and outputs in the program's order most often
     if positions is _counted(len(given)):
         return given
     return [given[position] for position in positions]
@@ -89,22 +89,22 @@ def _positions(found: Iterable[int]) -> tuple[int, ...]:
 
 
 def program_for(
-    known: Ending | None,
+    known: ProgramBinding | None,
     path: Callable[[], list[Call]],
     outputs: tuple[CallResult, ...],
     device: int,
     replaced: dict[int, int],
-) -> tuple[Program, Ending]:
-    """The program for a walk that ends with `outputs` alive.
+) -> tuple[Program, ProgramBinding]:
+    """The program for a recording that ends with `outputs` alive.
 
-    known     what an earlier call returned for the same walk, or None
-    path      gives the walk's calls in recorded order; asked for only where needed
-    replaced  output position -> position on the walk of the input whose place it takes
+    known     what an earlier call returned for the same recording, or None
+    path      gives the recording's calls in recorded order; asked for only where needed
+    replaced  output position -> position in the recording of the input whose place it takes
     """
     calls = None
     if known is None or known.key[1] != _settings():
         calls = live_calls(path(), outputs)
-        known = _ending(calls, outputs, replaced)
+        known = _binding(calls, outputs, replaced)
     elif (program := known.program()) is not None:
         note_use(program)
         _note_program(program, "CachedCompile")
@@ -125,7 +125,9 @@ def _note_program(program: Program, counter: str) -> None:
     metrics.note(((counter, 1),), (("TensorsGraphSize", program.calls, "value"),))
 
 
-def _ending(calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[int, int]) -> Ending:
+def _binding(
+    calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[int, int]
+) -> ProgramBinding:
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
@@ -133,7 +135,7 @@ def _ending(calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[i
     places = {output: place for place, output in enumerate(order)}
     name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, physical_dtype.mode())
     key = (name, _settings(), tuple(sorted((places[o], i) for o, i in given.items())))
-    return Ending(
+    return ProgramBinding(
         key,
         _positions(numbering.inputs),
         _positions(numbering.slots),
@@ -144,7 +146,7 @@ def _ending(calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[i
 def _output_order(
     calls: list[Call], outputs: tuple[CallResult, ...], given: dict[int, int]
 ) -> list[int]:
-    """The outputs in the program's order, whatever order the walk met its inputs in.
+    """The outputs in the program's order, whatever order the recording met its inputs in.
 
     An exchange's token is first, so that a backend that computes what the outputs need in their
     order has begun every exchange before it waits for one.  Then comes what is new, newest first;
@@ -167,7 +169,7 @@ def _output_order(
 def live_calls(path: list[Call], outputs: tuple[CallResult, ...]) -> list[Call]:
     """The calls of `path` that the outputs need: in recorded order, but inputs where first used.
 
-    So neither the order in which a walk met its inputs nor a call that nobody needs shows.
+    So neither the order in which a recording met its inputs nor a call that nobody needs shows.
     """
     producers = _producers_of_needed(outputs)
     ordered: dict[Call, None] = {}
@@ -184,7 +186,7 @@ def live_calls(path: list[Call], outputs: tuple[CallResult, ...]) -> list[Call]:
 def _producers_of_needed(outputs: tuple[CallResult, ...]) -> dict[Call, list[Call]]:
     needed: dict[Call, list[Call]] = {}
     waiting = [value.call for value in outputs]
-    while waiting:  # a list, not recursion: walks are long
+    while waiting:  # a list, not recursion: recordings are long
         call = waiting.pop()
         if call not in needed:
             needed[call] = producers = []
@@ -264,10 +266,10 @@ def _scalars(calls) -> list[Scalar]:
 
 def _recalled(key: tuple, calls: list[Call]) -> Any:
     """The program as an earlier process compiled it, where the backend keeps programs."""
-    chosen = backend()
-    if not isinstance(chosen, RemembersPrograms) or _looks_inside():
+    programs = capabilities().programs
+    if programs is None or _looks_inside():
         return None
-    found = chosen.recall(_record_name(key), lambda k: Origin(calls[k].name, calls[k].line, k))
+    found = programs.recall(_record_name(key), lambda k: Origin(calls[k].name, calls[k].line, k))
     metrics.count("RecalledPrograms" if found is not None else "NewPrograms")
     return found
 
@@ -281,8 +283,9 @@ def _computation(
     key: tuple, chosen: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
 ) -> Any:
     computation = compiled(chosen, graph, device, donated)
-    if isinstance(chosen, RemembersPrograms) and not isinstance(computation, SegmentedComputation):
-        chosen.remember(_record_name(key), computation)
+    programs = capabilities().programs
+    if programs is not None and not isinstance(computation, SegmentedComputation):
+        programs.remember(_record_name(key), computation)
     return computation
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 
 from ltc.backends.interface import LaunchQueue
-from ltc.runtime.transfers import backend
+from ltc.runtime.transfers import capabilities
 
 LONGEST = 40_000_000  # nanoseconds that are left at once: a guess may be wrong, an LSTM takes 30 ms
 
@@ -66,6 +66,6 @@ def use_all() -> None:
 
 
 def _leave(until: int) -> None:
-    leave = getattr(backend().computation, "leave_processor", None)
+    leave = capabilities().leave_processor
     if leave is not None:
         leave(until)

@@ -36,8 +36,9 @@ def save_graph(program: Program, name: str, line: str) -> None:
 
 def _text(program: Program) -> str:
     form = config.value("LTC_SAVE_TENSORS_FMT")
-    if form == "backend" and hasattr(program.computation, "text"):
-        return program.computation.text()
+    own_text = program.capabilities.text
+    if form == "backend" and own_text is not None:
+        return own_text()
     graph = program.graph_of()
     return dot(graph) if form == "dot" else text(graph)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interface import BackendImplInterface
+from ltc.backends.interface import BackendImplInterface, ComputationCapabilities
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
@@ -121,10 +121,7 @@ def _segment(backend, graph: Graph, device: int, nodes, needed, on_cpu: bool) ->
 
 
 class SegmentedComputation:
-    """Runs the segments in turn; a value crosses over when it is first wanted on the other side.
-
-    twins  see backends/interface.py's HasTwins
-    """
+    """Runs the segments in turn; a value crosses over when it is first wanted on the other side."""
 
     def __init__(self, computation, segments: list[Segment], graph: Graph, device: int) -> None:
         self.computation, self.segments, self.graph = computation, segments, graph
@@ -134,7 +131,8 @@ class SegmentedComputation:
         places: dict[Node, list[int]] = defaultdict(list)
         for position, node in enumerate(graph.outputs):
             places[node].append(position)
-        self.twins = tuple(tuple(found) for found in places.values() if len(found) > 1)
+        aliased = tuple(tuple(found) for found in places.values() if len(found) > 1)
+        self.capabilities = ComputationCapabilities(aliased)
         self._given_back = [node for node in graph.inputs if node in places]
 
     def launch(self, buffers: list, scalars: list) -> list:
@@ -152,7 +150,8 @@ class SegmentedComputation:
 
     def _apart(self, segment: Segment, results: list) -> list:
         """The results, each in a place of its own."""
-        for _, *others in getattr(segment.computation, "twins", ()):
+        own = ComputationCapabilities.of(segment.computation)
+        for _, *others in own.aliased_outputs:
             for position in others:
                 results[position] = self._copied(results[position], segment.on_cpu)
         return results

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from sys import getrefcount
 from typing import Any
 
 from ltc.backends.collective_runner import abort, running_as
-from ltc.backends.interface import Launch, LaunchQueue
+from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.transfers import copy_of
+from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ class Program:
         return keys, [self.replaced.get(output) for output in range(len(keys))]
 
     @cached_property
-    def _twins(self) -> tuple[tuple[int, ...], ...]:
-        """As backends/interface.py's HasTwins."""
-        return getattr(self.computation, "twins", ())
+    def capabilities(self) -> ComputationCapabilities:
+        return ComputationCapabilities.of(self.computation)
 
     def launch(
         self,
@@ -107,7 +106,7 @@ class Program:
                     outputs.append(old)
                     continue
             outputs.append(Buffer(key, device, None, execution, old))
-        for positions in self._twins:
+        for positions in self.capabilities.aliased_outputs:
             Twins([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
@@ -117,20 +116,6 @@ class Program:
         is_long = self.seconds > SHORT_SECONDS and not self.is_verified
         executor.run(work, long=self.exchanges or is_long)
         return outputs
-
-
-def _references_of_a_gone_output() -> int:
-    """What `_references` says of an output that only the list of outputs holds."""
-    return next(count for _, count in _references([object()]))
-
-
-def _references(outputs: list) -> Iterator[tuple[Any, int]]:
-    """Each with how many references there are to it, those of this look included."""
-    for output in outputs:
-        yield output, getrefcount(output)
-
-
-GONE = _references_of_a_gone_output()
 
 
 class _Work:
@@ -198,7 +183,7 @@ class _Work:
 
         queued  the works there: where one fails, this will not run
         """
-        prepared = getattr(self.program.computation, "prepared", None)
+        prepared = self.program.capabilities.prepared
         if prepared is None or self.program.exchanges:
             return None
         if not {work.execution for work in queued}.issuperset(self.dependencies):
@@ -220,10 +205,11 @@ class _Work:
         """Memory for outputs: of the run before, where these are gone when it has filled them."""
         if not queued or queued[-1].program is not self.program:
             return {}
+        outputs = queued[-1].outputs
         return {
-            position: buffer.handle
-            for position, (buffer, count) in enumerate(_references(queued[-1].outputs))
-            if count == GONE and position not in self.program.replaced
+            position: outputs[position].handle
+            for position, count in enumerate(reference_counts(outputs))
+            if count == IN_ONE_LIST and position not in self.program.replaced
         }
 
     def leave_queue(self) -> None:

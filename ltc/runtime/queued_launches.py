@@ -14,7 +14,7 @@ from typing import Protocol
 from ltc.backends.interface import Launch, LaunchQueue
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
-from ltc.runtime.transfers import backend
+from ltc.runtime.transfers import capabilities
 
 
 class QueueableWork(Protocol):
@@ -85,7 +85,7 @@ class QueuedWorks:
         return queue.given >= number
 
     def _new_queue(self) -> LaunchQueue | None:
-        make = getattr(backend().computation, "queue", None)
+        make = capabilities().queue
         self.queue = make() if make is not None else None
         return self.queue
 

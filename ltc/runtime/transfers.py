@@ -8,7 +8,7 @@ import torch
 
 from ltc import config
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interface import BackendImplInterface, BackendRegistrar
+from ltc.backends.interface import BackendCapabilities, BackendImplInterface, BackendRegistrar
 from ltc.backends.llvm.backend import LlvmBackend
 from ltc.runtime.physical_dtype import physical
 
@@ -19,6 +19,11 @@ BackendRegistrar.register(LlvmBackend.name, LlvmBackend)
 def backend() -> BackendImplInterface:
     """The backend that LTC_BACKEND names; raises BackendMissing where there is none."""
     return BackendRegistrar.get(config.value("LTC_BACKEND"))
+
+
+def capabilities() -> BackendCapabilities:
+    """What that backend can do besides."""
+    return BackendRegistrar.capabilities(config.value("LTC_BACKEND"))
 
 
 def upload(tensor: torch.Tensor, device: int) -> Any:

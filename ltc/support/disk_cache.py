@@ -17,7 +17,8 @@ from pathlib import Path
 from ltc import config
 from ltc.debug import metrics
 
-_MAGIC = b"ltc1"
+_MAGIC = b"ltc2"
+_FORMER_MAGIC = b"ltc1"  # whose digests did not say under which name the file was written
 _DIGEST_BYTES = 32
 _TOUCH_SECONDS = 3600.0  # a file read again within that time stays as it is: reads write nothing
 _KEPT_AFTER_TRIM = 0.8  # of the bytes allowed, so that not every write finds the cache full
@@ -45,12 +46,15 @@ class DiskCache:
     def __init__(self, folder: Path):
         self.folder = folder
         self._writable: bool | None = None  # None: not tried yet
+        self._readable: bool | None = None  # None: not looked at yet
         self._bytes: int | None = None  # in the folder, as far as this process knows
         self._warned = False
 
     def read(self, name: str) -> bytes | None:
         """What was written under that name; None where there is nothing whole."""
         path = self.folder / name
+        if not self._may_read():
+            return None
         try:
             with open(path, "rb") as file:
                 if not self._is_safe(os.fstat(file.fileno())):
@@ -58,9 +62,11 @@ class DiskCache:
                 content = file.read()
         except OSError:
             return None
-        data = _unwrapped(content)
+        data = _unwrapped(name, content)
         if data is None:
             self.remove(name)
+            if content.startswith(_FORMER_MAGIC):
+                return None
             self._warn(f"{path} was damaged: it is removed, and what it held is made anew")
             return None
         self._touch(path)
@@ -75,7 +81,7 @@ class DiskCache:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 with open(descriptor, "wb") as file:
-                    file.write(_wrapped(data))
+                    file.write(_wrapped(name, data))
                 os.replace(beside, self.folder / name)
             except BaseException:
                 beside.unlink(missing_ok=True)
@@ -97,14 +103,24 @@ class DiskCache:
     def _is_safe(self, status: os.stat_result) -> bool:
         mine = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not mine:
-            self._warn(f"{self.folder} holds files that others can write to: they are not read")
+            self._warn(f"others can write to {self.folder}, or to files there: nothing is read")
         return mine
+
+    def _may_read(self) -> bool:
+        """Whether nobody else can bring files here, looked at once: then it is there to stay."""
+        if self._readable is None:
+            try:
+                status = os.stat(self.folder)
+            except OSError:
+                return False  # it may be made later
+            self._readable = self._is_safe(status)
+        return self._readable
 
     def _make_folder(self) -> bool:
         if self._writable is None:
             try:
                 os.makedirs(self.folder, mode=0o700, exist_ok=True)
-                self._writable = self._is_safe(os.stat(self.folder))
+                self._writable = self._may_read()
             except OSError as error:
                 self._writable = False
                 self._warn(f"{self.folder} can not be made: {error}. Nothing is kept on disk")
@@ -165,14 +181,21 @@ class DiskCache:
         return found
 
 
-def _wrapped(data: bytes) -> bytes:
-    return _MAGIC + hashlib.sha256(data).digest() + data
+def _wrapped(name: str, data: bytes) -> bytes:
+    return _MAGIC + _digest(name, data) + data
 
 
-def _unwrapped(content: bytes) -> bytes | None:
+def _unwrapped(name: str, content: bytes) -> bytes | None:
     digest, data = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]
-    whole = content.startswith(_MAGIC) and hashlib.sha256(data).digest() == digest
+    whole = content.startswith(_MAGIC) and _digest(name, data) == digest
     return data if whole else None
+
+
+def _digest(name: str, data: bytes) -> bytes:
+    """Of the name as well: a file that was moved to another name is none."""
+    digest = hashlib.sha256(name.encode() + b"\0")
+    digest.update(data)
+    return digest.digest()
 
 
 _caches: dict[Path, DiskCache] = {}

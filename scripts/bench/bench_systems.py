@@ -109,8 +109,7 @@ class Launches:
             return results
 
         computation.launch = watched
-        if hasattr(computation, "prepared"):
-            computation.prepared = lambda *_: None  # none through the queue, which nobody sees
+        computation.prepared = lambda *_: None  # none through the queue, which nobody sees
         return computation
 
     def restart(self) -> None:

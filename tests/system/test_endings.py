@@ -1,4 +1,4 @@
-"""The end of a step that was walked before: what is alive is seen each time, whoever holds it."""
+"""The end of a step that was recorded before: what is alive is seen each time, whoever holds it."""
 
 import random
 import subprocess
@@ -20,7 +20,7 @@ def lazy(*shape: int) -> torch.Tensor:
 
 @pytest.fixture
 def looks(monkeypatch) -> list:
-    """Grows by one whenever the end of a walk is looked at state by state."""
+    """Grows by one whenever the end of a recording is looked at state by state."""
     found, look = [], exit_liveness._looked_at
     monkeypatch.setattr(
         exit_liveness, "_looked_at", lambda recorder: found.append(1) or look(recorder)
@@ -132,7 +132,7 @@ def test_a_parameter_that_its_step_did_not_reach_keeps_its_value():
     torch.testing.assert_close(x.cpu(), value + 1 + 1 + 1)
 
 
-def walked(device: str, seed: int) -> list[torch.Tensor]:
+def recorded(device: str, seed: int) -> list[torch.Tensor]:
     """What is left of thirty steps that record the same calls and keep now this, now that."""
     choose = random.Random(seed)
     torch.manual_seed(seed)
@@ -163,7 +163,7 @@ def walked(device: str, seed: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_choice_of_what_is_kept_gives_what_eager_gives(seed):
-    for ours, eagers in zip(walked("ltc", seed), walked("cpu", seed), strict=True):
+    for ours, eagers in zip(recorded("ltc", seed), recorded("cpu", seed), strict=True):
         torch.testing.assert_close(ours.cpu(), eagers)
 
 
@@ -222,15 +222,15 @@ def test_outputs_without_elements_and_of_every_kind_come_out():
 
 
 def test_who_lets_go_of_a_tensor_while_a_walk_ends_spoils_no_later_walk(monkeypatch):
-    """Another thread may: the references count as they were when the walk's signs were taken."""
-    held, signs = [], exit_liveness._signs
+    """Another thread may: the references count as they were when the signature was taken."""
+    held, signs = [], exit_liveness._exit_signature
 
     def let_go_after(recorder):
         taken = signs(recorder)
         held.clear()
         return taken
 
-    monkeypatch.setattr(exit_liveness, "_signs", let_go_after)
+    monkeypatch.setattr(exit_liveness, "_exit_signature", let_go_after)
     x = torch.ones(3, device="ltc")
     ltm.mark_step(wait=True)
 

@@ -11,7 +11,7 @@ from ltc.device.recording.tensors import state_of
 
 
 def meet(*tensors: torch.Tensor) -> None:
-    """Let the walk have these as its next inputs, for calls that nobody needs."""
+    """Let the recording have these as its next inputs, for calls that nobody needs."""
     for tensor in tensors:
         tensor.neg()
 

@@ -1,6 +1,6 @@
 """Threads that are switched at chosen places, where chance does it once in many million calls.
 
-One thread records; the main thread needs what is pending there, and so ends its walk meanwhile.
+One thread records; the main thread needs what is pending there, and so ends its recording meanwhile.
 """
 
 import sys
@@ -37,7 +37,7 @@ class Events(defaultdict):
 
 
 class ToldLock:
-    """The lock of a walk, which tells when the walk's own thread asks for it."""
+    """The lock of a recording, which tells when the recording's own thread asks for it."""
 
     def __init__(self, recorder: Recorder, asked: threading.Event):
         self._lock, self._thread, self._asked = recorder.lock, recorder.thread, asked
@@ -162,7 +162,7 @@ def test_a_kernel_that_moves_the_cursor_late_does_not_open_a_walk_that_ends(
 
 
 def test_a_kernel_under_way_mixes_no_values_of_two_walks(equal, events, monkeypatch):
-    """It has read x, then the walk ends; y becomes the first input, as x was, of the next."""
+    """It has read x, then the recording ends; y becomes the first input, as x was, of the next."""
     x, y, shown = X.to("ltc"), Y.to("ltc"), []
 
     def record():
@@ -194,7 +194,7 @@ def test_a_kernel_under_way_mixes_no_values_of_two_walks(equal, events, monkeypa
 def test_a_kernel_that_waits_to_derive_a_view_reads_its_other_operands_anew(
     equal, events, monkeypatch
 ):
-    """It has read x, then waits for the end of the walk to derive a view of y in the next."""
+    """It has read x, then waits for the end of the recording to derive a view of y in the next."""
     x, y, shown = X.to("ltc"), Y.to("ltc"), []
     view_of_x, view_of_y = x.view(4), y.view(4)
 
@@ -311,7 +311,7 @@ def test_first_views_of_two_threads_both_learn_of_writes(events, monkeypatch):
     def view_and_wait():
         view = x.view(4)
         events.meet("over", "go")
-        return (view * 1).tolist()  # in the walk that it was made in
+        return (view * 1).tolist()  # in the recording that it was made in
 
     def view_and_write():
         events["reached"].wait()
@@ -352,7 +352,7 @@ class Switched(list):
 def test_a_view_that_is_made_while_ended_ones_are_forgotten_learns_of_writes(equal, method):
     x = X.to("ltc")
     base, views = state_of(x), [x.view(4), x.view(4)]
-    ltm.mark_step()  # a walk holds what it has made
+    ltm.mark_step()  # a recording holds what it has made
     base.views = Switched(base.views, method, lambda: views.append(x.view(4)))
     views.clear()
     base.forget_ended_views()

@@ -1,5 +1,6 @@
 """The cache on disk: whole or not there, safe to share, bounded, and never in the way."""
 
+import hashlib
 import os
 import stat
 import time
@@ -60,6 +61,40 @@ def test_a_folder_that_others_can_write_to_gets_nothing(tmp_path):
     with pytest.warns(UserWarning, match="others can write to"):
         cache.write("name", b"data")
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_read_from_a_folder_that_others_can_write_to(cache):
+    """They could exchange files of this user's, or bring one back that was replaced."""
+    cache.write("name", b"data")
+    os.chmod(cache.folder, 0o770)
+    with pytest.warns(UserWarning, match="others can write to") as told:
+        later = DiskCache(cache.folder)
+        assert later.read("name") is None and later.read("name") is None
+    assert times_told(told) == 1
+
+
+def test_a_file_is_read_only_under_the_name_it_was_written_as(cache):
+    cache.write("adds", b"machine code that adds")
+    cache.write("subtracts", b"machine code that subtracts")
+    os.replace(cache.folder / "subtracts", cache.folder / "adds")
+    with pytest.warns(UserWarning, match="adds was damaged: it is removed"):
+        assert cache.read("adds") is None
+    assert not list(cache.folder.iterdir())
+
+
+def test_a_file_of_an_earlier_ltc_is_replaced_without_a_word(cache):
+    cache.write("name", b"data")
+    path = cache.folder / "name"
+    path.write_bytes(b"ltc1" + hashlib.sha256(b"data").digest() + b"data")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.read("name") is None and not path.exists()
+
+
+def test_a_folder_that_comes_later_is_looked_at_then(cache):
+    assert cache.read("name") is None
+    DiskCache(cache.folder).write("name", b"data")
+    assert cache.read("name") == b"data"
 
 
 def test_where_no_folder_can_be_made_nothing_is_kept(tmp_path):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from ltc.device import torch_api
+from ltc.device import torch_device
 
 
 @pytest.mark.parametrize("before", ["enable", "disable"])
@@ -22,12 +22,12 @@ def test_importing_leaves_the_garbage_collector_as_it_was(before):
 )
 def test_the_maker_of_a_tensor_is_given_plain_tuples(monkeypatch, shape):
     """From torch 2.15 on it takes nothing else, and every tensor of ltc:1 comes from it."""
-    make = torch_api._reinterpret_tensor
+    make = torch_device.reinterpret_tensor
 
     def strict(seed, sizes, strides, offset):
         assert type(sizes) is type(strides) is tuple
         return make(seed, sizes, strides, offset)
 
-    monkeypatch.setattr(torch_api, "_reinterpret_tensor", strict)
-    tensor = torch_api.empty_tensor(shape, torch.float32, 1)
+    monkeypatch.setattr(torch_device, "reinterpret_tensor", strict)
+    tensor = torch_device.empty_tensor(shape, torch.float32, 1)
     assert tuple(tensor.shape) == (2, 3) and tensor.stride() == (3, 1)

@@ -157,6 +157,6 @@ def test_half_a_backend_is_told_what_it_lacks():
             return ()
 
     BackendRegistrar.register("half-for-this-test", Half)
-    what_it_lacks = "Half is not a BackendImplInterface: it lacks target, compile"
+    what_it_lacks = "Half is not a BackendImplInterface: it lacks compile"
     with pytest.raises(TypeError, match=what_it_lacks):
         BackendRegistrar.get("half-for-this-test")

@@ -1,11 +1,13 @@
+import logging
 import threading
+import types
 
 import pytest
 
 from ltc import config
 from ltc.debug import metrics
 from ltc.errors import InvalidGraph
-from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.compiler import llvm_binding, llvm_private
 from ltc.llvm.native import kernel_cache, parallel_compile
 from ltc.llvm.native import runner as runner_threads
 from ltc.llvm.emit.builder import Builder, function_text
@@ -118,3 +120,66 @@ def test_what_runs_kernels_is_made_once(tmp_path):
     runner_threads.runner()
     with config.override(LTC_CACHE=1, LTC_CACHE_DIR=str(tmp_path)):
         assert compiled_by_a_program() == 0
+
+
+def without(monkeypatch, name: str) -> None:
+    """Have llvmlite lack a function, as far as ltc looks for it by name."""
+    real = llvm_binding._binding()
+    functions = {f"LLVMPY_{one}": getattr(real.ffi.lib, f"LLVMPY_{one}") for one in KNOWN}
+    functions.pop(name, None)
+    library = types.SimpleNamespace(_name=real.ffi.lib._name, **functions)
+    changed = types.ModuleType(real.__name__)
+    vars(changed).update(vars(real), ffi=types.SimpleNamespace(lib=library))
+    monkeypatch.setattr(llvm_binding, "_binding", lambda: changed)
+
+
+KNOWN = (*llvm_private._LONG, *llvm_private._SHORT)
+
+
+@pytest.fixture
+def asked_anew():
+    """Whether llvmlite has what is looked for by name is found out in the test, and after it."""
+    llvm_binding._has_private_names.cache_clear()
+    yield
+    llvm_binding._has_private_names.cache_clear()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_where_llvmlite_lacks_a_name_kernels_are_compiled_in_turn(
+    asked_anew, monkeypatch, caplog, name
+):
+    monkeypatch.setattr(parallel_compile, "thread_count", lambda: 4)
+    alone = {name: llvm_binding.emitter().object_code(text) for name, text in TEXTS.items()}
+    llvm_binding._has_private_names.cache_clear()
+    without(monkeypatch, f"LLVMPY_{name}")
+    with caplog.at_level(logging.WARNING, "ltc"), metrics.counted() as grown:
+        with Compiling() as compiling:
+            for number, text in TEXTS.items():
+                compiling.begin(number, text)
+            assert dict(compiling.finished()) == alone
+    assert grown["llvm.compiled"] == grown["llvm.compiled_in_turn"] == len(TEXTS)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"llvmlite has no function LLVMPY_{name}" in said
+
+
+def test_where_llvmlite_has_all_names_kernels_are_compiled_side_by_side(asked_anew):
+    with metrics.counted() as grown:
+        llvm_binding.emitter().object_code(TEXTS["0"])
+    assert grown["llvm.compiled"] == 1 and not grown["llvm.compiled_in_turn"]
+
+
+def test_a_function_that_takes_other_arguments_is_not_called(asked_anew, monkeypatch):
+    monkeypatch.setitem(llvm_private._SHORT, "SetTarget", 3)
+    llvm_private.functions_of.cache_clear()
+    try:
+        with metrics.counted() as grown:
+            llvm_binding.emitter().object_code(TEXTS["0"])
+    finally:
+        llvm_private.functions_of.cache_clear()
+    assert grown["llvm.compiled_in_turn"] == 1
+
+
+def test_what_llvm_refuses_in_turn_reaches_who_asked(asked_anew, monkeypatch):
+    without(monkeypatch, "LLVMPY_SetTarget")
+    with pytest.raises(InvalidGraph, match="LLVM refuses a generated kernel"):
+        llvm_binding.emitter().object_code("define void @kernel() { ret i64 0 }")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ltc.core.lazy_model as ltm
+import ltc.debug.graphs as graphs
 from ltc import config
 from ltc.backends import interface
 from ltc.backends.interface import BackendRegistrar
@@ -85,10 +86,64 @@ def test_outputs_of_a_program_in_parts_that_lie_in_one_place_are_known():
         given = torch.ones(2, 2, dtype=DTYPE), torch.tensor([[1], [0]])
         buffers = [computation.upload(one, 0) for one in given]
         outputs = computation.launch(buffers, [])
-    assert computation.twins == ((0, 3), (1, 4))
+    assert computation.capabilities.aliased_outputs == ((0, 3), (1, 4))
     assert outputs[2] is not buffers[0]
     for position, value in enumerate([2, 1, 1, 2, 1]):
         assert (computation.download(outputs[position]) == value).all()
+
+
+def test_a_backend_that_still_describes_a_target_is_accepted():
+    class Targeting(ToyBackend):
+        def target(self):
+            return interface.Target(kind="cpu", lanes=32)
+
+    BackendRegistrar.register("targeting", Targeting)
+    with config.override(LTC_BACKEND="targeting"):
+        assert (torch.ones(2).to("ltc") + 1).tolist() == [2, 2]
+    assert BackendRegistrar.get("targeting").target().lanes == 32
+
+
+class OwnWords(toy_vendor.ToyComputation):
+    """A program that can be printed in the backend's own words."""
+
+    @property
+    def capabilities(self):
+        return interface.ComputationCapabilities(text=lambda: "two arrays and a plus")
+
+
+class Describing(ToyBackend):
+    """A backend that has stages of its own to show."""
+
+    capabilities = interface.BackendCapabilities(
+        stages=("arrays",), explain=lambda graph: iter([("arrays", f"{len(graph.inputs)} arrays")])
+    )
+
+    def compile(self, graph, device, donated):
+        return OwnWords(graph)
+
+
+def test_what_a_backend_and_its_programs_offer_besides_is_used(tmp_path):
+    BackendRegistrar.register("describing", Describing)
+    path = tmp_path / "graphs"
+    as_text = dict(LTC_SAVE_TENSORS_FILE=str(path), LTC_SAVE_TENSORS_FMT="backend")
+    with config.override(LTC_BACKEND="describing", **as_text):
+        x = torch.ones(2).to("ltc")
+        pending = x + 1
+        assert graphs.stages()[-1] == "arrays"
+        assert graphs.text(pending, stage="arrays") == "1 arrays"
+        ltm.mark_step(wait=True)
+    assert "two arrays and a plus" in path.read_text()
+
+
+def test_a_backend_that_declares_nothing_besides_can_do_nothing_besides():
+    assert interface.BackendCapabilities.of(ToyBackend()) == interface.BackendCapabilities()
+
+
+def test_members_of_the_fields_names_count_where_nothing_is_declared():
+    class Staged(ToyBackend):
+        stages = ("arrays",)
+
+    assert interface.BackendCapabilities.of(Staged()).stages == ("arrays",)
 
 
 def test_an_error_of_the_vendors_launch_reaches_the_reader():
@@ -186,7 +241,7 @@ def test_an_incomplete_backend_is_told_what_it_lacks():
             return ()
 
     BackendRegistrar.register("half", Half)
-    lacking = "Half is not a BackendImplInterface: it lacks target, compile, prepare_to_exit"
+    lacking = "Half is not a BackendImplInterface: it lacks compile, prepare_to_exit"
     with pytest.raises(TypeError, match=lacking):
         BackendRegistrar.get("half")
 

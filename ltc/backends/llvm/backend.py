@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 
 from ltc import config
 from ltc.backends.eager import LOWERING
-from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.interface import BackendCapabilities, DeviceInfo, NodeLowering
 from ltc.backends.llvm import saved_program
-from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.executable import LlvmComputation, new_queue
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
 from ltc.backends.llvm.narrow_scratch import narrow_scratch
 from ltc.backends.llvm.observed import ObservedLlvmComputation
 from ltc.backends.llvm.plan import plan_of, stepped_plan_of
 from ltc.ir.graph import Graph, Origin
 from ltc.llvm.native.kernel_cache import Loading, load
+from ltc.llvm.native.runner import leave_processor
 from ltc.llvm.ops.dispatch import can_multiply, prefers_channels_last
 from ltc.passes import pipeline
 from ltc.passes.layout.attention_order import order_attention
@@ -54,23 +55,38 @@ def prepared(graph: Graph) -> Graph:
     return pipeline.run(graph, PASSES)
 
 
+class SavedPrograms:
+    """The `KeepsPrograms` of backends/capabilities.py: plans and objects in the disk cache."""
+
+    def remember(self, key: str, computation: LlvmComputation) -> None:
+        saved_program.keep(key, computation.plan)
+
+    def recall(self, key: str, origin_of: Callable[[int], Origin]) -> LlvmComputation | None:
+        found = saved_program.find(key, origin_of)
+        return None if found is None else LlvmComputation(*found)
+
+
 class LlvmBackend:
     """Compiles graphs for this machine's CPU."""
 
     name = "llvm"
     computation = LlvmComputation
-    stages = (*[one.name for one in PASSES], *AFTER_PASSES)
 
     def __init__(self) -> None:
         # Every op runs: what has no kernel goes through the reference.
         self.lowering = NodeLowering(LOWERING.table)
+        self.capabilities = BackendCapabilities(
+            queue=new_queue,
+            leave_processor=leave_processor,
+            programs=SavedPrograms(),
+            observed=self.observed,
+            stages=(*[one.name for one in PASSES], *AFTER_PASSES),
+            explain=self.explain,
+        )
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return (DeviceInfo("CPU", "this machine through LLVM", memory_bytes),)
-
-    def target(self) -> Target:
-        return Target(kind="cpu", lanes=64, fast_memory_bytes=1 << 20, tasks=os.cpu_count() or 1)
 
     def compile(self, graph: Graph, device: int, donated: frozenset[int]) -> LlvmComputation:
         self._dump(graph, donated)
@@ -90,13 +106,6 @@ class LlvmBackend:
             stages.append((one.name, graph))
         stepped = stepped_plan_of(graph, donated)
         return ObservedLlvmComputation(stepped, load(stepped.texts), stages)
-
-    def remember(self, key: str, computation: LlvmComputation) -> None:
-        saved_program.keep(key, computation.plan)
-
-    def recall(self, key: str, origin_of: Callable[[int], Origin]) -> LlvmComputation | None:
-        found = saved_program.find(key, origin_of)
-        return None if found is None else LlvmComputation(*found)
 
     def explain(
         self, graph: Graph, donated: frozenset[int] = frozenset()

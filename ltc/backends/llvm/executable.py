@@ -15,6 +15,7 @@ import torch
 from ltc import errors
 from ltc.backends import collective_runner
 from ltc.backends.eager import LOWERING, EagerComputation
+from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.llvm import launch_queue
 from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
 from ltc.backends.llvm.output_pool import copied, maker_of, pool
@@ -39,7 +40,6 @@ from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
-from ltc.llvm.native.runner import leave_processor
 from ltc.passes.memory_planner import ALIGNMENT
 
 _NOTHING: Mapping = MappingProxyType({})
@@ -57,23 +57,22 @@ def _owned(x: torch.Tensor) -> torch.Tensor:
 _WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: copied}
 
 
+def new_queue() -> LlvmQueue | None:
+    """What a thread takes launches from that are given ahead; None where there is none."""
+    return LlvmQueue(_blocks) if launch_queue.is_possible() else None
+
+
 class LlvmComputation:
     """A program on this machine's CPU; its buffers are contiguous CPU tensors."""
 
     download = staticmethod(EagerComputation.download)
     wait = staticmethod(EagerComputation.wait)
-    leave_processor = staticmethod(leave_processor)
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
         if tensor.is_floating_point():
             _touched_ahead.expect(tensor.nbytes)
         return EagerComputation.upload(tensor, device)
-
-    @staticmethod
-    def queue() -> LlvmQueue | None:
-        """What a thread takes launches from that are given ahead; None where there is none."""
-        return LlvmQueue(_blocks) if launch_queue.is_possible() else None
 
     def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]):
         """`kernels`: those that the plan names."""
@@ -94,7 +93,7 @@ class LlvmComputation:
             for position, (_, way) in enumerate(plan.outputs)
             if way not in (ITSELF, TWIN)
         ]
-        self.twins = _twins(plan.outputs)
+        self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
         makers = {kind: maker_of(*kind, plan.guard) for kind in set(plan.made)}
         self._makers = [makers[kind][0] for kind in plan.made]
@@ -103,9 +102,14 @@ class LlvmComputation:
         asks = any(asks for _, asks in makers.values())
         self._dispatches = not native or bool(self._ways) or asks
         self._runs_ahead = (
-            native and len(self._runs) == 1 and not self._ways and not self.twins
+            native and len(self._runs) == 1 and not self._ways and not self._aliased_outputs
             and not plan.meetings.all and launch_queue.may_run_ahead(plan.made)
         )  # fmt: skip
+
+    @property
+    def capabilities(self) -> ComputationCapabilities:
+        """Made when asked for: kept, it would hold the computation that holds it."""
+        return ComputationCapabilities(self._aliased_outputs, self.prepared)
 
     def _made_ready(self, run):
         if isinstance(run, ReferenceCall):
@@ -223,7 +227,7 @@ class LlvmComputation:
             done.extend(run.overwrites)
 
 
-def _twins(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+def _aliased(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Positions of outputs that are one value in one place."""
     places: dict[int, list[int]] = {value: [] for value, way in outputs if way == TWIN}
     for position, (value, way) in enumerate(outputs):

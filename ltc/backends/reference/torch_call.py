@@ -15,6 +15,7 @@ import torch
 from ltc.errors import InvalidGraph
 from ltc.ir.extern_call import Template, fill
 from ltc.ir.node import Node
+from ltc.support.torch_private import schema_of_overload
 
 _random_state = threading.Lock()  # held while the process's default generator is borrowed
 
@@ -33,7 +34,7 @@ def extern(node: Node) -> Callable[..., tuple[torch.Tensor, ...]]:
     """
     template: Template = node.attr("template")
     overload, types = overload_named(template.overload), node.type
-    takes_generator = any(a.name == "generator" for a in overload._schema.arguments)
+    takes_generator = any(a.name == "generator" for a in schema_of_overload(overload).arguments)
 
     def compute(*operands: torch.Tensor) -> tuple[torch.Tensor | InvalidGraph, ...]:
         operands = tuple(x.contiguous() for x in operands)  # as lazy tensors appear

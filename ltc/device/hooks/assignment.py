@@ -14,7 +14,8 @@ import torch
 import torch.autograd.graph
 
 from ltc.device.recording.tensors import is_lazy
-from ltc.device.torch_api import (
+from ltc.support.torch_private import (
+    IS_ASSIGNABLE,
     TensorBase,
     exchange_contents,
     has_own_dispatch,
@@ -37,13 +38,13 @@ def install() -> None:
             inherited.__set__(self, value)
 
     torch.Tensor.data = property(inherited.__get__, assign, doc=inherited.__doc__)
-    compatible = torch._has_compatible_shallow_copy_type
+    compatible = IS_ASSIGNABLE.current
 
     @functools.wraps(compatible)
     def is_assignable(*args, **kwargs):
         return compatible(*args, **kwargs) or sum(map(is_lazy, (*args, *kwargs.values()))) == 1
 
-    torch._has_compatible_shallow_copy_type = is_assignable
+    IS_ASSIGNABLE.replace(is_assignable)
 
 
 def _take_content(tensor: torch.Tensor, value: torch.Tensor) -> None:

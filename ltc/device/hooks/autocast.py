@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from ltc.device.torch_api import AUTOCAST_KEYS, DEVICE_TYPE, exclude_dispatch_keys
+from ltc.support.torch_private import AUTOCAST_KEYS, DEVICE_TYPE, exclude_dispatch_keys
 from ltc.tracebacks import shorten
 
 # Source: aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP and the CPU's lists.

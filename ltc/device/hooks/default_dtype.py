@@ -14,12 +14,13 @@ import torch
 from ltc.debug import metrics
 from ltc.device.recording.recorder import Recorder, devices
 from ltc.device.recording.sync import flush, flush_other_thread, wait_device_ops
+from ltc.support.torch_private import DEFAULT_DTYPE_SETTERS
 
 
 def install() -> None:
     """Let ltc know of every change of the default type.  Once per process."""
-    for name in ("_set_default_dtype", "_set_default_tensor_type"):
-        setattr(torch._C, name, _announced(getattr(torch._C, name)))
+    for setter in DEFAULT_DTYPE_SETTERS:
+        setter.replace(_announced(setter.current))
 
 
 def _announced(setter):
@@ -28,7 +29,7 @@ def _announced(setter):
             return
         recorders = [r for device in devices() for r in list(device.recorders.values())]
         for recorder in recorders:
-            _end_walk(recorder)
+            _end_recording(recorder)
         wait_device_ops()
         setter(new)
         for recorder in recorders:
@@ -37,7 +38,7 @@ def _announced(setter):
     return set_default
 
 
-def _end_walk(recorder: Recorder) -> None:
+def _end_recording(recorder: Recorder) -> None:
     if recorder.nothing_pending:
         return
     metrics.count("DefaultDtypeFlush")

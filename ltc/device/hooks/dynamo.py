@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ltc.device.torch_api import leave_to_python, never_inline
+from ltc.support.torch_private import is_compiler_imported, leave_to_python, never_inline
 
 _ROOT = str(Path(__file__).parents[2])
 _PACKAGE = __name__.partition(".")[0]
@@ -35,7 +35,7 @@ def install() -> None:
         return compiled
 
     torch.compile = wrapped
-    if "torch._dynamo" in sys.modules:  # something may be compiled already
+    if is_compiler_imported():
         _hide_ltc()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ltc.device.recording.tensors import device_of
-from ltc.device.torch_api import DEVICE_TYPE
-from ltc.device.torch_api import Generator as NativeGenerator
+from ltc.support.torch_private import DEVICE_TYPE
+from ltc.support.torch_private import Generator as NativeGenerator
 
 
 class _GeneratorType(type(NativeGenerator)):

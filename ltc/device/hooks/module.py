@@ -12,9 +12,9 @@ from ltc.device.recording.recorder import Device, devices
 from ltc.device.recording.sync import synchronize as _synchronize
 from ltc.device.recording.tensors import current_device as _current_device
 from ltc.device.recording.tensors import device_of, set_current_device
-from ltc.device.torch_api import DEVICE_TYPE
 from ltc.runtime.account import account_of
 from ltc.runtime.transfers import backend
+from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import entrance
 
 _initialized = True  # torch.utils.checkpoint keeps a device's random state only where it says so

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from ltc.device.recording.tensors import device_of, is_lazy
-from ltc.device.torch_api import DEVICE_TYPE
+from ltc.support.torch_private import DEVICE_TYPE, MODULE_APPLY, own_buffers, own_parameters
 
 
 def install() -> None:
     """Let modules move to ltc as a whole.  Once per process."""
     module = torch.nn.Module
-    apply = module._apply
+    apply = MODULE_APPLY.current
 
     def _apply(self, function, recurse=True):
         if isinstance(function, _Conversion):  # of a module that holds this one
@@ -28,8 +28,8 @@ def install() -> None:
     def move_to_ltc(self, device=None):
         return self.to(device_of(DEVICE_TYPE if device is None else device).torch_device)
 
-    module._apply = _apply
     _apply.__doc__ = apply.__doc__
+    MODULE_APPLY.replace(_apply)
     setattr(module, DEVICE_TYPE, move_to_ltc)
 
 
@@ -43,13 +43,15 @@ class _Conversion:
     def __init__(self, module: torch.nn.Module, function) -> None:
         self.function = function
         self.entries = [
-            (own, dict(own)) for one in module.modules() for own in (one._parameters, one._buffers)
+            (own, dict(own))
+            for one in module.modules()
+            for own in (own_parameters(one), own_buffers(one))
         ]
         self.of_scripts = [
-            (one._parameters, name, parameter, parameter.device)
+            (own_parameters(one), name, parameter, parameter.device)
             for one in module.modules()
             if isinstance(one, torch.jit.ScriptModule)
-            for name, parameter in one._parameters.items()
+            for name, parameter in own_parameters(one).items()
         ]
         self.changed: list[tuple] = []
 

@@ -9,8 +9,8 @@ import torch
 
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.tensors import current_device
-from ltc.device.torch_api import DEVICE_TYPE
 from ltc.runtime.transfers import backend
+from ltc.support.torch_private import DEVICE_TYPE
 
 _REAL = re.compile(r"(CPU|TPU|GPU):(\d+)")
 _PREFERENCE = ("TPU", "GPU", "CPU")  # which kind is meant where none is asked for

@@ -6,7 +6,6 @@ import copy
 import functools
 
 import torch
-import torch.autograd.graph
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
@@ -15,11 +14,14 @@ from ltc.device.recording import gradient_views
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap
 from ltc.device.recording.user_line import user_line
-from ltc.device.torch_api import (
+from ltc.device.torch_device import take_stashed_error
+from ltc.support.torch_private import (
     DEVICE_TYPE,
+    RUN_BACKWARD,
+    TENSOR_TEXT,
+    CheckpointFrame,
     is_multithreading_enabled,
     set_multithreading_enabled,
-    take_stashed_error,
 )
 from ltc.tracebacks import entrance
 
@@ -44,7 +46,7 @@ def install() -> None:
 
 def _run_backwards_in_the_calling_thread() -> None:
     """A CPU loss may hang on an ltc graph, so no backward may use the engine's device threads."""
-    run = torch.autograd.graph._engine_run_backward
+    run = RUN_BACKWARD.current
 
     def run_backward(*args, **kwargs):
         before = is_multithreading_enabled()
@@ -52,16 +54,14 @@ def _run_backwards_in_the_calling_thread() -> None:
         try:
             return gradient_views.call_engine(run, *args, **kwargs)
         except SystemError:
-            error = take_stashed_error()  # what a Python hook raised, see torch_api.Guard
+            error = take_stashed_error()  # what a Python hook raised, see torch_device.DeviceGuard
             if error is None:
                 raise
             raise error
         finally:
             set_multithreading_enabled(before)
 
-    shortened = entrance(run_backward)
-    torch.autograd.graph._engine_run_backward = shortened
-    torch.autograd._engine_run_backward = shortened
+    RUN_BACKWARD.replace(entrance(run_backward))
 
 
 def _keep_recomputation() -> None:
@@ -71,7 +71,7 @@ def _keep_recomputation() -> None:
     """
     checkpoint = torch.utils.checkpoint
     detach = checkpoint.detach_variable
-    make_frame = checkpoint._CheckpointFrame.__init__
+    make_frame = CheckpointFrame.__init__
 
     def detach_variable(inputs):
         detached = detach(inputs)
@@ -88,7 +88,7 @@ def _keep_recomputation() -> None:
         make_frame(self, recompute, *args, **kwargs)
 
     checkpoint.detach_variable = detach_variable
-    checkpoint._CheckpointFrame.__init__ = __init__
+    CheckpointFrame.__init__ = __init__
 
 
 def barrier(tensor: torch.Tensor) -> torch.Tensor:
@@ -162,12 +162,12 @@ def _for_ltc(original, answer):
 
 def _print_after_one_read() -> None:
     """torch reads a tensor that it prints element by element, most of them twice."""
-    original = torch._tensor_str._tensor_str
+    original = TENSOR_TEXT.current
 
     def _tensor_str(self, indent):
         return original(host_tensor(self) if is_lazy(self) else self, indent)
 
-    torch._tensor_str._tensor_str = entrance(_tensor_str)
+    TENSOR_TEXT.replace(entrance(_tensor_str))
 
 
 def _copy_deeply() -> None:

@@ -16,9 +16,9 @@ import zipfile
 import torch
 
 from ltc.device.recording.tensors import is_lazy
-from ltc.device.torch_api import DEVICE_TYPE, RecursiveScriptModule
 from ltc.errors import LtcError
 from ltc.support.atomic_file import replacing
+from ltc.support.torch_private import DEVICE_TYPE, RecursiveScriptModule
 
 
 def install() -> None:

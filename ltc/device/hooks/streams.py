@@ -8,7 +8,7 @@ import torch
 
 from ltc.device.recording.sync import synchronize
 from ltc.device.recording.tensors import device_of
-from ltc.device.torch_api import DEVICE_TYPE
+from ltc.support.torch_private import DEVICE_TYPE
 
 
 class Stream(torch.Stream):

@@ -11,7 +11,7 @@ import functools
 import torch
 from torch.backends import cudnn
 
-from ltc.device.torch_api import library_for_a_while
+from ltc.support.torch_private import library_for_a_while
 
 
 def install() -> None:

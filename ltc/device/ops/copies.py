@@ -23,7 +23,7 @@ from ltc.device.recording.tensors import (
 from ltc.device.recording.user_line import user_line
 from ltc.device.recording.views import write
 from ltc.device.shapes.meta import result_types
-from ltc.device.torch_api import storage_of
+from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor, Unsupported
 
 aten = torch.ops.aten

@@ -12,7 +12,6 @@ from multiprocessing.reduction import ForkingPickler
 from weakref import WeakValueDictionary
 
 import torch
-import torch._utils
 import torch.serialization
 from torch.multiprocessing import reductions
 
@@ -27,13 +26,23 @@ from ltc.device.recording.tensors import (
     to_device,
     wrap_buffer,
 )
-from ltc.device.torch_api import (
-    DEVICE_TYPE,
-    StorageBase,
-    contiguous_strides,
-    storage_from_pointer,
-)
+from ltc.device.torch_device import contiguous_strides
 from ltc.errors import LtcError
+from ltc.support.torch_private import (
+    DEVICE_TYPE,
+    HAS_STORAGE,
+    REDUCE_TENSOR,
+    TENSOR_CLASSES,
+    TYPED_STORAGE_SIZE,
+    StorageBase,
+    dtypes_without_typed_storage,
+    element_bytes,
+    rebuild_tensor,
+    rebuild_tensor_with_dtype,
+    storage_from_pointer,
+    typed_storage,
+    untyped_part,
+)
 from ltc.tracebacks import entrance
 
 
@@ -80,24 +89,23 @@ def _patch_save() -> None:
 
 
 def _patch_reduce() -> None:
-    original = torch.Tensor._reduce_ex_internal
+    original = REDUCE_TENSOR.current
 
     def _reduce_ex_internal(self, protocol):
         if not is_lazy(self):
             return original(self, protocol)
         return _pickled(self) if _saving.met is None else _saved(self)
 
-    torch.Tensor._reduce_ex_internal = entrance(_reduce_ex_internal)
+    REDUCE_TENSOR.replace(entrance(_reduce_ex_internal))
 
 
 def _saved(tensor: torch.Tensor) -> tuple:
     """How torch.save is to write a lazy tensor; tensors of one value share a storage."""
     storage, size = _storage_to_save(tensor), tuple(tensor.shape)
     described = (0, size, contiguous_strides(size), tensor.requires_grad, OrderedDict())
-    if tensor.dtype in torch.storage._new_dtypes():  # there is no typed storage of them
-        return torch._utils._rebuild_tensor_v3, (storage, *described, tensor.dtype)
-    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
-    return torch._utils._rebuild_tensor_v2, (typed, *described)
+    if tensor.dtype in dtypes_without_typed_storage():  # there is no typed storage of them
+        return rebuild_tensor_with_dtype, (storage, *described, tensor.dtype)
+    return rebuild_tensor, (typed_storage(storage, tensor.dtype), *described)
 
 
 def _storage_to_save(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -187,7 +195,7 @@ def _patch_queues() -> None:
         return (_tied_parameter if type(tensor) is torch.nn.Parameter else function), arguments
 
     shortened = entrance(reduce_tensor)
-    for kind in (*torch._tensor_classes, torch.Tensor, torch.nn.Parameter):
+    for kind in (*TENSOR_CLASSES, torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, shortened)
 
 
@@ -195,9 +203,9 @@ def _patch_queues() -> None:
 
 
 def _patch_deepcopy() -> None:
-    has_storage, original = torch._C._has_storage, torch.Tensor.__deepcopy__
+    has_storage, original = HAS_STORAGE.current, torch.Tensor.__deepcopy__
     # deepcopy then clones, which keeps the device, instead of copying a storage
-    torch._C._has_storage = lambda tensor: not is_lazy(tensor) and has_storage(tensor)
+    HAS_STORAGE.replace(lambda tensor: not is_lazy(tensor) and has_storage(tensor))
 
     def __deepcopy__(self, memo):
         if not is_lazy(self) or id(self) in memo or not self.is_leaf:
@@ -231,7 +239,8 @@ def _patch_storages() -> None:
         for name in ("tolist", "__getitem__", "__iter__"):
             setattr(kind, name, _refusing(getattr(kind, name)))
     _STORAGE.data_ptr = _identity
-    _STORAGE.size, torch.TypedStorage._size = _size_in_bytes, _size_in_elements
+    _STORAGE.size = _size_in_bytes
+    TYPED_STORAGE_SIZE.replace(_size_in_elements)
 
 
 def _new_storage(cls, *args, **kwargs):
@@ -272,7 +281,7 @@ def _size_in_bytes(self):
 
 
 def _size_in_elements(self):
-    return self._untyped_storage.size() // self._element_size()
+    return untyped_part(self).size() // element_bytes(self)
 
 
 def _identity(self):

@@ -13,7 +13,9 @@ import functools
 import torch
 
 from ltc.device.ops.sdpa_overloads import gradient_formula, recorded
-from ltc.device.torch_api import (
+from ltc.errors import InvalidGraph
+from ltc.ir.infer import broadcast
+from ltc.support.torch_private import (
     DEVICE_TYPE,
     below_autograd,
     has_own_dispatch,
@@ -21,8 +23,6 @@ from ltc.device.torch_api import (
     is_transformed,
     plain_functions,
 )
-from ltc.errors import InvalidGraph
-from ltc.ir.infer import broadcast
 from ltc.tracebacks import entrance
 
 aten = torch.ops.aten

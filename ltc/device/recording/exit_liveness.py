@@ -1,14 +1,13 @@
-"""How a walk ends: what is still alive becomes the outputs of one program, which is started.
+"""How a recording ends: what is still alive becomes the outputs of one program, which is started.
 
-What an end came to is kept at the walk's last entry.  The next walk along that path ends alike
-where as many references lead to each of its states and each holds the same value: who holds what
-follows from these and from the path.  So the end of a steady step is a comparison of a few lists.
+What an end came to is kept at the recording's last entry.  The next recording along that path ends
+alike where as many references lead to each of its states and each holds the same value: who holds
+what follows from these and from the path.  So the end of a steady step is a comparison of a few lists.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from sys import getrefcount
 
 import torch
 
@@ -17,12 +16,17 @@ from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
 from ltc.debug import metrics
 from ltc.device.recording.recorder import INPUT, Recorder
-from ltc.device.recording.state import DEAD_IN_TWO_LISTS, LAST_VIEW, State
+from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
 from ltc.device.shapes import type_cache
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
-from ltc.runtime.compile import Ending, program_for
+from ltc.runtime.compile import ProgramBinding, program_for
 from ltc.runtime.dump import save_graph
+from ltc.support.reference_counts import (
+    IN_TWO_LISTS,
+    IN_TWO_LISTS_AND_A_VIEW,
+    reference_counts,
+)
 
 _aten = torch.ops.aten
 REORDERINGS = frozenset(
@@ -43,10 +47,10 @@ REORDERINGS = frozenset(
 
 
 @dataclass(slots=True)
-class Signs:
-    """What tells whether a walk ends as an earlier one along its path did.
+class ExitSignature:
+    """What tells whether a recording ends as an earlier one along its path did.
 
-    All lists are of the states that the walk's calls made, then of those that its inputs belong to.
+    All lists are of the states that the recorded calls made, then of those that inputs belong to.
 
     references  how many there are to each
     values      what each holds
@@ -64,7 +68,7 @@ class Signs:
 
     def match(self, recorder: Recorder, states: list[State]) -> bool:
         return (
-            list(map(getrefcount, states)) == self.references
+            reference_counts(states) == self.references
             and [state.value for state in states] == self.values
             and [state.buffer for state in recorder.bound].count(None) == self.bufferless
             and all([states[view].base is states[base] for view, base in self.bases])
@@ -72,11 +76,11 @@ class Signs:
         )
 
 
-def _signs(recorder: Recorder) -> Signs:
+def _exit_signature(recorder: Recorder) -> ExitSignature:
     states = recorder.live + recorder.bound
-    references = list(map(getrefcount, states))  # as `match` counts, with this one list beside
+    references = reference_counts(states)  # as `match` counts, with this one list beside
     places = {state: place for place, state in enumerate(states)}
-    return Signs(
+    return ExitSignature(
         references,
         [state.value for state in states],
         [(i, places.get(s.base, i)) for i, s in enumerate(states) if s.base is not None],
@@ -87,21 +91,21 @@ def _signs(recorder: Recorder) -> Signs:
 
 @dataclass(slots=True)
 class Ended:
-    """What the end of a walk came to.
+    """What the end of a recording came to.
 
-    made      how many tensors the walk's calls made
+    made      how many tensors the recording's calls made
     died      how many of these are gone
-    alive     places of the states that live on, as `Signs` has them
+    alive     places of the states that live on, as `ExitSignature` has them
     own       of these, by their number among them: views that become tensors of their own
     shared    (position of an input, numbers of the states that hold just that)
     outputs   the values that are to be computed
     holders   the numbers of the states that hold each of them
     replaced  output position -> position of the input whose place it takes
     elsewhere  those of `replaced` whose input the program does not get, by the program's outputs
-    ending    how the program is found and what it is given; None until it is known
+    binding   how the program is found and what it is given; None until it is known
     """
 
-    signs: Signs
+    signature: ExitSignature
     made: int
     died: int
     alive: list[int]
@@ -111,11 +115,11 @@ class Ended:
     holders: list[list[int]]
     replaced: dict[int, int]
     elsewhere: dict[int, int]
-    ending: Ending | None = None
+    binding: ProgramBinding | None = None
 
 
 def end(recorder: Recorder) -> None:
-    """Start what is alive of the walk, and say of each state what it now holds.
+    """Start what is alive of the recording, and say of each state what it now holds.
 
     Raises what keeps the program from being started; then all that was pending fails with it.
     """
@@ -142,12 +146,12 @@ def end(recorder: Recorder) -> None:
 
 
 def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
-    """What the latest walk along this path came to, and the states that live on this time."""
+    """What the latest recording along this path came to, and the states that live on this time."""
     ended = recorder.last.ended
     if ended is None:
         return None
     states = recorder.live + recorder.bound
-    if not ended.signs.match(recorder, states):
+    if not ended.signature.match(recorder, states):
         return None
     alive = [states[place] for place in ended.alive]
     del states
@@ -160,8 +164,8 @@ def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
 
 def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
     """The same, found by looking at every state."""
-    signs = _signs(recorder)
-    look, made = _Look(recorder, signs), len(recorder.live)
+    signature = _exit_signature(recorder)
+    look, made = _Look(recorder, signature), len(recorder.live)
     look.at_live(recorder.live)
     died = made - len(look.alive)
     look.at_bound(recorder.bound, made)
@@ -170,7 +174,7 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
     outputs = tuple(look.outputs)
     replaced = {i: look.replaced[v] for i, v in enumerate(outputs) if v in look.replaced}
     ended = Ended(
-        signs,
+        signature,
         made,
         died,
         look.places,
@@ -187,8 +191,8 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
 class _Look:
     """Which states are alive, and what they are to hold.
 
-    The references were all counted at once, in `signs`: were one counted later, another thread that
-    lets go of it meanwhile would make a dead state of one that has the count of a living one.
+    The references were all counted at once, in `signature`: were one counted later, another thread
+    that lets go of it meanwhile would make a dead state of one that has the count of a living one.
 
     alive, places  the states, and where they were
     own            numbers of the views that became tensors of their own
@@ -196,9 +200,9 @@ class _Look:
     replaced       of these values, which input each takes the place of
     """
 
-    def __init__(self, recorder: Recorder, signs: Signs) -> None:
-        self.recorder, self.alone = recorder, signs.alone
-        self._references, self._bases = list(signs.references), dict(signs.bases)
+    def __init__(self, recorder: Recorder, signature: ExitSignature) -> None:
+        self.recorder, self.alone = recorder, signature.alone
+        self._references, self._bases = list(signature.references), dict(signature.bases)
         self.alive: list[State] = []
         self.places: list[int] = []
         self.own: list[int] = []
@@ -230,7 +234,7 @@ class _Look:
                     self._replace(state.value, len(bound))
 
     def _is_dead(self, place: int) -> bool:
-        return self._references[place] <= DEAD_IN_TWO_LISTS
+        return self._references[place] <= IN_TWO_LISTS
 
     def _leave_base(self, place: int) -> None:
         """The view of that place holds its base no more."""
@@ -254,9 +258,9 @@ class _Look:
         What autograd gives a linear layer's weight is the transposition of a product that no one
         ever sees: the program is then asked for what is seen, in the order in which it is.
         """
+        (references,) = reference_counts([view.base])  # the recorder's list holds it as well
+        is_last = references == IN_TWO_LISTS_AND_A_VIEW and self.alone
         base = view.base
-        # one more than when it is popped: `alive` has the view, and this frame the base
-        is_last = getrefcount(base) == LAST_VIEW and self.alone
         if not is_last or base.buffer is not None or hasattr(base, "number"):
             return
         if all(link[0] in REORDERINGS for link in view.chain):
@@ -279,30 +283,30 @@ def _make_own(view: State) -> None:
 
 
 def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
-    program, ending = program_for(
-        ended.ending or recorder.last.endings.get(_signature(ended)),
+    program, binding = program_for(
+        ended.binding or recorder.last.bindings.get(_signature(ended)),
         recorder.path,
         ended.outputs,
         recorder.device.index,
         ended.replaced,
     )
-    if ending is not ended.ending:
+    if binding is not ended.binding:
         type_cache.keep()
-        recorder.last.endings = {**recorder.last.endings, _signature(ended): ending}
-        ended.ending = ending
-        placed = {ending.outputs[o]: position for o, position in ended.replaced.items()}
+        recorder.last.bindings = {**recorder.last.bindings, _signature(ended): binding}
+        ended.binding = binding
+        placed = {binding.outputs[o]: position for o, position in ended.replaced.items()}
         ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
     if config.value("LTC_SAVE_TENSORS_FILE"):
-        save_graph(program, ending.key[0], user_line())
+        save_graph(program, binding.key[0], user_line())
     inputs = recorder.inputs
     made = program.launch(
         recorder.device.index,
-        ending.given_inputs(inputs),
-        ending.given_scalars(recorder.scalars),
+        binding.given_inputs(inputs),
+        binding.given_scalars(recorder.scalars),
         ended.elsewhere and {o: inputs[position] for o, position in ended.elsewhere.items()},
         recorder.replica,
     )
-    return ending.walks_outputs(made)
+    return binding.recorded_outputs(made)
 
 
 def _signature(ended: Ended) -> tuple:
@@ -332,7 +336,7 @@ def _settle(recorder: Recorder, ended: Ended, alive: list[State], buffers: list[
             alive[number].buffer = buffer
         if len(holders) > 1:
             buffer.shared = True
-    alone = ended.signs.alone
+    alone = ended.signature.alone
     for state in alive:
         if alone or _is_of(state, recorder):  # another thread may have written to it meanwhile
             state.value = None

@@ -13,8 +13,8 @@ from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, to_device, uploaded
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import write
-from ltc.device.torch_api import plain_functions
 from ltc.errors import Unsupported
+from ltc.support.torch_private import plain_functions
 
 
 def count(signature: Signature) -> None:

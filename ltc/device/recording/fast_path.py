@@ -2,8 +2,8 @@
 
 A generated kernel does the common case and nothing else: every operand is a lazy tensor or a
 number, and the call is the one that followed here the last time.  It then moves the cursor, puts
-the numbers on the walk's list, and gives a new tensor (or a new value to an old one) the recorded
-result.  Whatever else may be is `record`'s business.  `print(source_of("aten::add.Tensor"))` shows
+the numbers on the recording's list, and gives a new tensor (or a new value to an old one) the
+recorded result.  Whatever else may be is `record`'s business.  `print(source_of("aten::add.Tensor"))` shows
 one.
 """
 
@@ -32,7 +32,8 @@ from ltc.device.recording.slow_path import is_forced, record
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of, values_of
 from ltc.device.recording.views import link_view, link_views, write
-from ltc.device.torch_api import leave_to_python, storage_of
+from ltc.device.torch_device import storage_of
+from ltc.support.torch_private import leave_to_python
 from ltc.tracebacks import shorten
 
 _NAMESPACE = {

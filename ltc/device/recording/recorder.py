@@ -1,4 +1,4 @@
-"""A step as a walk over recorded calls: one like an earlier one only moves a cursor.
+"""A step as a path of recorded calls: one like an earlier one only moves a cursor.
 
 Each (device, thread) has its own recorder.  The entries that can follow one another form a tree;
 a kernel compares one tuple with the entry at the cursor and moves on, or, where they differ, takes
@@ -17,17 +17,18 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
-from ltc.device.recording.rng import RandomState
+from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.state import State
-from ltc.device.torch_api import DEVICE_TYPE, create_empty_tensor, empty_tensor
+from ltc.device.torch_device import empty_tensor
 from ltc.runtime.buffer import Buffer, byte_size, input_key
 from ltc.support.thread_frames import thread_frames
+from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor
 
 INPUT = "ltc::input"
 KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames show it
 
 
-_NONE: dict = {}  # of an entry at which no walk has ended: never changed
+_NONE: dict = {}  # of an entry at which no recording has ended: never changed
 
 
 class Entry:
@@ -41,11 +42,11 @@ class Entry:
     value        the first of `call.results`; most calls have one
     link         of a view: the link it adds to its chain
     depth, size  entries and bytes of results on the path up to here
-    endings      programs for walks that end here, by what was alive
+    bindings     programs for recordings that end here, by what was alive
     ended        what the end of the latest of these came to, or None
     run          of the first of some inputs that a list was bound to: their types, their values
                  and the last entry; else None
-    follow       the entry that began the walk after one that ended here
+    follow       the entry that began the recording after one that ended here
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class Entry:
         "link",
         "depth",
         "size",
-        "endings",
+        "bindings",
         "ended",
         "run",
         "follow",
@@ -67,7 +68,7 @@ class Entry:
     def __init__(self, key, parent: "Entry | None", call: Call | None):
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.follow = END, None, END
-        self.endings, self.ended, self.run = _NONE, None, None
+        self.bindings, self.ended, self.run = _NONE, None, None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
         self.depth = 0 if parent is None else parent.depth + 1
@@ -89,7 +90,7 @@ class Entry:
 END: Any = None  # compared with every key, equal to none
 END = Entry(None, None, None)
 END.next = END.follow = END
-STOPPED = Entry(None, None, None)  # at the cursor while another thread ends the walk: see step.py
+STOPPED = Entry(None, None, None)  # the cursor while another thread ends the recording: see sync.py
 
 
 def _bytes_of(call: Call) -> int:
@@ -102,7 +103,7 @@ def _hashable(key):
 
 
 class Interrupted(AttributeError):
-    """Another thread ended the walk while a kernel was reading its operands.
+    """Another thread ended the recording while a kernel was reading its operands.
 
     An AttributeError, as kernels meet it with every operand that is not theirs: they then go the
     thorough way, which reads all of them again.
@@ -110,21 +111,21 @@ class Interrupted(AttributeError):
 
 
 class Recorder:
-    """The walk of one thread on one device.
+    """The recording of one thread on one device.
 
     cursor   the entry expected next
     last     the entry recorded last
-    live     states made by calls of this walk, newest last
-    bound    states whose buffer is an input of this walk, parallel to `inputs`
+    live     states made by calls of this recording, newest last
+    bound    states whose buffer is an input of this recording, parallel to `inputs`
     inputs   Buffers, in the order of the path's input entries
     scalars  numbers, 0-dim CPU tensors and seeds, in the order the entries refer to them
-    foreign  values in this walk of states that another thread's walk uses as well
-    token    of the collective recorded last in this walk, or None: alive at the walk's end, so that
-             all of them run, read or not
+    foreign  values in this recording of states that another thread's recording uses as well
+    token    of the collective recorded last, or None: alive at the recording's end, so that all of
+             them run, read or not
     replica  who the thread is to the collectives it records
     roots    where paths begin, by torch's default dtype: it decides types that no call names
-    walks    how many have ended
-    interrupted  whether another thread ended the walk: a kernel under way must read anew
+    recordings   how many have ended
+    interrupted  whether another thread ended the recording: a kernel under way must read anew
     """
 
     __slots__ = (
@@ -142,7 +143,7 @@ class Recorder:
         "foreign",
         "token",
         "replica",
-        "walks",
+        "recordings",
         "interrupted",
         "ended",
         "entries",
@@ -161,7 +162,7 @@ class Recorder:
         self.foreign: dict[State, CallResult] = {}
         self.token: CallResult | None = None
         self.replica: Any = None
-        self.walks = 0
+        self.recordings = 0
         self.lock = threading.RLock()
         self._plant()
 
@@ -172,10 +173,10 @@ class Recorder:
         self.choose_paths()
 
     def choose_paths(self) -> None:
-        """Begin a walk among the paths recorded under torch's present default dtype.
+        """Begin a recording among the paths recorded under torch's present default dtype.
 
         Where another thread begins it, no kernel may go on in it at once: one that is under way may
-        have read values of the walk that has ended.
+        have read values of the recording that has ended.
         """
         dtype = torch.get_default_dtype()
         root = self.roots.get(dtype)
@@ -188,13 +189,13 @@ class Recorder:
         self.cursor = STOPPED if self.interrupted else self._expected()
 
     def _expected(self) -> Entry:
-        """The entry that a walk begins with, as far as the one before tells."""
+        """The entry that a recording begins with, as far as the one before tells."""
         return self.ended.follow if self.ended.follow is not END else self.root.next
 
-    # --- walking
+    # --- along the path
 
     def advance(self, key: tuple, make_call) -> Entry:
-        """Move to the entry of `key`, made by `make_call() -> Call` where no walk had it before."""
+        """Move to the entry of `key`, made by `make_call() -> Call` where it is new there."""
         last = self.last
         entry = last.next
         if entry.key != key:
@@ -203,7 +204,7 @@ class Recorder:
                 entry = self._add(key, make_call())
             last.next = entry
         if last is self.root:
-            self.ended.follow = entry  # the best guess for the walk after the one just ended
+            self.ended.follow = entry  # the best guess for the recording after the one just ended
         self.last = entry
         self.cursor = entry.next
         return entry
@@ -223,7 +224,7 @@ class Recorder:
         )
 
     def bind(self, state: State) -> CallResult:
-        """Make the buffer of `state` an input of this walk; returns the input's value.
+        """Make the buffer of `state` an input of this recording; returns the input's value.
 
         What the state itself holds is the caller's business.
         """
@@ -283,7 +284,7 @@ class Recorder:
         return call
 
     def bind_foreign(self, state: State) -> CallResult:
-        """The value here of a state that another thread's walk has bound: its own is left alone."""
+        """The value here of a state that another thread has bound, whose own is left alone."""
         value = self.foreign.get(state)
         if value is None:
             state.buffer.shared = True
@@ -294,7 +295,7 @@ class Recorder:
 
     @property
     def too_long(self) -> bool:
-        """Whether the walk has reached LTC_MAX_PENDING_NODES or LTC_MAX_PENDING_BYTES."""
+        """Whether the recording has reached LTC_MAX_PENDING_NODES or LTC_MAX_PENDING_BYTES."""
         last = self.last
         return last.depth >= config.value("LTC_MAX_PENDING_NODES") or (
             last.size >= config.value("LTC_MAX_PENDING_BYTES")
@@ -305,7 +306,7 @@ class Recorder:
         return self.last is self.root
 
     def path(self) -> list[Call]:
-        """The calls of the walk so far, in recorded order."""
+        """The calls of the recording so far, in recorded order."""
         calls, entry = [], self.last
         while entry.call is not None:
             calls.append(entry.call)
@@ -314,11 +315,11 @@ class Recorder:
         return calls
 
     def restart(self) -> None:
-        """Begin a new walk; forget every path where LTC_MAX_RECORDED entries are exceeded."""
+        """Begin a new recording; forget every path where LTC_MAX_RECORDED entries are exceeded."""
         self.live, self.bound, self.inputs, self.scalars = [], [], [], []
         self.foreign.clear()
         self.token = self.replica = None
-        self.walks += 1
+        self.recordings += 1
         self.ended = self.last
         if self.entries > config.value("LTC_MAX_RECORDED"):
             metrics.count("RecordedPathsForgotten")

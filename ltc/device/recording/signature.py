@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ltc.aten.registry import static_arguments
+from ltc.support.torch_private import schema_of_overload
 
 TENSOR, OPTIONAL_TENSOR, TENSORS, OPTIONAL_TENSORS = "tensor", "tensor?", "tensor[]", "tensor?[]"
 NUMBER, NUMBERS, ATTRIBUTE = "number", "number[]", "attribute"
@@ -80,8 +81,10 @@ class Signature:
         self.name = overload.name()
         self.op = self.name.partition(".")[0]
         static = static_arguments(self.name)
-        self.arguments = tuple(_argument(self.op, a, static) for a in overload._schema.arguments)
-        self.returns = tuple(str(r.type) for r in overload._schema.returns)
+        self.arguments = tuple(
+            _argument(self.op, a, static) for a in schema_of_overload(overload).arguments
+        )
+        self.returns = tuple(str(r.type) for r in schema_of_overload(overload).returns)
         self.random = torch.Tag.nondeterministic_seeded in overload.tags
 
     @cached_property
@@ -92,13 +95,13 @@ class Signature:
     @cached_property
     def is_view(self) -> bool:
         """Whether a result shares the memory of an argument without being it."""
-        returns = self.overload._schema.returns
+        returns = schema_of_overload(self.overload).returns
         return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
     @cached_property
     def returns_written(self) -> bool:
         """Whether what it returns are the arguments it wrote to (or nothing)."""
-        returns = self.overload._schema.returns
+        returns = schema_of_overload(self.overload).returns
         return bool(self.written) and all(r.alias_info is not None for r in returns)
 
     @cached_property

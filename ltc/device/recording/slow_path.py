@@ -30,7 +30,7 @@ from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import link_view, link_views, write
 from ltc.device.shapes.meta import NoTypes, result_types
-from ltc.device.torch_api import plain_functions
+from ltc.support.torch_private import plain_functions
 
 _NUMBER_TYPES = {
     bool: torch.bool,
@@ -74,7 +74,7 @@ def _record(signature: Signature, values: list):
 
 
 def _extend(recorder: Recorder, signature: Signature, values: list):
-    """Record one call at the end of the walk; raises NoTypes where it has to be run to be known."""
+    """Record one call behind the others; raises NoTypes where it has to be run to be known."""
     if recorder.too_long:
         cut(recorder)
     lowered = _Lowered(recorder, signature, values)
@@ -114,7 +114,7 @@ class _Lowered:
     """The operands of one call as the recorder keeps them.
 
     key      what identifies the call on its path
-    numbers  what it adds to the walk's scalars
+    numbers  what it adds to the recording's scalars
     """
 
     def __init__(self, recorder: Recorder, signature: Signature, values: list) -> None:

@@ -8,13 +8,13 @@ Python.  Tensors always appear contiguous; a view is a state of its own that kno
 from __future__ import annotations
 
 import itertools
-import sys
 from weakref import ref
 
 import torch
 
-from ltc.device.torch_api import empty_tensor, storage_of
+from ltc.device.torch_device import empty_tensor, storage_of
 from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.reference_counts import IN_TWO_LISTS, each_holder_counts, reference_counts
 
 _ids = itertools.count(1)
 _views_change = renewed_lock(globals(), "_views_change")  # threads may share a base
@@ -23,7 +23,7 @@ _views_change = renewed_lock(globals(), "_views_change")  # threads may share a 
 class State:
     """The value of one tensor.
 
-    value   its Value in the walk of some recorder, or None where nothing is pending
+    value   its Value in the recording of some recorder, or None where nothing is pending
     device  the Device it is on
     buffer  the Buffer that holds it, or None where it has to be computed first
     views   weak references to the states that are views of the same base (shared by the base and
@@ -97,31 +97,12 @@ def new_state(value, device) -> State:
     return state
 
 
-def _references_of_a_dead_state() -> int:
-    """What sys.getrefcount says of a state that only the recorder's list held, once popped."""
-    states = [State()]
-    state = states.pop()
-    return sys.getrefcount(state)
-
-
-def _references_of_a_dead_state_in_two_lists() -> int:
-    """The same of one that is in the recorder's list and in one made from it."""
-    first = [State()]
-    second = first + []
-    return next(map(sys.getrefcount, second))
-
-
-DEAD = _references_of_a_dead_state()
-DEAD_IN_TWO_LISTS = _references_of_a_dead_state_in_two_lists()
-LAST_VIEW = DEAD + 2  # of a base that one view and the recorder's list hold, beside a variable
-
-
 def liveness_is_as_assumed() -> bool:
     """Whether a reference count tells a live state from a dead one on this interpreter."""
     tensor = empty_tensor((1,), torch.float32, 0)
     storage_of(tensor).lazy = State()
     states = [storage_of(tensor).lazy]
-    state = states.pop()
-    alive = sys.getrefcount(state) > DEAD
+    (alive,) = reference_counts(states + [])
     del tensor
-    return alive and sys.getrefcount(state) == DEAD
+    (dead,) = reference_counts(states + [])
+    return each_holder_counts() and alive == IN_TWO_LISTS + 1 and dead == IN_TWO_LISTS

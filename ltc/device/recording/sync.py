@@ -1,6 +1,6 @@
-"""When a walk ends, and who waits for what.
+"""When a recording ends, and who waits for what.
 
-A walk ends at a step mark, when a value is read, when it has become too long, when another thread
+A recording ends at a step mark, when a value is read, when it is too long, when another thread
 needs something that is pending in it, or when torch's default dtype changes (default_dtype.py).
 """
 
@@ -32,40 +32,40 @@ from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 from ltc.support.thread_frames import thread_frames
 
-# --- a walk and its threads -------------------------------------------------------------------
+# --- a recording and its threads ------------------------------------------------------------------
 
 
 class _ClosedRecordings(threading.local):
-    holding = 0  # how many walks of its own this thread has closed to others
+    holding = 0  # how many recordings of its own this thread has closed to others
 
 
 _this_thread = _ClosedRecordings()
 
 
 class PendingElsewhere(Exception):
-    """What is needed is pending in another thread's walk, and this thread holds one of its own."""
+    """What is needed is pending in another thread, and this thread holds a recording of its own."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
 
 def exclusively(recorder: Recorder, action: Callable[[], Any]) -> Any:
-    """`action()` while no other thread can end the walk of `recorder`, this thread's own.
+    """`action()` while no other thread can end the recording of `recorder`, this thread's own.
 
-    Whatever changes a walk outside the generated kernels runs in here.  Two threads that held
-    their own walks and waited for each other's would wait for ever, so a thread that needs
+    Whatever changes a recording outside the generated kernels runs in here.  Two threads that held
+    their own recordings and waited for each other's would wait for ever, so a thread that needs
     another's lets go of its own first and begins anew: `action` reads before it writes.
     """
 
     def begin() -> Any:
-        recorder.interrupted = False  # what is read from here on is of one walk
+        recorder.interrupted = False  # what is read from here on is of one recording
         return action()
 
     return _closed(recorder, begin)
 
 
 def _closed(recorder: Recorder, action: Callable[[], Any]) -> Any:
-    """The same for a part of a call; what it has read before may be of a walk that has ended."""
+    """The same for a part of a call; what it has read may be of a recording that has ended."""
     while True:
         try:
             with recorder.lock:
@@ -87,18 +87,18 @@ def _flush_foreign(recorder: Recorder) -> None:
 
 
 def _flush_having_let_go(recorder: Recorder) -> None:
-    """`flush_other_thread` where the calling thread's own walk may be ended meanwhile.
+    """`flush_other_thread` where the calling thread's own recording may be ended meanwhile.
 
     A frame of this function says so to the other thread, which may need what is pending here.
     """
     flush_other_thread(recorder)
 
 
-# --- reading values ---------------------------------------------------------------------------
+# --- reading values -------------------------------------------------------------------------------
 
 
 def value_of(state: State) -> CallResult:
-    """The Value that `state` has in the calling thread's walk, bound or derived where needed."""
+    """The Value that `state` has in this thread's recording, bound or derived where needed."""
     recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
     value, buffer, entry = state.value, state.buffer, recorder.cursor
     # the common case of Recorder.bind, without its calls
@@ -151,12 +151,12 @@ def derive_view(state: State) -> CallResult:
     for overload, args, kwargs, index in state.chain:
         value = view_value(value, overload, args, kwargs)[index or 0]
     state.value = value
-    value.recorder.live.append(state)  # so that the end of this walk makes it stale again
+    value.recorder.live.append(state)  # so that the end of this recording makes it stale again
     return value
 
 
 def view_value(value: CallResult, overload, args: tuple, kwargs: dict) -> tuple[CallResult, ...]:
-    """The results of a view overload on `value`, as an entry of the walk."""
+    """The results of a view overload on `value`, as an entry of the recording."""
     key = (overload, value, args, tuple(kwargs.items()))
     entry = value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs))
     return entry.call.results
@@ -183,7 +183,7 @@ def ready_buffer(state: State) -> Buffer:
     return buffer
 
 
-# --- ending a walk ----------------------------------------------------------------------------
+# --- ending a recording ---------------------------------------------------------------------------
 
 
 def flush(recorder: Recorder) -> None:
@@ -220,11 +220,11 @@ def start_collectives() -> None:
             flush(recorder)
 
 
-# --- another thread's walk --------------------------------------------------------------------
+# --- another thread's recording -------------------------------------------------------------------
 
 
 def flush_other_thread(recorder: Recorder) -> None:
-    """Start what is pending in a walk that another thread may be extending at this moment.
+    """Start what is pending in a recording that another thread may be extending at this moment.
 
     Its kernels take no lock, so it is stopped first: with STOPPED at the cursor its next call goes
     the slow way, which waits for the lock; and a call under way shows as a frame of that thread.
@@ -239,7 +239,7 @@ def flush_other_thread(recorder: Recorder) -> None:
 
 
 def _stop(recorder: Recorder) -> bool:
-    """Whether no kernel extends the walk until its lock, which the caller holds, is released.
+    """Whether no kernel extends the recording until its lock, which the caller holds, is released.
 
     A kernel that had read the cursor before may move it on and be over when the stack is looked
     at; the next one would go on from there.  None puts STOPPED back: where it still is, none did.
@@ -258,7 +258,7 @@ def _is_recording(thread: int) -> bool:
     return False
 
 
-# --- step marks -------------------------------------------------------------------------------
+# --- step marks -----------------------------------------------------------------------------------
 
 
 def end_step(device: Device) -> None:

@@ -13,11 +13,12 @@ from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.signature import DEVICE, Signature
 from ltc.device.recording.state import State, new_state
 from ltc.device.recording.sync import ready_buffer
-from ltc.device.torch_api import DEVICE_TYPE, plain_functions, storage_of
+from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
+from ltc.support.torch_private import DEVICE_TYPE, plain_functions
 
 
 def is_lazy(tensor) -> bool:

@@ -14,7 +14,8 @@ from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.user_line import user_line
-from ltc.device.torch_api import is_view_replay_enabled, set_view_replay_enabled, storage_of
+from ltc.device.torch_device import storage_of
+from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_enabled
 
 WRITE_VIEW = "ltc::write_view"
 is_inference_mode_enabled = torch.is_inference_mode_enabled
@@ -55,7 +56,7 @@ def link_views(
 def write(state: State, value: CallResult) -> None:
     """`state` holds `value` from now on, and so does the part of its base that it shows."""
     if state.value is None:
-        value.recorder.live.append(state)  # so that the end of the walk finds it
+        value.recorder.live.append(state)  # so that the end of the recording finds it
     if state.views is None:
         state.value, state.buffer = value, None
         return

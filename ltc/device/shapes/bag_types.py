@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from ltc.support.torch_private import schema_of_overload
+
 _OVERLOADS = {"aten::_embedding_bag": True, "aten::_embedding_bag_forward_only": False}
 _SUM, _MAX = 0, 2
 _SUMMED_BY_STRETCHES = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -21,8 +23,12 @@ def as_on_cpu(overload, args, kwargs: dict, types: tuple) -> tuple:
     keeps_for_backward = _OVERLOADS.get(overload.name())
     if keeps_for_backward is None:
         return types
-    given = {a.name: a.default_value for a in overload._schema.arguments if a.has_default_value()}
-    given |= dict(zip([a.name for a in overload._schema.arguments], args)) | kwargs
+    given = {
+        a.name: a.default_value
+        for a in schema_of_overload(overload).arguments
+        if a.has_default_value()
+    }
+    given |= dict(zip([a.name for a in schema_of_overload(overload).arguments], args)) | kwargs
     (count, width), index = types[0][0], types[1][1]
     mode, offsets = given["mode"], given["offsets"]
     by_stretches = types[0][1] in _SUMMED_BY_STRETCHES and given["padding_idx"] < 0

@@ -8,21 +8,22 @@ they tell wrong even so is corrected (norm_types.py, bag_types.py).
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import threading
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
 
 from ltc.aten.call import CallResult, Scalar
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
 from ltc.device.shapes import bag_types, cpu_probe, norm_statistics, type_cache
+from ltc.support.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    fake_tensor_log,
+    schema_of_overload,
+)
 
 Types = tuple  # ((shape, dtype) or None, …)
 
@@ -176,7 +177,10 @@ def _wanted(overload, args, kwargs, types: Types) -> Types:
 
     The CPU's kernels do not make these; some of Meta's make them all the same.
     """
-    given = dict(zip((argument.name for argument in overload._schema.arguments), args)) | kwargs
+    given = (
+        dict(zip((argument.name for argument in schema_of_overload(overload).arguments), args))
+        | kwargs
+    )
     mask = given.get("output_mask")
     if mask is None or len(mask) != len(types):
         return types
@@ -201,9 +205,7 @@ class _Refusals(threading.local):
 
 
 _refusals = _Refusals()
-logging.getLogger("torch._subclasses.fake_tensor").addFilter(
-    lambda record: not _refusals.are_answers
-)
+fake_tensor_log.addFilter(lambda record: not _refusals.are_answers)
 
 
 def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ltc.aten.call import CallResult
+from ltc.support.torch_private import schema_of_overload
 
 _NARROW = (torch.bfloat16, torch.float16)
 _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
@@ -37,15 +38,19 @@ def as_on_cpu(overload, args, kwargs: dict, types: tuple) -> tuple:
     name = overload.name()
     if name not in _NORMS:
         return types
-    given = {a.name: value for a, value in zip(overload._schema.arguments, args)} | kwargs
+    given = {
+        a.name: value for a, value in zip(schema_of_overload(overload).arguments, args)
+    } | kwargs
     kept = given["training"] if _NORMS[name] is None else _NORMS[name]
     dtype = _statistics_dtype(given)
-    written = len(types) - len(overload._schema.returns)  # arguments come before results
+    written = len(types) - len(
+        schema_of_overload(overload).returns
+    )  # arguments come before results
     first = written + 1  # behind the normalized operand
     corrected = list(types)
     for place in (first, first + 1):
         corrected[place] = (types[place][0] if kept else (0,), dtype)
-    for place, returned in enumerate(overload._schema.returns, written):
+    for place, returned in enumerate(schema_of_overload(overload).returns, written):
         if returned.name in ("running_mean_out", "running_var_out"):
             corrected[place] = (types[place][0], given[returned.name.removesuffix("_out")].dtype)
     return tuple(corrected)

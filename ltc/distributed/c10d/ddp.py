@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch.distributed import Reducer
 from torch.nn.parallel import DistributedDataParallel
 
 from ltc.device.recording.recorder import Recorder, devices
@@ -13,6 +12,7 @@ from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively
 from ltc.device.recording.tensors import is_lazy, uploaded
 from ltc.errors import Unsupported
+from ltc.support.torch_private import REBUILD_BUCKETS, SET_STATIC_GRAPH
 
 
 def install() -> None:
@@ -26,7 +26,7 @@ def _explain_what_it_cannot_do() -> None:
 
     Hooks written in Python cannot supply it; torch's own error would be about an allocator.
     """
-    make, set_static = DistributedDataParallel.__init__, DistributedDataParallel._set_static_graph
+    make, set_static = DistributedDataParallel.__init__, SET_STATIC_GRAPH.current
 
     @functools.wraps(make)
     def __init__(self, module, *args, **kwargs):
@@ -41,7 +41,7 @@ def _explain_what_it_cannot_do() -> None:
         set_static(self)
 
     DistributedDataParallel.__init__ = __init__
-    DistributedDataParallel._set_static_graph = _set_static_graph
+    SET_STATIC_GRAPH.replace(_set_static_graph)
 
 
 def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
@@ -59,7 +59,7 @@ def _allocate_at_once() -> None:
 
     Made outside the step, they are inputs of it as in every later one: nothing to compile again.
     """
-    rebuild = Reducer._rebuild_buckets
+    rebuild = REBUILD_BUCKETS.current
 
     @functools.wraps(rebuild)
     def _rebuild_buckets(self) -> bool:
@@ -70,7 +70,7 @@ def _allocate_at_once() -> None:
                 exclusively(recorder, functools.partial(_allocate, recorder))
         return rebuilt
 
-    Reducer._rebuild_buckets = _rebuild_buckets
+    REBUILD_BUCKETS.replace(_rebuild_buckets)
 
 
 def _allocate(recorder: Recorder) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup
 
 from ltc.device.recording.tensors import is_lazy, state_of
-from ltc.device.torch_api import plain_functions
 from ltc.distributed.c10d import on_host, traced
+from ltc.support.torch_private import ProcessGroup, plain_functions, resolve_process_group
 
 # --- c10d: results are written into tensors ---------------------------------------------------
 
@@ -139,7 +138,7 @@ def _assign(targets, results) -> None:
 
 def _group(name) -> ProcessGroup:
     """The group of a name, or of what torch.compile hands over in its place."""
-    group = dist.distributed_c10d._resolve_process_group(name) if isinstance(name, str) else name
+    group = resolve_process_group(name) if isinstance(name, str) else name
     group = ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
     on_host.require_host_backend(group)
     return group

@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._C._distributed_c10d import ProcessGroup, Work, _create_work_from_future
 
 from ltc.debug import metrics
 from ltc.device.recording.fallback import assign_host
 from ltc.device.recording.tensors import host_tensor, is_lazy
-from ltc.device.torch_api import DEVICE_TYPE, OpOverload, plain_functions
 from ltc.distributed.c10d import traced
 from ltc.errors import Unsupported
+from ltc.support.torch_private import (
+    DEVICE_TYPE,
+    OpOverload,
+    ProcessGroup,
+    Work,
+    add_backend_to_group,
+    backend_of_group,
+    group_devices,
+    plain_functions,
+    schema_of_overload,
+    work_from_future,
+)
 
 # By operation of the namespace c10d: the arguments it writes to, and whether it reads them first.
 WRITTEN = {
@@ -72,7 +82,7 @@ def kernel_of(name: str) -> Callable:
 
 def position_of(name: str, overload: OpOverload) -> int | None:
     """Where the argument of that name stands; None where the overload has none."""
-    names = [argument.name for argument in overload._schema.arguments]
+    names = [argument.name for argument in schema_of_overload(overload).arguments]
     return names.index(name) if name in names else None
 
 
@@ -85,7 +95,7 @@ def group_of(boxed: torch.ScriptObject) -> ProcessGroup:
 
 def require_host_backend(group: ProcessGroup) -> None:
     """See to it that the group moves CPU tensors; Unsupported where it has nothing that could."""
-    kinds = {device.type for device in group._device_types}
+    kinds = {device.type for device in group_devices(group)}
     if "cpu" in kinds:
         return
     if DEVICE_TYPE not in kinds:
@@ -94,13 +104,12 @@ def require_host_backend(group: ProcessGroup) -> None:
             f"through the CPU. Create it with init_process_group('ltc'), 'gloo', or "
             f"'cpu:gloo,{DEVICE_TYPE}:ltc'."
         )
-    backend = group._get_backend(torch.device(DEVICE_TYPE))
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, backend)
+    add_backend_to_group(group, "cpu", backend_of_group(group, DEVICE_TYPE))
 
 
 def in_schema_order(overload: OpOverload, args: tuple, kwargs: dict) -> list:
     """Every argument; those left out have their defaults."""
-    arguments = overload._schema.arguments
+    arguments = schema_of_overload(overload).arguments
     return list(args) + [
         kwargs.get(argument.name, argument.default_value) for argument in arguments[len(args) :]
     ]
@@ -145,14 +154,14 @@ def _work_of(result) -> Work:
 def returned(overload: OpOverload, values: list, work: Work):
     """What the overload returns: the tensors it was given, where it does, and the work."""
     boxed = Work.boxed(work)
-    return boxed if len(overload._schema.returns) == 1 else (values[0], boxed)
+    return boxed if len(schema_of_overload(overload).returns) == 1 else (values[0], boxed)
 
 
 def done(tensors) -> Work:
     """Work that is over, whose future holds `tensors`."""
     future = torch.futures.Future()
     future.set_result(tensors_in(tensors))
-    return _create_work_from_future(future)
+    return work_from_future(future)
 
 
 def tensors_in(value) -> list[torch.Tensor]:

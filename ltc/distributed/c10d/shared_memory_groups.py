@@ -20,6 +20,7 @@ from ltc.distributed.transport.shm_segment import Region
 from ltc.distributed.transport.status_board import Board
 from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.ir.collective import Collective
+from ltc.support.torch_private import default_store
 
 _NAMES = {"sum": "sum", "avg": "sum", "product": "mul", "min": "min", "max": "max"}
 _KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
@@ -99,7 +100,7 @@ def _meet(group: dist.ProcessGroup) -> Communicator | None:
     ranks, attempt = dist.get_process_group_ranks(group), config.value("TORCHELASTIC_RESTART_COUNT")
     store = dist.PrefixStore(
         f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_meetings[name]}",
-        dist.distributed_c10d._get_default_store(),
+        default_store(),
     )
     store.set_timeout(timedelta(seconds=config.value("LTC_PEER_TIMEOUT")))
     rank, size = group.rank(), group.size()

@@ -18,6 +18,12 @@ from ltc.distributed.collectives import CHANNELS, record
 from ltc.errors import Unsupported
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
+from ltc.support.torch_private import (
+    backend_of_group,
+    gather_flat,
+    reduce_scatter_flat,
+    resolve_process_group,
+)
 
 KINDS = {
     dist.ReduceOp.SUM: "sum",
@@ -105,9 +111,9 @@ class GroupChannel:
 
     def __init__(self, group: str) -> None:
         # Not the group itself: its calls wait for what is recorded, which is what runs here.
-        found = dist.distributed_c10d._resolve_process_group(group)
+        found = resolve_process_group(group)
         self.group = found
-        self.backend = found._get_backend(torch.device("cpu"))
+        self.backend = backend_of_group(found, "cpu")
         self.size = found.size()
 
     def post(self, collective: Collective, operands: list[torch.Tensor]) -> None:
@@ -153,7 +159,7 @@ def _all_reduce(channel: GroupChannel, how: Collective, x: torch.Tensor):
 
 def _all_gather(channel: GroupChannel, how: Collective, x: torch.Tensor):
     result = x.new_empty((channel.size * x.shape[0], *x.shape[1:]))
-    return result, channel.backend._allgather_base(_as_bytes(result), _as_bytes(x))
+    return result, gather_flat(channel.backend, _as_bytes(result), _as_bytes(x))
 
 
 def _reduce_scatter(channel: GroupChannel, how: Collective, x: torch.Tensor):
@@ -161,7 +167,7 @@ def _reduce_scatter(channel: GroupChannel, how: Collective, x: torch.Tensor):
     options = _options(dist.ReduceScatterOptions, how.reduction)
     # gloo works in the memory of what it is given
     source = x.reshape(-1).clone()
-    return result, channel.backend._reduce_scatter_base(result.reshape(-1), source, options)
+    return result, reduce_scatter_flat(channel.backend, result.reshape(-1), source, options)
 
 
 def _broadcast(channel: GroupChannel, how: Collective, x: torch.Tensor):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.errors import LtcError
+from ltc.support.torch_private import default_store
 
 _POLL_SECONDS = 0.02
 
@@ -68,7 +69,7 @@ def store(processes: int):
     if folder:
         return dist.FileStore(os.path.join(folder, "store"), processes)
     if dist.is_initialized():
-        return dist.PrefixStore("ltc", dist.distributed_c10d._get_default_store())
+        return dist.PrefixStore("ltc", default_store())
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
         tcp = dist.TCPStore(
             config.value("MASTER_ADDR"),

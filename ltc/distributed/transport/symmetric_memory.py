@@ -122,8 +122,8 @@ class Shelf:
         self.slots: list[_Slot] = []
         self._by_kind: dict[tuple, int] = {}
         self._filled = 0  # bytes of the shelf that slots have
-        self._walk: Any = None
-        self._in_walk: Counter[int] = Counter()  # meetings recorded in the walk under way, by slot
+        self._recording: Any = None
+        self._in_recording: Counter[int] = Counter()  # recorded since the last end, by slot
         self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._under_way: list[_UnderWay] = []
         # counters survive in the region, so that a shelf made anew goes on where the old one was
@@ -150,14 +150,14 @@ class Shelf:
             number = self._by_kind[kind] = self._new_slot(types, bucket >= 0)
         return number
 
-    def is_full(self, slot: int, walk: Any) -> bool:
-        """Whether a walk has recorded as many sums of a slot as a program may have; else counts one."""
-        if walk != self._walk:
-            self._walk = walk
-            self._in_walk.clear()
-        if self._in_walk[slot] >= self.slots[slot].turns // 2:
+    def is_full(self, slot: int, recording: Any) -> bool:
+        """Whether a recording has as many sums of a slot as a program may have; else counts one."""
+        if recording != self._recording:
+            self._recording = recording
+            self._in_recording.clear()
+        if self._in_recording[slot] >= self.slots[slot].turns // 2:
             return True
-        self._in_walk[slot] += 1
+        self._in_recording[slot] += 1
         return False
 
     def _new_slot(self, types: Sequence[TensorType], of_gradients: bool) -> int:

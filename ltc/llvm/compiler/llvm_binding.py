@@ -7,18 +7,23 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import logging
 from collections.abc import Sequence
+from importlib import metadata
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ltc.debug import metrics
-from ltc.errors import BackendMissing, InvalidGraph, Unsupported
+from ltc.errors import BackendMissing, Unsupported
 from ltc.llvm.compiler import object_loader, symbols
 from ltc.llvm.compiler.host_cpu import HostCpu, known_host
-from ltc.llvm.compiler.llvm_private import ObjectCompiler
+from ltc.llvm.compiler.llvm_private import ObjectCompiler, functions_of
+from ltc.llvm.compiler.public_compiler import PublicCompiler, parsed
 from ltc.support.disk_cache import disk_cache
 from ltc.support.fork_safe_lock import renewed_lock
 from ltc.support.version import VERSION
+
+_log = logging.getLogger("ltc")
 
 OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written as it should run
 
@@ -34,6 +39,29 @@ def _binding() -> ModuleType:
             f"here: {error}. Install it (pip install llvmlite), or set LTC_BACKEND=eager."
         ) from error
     return llvmlite.binding
+
+
+@functools.cache
+def _has_private_names() -> bool:
+    """Whether kernels can be compiled side by side; said once where they cannot."""
+    try:
+        functions_of(_binding())
+    except Unsupported as error:
+        _log.warning(
+            "kernels are compiled one after the other, which makes first steps slower: ltc does "
+            "not know the inside of llvmlite %s (%s). Use one of the versions that ltc asks for.",
+            _llvmlite_version(),
+            error,
+        )
+        return False
+    return True
+
+
+def _llvmlite_version() -> str:
+    try:
+        return metadata.version("llvmlite")
+    except metadata.PackageNotFoundError:  # it is there without having been installed
+        return "of an unknown version"
 
 
 class _Compiler:
@@ -56,9 +84,10 @@ class _Compiler:
         self.linker = llvm.create_lljit_compiler(self._machine())
         self.numbers = itertools.count()
 
-    def emitter(self) -> ObjectCompiler:
-        """What compiles in one thread, beside others."""
-        return ObjectCompiler(_binding(), self.triple, self._machine())
+    def emitter(self) -> ObjectCompiler | PublicCompiler:
+        """What compiles in one thread, beside others where this llvmlite lets it."""
+        kind = ObjectCompiler if _has_private_names() else PublicCompiler
+        return kind(_binding(), self.triple, self._machine())
 
     def _machine(self):
         llvm = _binding()
@@ -73,14 +102,7 @@ class _Compiler:
 
     def module(self, text: str):
         """The module that a text defines; raises InvalidGraph where it is wrong."""
-        try:
-            module = _binding().parse_assembly(text)
-            module.triple = self.triple
-            module.data_layout = str(self.machine.target_data)
-            module.verify()
-        except RuntimeError as error:
-            raise InvalidGraph(f"LLVM refuses a generated kernel: {error}\n{text}") from None
-        return module
+        return parsed(_binding(), text, self.triple, self.machine)
 
     def link(self, objects: Sequence[bytes], names: Sequence[str]) -> Library:
         library = _binding().JITLibraryBuilder()
@@ -122,7 +144,7 @@ def compiler() -> _Compiler:
         return _compilers[0]
 
 
-def emitter() -> ObjectCompiler:
+def emitter() -> ObjectCompiler | PublicCompiler:
     """What compiles kernels in the calling thread."""
     return compiler().emitter()
 

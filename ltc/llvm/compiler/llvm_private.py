@@ -16,13 +16,19 @@ from types import ModuleType
 from typing import Any
 
 from ltc.debug import metrics
-from ltc.errors import InvalidGraph
+from ltc.errors import InvalidGraph, Unsupported
 
-_LONG = ("ParseAssembly", "TargetMachineEmitToMemory", "DisposeModule", "ContextDispose")
-_SHORT = (
-    "ContextCreate", "SetTarget", "SetDataLayout", "VerifyModule", "GetBufferStart",
-    "GetBufferSize", "DisposeMemoryBuffer", "DisposeString",
-)  # fmt: skip
+# By name, without LLVMPY_ in front: how many arguments it takes.
+_LONG = {
+    "ParseAssembly": 3,
+    "TargetMachineEmitToMemory": 4,
+    "DisposeModule": 1,
+    "ContextDispose": 1,
+}
+_SHORT = {
+    "ContextCreate": 0, "SetTarget": 2, "SetDataLayout": 2, "VerifyModule": 2, "GetBufferStart": 1,
+    "GetBufferSize": 1, "DisposeMemoryBuffer": 1, "DisposeString": 1,
+}  # fmt: skip
 _AS_OBJECT = 1  # rather than as text
 
 
@@ -35,7 +41,7 @@ class ObjectCompiler:
         triple   the kind of system
         machine  what makes code; nobody else uses it
         """
-        self._call, self._machine = _functions(llvm), machine
+        self._call, self._machine = functions_of(llvm), machine
         self._triple, self._layout = triple.encode(), str(machine.target_data).encode()
 
     def object_code(self, text: str) -> bytes:
@@ -89,14 +95,29 @@ class ObjectCompiler:
 
 
 @functools.cache
-def _functions(llvm: ModuleType) -> dict[str, Callable]:
-    """LLVM's functions by name, with the types that llvmlite knows of them."""
-    known = llvm.ffi.lib
-    free, holding = ctypes.CDLL(known._name), ctypes.PyDLL(known._name)
+def functions_of(llvm: ModuleType) -> dict[str, Callable]:
+    """LLVM's functions by name, with the types that llvmlite knows of them.
+
+    Raises Unsupported where this llvmlite lacks one, or hands it other arguments.
+    """
+    try:
+        known = llvm.ffi.lib
+        free, holding = ctypes.CDLL(known._name), ctypes.PyDLL(known._name)
+    except AttributeError as error:
+        raise Unsupported(f"llvmlite does not tell where its library is: {error}") from error
     found = {}
-    for names, library in ((_LONG, free), (_SHORT, holding)):
-        for name in names:
-            typed, function = getattr(known, f"LLVMPY_{name}"), library[f"LLVMPY_{name}"]
-            function.argtypes, function.restype = typed.argtypes, typed.restype
-            found[name] = function
+    for arguments, library in ((_LONG, free), (_SHORT, holding)):
+        for name, count in arguments.items():
+            found[name] = _typed(known, library, f"LLVMPY_{name}", count)
     return found
+
+
+def _typed(known: Any, library: ctypes.CDLL, name: str, count: int) -> Callable:
+    try:
+        typed, function = getattr(known, name), library[name]
+    except AttributeError as error:
+        raise Unsupported(f"llvmlite has no function {name}: {error}") from error
+    if typed.argtypes is not None and len(typed.argtypes) != count:
+        raise Unsupported(f"{name} takes {len(typed.argtypes)} arguments where {count} are known")
+    function.argtypes, function.restype = typed.argtypes, typed.restype
+    return function

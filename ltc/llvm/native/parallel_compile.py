@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.compiler.llvm_private import ObjectCompiler
+from ltc.llvm.compiler.public_compiler import PublicCompiler
 from ltc.llvm.native.runner import thread_count
 
 MOST_HELPERS = 7  # more would wait for one another: Python has a little to do for each kernel
@@ -84,7 +85,7 @@ class Compiling:
             return  # the system has no thread left, or Python is ending: `finished` does it all
         self._helpers.append(helper)
 
-    def _help(self, emitter: ObjectCompiler) -> None:
+    def _help(self, emitter: ObjectCompiler | PublicCompiler) -> None:
         while (job := self._next()) is not None:
             self._compile(emitter, *job)
 
@@ -102,7 +103,7 @@ class Compiling:
         self._running += 1
         return job
 
-    def _compile(self, emitter: ObjectCompiler, name: str, text: str) -> None:
+    def _compile(self, emitter: ObjectCompiler | PublicCompiler, name: str, text: str) -> None:
         code, error = None, None
         try:
             code = emitter.object_code(text)

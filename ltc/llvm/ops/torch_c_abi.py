@@ -24,6 +24,7 @@ from ltc.llvm.compiler import symbols
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.native.kernel_run import Fault
+from ltc.support.torch_private import schema_of_overload
 
 # c10::ScalarType, which the C functions number dtypes by.
 SCALAR_TYPES = {
@@ -81,7 +82,7 @@ class _Call:
         self.lines: list[str] = []
         self.globals: list[str] = []
         self.count = 0
-        schema = _overload(self.template.overload)._schema
+        schema = schema_of_overload(_overload(self.template.overload))
         if not all(str(r.type) == "Tensor" for r in schema.returns):
             raise _Refused
         if len(schema.returns) != len(node.type):

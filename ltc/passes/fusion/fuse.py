@@ -53,7 +53,7 @@ MOST_READS = 48  # buffers of one kernel
 LONGEST_REPEATED = 24  # nodes of a formula that every reader computes again: gelu's has ten
 MOST_COSTLY_REPEATED = 2  # functions among them: one takes as long as storing and loading
 SMALL_BESIDE = 8  # a value this many times smaller is no burden to read again
-# Buffers that an epilogue fills. A product walks its results in tiles, a few vectors of each row:
+# Buffers that an epilogue fills. A product stores its results in tiles, a few vectors of each row:
 # an update that reads and writes more in such bits takes longer than one that streams by itself.
 MOST_STORES_BEHIND = 2
 

@@ -18,7 +18,12 @@ from typing import Any
 
 import torch
 
-from ltc.backends.interface import BackendImplInterface, ObservedComputation, ShowsValues
+from ltc.backends.interface import (
+    BackendCapabilities,
+    BackendImplInterface,
+    ComputationCapabilities,
+    ObservedComputation,
+)  # fmt: skip
 from ltc.backends.plain_dispatch import Undisturbed
 from ltc.backends.verification.disturbance import Disturbance
 from ltc.backends.verification.double_precision import Formula
@@ -52,7 +57,9 @@ class VerifiedComputation:
     ):
         """`traced`: the graph that the computation was made of, before the passes."""
         self.upload, self.download = computation.upload, computation.download
-        self.wait, self.twins = computation.wait, getattr(computation, "twins", ())
+        self.wait = computation.wait
+        aliased = ComputationCapabilities.of(computation).aliased_outputs
+        self.capabilities = ComputationCapabilities(aliased)  # nothing runs ahead of its judgement
         self._computation, self._backend, self._device = computation, backend, device
         self._donated, self._formulas = donated, {}
         self._stages = [("tracing", traced)]
@@ -66,9 +73,9 @@ class VerifiedComputation:
         self._passes_are_right = False
 
     def _observable(self, graph: Graph, order: list[Node]) -> ObservedComputation:
-        shows = isinstance(self._backend, ShowsValues)
-        if shows and all(runs_on(self._backend, node) for node in order):
-            return self._backend.observed(graph, self._device, self._donated)
+        observed = BackendCapabilities.of(self._backend).observed
+        if observed is not None and all(runs_on(self._backend, node) for node in order):
+            return observed(graph, self._device, self._donated)
         return EveryNode(self._backend, graph, self._device)
 
     def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:

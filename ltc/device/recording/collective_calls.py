@@ -12,9 +12,9 @@ from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import state_of, wrap
 from ltc.device.recording.user_line import user_line
-from ltc.device.torch_api import plain_functions
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
+from ltc.support.torch_private import plain_functions
 
 START, WAIT = "ltc::collective_start", "ltc::collective_wait"
 

@@ -1,103 +1,32 @@
-"""Every private name of torch that ltc leans on, in one place, each with what it is used for.
+"""The device type that torch is given: tensors without memory, and answers to what C++ asks.
 
-A name that this torch lacks is reported once, here, by `require()`, together with the versions
-that have it; no other module of ltc spells a private torch name that can disappear.
+The private names that it is made of are in ltc/support/torch_private.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import re
 import threading
-import types
 
 import torch
 
-DEVICE_TYPE = "ltc"
-OLDEST, NEWEST = (2, 10), (2, 16)
+from ltc.support.torch_private import (
+    DEVICE_TYPE,
+    NEWEST,
+    OLDEST,
+    PRIVATE_USE_1,
+    PrivateUse1DeviceGuard,
+    PrivateUse1Hooks,
+    create_empty_tensor,
+    from_dlpack,
+    register_device_guard,
+    register_device_module,
+    register_hooks,
+    reinterpret_tensor,
+)
 
 storage_of = torch.Tensor.untyped_storage  # its Python object lives as long as the C++ storage
-is_view_replay_enabled = torch._C._is_view_replay_enabled
-set_view_replay_enabled = torch._C._set_view_replay_enabled
-is_multithreading_enabled = torch._C._is_multithreading_enabled
-set_multithreading_enabled = torch._C._set_multithreading_enabled
-has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-all_overload_names = torch._C._dispatch_get_all_op_names
-storage_from_pointer = torch._C._construct_storage_from_data_pointer
-exclude_dispatch_keys = torch._C._ExcludeDispatchKeyGuard
-Generator = torch._C.Generator
-plain_functions = torch._C.DisableTorchFunction  # a default device or a user's mode is not for us
-graph_task = torch._C._current_graph_task_id  # -1 outside a backward
-StorageBase = torch._C.StorageBase
-TensorBase = torch._C.TensorBase
-library_for_a_while = torch.library._scoped_library
-RecursiveScriptModule = torch.jit._script.RecursiveScriptModule
-OpOverload = torch._ops.OpOverload
-below_autograd = torch._C._AutoDispatchBelowAutograd
-is_transformed = torch._C._are_functorch_transforms_active
-AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-
-
-_dynamo = torch._C._dynamo.eval_frame
-_LEFT_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
-
-
-def leave_to_python(code: types.CodeType) -> None:
-    """Let torch.compile trace no frame of this code, nor any frame below one."""
-    _dynamo.set_code_exec_strategy(code, _LEFT_ALONE)
-
-
-def never_inline(package: str) -> None:
-    """Let torch.compile end its graph where the user's code calls a function of this package."""
-    torch._dynamo.trace_rules.add(package)
-
-
-def is_forward_mode() -> bool:
-    """Whether tensors may carry tangents."""
-    return torch.autograd.forward_ad._current_level >= 0
-
-
-def has_own_dispatch(tensor: torch.Tensor) -> bool:
-    """Whether its class handles overloads itself, as DTensor does."""
-    own = type(tensor).__torch_dispatch__
-    return own is not torch._C._disabled_torch_dispatch_impl
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-
-
-def require() -> None:
-    """Raise ImportError where this torch is too old, too new to be known, or already taken."""
-    version = _version()
-    if version < OLDEST:
-        raise ImportError(
-            f"ltc needs torch >= {OLDEST[0]}.{OLDEST[1]}: torch {torch.__version__} cannot host a "
-            f"device written in Python. Install a newer one: pip install 'torch==2.13.*'."
-        )
-    taken = torch._C._get_privateuse1_backend_name()
-    if taken not in ("privateuseone", DEVICE_TYPE):
-        raise ImportError(
-            f"torch has one slot for an outside device and {taken!r} holds it in this process. "
-            f"Import ltc in a process that does not import that backend."
-        )
-    missing = [name for name in ("_acc", "_from_dlpack") if not hasattr(torch._C, name)]
-    if missing:
-        raise ImportError(
-            f"torch {torch.__version__} lacks {', '.join('torch._C.' + n for n in missing)}, on "
-            f"which ltc's device is built. Versions {OLDEST[0]}.{OLDEST[1]} up to (without) "
-            f"{NEWEST[0]}.{NEWEST[1]} have them."
-        )
-
-
-require()
-create_empty_tensor = torch._C._acc.create_empty_tensor
-_reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
-_from_dlpack = torch._C._from_dlpack
-exchange_contents = torch._C._swap_tensor_impl  # of two tensors; the Python objects stay
-PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
-
 
 # --- tensors of device index >= 1 -------------------------------------------------------------
 # create_empty_tensor makes tensors of index 0 only; a DLPack capsule may carry any index, and
@@ -188,15 +117,15 @@ def empty_tensor(shape, dtype: torch.dtype, index: int) -> torch.Tensor:
     if index == 0:
         return create_empty_tensor(shape, dtype)
     prototype = _prototypes.get((index, dtype)) or _prototype(index, dtype)
-    seed = _from_dlpack(_new_capsule(prototype[0], b"dltensor", None))
+    seed = from_dlpack(_new_capsule(prototype[0], b"dltensor", None))
     # from torch 2.15 on it takes plain tuples alone: no list, no torch.Size
-    return _reinterpret_tensor(seed, tuple(shape), contiguous_strides(shape), 0)
+    return reinterpret_tensor(seed, tuple(shape), contiguous_strides(shape), 0)
 
 
 # --- what C++ asks of a device ----------------------------------------------------------------
 
 
-class Hooks(torch._C._acc.PrivateUse1Hooks):
+class Hooks(PrivateUse1Hooks):
     """Answers of the accelerator hooks; without them the autograd engine refuses to run."""
 
     def is_available(self) -> bool:
@@ -217,7 +146,7 @@ _stash = _Stash()
 _next_type = itertools.repeat(PRIVATE_USE_1).__next__
 
 
-class DeviceGuard(torch._C._acc.DeviceGuard):
+class DeviceGuard(PrivateUse1DeviceGuard):
     """The device guard.
 
     C++ calls `type_` (noexcept) while it unwinds an exception raised by a Python hook of a
@@ -249,10 +178,10 @@ def register_device(module) -> None:
     torch.ones(1, requires_grad=True).sum().backward()
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend()
-    torch._register_device_module(DEVICE_TYPE, module)
+    register_device_module(DEVICE_TYPE, module)
     register_device.kept = (Hooks(), DeviceGuard())  # C++ holds plain pointers to them
-    torch._C._acc.register_python_privateuseone_hook(register_device.kept[0])
-    torch._C._acc.register_python_privateuseone_device_guard(register_device.kept[1])
+    register_hooks(register_device.kept[0])
+    register_device_guard(register_device.kept[1])
 
 
 def self_test() -> None:

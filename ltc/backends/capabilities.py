@@ -1,0 +1,173 @@
+"""What a backend and its programs may offer besides what they must: one typed object of each.
+
+A field that is left out is a thing that cannot be done: ltc then goes another way, which gives the
+same values.  A backend, and a Computation, have the object in their attribute `capabilities`; of
+one without, members of the fields' names count as its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
+
+import torch
+
+from ltc.ir.graph import Graph, Origin
+from ltc.ir.node import Node
+
+
+class _Capabilities:
+    @classmethod
+    def of(cls, holder: Any) -> Self:
+        """What a backend or a computation can do besides."""
+        declared = getattr(holder, "capabilities", None)
+        if declared is not None:
+            return declared
+        named = {field.name: getattr(holder, field.name, None) for field in fields(cls)}
+        return cls(**{name: found for name, found in named.items() if found is not None})
+
+
+@dataclass(frozen=True)
+class ComputationCapabilities(_Capabilities):
+    """What one program can do besides.
+
+    aliased_outputs  positions of outputs that lie in the same memory: groups of two or more. None
+                     of a group is written over as long as another of it is left
+    prepared         (buffers, scalars, queue, lent) -> Launch or None: `launch` as far as Python is
+                     needed for it; None where this program cannot be queued now.
+                     lent: output position -> a buffer of its type that may become this output: what
+                     a launch before it in the queue leaves there is read by nobody
+    text             the program in the backend's own words, for LTC_SAVE_TENSORS_FMT=backend
+    """
+
+    aliased_outputs: tuple[tuple[int, ...], ...] = ()
+    prepared: (
+        Callable[[list[Any], list[Any], LaunchQueue, Mapping[int, Any]], Launch | None] | None
+    ) = None
+    text: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True)
+class BackendCapabilities(_Capabilities):
+    """What a backend can do besides.
+
+    queue            a LaunchQueue for one device, or None where there can be none: launches that
+                     run without Python, given ahead
+    leave_processor  (until): programs leave one processor to the thread that records, at the latest
+                     until then, in nanoseconds as time.monotonic_ns() counts them; 0: they may use
+                     all again
+    programs         keeps programs that outlive the process
+    observed         (graph, device, donated): the same program as `compile` makes of the graph, for
+                     LTC_VERIFY, which judges what its kernels leave for one another. A backend
+                     without is judged by programs that give every value
+    stages           names of its own stages, in order, which LTC_DUMP and ltc.debug.graphs take
+    explain          (graph) -> (stage, text) for each of them, made only as far as it is asked for
+    """
+
+    queue: Callable[[], LaunchQueue | None] | None = None
+    leave_processor: Callable[[int], None] | None = None
+    programs: KeepsPrograms | None = None
+    observed: Callable[[Graph, int, frozenset[int]], ObservedComputation] | None = None
+    stages: tuple[str, ...] = ()
+    explain: Callable[[Graph], Iterator[tuple[str, str]]] | None = None
+
+
+class Launch(Protocol):
+    """A launch that runs without Python, once a LaunchQueue comes to it.
+
+    outputs  one buffer for each output: it may be there before the launch, to be filled by it
+    """
+
+    outputs: list[Any]
+
+    def end(self) -> None:
+        """It is over, or will not run: what it alone needed may go."""
+
+    def error(self, failed: int) -> Exception:
+        """What went wrong where `LaunchQueue.failed_call` gives that number; as in `launch`."""
+
+
+class LaunchQueue(Protocol):
+    """Launches that one thread runs in order; each has a number, counted from 1.
+
+    given        the number of the last
+    done         the number of the last that ended well
+    has_stopped  whether one has failed: none after it runs before `restart`
+    """
+
+    given: int
+    done: int
+    has_stopped: bool
+
+    def give(self, launch: Launch) -> int:
+        """Have it run after all before; its number, or 0 where the queue takes none now."""
+
+    def serve(self) -> bool:
+        """Run what is given until called back, or until a launch fails: then True."""
+
+    def call_back(self) -> None:
+        """Let `serve` return once everything given is done."""
+
+    def go_on(self) -> None:
+        """`serve` may stay again."""
+
+    def restart(self) -> None:
+        """After a failure: what was given counts as done."""
+
+    def rest(self) -> None:
+        """Nothing is given that is not done: memory for launches may go."""
+
+    def sleep_until_done(self, number: int) -> None:
+        """Sleep while that launch is not done; may return early."""
+
+    def nanoseconds(self, number: int) -> int:
+        """How long a launch took that is done."""
+
+    def failed_call(self, number: int) -> int:
+        """What `Launch.error` of the launch that failed is to be given."""
+
+    def leave_processor_after_next(self, nanoseconds: int) -> None:
+        """Once the next launch is over, leave one processor to others for so long."""
+
+
+class KeepsPrograms(Protocol):
+    """Programs on disk.
+
+    A key names what is computed, equal in every process; of which version of itself, and for
+    which machine, the backend adds.
+    """
+
+    def remember(self, key: str, computation: Any) -> None:
+        """Keep a program that `compile` gave."""
+
+    def recall(self, key: str, origin_of: Callable[[int], Origin]) -> Any | None:
+        """The Computation of that key, if it was kept.
+
+        origin_of  where the call at a position of the recording comes from, for errors
+        """
+
+
+class Observer(Protocol):
+    """Whom an observed launch tells what it does; values are CPU tensors, which it copies."""
+
+    def reads(self, node: Node, value: torch.Tensor) -> None:
+        """What is about to run finds this where the node's value is."""
+
+    def makes(self, values: Mapping[Node, Any], is_reference: bool) -> None:
+        """What ran has left these values, as the memory holds them.
+
+        is_reference  whether the reference backend has computed them
+        """
+
+
+class ObservedComputation(Protocol):
+    """A graph compiled as usual, for launches that are looked at.
+
+    stages  (name, graph) after each of the backend's own passes: it observes nodes of the last
+    """
+
+    stages: Sequence[tuple[str, Graph]]
+
+    def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
+        """As Computation.launch, kernel by kernel."""

@@ -1,0 +1,44 @@
+"""A text to machine code by llvmlite's public functions alone, one thread after the other."""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+from typing import Any
+
+from ltc.debug import metrics
+from ltc.errors import InvalidGraph
+
+
+class PublicCompiler:
+    """Compiles as `ObjectCompiler` of llvm_private.py does, whose place it takes."""
+
+    def __init__(self, llvm: ModuleType, triple: str, machine: Any):
+        """
+        llvm     llvmlite.binding
+        triple   the kind of system
+        machine  what makes code; nobody else uses it
+        """
+        self._llvm, self._triple, self._machine = llvm, triple, machine
+
+    def object_code(self, text: str) -> bytes:
+        """The machine code of a module in LLVM's text form; raises InvalidGraph as `parsed`."""
+        started = time.perf_counter_ns()
+        code = self._machine.emit_object(parsed(self._llvm, text, self._triple, self._machine))
+        metrics.count("llvm.compiled")
+        metrics.count("llvm.compiled_in_turn")
+        metrics.record("llvm.CompileTime", time.perf_counter_ns() - started, "time")
+        return code
+
+
+def parsed(llvm: ModuleType, text: str, triple: str, machine: Any) -> Any:
+    """The module that a text defines; raises InvalidGraph with LLVM's message where it is wrong."""
+    try:
+        # A context of its own: beside another thread's module in the same one it would break.
+        module = llvm.parse_assembly(text, llvm.create_context())
+        module.triple = triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise InvalidGraph(f"LLVM refuses a generated kernel: {error}\n{text}") from None
+    return module

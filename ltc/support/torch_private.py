@@ -1,0 +1,251 @@
+"""Every private name of torch that ltc leans on, in one place, each with what it is used for.
+
+A name that this torch lacks is told here, once, when ltc is imported, together with the versions
+that have it.  No other module spells one; a test looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+
+DEVICE_TYPE = "ltc"
+OLDEST, NEWEST = (2, 10), (2, 16)
+
+
+def require() -> None:
+    """Raise ImportError where this torch is too old to be known, or already taken."""
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < OLDEST:
+        raise ImportError(
+            f"ltc needs torch >= {_text(OLDEST)}: torch {torch.__version__} cannot host a "
+            f"device written in Python. Install a newer one: pip install 'torch==2.13.*'."
+        )
+    taken = _named("torch._C", "_get_privateuse1_backend_name")()
+    if taken not in ("privateuseone", DEVICE_TYPE):
+        raise ImportError(
+            f"torch has one slot for an outside device and {taken!r} holds it in this process. "
+            f"Import ltc in a process that does not import that backend."
+        )
+
+
+def _text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _named(module: str, name: str) -> Any:
+    """What a module of torch calls so; raises ImportError where this torch has none."""
+    try:
+        return resolve_name(f"{module}:{name}")
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"torch {torch.__version__} lacks {module}.{name}, which ltc is built on. Use a "
+            f"torch from {_text(OLDEST)} up to (without) {_text(NEWEST)}."
+        ) from error
+
+
+class Replaceable:
+    """A private function of torch in whose place ltc puts one that knows lazy tensors."""
+
+    def __init__(self, module: str, name: str, *, also_in: str = "") -> None:
+        """
+        module, name  of the module, and of the function there, with its class where it is in one
+        also_in       another module that has imported it
+        """
+        _named(module, name)
+        holder, _, self._name = name.rpartition(".")
+        self._holders = [_named(module, holder) if holder else import_module(module)]
+        if also_in:
+            self._holders.append(import_module(also_in))
+
+    @property
+    def current(self) -> Callable[..., Any]:
+        """What is there now: torch's own, or what was put in its place."""
+        return getattr(self._holders[0], self._name)
+
+    def replace(self, function: Callable[..., Any]) -> None:
+        for holder in self._holders:
+            setattr(holder, self._name, function)
+
+
+require()
+
+# --- what a device is made of
+
+PrivateUse1Hooks = _named("torch._C", "_acc.PrivateUse1Hooks")
+PrivateUse1DeviceGuard = _named("torch._C", "_acc.DeviceGuard")
+register_hooks = _named("torch._C", "_acc.register_python_privateuseone_hook")
+register_device_guard = _named("torch._C", "_acc.register_python_privateuseone_device_guard")
+register_device_module = _named("torch", "_register_device_module")
+PRIVATE_USE_1 = _named("torch._C", "_autograd.DeviceType.PrivateUse1")
+create_empty_tensor = _named("torch._C", "_acc.create_empty_tensor")
+reinterpret_tensor = _named("torch._C", "_dynamo.guards._reinterpret_tensor")
+from_dlpack = _named("torch._C", "_from_dlpack")
+
+# --- dispatch
+
+OpOverload = _named("torch._ops", "OpOverload")
+DispatchKey = _named("torch._C", "DispatchKey")
+DispatchKeySet = _named("torch._C", "DispatchKeySet")
+AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastPrivateUse1)
+has_kernel = _named("torch._C", "_dispatch_has_kernel_for_dispatch_key")
+all_overload_names = _named("torch._C", "_dispatch_get_all_op_names")
+schema_named = _named(
+    "torch._C", "_get_schema"
+)  # (name, overload); RuntimeError where there is none
+schema_of_overload = operator.attrgetter("_schema")
+exclude_dispatch_keys = _named("torch._C", "_ExcludeDispatchKeyGuard")
+force_dispatch_keys = _named("torch._C", "_ForceDispatchKeyGuard")
+below_autograd = _named("torch._C", "_AutoDispatchBelowAutograd")
+function_mode_depth = _named("torch._C", "_len_torch_function_stack")
+plain_functions = _named("torch._C", "DisableTorchFunction")  # no default device, no user's mode
+is_transformed = _named("torch._C", "_are_functorch_transforms_active")
+library_for_a_while = _named("torch.library", "_scoped_library")
+_default_dispatch = _named("torch._C", "_disabled_torch_dispatch_impl")
+_forward_mode = _named("torch.autograd", "forward_ad")
+
+
+def is_forward_mode() -> bool:
+    """Whether tensors may carry tangents."""
+    return _forward_mode._current_level >= 0
+
+
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether its class handles overloads itself, as DTensor does."""
+    return type(tensor).__torch_dispatch__ is not _default_dispatch
+
+
+# --- autograd
+
+is_view_replay_enabled = _named("torch._C", "_is_view_replay_enabled")
+set_view_replay_enabled = _named("torch._C", "_set_view_replay_enabled")
+is_multithreading_enabled = _named("torch._C", "_is_multithreading_enabled")
+set_multithreading_enabled = _named("torch._C", "_set_multithreading_enabled")
+graph_task = _named("torch._C", "_current_graph_task_id")  # -1 outside a backward
+CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
+RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
+
+# --- tensors and storages
+
+Generator = _named("torch._C", "Generator")
+StorageBase = _named("torch._C", "StorageBase")
+TensorBase = _named("torch._C", "TensorBase")
+TENSOR_CLASSES = _named("torch", "_tensor_classes")
+storage_from_pointer = _named("torch._C", "_construct_storage_from_data_pointer")
+untyped_part = operator.attrgetter("_untyped_storage")  # of a typed storage
+element_bytes = operator.methodcaller("_element_size")
+storage_identity = operator.attrgetter("_cdata")
+exchange_contents = _named(
+    "torch._C", "_swap_tensor_impl"
+)  # of two tensors; the Python objects stay
+# In less than half the time of torch.empty, where this torch has it.
+empty_strided_cpu = getattr(_named("torch._C", "_dynamo.guards"), "_empty_strided_cpu", None)
+foreach_mul = _named("torch", "_foreach_mul")
+foreach_copy_ = _named("torch", "_foreach_copy_")
+dtypes_without_typed_storage = _named("torch.storage", "_new_dtypes")
+rebuild_tensor = _named("torch._utils", "_rebuild_tensor_v2")
+rebuild_tensor_with_dtype = _named("torch._utils", "_rebuild_tensor_v3")
+IS_ASSIGNABLE = Replaceable("torch", "_has_compatible_shallow_copy_type")
+HAS_STORAGE = Replaceable("torch._C", "_has_storage")
+REDUCE_TENSOR = Replaceable("torch", "Tensor._reduce_ex_internal")
+TYPED_STORAGE_SIZE = Replaceable("torch", "TypedStorage._size")
+TENSOR_TEXT = Replaceable("torch._tensor_str", "_tensor_str")
+DEFAULT_DTYPE_SETTERS = (
+    Replaceable("torch._C", "_set_default_dtype"),
+    Replaceable("torch._C", "_set_default_tensor_type"),
+)
+
+
+def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    """The storage as one of that dtype, which torch.save asks for."""
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+# --- modules and loaders
+
+RecursiveScriptModule = _named("torch.jit", "_script.RecursiveScriptModule")
+MODULE_APPLY = Replaceable("torch.nn", "Module._apply")
+own_parameters = operator.attrgetter("_parameters")  # of a module: name -> parameter, itself
+own_buffers = operator.attrgetter("_buffers")
+
+
+def end_workers(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, unless they are to stay for the next epoch.
+
+    Its `__del__` would: but where an error keeps it alive that runs in a garbage collection, which
+    may have taken its queues first, and then waits 5 s for each worker.
+    """
+    if not getattr(iterator, "_persistent_workers", True):
+        getattr(iterator, "_shutdown_workers", lambda: None)()
+
+
+# --- what is asked of kernels without running them
+
+FakeTensorMode = _named("torch._subclasses.fake_tensor", "FakeTensorMode")
+DataDependentOutputException = _named(
+    "torch._subclasses.fake_tensor", "DataDependentOutputException"
+)
+DynamicOutputShapeException = _named("torch._subclasses.fake_tensor", "DynamicOutputShapeException")
+fake_tensor_log = logging.getLogger(FakeTensorMode.__module__)
+
+# --- torch.compile
+
+_dynamo = _named("torch._C", "_dynamo.eval_frame")
+_LEFT_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
+
+
+def leave_to_python(code: types.CodeType) -> None:
+    """Let torch.compile trace no frame of this code, nor any frame below one."""
+    _dynamo.set_code_exec_strategy(code, _LEFT_ALONE)
+
+
+def never_inline(package: str) -> None:
+    """Let torch.compile end its graph where the user's code calls a function of this package."""
+    torch._dynamo.trace_rules.add(package)
+
+
+def is_compiler_imported() -> bool:
+    """Whether something may be compiled already."""
+    return "torch._dynamo" in sys.modules
+
+
+# --- torch.distributed
+
+ProcessGroup = _named("torch._C._distributed_c10d", "ProcessGroup")
+Work = _named("torch._C._distributed_c10d", "Work")
+work_from_future = _named("torch._C._distributed_c10d", "_create_work_from_future")
+resolve_process_group = _named("torch.distributed.distributed_c10d", "_resolve_process_group")
+default_store = _named("torch.distributed.distributed_c10d", "_get_default_store")
+SPLIT_SOURCE = Replaceable("torch.distributed.distributed_c10d", "_get_split_source")
+SET_STATIC_GRAPH = Replaceable("torch.nn.parallel", "DistributedDataParallel._set_static_graph")
+REBUILD_BUCKETS = Replaceable("torch.distributed", "Reducer._rebuild_buckets")
+group_devices = operator.attrgetter("_device_types")  # of a process group: what it serves
+
+
+def backend_of_group(group: Any, kind: str) -> Any:
+    """What moves the tensors of that kind of device."""
+    return group._get_backend(torch.device(kind))
+
+
+def add_backend_to_group(group: Any, kind: str, backend: Any) -> None:
+    """Let it move the tensors of that kind of device too."""
+    group._register_backend(torch.device(kind), ProcessGroup.BackendType.CUSTOM, backend)
+
+
+def gather_flat(backend: Any, result: torch.Tensor, part: torch.Tensor) -> Any:
+    """The Work that fills `result` with every rank's part, one behind the other."""
+    return backend._allgather_base(result, part)
+
+
+def reduce_scatter_flat(backend: Any, result: torch.Tensor, whole: torch.Tensor, how: Any) -> Any:
+    """The Work that fills `result` with this rank's part of the sum."""
+    return backend._reduce_scatter_base(result, whole, how)
