@@ -54,7 +54,18 @@ LAYERS = [
         "amp",
         "distributed",
     ],
-    ["core.lazy_model", "core.functions", "debug.graphs", "utils.utils", "", "compat"],
+    [
+        "core.devices",
+        "core.replicas",
+        "core.training",
+        "core.exchanges",
+        "core.lazy_model",
+        "core.functions",
+        "debug.graphs",
+        "utils.utils",
+        "",
+        "compat",
+    ],
 ]
 SIBLINGS = 2  # the layer of which no entry imports another
 PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "support", "utils"}
