@@ -233,3 +233,10 @@ def test_the_wheel_has_every_package():
     here = {"ltc" + (f".{m}" if m else "") for m, p in MODULES.items() if p.name == "__init__.py"}
     here = {name for name in here if not name.startswith("ltc.compat")}
     assert set(settings["packages"]) == here | {"lazy_tensor_core"}
+
+
+def test_the_table_of_layers_names_every_folder():
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in FILES if path.name == "__init__.py"}
+    packages -= {"ltc", "lazy_tensor_core", "debug"}  # of debug it names the files: they lie apart
+    assert {name for name in packages if f"`{name}/`" not in table} == set()
