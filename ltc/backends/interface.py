@@ -26,6 +26,7 @@ __all__ = [
     "DeviceInfo",
     "LoweringContext",
     "NodeLowering",
+    "OneShotSums",
     "Target",
 ]
 
@@ -184,6 +185,26 @@ class LeavesProcessors(Protocol):
 
         until  when that ends at the latest, nanoseconds as time.monotonic_ns() counts them
         """
+
+
+@dataclass(frozen=True, eq=False)
+class OneShotSums:
+    """What a backend may offer besides, as its attribute `one_shot_sums`; None where it cannot.
+
+    Its programs lay operands of sums where the other replicas of the host see them, and add what
+    these have laid: see passes/one_shot_all_reduce.py. Of other sums, messages are sent.
+
+    dtypes        of what it adds
+    most_members  of a sum: each of them reads everyone's operand
+    """
+
+    dtypes: frozenset[torch.dtype]
+    most_members: int
+
+
+def one_shot_sums_of(backend: BackendImplInterface) -> OneShotSums | None:
+    """The sums that the backend's programs add themselves."""
+    return getattr(backend, "one_shot_sums", None)
 
 
 @runtime_checkable

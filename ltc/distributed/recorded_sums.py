@@ -12,17 +12,14 @@ from collections.abc import Sequence
 
 import torch
 
+from ltc.backends.interface import one_shot_sums_of
 from ltc.device.recording import sync
 from ltc.device.recording.collective import record
 from ltc.device.recording.tensors import state_of
 from ltc.distributed.transport import session as sessions
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm.ops.one_shot_sync import is_possible
-
-# A sum of few is added up by everyone: each more is one more operand to read for all of them.
-MOST_SHARERS = 4
-ADDED_IN_PLACE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+from ltc.runtime.transfers import backend
 
 
 def exchange(collective: Collective, tensors, types) -> list[torch.Tensor]:
@@ -60,16 +57,11 @@ def _place_of(tensors, types: list[TensorType], groups: tuple, bucket: int) -> t
     session = sessions.current()
     if session is None or session.shelf is None:
         return -1, 0
-    members = len(groups[0]) if groups else session.replicas
-    if members > MOST_SHARERS:
-        return -1, 0
-    if not is_possible() or any(t.size == 0 or t.dtype not in ADDED_IN_PLACE for t in types):
-        return -1, 0
-    slot = session.shelf.slot_for(groups, types, bucket)
+    slot = session.shelf.slot_for(one_shot_sums_of(backend()), groups, types, bucket)
     if slot < 0:
         return -1, 0
     recorder = state_of(tensors[0]).device.recorder()
     if session.shelf.is_full(slot, (recorder, recorder.walks)):
         sync.start_collectives()  # what is recorded so far becomes a program of its own
         session.shelf.is_full(slot, (recorder, recorder.walks))
-    return slot, members
+    return slot, len(groups[0]) if groups else session.replicas

@@ -240,3 +240,11 @@ def test_the_table_of_layers_names_every_folder():
     packages = {path.parent.name for path in FILES if path.name == "__init__.py"}
     packages -= {"ltc", "lazy_tensor_core", "debug"}  # of debug it names the files: they lie apart
     assert {name for name in packages if f"`{name}/`" not in table} == set()
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("distributed")])
+def test_replicas_ask_the_backend_what_it_can_add(module):
+    """What a sum's operands look like in shared memory stands in ltc/ir, for both sides."""
+    native = ("llvm", "backends.llvm")
+    targets = {target for _, target in imports_of(MODULES[module])}
+    assert not [t for t in targets for name in native if t == name or t.startswith(f"{name}.")]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import torch
+
 from ltc import config
 from ltc.backends.eager import LOWERING
-from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.interface import DeviceInfo, NodeLowering, OneShotSums, Target
 from ltc.backends.llvm import saved_program
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
@@ -20,6 +22,7 @@ from ltc.backends.llvm.plan import plan_of, stepped_plan_of
 from ltc.ir.graph import Graph, Origin
 from ltc.llvm.native.kernel_cache import Loading, load
 from ltc.llvm.ops.dispatch import can_multiply, prefers_channels_last
+from ltc.llvm.ops.one_shot_sync import is_possible
 from ltc.passes import pipeline
 from ltc.passes.layout.attention_order import order_attention
 from ltc.passes.layout.channels_last import channels_last
@@ -54,6 +57,12 @@ def prepared(graph: Graph) -> Graph:
     return pipeline.run(graph, PASSES)
 
 
+# A sum of few is added up by everyone: each more is one more operand to read for all of them.
+ONE_SHOT_SUMS = OneShotSums(
+    dtypes=frozenset({torch.float32, torch.float64, torch.int32, torch.int64}), most_members=4
+)
+
+
 class LlvmBackend:
     """Compiles graphs for this machine's CPU."""
 
@@ -64,6 +73,7 @@ class LlvmBackend:
     def __init__(self) -> None:
         # Every op runs: what has no kernel goes through the reference.
         self.lowering = NodeLowering(LOWERING.table)
+        self.one_shot_sums = ONE_SHOT_SUMS if is_possible() else None
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

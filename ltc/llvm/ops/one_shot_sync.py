@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ltc.ir import ops
 from ltc.ir.loop_nest import Product
+from ltc.ir.meeting import HEAD_BYTES
 from ltc.ir.node import Node
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
 from ltc.llvm.emit.kernel_code import KernelCode
@@ -21,7 +22,6 @@ from ltc.llvm.native import thread_pool
 from ltc.llvm.native.kernel_run import Fault
 
 NUMBER, WORD, COUNTER, OWN, MEMBERS = range(5)  # places among the words
-WORD_BYTES = 64  # before the operands: a line of its own
 SPINS = 1000  # looks at a counter before the wait goes on in Python: about 15 us
 
 
@@ -112,7 +112,7 @@ def publish_codes(product: Product) -> list[KernelCode]:
         _PUBLISH,
         entry_text("kernel", 2),
         FUTEX=thread_pool.FUTEX[platform.machine()],
-        HEAD=WORD_BYTES,
+        HEAD=HEAD_BYTES,
     )
     return [KernelCode(text, (Words(product.node), product.node), 1)]
 
@@ -128,7 +128,7 @@ def wait_codes(product: Product) -> list[KernelCode]:
         PAUSE_DECLARED=declared,
         PAUSE=pause,
         SPINS=SPINS,
-        HEAD=WORD_BYTES,
+        HEAD=HEAD_BYTES,
         MEMBERS=MEMBERS,
     )
     fault = Fault(product.node, "RuntimeError", "other replicas are late")
