@@ -89,7 +89,7 @@ class Entry:
 END: Any = None  # compared with every key, equal to none
 END = Entry(None, None, None)
 END.next = END.follow = END
-STOPPED = Entry(None, None, None)  # at the cursor while another thread ends the walk: see step.py
+STOPPED = Entry(None, None, None)  # at the cursor while another thread ends the walk: see sync.py
 
 
 def _bytes_of(call: Call) -> int:
