@@ -1,13 +1,13 @@
-"""Memory in which the replicas of a host lay what they add up side by side: see passes/one_shot_all_reduce.py.
+"""Symmetric memory for one-shot sums over the replicas of a host: see passes/one_shot_all_reduce.py.
 
-Each replica has a shelf that all of them see.  For each kind of sum (its groups and types) there is
-a slot, at the same place of every shelf: slots are given in the order in which the kinds are first
-recorded, which is the same everywhere.  A slot holds several sums, in turn, so that a replica lays
-the next one while others still read the last.
+Each replica has a *shelf*, a piece of memory that all of them see.  Each kind of sum (its groups and
+types) has a *slot*, at the same offset of every shelf: slots are given in the order in which the kinds
+are first recorded, which is the same everywhere.  A slot has room for several sums, its *turns*, which
+are used one after another: a replica writes the next operand while others still read the last one.
 
-Nobody waits in a circle for a turn to be free again.  A program has at most half a slot's turns, so
-whoever still reads what lay there runs a program that needs no sum of this kind's later half, and
-the one that waits has published all before it: its own programs run in order.
+Waiting for a free turn cannot deadlock.  A program uses at most half of a slot's turns.  So a turn
+that is not yet free is read by an earlier program of another replica.  The replica that waits has
+run its own earlier programs, in order, and published all their sums: the other needs no more of it.
 """
 
 from __future__ import annotations

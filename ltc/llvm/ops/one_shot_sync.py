@@ -1,10 +1,12 @@
-"""Meetings of replicas inside a program: saying that one's operands lie there, waiting for others'.
+"""The two kernels of a one-shot sum: one says that this replica's operands are there, one waits.
 
-The words of a meeting stand in the launch's frame, written by whoever begins the launch:
-- the number of the meeting, which everyone counts alike, and the word that all members must have
-- addresses of this replica's counter, and of where it lays its operands
-- for each member the address of its counter, then for each that of where its operands lie
-What a replica says is the number, in its counter; the word stands before its operands.
+A replica writes its operands into its own part of symmetric memory, with a hash of what it is doing
+before them, and then the number of the sum into its counter.  Each replica counts its sums, so all
+have the same number; a member with another hash is at another sum, which is an error.  What the
+kernels need stands in the launch's frame, as words:
+- the number of the sum, and the hash
+- the addresses of this replica's counter and of its operands
+- the addresses of all members' counters, then those of all members' operands
 """
 
 from __future__ import annotations
