@@ -21,10 +21,10 @@ try:
     from ltc.distributed import process_group as _process_group
     from ltc.distributed.lazy_multiprocessing import launch
     from ltc.runtime.physical_dtype import physical as _physical
+    from ltc.support.version import VERSION as __version__
     from ltc.tracebacks import entrance as _entrance
     from ltc.tracebacks import make_entrances as _make_entrances
     from ltc.utils import steps as _steps
-    from ltc.support.version import VERSION as __version__
 finally:
     if _collects:
         gc.enable()
@@ -48,6 +48,9 @@ class _CallableModule(types.ModuleType):
         """The thread's current device, or device `index`, which becomes the current one.
 
         Raises IndexError where there is no such device.
+
+        >>> ltc.device(0)
+        device(type='ltc', index=0)
         """
         if index is not None:
             if not 0 <= index < len(_all_devices()):
@@ -61,17 +64,33 @@ device.__class__ = _CallableModule
 
 
 def devices() -> list[torch.device]:
-    """Every ltc device of this process."""
+    """Every ltc device of this process, in the order of their indices.
+
+    >>> ltc.devices()[0]
+    device(type='ltc', index=0)
+    """
     return [one.torch_device for one in _all_devices()]
 
 
 def device_count() -> int:
-    """Devices of this process: LTC_NUM_DEVICES."""
+    """How many devices this process has: LTC_NUM_DEVICES, as it was before the first use.
+
+    >>> ltc.device_count() == len(ltc.devices())
+    True
+    """
     return len(_all_devices())
 
 
 def sync(wait: bool = False) -> None:
-    """End a step on the thread's current device; see ltc.core.lazy_model.mark_step."""
+    """End a step on the thread's current device: what is recorded becomes a program and is started.
+
+    wait  return only when it has run
+
+    The same as `ltm.mark_step`. Raises the error of a step that failed since the last mark.
+
+    >>> x = torch.ones(3, device="ltc") + 1
+    >>> ltc.sync(wait=True)
+    """
     _steps.mark(wait=wait)
 
 
@@ -80,7 +99,13 @@ def sync(wait: bool = False) -> None:
 def step():
     """`with ltc.step():` is one step: what was pending before is run first, the rest at the end.
 
-    The end is marked where the block raises, too.
+    The end is marked where the block raises, too. Raises the error of a step that failed since the
+    last mark.
+
+    >>> with ltc.step():
+    ...     x = torch.ones(2, device="ltc") * 3
+    >>> x.tolist()
+    [3.0, 3.0]
     """
     sync()
     try:
@@ -90,12 +115,27 @@ def step():
 
 
 def physical_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype that the tensor has in memory: under LTC_USE_BF16, narrower than `tensor.dtype`."""
+    """The dtype that the tensor has in memory: under LTC_USE_BF16, narrower than `tensor.dtype`.
+
+    >>> ltc.physical_dtype(torch.ones(2, device="ltc"))
+    torch.float32
+    """
     return _physical(tensor.dtype) if _is_lazy(tensor) else tensor.dtype
 
 
 def manual_seed(seed: int, device=None) -> None:
-    """Seed one ltc device (the thread's current one where None); torch.manual_seed seeds all."""
+    """Seed one ltc device (the thread's current one where None); torch.manual_seed seeds all.
+
+    device  a torch.device, its name or its index
+
+    Raises RuntimeError where `device` is of another kind, IndexError where there is none.
+
+    >>> ltc.manual_seed(7)
+    >>> first = torch.rand(3, device="ltc")
+    >>> ltc.manual_seed(7)
+    >>> torch.equal(first, torch.rand(3, device="ltc"))
+    True
+    """
     chosen = _current_device().index if device is None else _device_index(device)
     _all_devices()[chosen].random.reset(seed)
 

@@ -63,6 +63,7 @@ class BackendCapabilities(_Capabilities):
                      without is judged by programs that give every value
     stages           names of its own stages, in order, which LTC_DUMP and ltc.debug.graphs take
     explain          (graph) -> (stage, text) for each of them, made only as far as it is asked for
+    one_shot_sums    which sums its programs add themselves; of others, messages are sent
     """
 
     queue: Callable[[], LaunchQueue | None] | None = None
@@ -71,6 +72,21 @@ class BackendCapabilities(_Capabilities):
     observed: Callable[[Graph, int, frozenset[int]], ObservedComputation] | None = None
     stages: tuple[str, ...] = ()
     explain: Callable[[Graph], Iterator[tuple[str, str]]] | None = None
+    one_shot_sums: OneShotSums | None = None
+
+
+@dataclass(frozen=True)
+class OneShotSums:
+    """Sums whose operands a program lays where the other replicas of the host see them.
+
+    Each adds what all have laid: see passes/one_shot_all_reduce.py.
+
+    dtypes        of what it adds
+    most_members  of a sum: each of them reads everyone's operand
+    """
+
+    dtypes: frozenset[torch.dtype]
+    most_members: int
 
 
 class Launch(Protocol):

@@ -22,6 +22,7 @@ from ltc.backends.capabilities import (
     LaunchQueue,
     ObservedComputation,
     Observer,
+    OneShotSums,
 )  # fmt: skip
 from ltc.errors import BackendMissing
 from ltc.ir.graph import Graph
@@ -40,6 +41,7 @@ __all__ = [
     "NodeLowering",
     "ObservedComputation",
     "Observer",
+    "OneShotSums",
     "Target",
 ]
 

@@ -21,6 +21,15 @@ class Resumable:
 
     Going on repeats the interrupted pass up to the batch that follows, from the random state that
     it began with, so any loader will do, and shuffling is as it was.
+
+    >>> from ltc.checkpointing.resumable import Resumable
+    >>> loader = Resumable(["a", "b", "c"])
+    >>> print(next(iter(loader)))
+    a
+    >>> other = Resumable(["a", "b", "c"])  # of the next process
+    >>> other.load_state_dict(loader.state_dict())
+    >>> list(other)
+    ['b', 'c']
     """
 
     def __init__(self, loader: Iterable):
@@ -56,28 +65,48 @@ class Resumable:
         return batches
 
     def state_dict(self) -> dict[str, Any]:
+        """How far the training has got, for `load_state_dict`."""
         return {"epoch": self.epoch, "given": self._given, "begun_with": self._begun_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on, in the next pass, behind the batches that `state_dict` knew of."""
         self.epoch, self._given = state["epoch"], state["given"]
         self._begun_with, self._skip = state["begun_with"], state["given"]
 
 
 def random_state() -> dict[str, Any]:
-    """The random state of Python, NumPy, torch's CPU and every ltc device."""
+    """The random state of Python, NumPy, torch's CPU and every ltc device.
+
+    >>> from ltc.checkpointing.resumable import random_state
+    >>> sorted(random_state())
+    ['ltc', 'numpy', 'python', 'torch']
+    """
     on_devices = [device.random.as_tensor() for device in devices()]
     return {**random_state_of_host(), "ltc": on_devices}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Draw from here on what was drawn after `random_state`; devices that are missing are left out."""
+    """Draw from here on what was drawn after `random_state`; devices that are missing are left out.
+
+    >>> from ltc.checkpointing.resumable import random_state, restore_random_state
+    >>> state = random_state()
+    >>> first = torch.rand(3, device="ltc")
+    >>> restore_random_state(state)
+    >>> torch.equal(first, torch.rand(3, device="ltc"))
+    True
+    """
     restore_random_state_of_host(state)
     for device, saved in zip(devices(), state["ltc"]):
         device.random.restore(saved)
 
 
 def random_state_of_host() -> dict[str, Any]:
-    """The random state of Python, NumPy and torch's CPU, as numbers and tensors."""
+    """The random state of Python, NumPy and torch's CPU, as numbers and tensors.
+
+    >>> from ltc.checkpointing.resumable import random_state_of_host
+    >>> sorted(random_state_of_host())
+    ['numpy', 'python', 'torch']
+    """
     version, words, gauss = random.getstate()
     kind, keys, *numbers = numpy.random.get_state()
     return {
@@ -88,6 +117,14 @@ def random_state_of_host() -> dict[str, Any]:
 
 
 def restore_random_state_of_host(state: dict[str, Any]) -> None:
+    """Draw from here on, on the host, what was drawn after `random_state_of_host`.
+
+    >>> from ltc.checkpointing import resumable
+    >>> state, first = resumable.random_state_of_host(), torch.rand(3)
+    >>> resumable.restore_random_state_of_host(state)
+    >>> torch.equal(first, torch.rand(3))
+    True
+    """
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]

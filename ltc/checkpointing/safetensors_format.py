@@ -45,7 +45,16 @@ DTYPE_OF_NAME = {name: dtype for dtype, name in NAME_OF_DTYPE.items()}
 
 
 class DamagedFile(LtcError):
-    """A file that is not what a save wrote; the text names the file, the place and the fault."""
+    """A file that is not what a save wrote; the text names the file, the place and the fault.
+
+    >>> import ltc.utils.serialization as xser
+    >>> open("short.safetensors", "wb").close()
+    >>> try:
+    ...     xser.load("short.safetensors")
+    ... except xser.DamagedFile as error:
+    ...     print(error)
+    short.safetensors: 0 bytes are too few for a safetensors file.
+    """
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,19 @@ class CoalescingBuckets:
     func          list of tensors -> list of as many results
     input_list    the tensors; one larger than `bucket_cap_mb` travels alone
     output_list   where results go: same length; None makes new ones
+    bucket_cap_mb in units of 2**20 bytes
+
+    Calling the object returns the results. Raises TypeError for an `input_list` that is no list,
+    ValueError for an `output_list` of another length, or whose tensors have other shapes.
+
+    >>> def doubled(tensors):
+    ...     print(len(tensors), "at once")
+    ...     return [2 * x for x in tensors]
+    >>> inputs = [torch.ones(n, device="ltc") for n in (1, 2, 3)]
+    >>> results = ltm.CoalescingBuckets(doubled, inputs)()
+    3 at once
+    >>> results[1].tolist()
+    [2.0, 2.0]
     """
 
     def __init__(
@@ -66,7 +79,14 @@ class CoalescingBuckets:
 
 
 def into(output: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """`output`, holding `result` from now on."""
+    """`output`, holding `result` from now on.
+
+    Raises ValueError where their shapes differ.
+
+    >>> from ltc.distributed.bucketed import into
+    >>> into(torch.empty(2, device="ltc"), torch.ones(2, device="ltc")).tolist()
+    [1.0, 1.0]
+    """
     if tuple(output.shape) != tuple(result.shape):
         raise ValueError(f"output of shape {list(output.shape)} for {list(result.shape)}")
     with torch.no_grad():
@@ -81,7 +101,18 @@ def all_gather_bucketized(
     pin_layout: bool = False,
     bucket_cap_mb: float = BUCKET_MEGABYTES,
 ) -> list[torch.Tensor]:
-    """`all_gather` of each tensor of the list, in its order."""
+    """`all_gather` of each tensor of the list, in its order.
+
+    output         where results go, a list as long; None makes new ones
+    bucket_cap_mb  how much is gathered at a time, in units of 2**20 bytes
+
+    Raises RuntimeError with `pin_layout`, TypeError for an input that is no list, ValueError for an
+    `output` of another length or of other shapes; and what `all_gather` raises.
+
+    >>> x, y = torch.ones(2, device="ltc"), torch.zeros(1, device="ltc")
+    >>> [z.tolist() for z in ltm.all_gather_bucketized([x, y])]  # each joined with the others'
+    [[1.0, 1.0], [0.0]]
+    """
     _refuse_pinned(pin_layout, "all_gather_bucketized")
 
     def gather(tensors):
@@ -101,7 +132,19 @@ def reduce_scatter_bucketized(
     pin_layout: bool = False,
     bucket_cap_mb: float = BUCKET_MEGABYTES,
 ) -> list[torch.Tensor]:
-    """`reduce_scatter` of each tensor of the list, in its order."""
+    """`reduce_scatter` of each tensor of the list, in its order.
+
+    output         where results go, a list as long; None makes new ones
+    bucket_cap_mb  how much is reduced at a time, in units of 2**20 bytes
+
+    Raises RuntimeError with `pin_layout`, TypeError for an input that is no list, ValueError for an
+    `output` of another length or of other shapes; and what `reduce_scatter` raises.
+
+    >>> x, y = torch.ones(2, device="ltc"), torch.zeros(1, device="ltc")
+    >>> parts = ltm.reduce_scatter_bucketized("sum", [x, y], 0.5, scatter_dim=0, shard_count=1)
+    >>> [z.tolist() for z in parts]
+    [[0.5, 0.5], [0.0]]
+    """
     _refuse_pinned(pin_layout, "reduce_scatter_bucketized")
 
     def scatter(tensors):
@@ -120,7 +163,22 @@ def all_reduce_bucketized_gradients(
     pin_layout: bool = True,
     bucket_cap_mb: float = 0,
 ) -> None:
-    """Sum the gradients over the replicas and multiply by `scale`, in place, the last ones first."""
+    """Sum the gradients over the replicas and multiply by `scale`, in place, the last ones first.
+
+    groups         lists of ordinals that sum among themselves; None: all together
+    pin_layout     ignored: tensors have one layout here
+    bucket_cap_mb  how much is summed at a time, in units of 2**20 bytes; 0: all at once
+
+    One replica: nothing is done, and nothing scaled. Raises what `all_reduce` raises.
+
+    >>> from ltc.distributed.lazy_multiprocessing import spawn
+    >>> def replica(rank):
+    ...     gradient = torch.full((2,), rank + 1.0, device="ltc")
+    ...     ltm.all_reduce_bucketized_gradients([gradient], scale=0.5)
+    ...     return gradient.tolist()
+    >>> spawn(replica, nprocs=2, start_method="fork")
+    [[1.5, 1.5], [1.5, 1.5]]
+    """
     backwards = list(gradients)[::-1]
     for bucket in collectives.buckets(backwards, bucket_cap_mb or float("inf")):
         collectives.all_reduce("sum", bucket, scale, groups)

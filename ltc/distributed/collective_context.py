@@ -14,6 +14,10 @@ class CollectiveContext:
     groups             of ordinals that exchange among themselves; None means all together
     replica_devcount   replicas of this process
     world_size         of all processes
+
+    >>> context = ltm.CollectiveContext()
+    >>> context.ordinal, context.world_size, context.requires_interhost_reduce
+    (0, 1, False)
     """
 
     groups: list | None = None

@@ -33,7 +33,16 @@ _log = logging.getLogger(__name__)
 
 
 class Context:
-    """What one device keeps between the calls of a DataParallel: an optimizer, a schedule."""
+    """What one device keeps between the calls of a DataParallel: an optimizer, a schedule.
+
+    >>> from ltc.distributed.data_parallel import Context
+    >>> context = Context(ltc.device())
+    >>> context.getattr_or("steps", lambda: [])
+    []
+    >>> context.steps.append(1)
+    >>> context.getattr_or("steps", lambda: [])
+    [1]
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -48,7 +57,12 @@ class Context:
 
 
 class ThreadResult:
-    """What the loop function of one device returned."""
+    """What the loop function of one device returned: its `result`, None before it has.
+
+    >>> from ltc.distributed.data_parallel import ThreadResult
+    >>> print(ThreadResult().result)
+    None
+    """
 
     def __init__(self) -> None:
         self.result: Any = None
@@ -65,6 +79,15 @@ class DataParallel:
     kwargs             of ParallelLoader
 
     Gradients are averaged by `ltm.optimizer_step` in the loop function, not by this class.
+    Calling the object trains: see `__call__`. Raises RuntimeError where `device_ids` is [] and the
+    module is on several devices.
+
+    >>> from ltc.distributed.data_parallel import DataParallel
+    >>> def count(model, loader, device, context):
+    ...     return str(device), sum(len(batch) for index, batch in loader)
+    >>> parallel = DataParallel(torch.nn.Linear(4, 2), device_ids=["ltc:0"])
+    >>> parallel(count, [torch.ones(8, 4), torch.ones(8, 4)])
+    [('ltc:0', 16)]
     """
 
     def __init__(
@@ -107,6 +130,8 @@ class DataParallel:
         **kwargs: Any,
     ) -> list:
         """What `loop_fn(model, loader, device, context, **kwargs)` returns, in device order.
+
+        batchdim, fixed_batch_size  see ParallelLoader
 
         The first exception stops every device and is raised here, with a note that names its own.
         """

@@ -50,6 +50,14 @@ def spawn(
 
     Raises RankFailed, within seconds, when a process ends in any other way than by returning: with
     the rank, the cause, its traceback, and where the other ranks were. No process is left then.
+    Raises ValueError for less than one process, RuntimeError where a script calls it while the
+    processes that it has started import it.
+
+    >>> from ltc.distributed.lazy_multiprocessing import spawn
+    >>> def replica(rank, base):
+    ...     return base + rank, ltm.xrt_world_size()
+    >>> spawn(replica, args=(10,), nprocs=2, start_method="fork")
+    [(10, 2), (11, 2)]
     """
     _refuse_while_imported()
     if world_is_given():
@@ -74,7 +82,17 @@ def spawn(
 def launch(
     fn: Callable, args: tuple = (), nprocs: int | None = None, start_method: str = "spawn"
 ) -> list:
-    """`spawn`, with every line that the ranks print headed by their number."""
+    """`spawn`, with every line that the ranks print headed by their number.
+
+    fn, args, nprocs, start_method  as for `spawn`
+    return                          what `fn(rank, *args)` returns in each, in order of rank
+
+    Raises what `spawn` raises: RankFailed when a process ends in any other way than by returning,
+    ValueError for less than one, RuntimeError where it is called while its script is imported.
+
+    >>> ltc.launch(lambda rank: ltm.get_ordinal(), nprocs=1)
+    [0]
+    """
     _refuse_while_imported()
     if world_is_given():
         return _run_as_given(fn, args, nprocs)
@@ -138,6 +156,10 @@ class MpSerialExecutor:
     """Lets the processes of a launch do something one after another.
 
     One that is made before the launch, or by every rank in the same order, is the same for all.
+
+    >>> from ltc.distributed.lazy_multiprocessing import MpSerialExecutor
+    >>> MpSerialExecutor().run(lambda: "downloaded, and the next rank finds it there")
+    'downloaded, and the next rank finds it there'
     """
 
     _made = itertools.count()
@@ -165,7 +187,12 @@ class MpSerialExecutor:
 class MpModelWrapper:
     """A model that all ranks begin from: its CPU memory is shared between them.
 
-    `WRAPPED = MpModelWrapper(Model())`, passed to the ranks' function, or inherited by fork.
+    Made before the launch, and passed to the ranks' function, or inherited by fork.
+
+    >>> from ltc.distributed.lazy_multiprocessing import MpModelWrapper
+    >>> wrapped = MpModelWrapper(torch.nn.Linear(2, 1))
+    >>> wrapped.to("ltc").weight.device
+    device(type='ltc', index=0)
     """
 
     def __init__(self, model: nn.Module):

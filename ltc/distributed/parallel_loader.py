@@ -38,6 +38,13 @@ class ParallelLoader:
                           "error" raises ValueError, before the first batch where len(loader) says
 
     Each device goes through the epochs at its own pace, at most one ahead of the others.
+    Raises ValueError without devices, for another `uneven`, or less than one batch an execution. An
+    error of the loader, or of an upload, is raised where the batch is asked for.
+
+    >>> from ltc.distributed.parallel_loader import ParallelLoader
+    >>> loader = ParallelLoader([torch.ones(2), torch.zeros(2)], ["ltc:0"])
+    >>> [batch.tolist() for batch in loader.per_device_loader("ltc:0")]
+    [[1.0, 1.0], [0.0, 0.0]]
     """
 
     def __init__(
@@ -86,7 +93,10 @@ class ParallelLoader:
 
     @entrance
     def next_item(self, device) -> Any:
-        """The next batch of a device, and StopIteration after an epoch; it ends no step."""
+        """The next batch of a device, and StopIteration after an epoch; it ends no step.
+
+        KeyError where this loader does not serve the device.
+        """
         served = self._served(device)
         with self._lock:
             consumer = self._default.setdefault(served, PerDeviceLoader(self, device))
@@ -161,7 +171,14 @@ class PerDeviceLoader:
     """The batches of one device; asking for one ends the step that used the one before.
 
     Iterating it goes through an epoch, as often as wanted; `next` goes through one epoch and then
-    keeps raising StopIteration. Inside an open StepTrace no step is ended.
+    keeps raising StopIteration. Inside an open StepTrace no step is ended. An error of the loader,
+    or of an upload, is raised where the batch is asked for; KeyError where the loader does not serve
+    the device.
+
+    >>> from ltc.distributed.parallel_loader import ParallelLoader
+    >>> batches = ParallelLoader([torch.ones(2)], ["ltc:0"]).per_device_loader("ltc:0")
+    >>> len(batches), next(batches).tolist()
+    (1, [1.0, 1.0])
     """
 
     def __init__(self, loader: ParallelLoader, device):
@@ -201,7 +218,19 @@ class PerDeviceLoader:
 class MpDeviceLoader:
     """The batches of a loader on one device, in a new epoch each time it is iterated.
 
+    device  where they arrive, ahead of use
     kwargs  of ParallelLoader
+
+    Each batch but the first ends the step before it, and so does the end of the epoch. An error of
+    the loader, or of an upload, is raised where the batch is asked for; ValueError for arguments
+    that ParallelLoader refuses.
+
+    >>> from ltc.distributed.parallel_loader import MpDeviceLoader
+    >>> loader = MpDeviceLoader([torch.ones(2), torch.zeros(2)], "ltc")
+    >>> for batch in loader:
+    ...     print(batch.device, batch.tolist())
+    ltc:0 [1.0, 1.0]
+    ltc:0 [0.0, 0.0]
     """
 
     def __init__(self, loader: Iterable, device, **kwargs: Any):

@@ -30,7 +30,20 @@ _libraries: list[torch.library.Library] = []  # a library unregisters its kernel
 
 
 def install() -> None:
-    """Teach torch.distributed about ltc.  Once per process."""
+    """Teach torch.distributed about ltc: backend "ltc", init_method "ltc://". `import ltc` calls it.
+
+    Once per process.
+
+    >>> import torch.distributed as dist
+    >>> dist.is_backend_available("ltc")
+    True
+    >>> dist.init_process_group("ltc", init_method="ltc://")
+    >>> x = torch.ones(2, device="ltc")
+    >>> dist.all_reduce(x)
+    >>> x.tolist()
+    [1.0, 1.0]
+    >>> dist.destroy_process_group()
+    """
     dist.Backend.register_backend(DEVICE_TYPE, _gloo, devices=["cpu", DEVICE_TYPE])
     dist.Backend.backend_capability["gloo"].append(DEVICE_TYPE)
     _choose_for_who_names_no_backend()

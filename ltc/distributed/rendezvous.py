@@ -23,12 +23,17 @@ def rendezvous(
 ) -> list[bytes]:
     """Wait for the replicas (all where None or empty), and get each one's payload.
 
+    return  the payloads, in the order of the ordinals
+
     Payloads go up a tree and come down together: O(log n) messages one after another. What is
     pending in the calling thread is started first, since others may wait for it.
 
     Raises TypeError for a payload that is no bytes, ValueError for a list of replicas that names
     one twice, one that does not exist, or not this one; PeerFailure on every replica where they do
     not meet in the same rendezvous.
+
+    >>> ltm.rendezvous("ready", b"zero")
+    [b'zero']
     """
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         raise TypeError(

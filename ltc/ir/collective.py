@@ -19,9 +19,9 @@ class Collective:
     pairs       of permute: (from, to) ordinals; of send and receive: the one pair
     channel     whose replicas: "" for those of this run, else a process group's name
     site        the user's line, for messages
-    place       of a sum for which its members have memory side by side: the number of that memory,
-                the same on all of them; else -1
-    sharers     how many members that are, or 0
+    place       of a one-shot sum: the number of its slot in symmetric memory, the same on all
+                members; else -1
+    sharers     of a one-shot sum: how many members it has; else 0
     """
 
     kind: str

@@ -9,6 +9,7 @@ from ltc.ir import ops
 from ltc.ir.node import Node
 
 MEETING = "meeting"  # the kind of such a collective
+HEAD_BYTES = 64  # before the operands, with the word of the meeting: a cache line of its own
 
 
 def is_meeting(node: Node) -> bool:

@@ -36,7 +36,7 @@ _settings = config.reader(
 
 
 def _no_program() -> None:
-    """As the reference to a program that is gone answers."""
+    """What a weak reference gives whose program was dropped: None."""
 
 
 @dataclass(slots=True, eq=False)

@@ -26,7 +26,14 @@ _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint says of the training it was taken from."""
+    """What a checkpoint says of the training it was taken from.
+
+    step, metric, extra  as they were given to `CheckpointManager.save`
+
+    >>> from ltc.utils.checkpoint import Restored
+    >>> Restored(step=7, metric=0.5, extra=None).step
+    7
+    """
 
     step: int
     metric: float | None
@@ -47,6 +54,17 @@ class CheckpointManager:
     The random state of Python, NumPy, torch and every device is saved with them: that of replica 0,
     or, where `sharded`, that of each. A replica whose own was not saved keeps the one it has.
     Everything else must be equal on all replicas. Every replica restores, in any number of them.
+
+    Raises ValueError where not even the latest would be kept, TypeError for a part without
+    state_dict() and load_state_dict(). Its methods raise OSError where the folder cannot be written
+    or read, DamagedFile where a file is not what a save wrote.
+
+    >>> from ltc.utils.checkpoint import CheckpointManager
+    >>> model = torch.nn.Linear(2, 1).to("ltc")
+    >>> manager = CheckpointManager("checkpoints", keep_last=2, model=model)
+    >>> manager.save(step=10, metric=0.5)
+    >>> manager.restore_latest()
+    Restored(step=10, metric=0.5, extra=None)
     """
 
     def __init__(
@@ -94,7 +112,8 @@ class CheckpointManager:
                   every replica must call it then
 
         Waits for an earlier save that is still writing. Without `barrier` no replica waits for
-        another.
+        another. Raises OSError where the files cannot be written, TypeError for an `extra` that
+        cannot be saved.
         """
         self.wait()
         self._save(step, metric, extra, blocking)
@@ -155,7 +174,11 @@ class CheckpointManager:
 
     @entrance
     def restore(self, step: int) -> Restored:
-        """Go back to the checkpoint of one step; raises where it is missing or damaged."""
+        """Go back to the checkpoint of one step.
+
+        Raises FileNotFoundError where there is none, DamagedFile where it is not what a save wrote,
+        KeyError where it lacks a part.
+        """
         self.wait()
         path = self._existing(step)
         return self._apply(serialization.load(path), path)

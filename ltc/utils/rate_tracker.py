@@ -11,6 +11,11 @@ class RateTracker:
     """Counts items and tells their rate, now and since the start.
 
     smooth_factor  weight of the previous rate in the next one, 0 to 1; None: RATE_TRACKER_SMOOTHING
+
+    >>> tracker = ltm.RateTracker()
+    >>> tracker.add(64)  # a batch
+    >>> tracker.rate() > 0  # items a second
+    True
     """
 
     def __init__(self, smooth_factor: float | None = None):

@@ -64,7 +64,14 @@ def save(
                  Without it no replica waits for another.
 
     The path holds the old file until the new one is whole on disk. Tensors that share memory are
-    stored once. Raises TypeError where `data` hold anything else, saying where it sits.
+    stored once. Raises TypeError where `data` hold anything else, saying where it sits; ValueError
+    where something contains itself; OSError where the file cannot be written: then the old one is
+    as it was.
+
+    >>> import ltc.utils.serialization as xser
+    >>> xser.save({"weight": torch.ones(2, device="ltc"), "step": 7}, "state.safetensors")
+    >>> xser.load("state.safetensors")
+    {'weight': tensor([1., 1.]), 'step': 7}
     """
     plan = planned(data)
     if not master_only or world.is_master(local=not global_master):
@@ -216,12 +223,21 @@ def load(
 ) -> Any:
     """What was saved at `path`, with its tensors on one device (the CPU where None).
 
-    keys  dotted places, such as "model.fc.weight" or "step": returns {place: what sits there}, and
-          nothing else is read
+    map_location  the device of the tensors; those that were on several devices come to this one
+    keys          dotted places, such as "model.fc.weight" or "step": returns {place: what sits
+                  there}, and nothing else is read
+    progress      show a bar
 
     Tensors that shared memory share it again. Large ones on the CPU are the file, mapped: they may
     be written to, the file stays as it is. A plain safetensors file gives {name: tensor}; folders
-    that torch_xla or several replicas wrote load too. Raises DamagedFile, naming the tensor, where a checksum differs.
+    that torch_xla or several replicas wrote load too. Raises DamagedFile, naming the tensor, where a
+    checksum differs, or the file is not what a save wrote; KeyError for a place that it has not;
+    FileNotFoundError where there is none.
+
+    >>> import ltc.utils.serialization as xser
+    >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
+    >>> xser.load("state.safetensors", map_location="ltc", keys=["model.weight"])
+    {'model.weight': tensor([1., 1.], device='ltc:0')}
     """
     path = os.fspath(path)
     device = torch.device("cpu" if map_location is None else map_location)
@@ -236,7 +252,15 @@ def load(
 
 
 def names(path: str | os.PathLike) -> list[str]:
-    """The names under which a file lists its tensors; none of them is read."""
+    """The names under which a file lists its tensors; none of them is read.
+
+    Raises DamagedFile where the file is not what a save wrote, FileNotFoundError where there is none.
+
+    >>> import ltc.utils.serialization as xser
+    >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
+    >>> xser.names("state.safetensors")
+    ['model.weight']
+    """
     path = os.fspath(path)
     with open(path, "rb") as file:
         return [entry.name for entry in read_header(file, path).entries]

@@ -17,6 +17,15 @@ class ToLazyTensorArena:
 
     convert_fn  takes the list of tensors and returns as many others, in the same order
     select_fn   says of an object whether it is one of them
+
+    `transform` raises ValueError where `convert_fn` returns another number of them.
+
+    >>> arena = ltm.ToLazyTensorArena(
+    ...     convert_fn=lambda tensors: [x.to("ltc") for x in tensors],
+    ...     select_fn=lambda x: isinstance(x, torch.Tensor),
+    ... )
+    >>> arena.transform({"x": torch.ones(2), "n": 3})
+    {'x': tensor([1., 1.], device='ltc:0'), 'n': 3}
     """
 
     def __init__(
@@ -47,7 +56,11 @@ def send_cpu_data_to_device(data: Any, device: torch.device | str) -> Any:
     """`data` with every CPU tensor in it uploaded, all in one batch.
 
     `requires_grad` is kept. Tensors elsewhere, and parameters, stay as they are. Containers come
-    back as tree.for_each_instance_rewrite makes them: tuples as lists.
+    back as tree.for_each_instance_rewrite makes them: tuples as lists. Raises RuntimeError where
+    there is no such device.
+
+    >>> ltm.send_cpu_data_to_device((torch.ones(2), {"label": torch.zeros(1)}), "ltc")
+    [tensor([1., 1.], device='ltc:0'), {'label': tensor([0.], device='ltc:0')}]
     """
     upload = functools.partial(device_tensor.upload_many, device=torch.device(device))
     return ToLazyTensorArena(upload, _is_plain_cpu_tensor).transform(data)
@@ -62,6 +75,12 @@ def check_view_sharing(obj: Any) -> None:
 
     Written one by one, they would come back as two that no longer share anything. The same tensor
     twice is fine, and so are two that cover the same elements, such as tied parameters.
+
+    >>> x = torch.ones(4, device="ltc")
+    >>> ltm.check_view_sharing([x, x])
+    >>> ltm.check_view_sharing([x, x[:2]])
+    Traceback (most recent call last):
+    RuntimeError: Tensor ID ... is sharing a view with tensor ID ...
     """
     first_of: dict[Any, torch.Tensor] = {}
 

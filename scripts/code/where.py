@@ -1,7 +1,8 @@
-"""Prints where an operation lives: its rule, its row, its meaning, its instructions.
+"""Prints where an operation lives: its rule, its row, its meaning, its kernels, and who tells of it.
 
 python scripts/code/where.py gelu
-python scripts/code/where.py mul
+python scripts/code/where.py matmul
+python scripts/code/where.py all_reduce
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ PLACES = (
     ("type rule", "ltc/ir/infer.py", r"^def {name}_?\("),
     ("identity", "ltc/passes/**/*.py", r"\bops\.{upper}:"),
     ("meaning", "ltc/backends/eager.py", r"\bops\.{upper}:"),
-    ("instruction", "ltc/llvm/**/*.py", r"\bops\.{upper}\b"),
+    ("instruction", "ltc/llvm/emit/*.py", r"\bops\.{upper}:"),
+    ("loop nest", "ltc/llvm/loops/*.py", r"\bops\.{upper}:"),
+    ("generator", "ltc/llvm/ops/*.py", r"\bops\.{upper}(:|:? return|\b.*:$)"),
+    ("generator", "ltc/llvm/attention/lower.py", r"\bops\.{upper}:"),
+    ("recorded", "ltc/distributed/*.py", r"^def {name}\("),
+    ("exchange", "ltc/distributed/transport/collective_ops.py", r'"{name}": '),
+    ("page", "docs/codegen.md", r"^\|.*`{name}`"),
+    ("page", "docs/distributed.md", r"^\d+\. .*\b{name}\b"),
 )
 
 

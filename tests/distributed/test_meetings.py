@@ -69,6 +69,19 @@ def test_sums_are_those_of_the_ordinals_in_their_order(replicas):
             assert x.dtype == y.dtype and torch.equal(x, y)
 
 
+def slots_of_a_new_sum(ordinal, device):
+    before = len(session.current().shelf.slots)
+    ltm.all_reduce("sum", torch.ones(11, 13).to(device))  # no other test has this shape
+    ltm.mark_step(wait=True)
+    return len(session.current().shelf.slots) - before
+
+
+@pytest.mark.parametrize("backend, slots", [("eager", 0), ("llvm", 1)])
+def test_only_a_backend_that_can_add_gets_a_place_to_lay_operands(backend, slots):
+    with config.override(LTC_BACKEND=backend):
+        assert values(in_threads(slots_of_a_new_sum, 2)) == [slots, slots]
+
+
 def test_processes_have_the_bits_of_threads():
     of_threads = values(in_threads(sums_of_all_types, 3))
     for found in values(in_processes(__file__, "sums_of_all_types", 3)):

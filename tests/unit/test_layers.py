@@ -54,7 +54,18 @@ LAYERS = [
         "amp",
         "distributed",
     ],
-    ["core.lazy_model", "core.functions", "debug.graphs", "utils.utils", "", "compat"],
+    [
+        "core.devices",
+        "core.replicas",
+        "core.training",
+        "core.exchanges",
+        "core.lazy_model",
+        "core.functions",
+        "debug.graphs",
+        "utils.utils",
+        "",
+        "compat",
+    ],
 ]
 SIBLINGS = 2  # the layer of which no entry imports another
 PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "support", "utils"}
@@ -223,3 +234,18 @@ def test_the_wheel_has_every_package():
     here = {"ltc" + (f".{m}" if m else "") for m, p in MODULES.items() if p.name == "__init__.py"}
     here = {name for name in here if not name.startswith("ltc.compat")}
     assert set(settings["packages"]) == here | {"lazy_tensor_core"}
+
+
+def test_the_table_of_layers_names_every_folder():
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in FILES if path.name == "__init__.py"}
+    packages -= {"ltc", "lazy_tensor_core", "debug"}  # of debug it names the files: they lie apart
+    assert {name for name in packages if f"`{name}/`" not in table} == set()
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("distributed")])
+def test_replicas_ask_the_backend_what_it_can_add(module):
+    """What a sum's operands look like in shared memory stands in ltc/ir, for both sides."""
+    native = ("llvm", "backends.llvm")
+    targets = {target for _, target in imports_of(MODULES[module])}
+    assert not [t for t in targets for name in native if t == name or t.startswith(f"{name}.")]

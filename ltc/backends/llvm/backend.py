@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import torch
+
 from ltc import config
 from ltc.backends.eager import LOWERING
-from ltc.backends.interface import BackendCapabilities, DeviceInfo, NodeLowering
+from ltc.backends.interface import BackendCapabilities, DeviceInfo, NodeLowering, OneShotSums
 from ltc.backends.llvm import saved_program
 from ltc.backends.llvm.executable import LlvmComputation, new_queue
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
@@ -21,6 +23,7 @@ from ltc.ir.graph import Graph, Origin
 from ltc.llvm.native.kernel_cache import Loading, load
 from ltc.llvm.native.runner import leave_processor
 from ltc.llvm.ops.dispatch import can_multiply, prefers_channels_last
+from ltc.llvm.ops.one_shot_sync import is_possible
 from ltc.passes import pipeline
 from ltc.passes.layout.attention_order import order_attention
 from ltc.passes.layout.channels_last import channels_last
@@ -66,6 +69,12 @@ class SavedPrograms:
         return None if found is None else LlvmComputation(*found)
 
 
+# A sum of few is added up by everyone: each more is one more operand to read for all of them.
+ONE_SHOT_SUMS = OneShotSums(
+    dtypes=frozenset({torch.float32, torch.float64, torch.int32, torch.int64}), most_members=4
+)
+
+
 class LlvmBackend:
     """Compiles graphs for this machine's CPU."""
 
@@ -82,6 +91,7 @@ class LlvmBackend:
             observed=self.observed,
             stages=(*[one.name for one in PASSES], *AFTER_PASSES),
             explain=self.explain,
+            one_shot_sums=ONE_SHOT_SUMS if is_possible() else None,
         )
 
     def devices(self) -> tuple[DeviceInfo, ...]:

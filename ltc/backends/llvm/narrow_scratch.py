@@ -1,4 +1,4 @@
-"""What a program of narrow tensors keeps between its kernels is narrow as well."""
+"""Float32 values that kernels store for one another, rounded to the narrow type of the program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Programs on disk: the plan and the names of its kernels, as JSON, for another process to run.
 
 With them a process neither traces, fuses nor compiles a step that an earlier one has compiled.
+`_plan_record` writes the list that is kept, `_plan` reads it: to change the format, change both.  A
+changed source of ltc changes every name, so that nothing old is read (`program_name`).
 """
 
 from __future__ import annotations

@@ -240,12 +240,12 @@ def _loaded_at(store: Store) -> set[Node]:
 def _recorded_positions(
     steps: list[ProgramStep], graph: Graph
 ) -> dict[ProgramStep, tuple[int, int]]:
-    """Where each step stood in what the user wrote, and among the steps given.
+    """Where each step stood in the recording, and among the steps given: it runs in that order.
 
-    What was recorded together uses the same values: in another order they would live for longer.
-    A step of which no call is known comes as soon as it may. So does an update, which frees what the
-    gradient is made of, and the start of a collective whose operands the program computes: what
-    comes after them runs while they travel.
+    Calls recorded close to each other use the same values; in another order these would live longer.
+    Three kinds of steps run as early as they can: one of which no call is known; an update in place,
+    since it frees the gradient; and the start of a collective, whose operands then travel while
+    later steps run.
     """
     maker = {node: step for step in steps for node in step.writes}
     found: dict[ProgramStep, tuple[int, int]] = {}

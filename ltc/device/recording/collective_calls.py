@@ -27,6 +27,21 @@ def record(
     The exchange begins as soon as its operands are there, and what needs its results waits for it:
     what was recorded before or after and does not, runs meanwhile. All collectives of a thread on
     one device run in the order in which they were recorded, read or not.
+
+    types  of the results
+
+    Raises PeerFailure when the step runs, where replicas disagree.
+
+    >>> from ltc.distributed import collectives
+    >>> from ltc.distributed.lazy_multiprocessing import spawn
+    >>> from ltc.ir.collective import Collective
+    >>> from ltc.ir.tensor_type import TensorType
+    >>> def replica(rank):
+    ...     operand = torch.full((2,), rank + 1.0, device="ltc")
+    ...     types = [TensorType(torch.float32, (2,))]
+    ...     return collectives.record(Collective("all_reduce", "sum"), [operand], types)[0].tolist()
+    >>> spawn(replica, nprocs=2, start_method="fork")
+    [[3.0, 3.0], [3.0, 3.0]]
     """
     states = [state_of(tensor) for tensor in tensors]
     recorder = states[0].device.recorder()

@@ -2,7 +2,7 @@
 
 Some of these answer for one kind of device, and take a meta tensor for CUDA's.  A call that will
 run PyTorch's CPU kernel asks them with fake CPU tensors, so that the answer is that kernel's.  What
-they tell wrong even so is corrected (norm_types.py, bag_types.py).
+they tell wrong even so is corrected (norm_statistics.py, bag_types.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on lazy devices: what torch's reducer, which is C++, has to be spared."""
+"""DistributedDataParallel on lazy devices: what torch's C++ reducer asks of a device, refused or made early."""
 
 from __future__ import annotations
 

@@ -41,6 +41,13 @@ class RankFailed(LtcError):
     waiting    rank -> the stacks of its threads at that time, of every rank that still ran
 
     The exception that the rank raised is the `__cause__`, where it could travel.
+
+    >>> from ltc.distributed.lazy_multiprocessing import RankFailed, spawn
+    >>> try:
+    ...     spawn(lambda rank: 1 // rank, nprocs=2, start_method="fork")
+    ... except RankFailed as error:
+    ...     print(error.rank, error.cause)
+    0 it raised ZeroDivisionError: integer division or modulo by zero
     """
 
     def __init__(self, rank: int, pid: int, cause: str, traceback: str, waiting: dict[int, str]):
@@ -59,7 +66,13 @@ class RankFailed(LtcError):
 class Ranks:
     """The processes that run `fn(rank, *args)` for rank 0 to count - 1.
 
-    Where they are started by hand (`spawn(..., join=False)`), `join` must be called in the end.
+    Where they are started by hand (`spawn(..., join=False)`), `join` must be called in the end: it
+    gives the values, and raises RankFailed.
+
+    >>> from ltc.distributed.lazy_multiprocessing import spawn
+    >>> ranks = spawn(lambda rank: rank, nprocs=2, join=False, start_method="fork")
+    >>> len(ranks.pids()), ranks.join()
+    (2, [0, 1])
     """
 
     def __init__(

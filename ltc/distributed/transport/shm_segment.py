@@ -83,7 +83,9 @@ class Region:
         self.slot_bytes = slot_bytes(replicas)
         self._mailbox_bytes = _COUNTERS + SLOTS * (_SLOT_HEADER + self.slot_bytes)
         self._lock = threading.Lock()
-        self.shelves: Any = None  # memory for what meetings lay side by side: see shelf.py
+        self.shelves: Any = (
+            None  # memory for what meetings lay side by side: see symmetric_memory.py
+        )
         self.letters: dict[int, deque] = {}  # by mailbox: messages between threads, see ThreadsWire
 
     @classmethod

@@ -1,13 +1,13 @@
-"""Memory in which the replicas of a host lay what they add up side by side: see passes/one_shot_all_reduce.py.
+"""Symmetric memory for one-shot sums over the replicas of a host: see passes/one_shot_all_reduce.py.
 
-Each replica has a shelf that all of them see.  For each kind of sum (its groups and types) there is
-a slot, at the same place of every shelf: slots are given in the order in which the kinds are first
-recorded, which is the same everywhere.  A slot holds several sums, in turn, so that a replica lays
-the next one while others still read the last.
+Each replica has a *shelf*, a piece of memory that all of them see.  Each kind of sum (its groups and
+types) has a *slot*, at the same offset of every shelf: slots are given in the order in which the kinds
+are first recorded, which is the same everywhere.  A slot has room for several sums, its *turns*, which
+are used one after another: a replica writes the next operand while others still read the last one.
 
-Nobody waits in a circle for a turn to be free again.  A program has at most half a slot's turns, so
-whoever still reads what lay there runs a program that needs no sum of this kind's later half, and
-the one that waits has published all before it: its own programs run in order.
+Waiting for a free turn cannot deadlock.  A program uses at most half of a slot's turns.  So a turn
+that is not yet free is read by an earlier program of another replica.  The replica that waits has
+run its own earlier programs, in order, and published all their sums: the other needs no more of it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ltc.backends.interface import OneShotSums
 from ltc.distributed.transport.communicator import WORD_MASK, Communicator, word_of
 from ltc.distributed.transport.shm_segment import Region
 from ltc.distributed.transport.wire import Mismatch, Waiter
+from ltc.ir.meeting import HEAD_BYTES
 from ltc.ir.tensor_type import TensorType
-from ltc.llvm.ops.one_shot_sync import WORD_BYTES
 
 MOST_BYTES = 8 << 20  # of one sum: larger ones leave the caches, and travel better in pieces
 SMALL_BYTES = 64 << 10  # of a sum of which programs may have many
@@ -137,17 +138,22 @@ class Shelf:
 
     # --- recording
 
-    def slot_for(self, groups: tuple, types: Sequence[TensorType], bucket: int) -> int:
+    def slot_for(
+        self, able: OneShotSums | None, groups: tuple, types: Sequence[TensorType], bucket: int
+    ) -> int:
         """The number of the slot for a sum of these types; -1 where it is to travel otherwise.
 
+        able    what the backend can add
         bucket  of gradients, its number; -1 of other sums
 
         All replicas ask for the same ones in the same order.
         """
-        kind = (groups, bucket, *types)
+        kind = (able, groups, bucket, *types)
         number = self._by_kind.get(kind)
         if number is None:
-            number = self._by_kind[kind] = self._new_slot(types, bucket >= 0)
+            members = len(groups[0]) if groups else self.communicator.replicas
+            fits = able is not None and _can_add(able, members, types)
+            number = self._by_kind[kind] = self._new_slot(types, bucket >= 0) if fits else -1
         return number
 
     def is_full(self, slot: int, recording: Any) -> bool:
@@ -165,7 +171,7 @@ class Shelf:
         # a program may have many large sums of a kind, but of gradients seldom two of one bucket
         if nbytes > (MOST_BYTES if of_gradients else SMALL_BYTES):
             return -1
-        step = nbytes + WORD_BYTES
+        step = nbytes + HEAD_BYTES
         turns = max(FEWEST_TURNS, min(MOST_TURNS, SLOT_BYTES // step))
         if self._filled + turns * step > self.shelves.nbytes:
             return -1
@@ -212,7 +218,7 @@ class Shelf:
             counter = self.region.released(member)
             if words[counter // 8] < before and member != self.replica:
                 self._waiter.wait_at_least(counter, before, member)
-        return slot.start + turn * slot.step + WORD_BYTES
+        return slot.start + turn * slot.step + HEAD_BYTES
 
     def meet(self, number: int) -> None:
         """Block until all members of a meeting of the running program have come to it."""
@@ -221,7 +227,7 @@ class Shelf:
         self.communicator.show(known.text, 0)
         for member, start in zip(known.members, known.shelves):
             self._waiter.wait_at_least(self.region.published(member), meeting.number, member)
-            found = self.shelves.words[(start + meeting.place - WORD_BYTES) // 8]
+            found = self.shelves.words[(start + meeting.place - HEAD_BYTES) // 8]
             if found != meeting.word:
                 self.communicator.disagree(Mismatch(member, found))
 
@@ -249,6 +255,12 @@ class Shelf:
             self._under_way = []
             self.region.store(self.region.released(self.replica), self.number)
             self.communicator.board.end()
+
+
+def _can_add(able: OneShotSums, members: int, types: Sequence[TensorType]) -> bool:
+    """Whether a backend's programs add a sum of these types."""
+    fits = all(type.size and type.dtype in able.dtypes for type in types)
+    return fits and members <= able.most_members
 
 
 def _in_lines(nbytes: int) -> int:

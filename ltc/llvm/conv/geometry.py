@@ -1,4 +1,4 @@
-"""What a convolution is asked for, and what its makers give: the kernels that run in a row."""
+"""A convolution's shapes and attributes, and the sequence of kernels that a generator makes of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Convolutions and the gradients of their inputs, of one to three dimensions, on [N, C, *spatial].
 
 Where the kernel is one point they are matrix products; elsewhere the sums over channels and taps
-that convolution_sums.py gathers columns for, or, where a group has few result channels, those of
-direct_sums.py.
+that nchw_accumulate.py gathers columns for, or, where a group has few result channels, those of
+nchw_direct.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Those of float here are polynomials after range reduction, with NaN, infinities,
 numbers as IEEE 754 and C's Annex F want them.  Their greatest errors in units in the last place of
 the exact result are, over all 2**32 inputs, exp and exp2 1.02, log 0.83, tanh 1.33, erf 1.03, sin
 and cos 1.49, and over every 101st expm1 1.01 and log1p 1.4 (`python scripts/compare/math_ulp.py` measures
-them).  Others are double functions rounded once, 0.51: those of wide_math.py and double_math.py,
+them).  Others are double functions rounded once, 0.51: those of math_via_double.py and math_double.py,
 or, for rare ones, the C library's, lane by lane.
 exp, log and the polynomial parts follow W. J. Cody and W. Waite, "Software Manual for the
 Elementary Functions" (1980), with the minimax coefficients of S. Moshier's Cephes library (exp,

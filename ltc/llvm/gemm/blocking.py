@@ -1,4 +1,6 @@
-"""What is known of a matrix product before its text is written: strides, tiles, ways to go.
+"""How a matrix product is cut into panels and blocks: decided here, from its shape, and nowhere else.
+
+`plan_of` gives every number that the text of a product depends on; docs/codegen.md shows some.
 
 Letters: M rows of the result, N its columns, K the summed dimension.  A *panel* is a strip of
 columns a few vectors wide; a *block* is the few rows whose sums over K stay in registers.  M, K and

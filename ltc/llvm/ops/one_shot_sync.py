@@ -1,10 +1,12 @@
-"""Meetings of replicas inside a program: saying that one's operands lie there, waiting for others'.
+"""The two kernels of a one-shot sum: one says that this replica's operands are there, one waits.
 
-The words of a meeting stand in the launch's frame, written by whoever begins the launch:
-- the number of the meeting, which everyone counts alike, and the word that all members must have
-- addresses of this replica's counter, and of where it lays its operands
-- for each member the address of its counter, then for each that of where its operands lie
-What a replica says is the number, in its counter; the word stands before its operands.
+A replica writes its operands into its own part of symmetric memory, with a hash of what it is doing
+before them, and then the number of the sum into its counter.  Each replica counts its sums, so all
+have the same number; a member with another hash is at another sum, which is an error.  What the
+kernels need stands in the launch's frame, as words:
+- the number of the sum, and the hash
+- the addresses of this replica's counter and of its operands
+- the addresses of all members' counters, then those of all members' operands
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 from ltc.ir import ops
 from ltc.ir.loop_nest import Product
+from ltc.ir.meeting import HEAD_BYTES
 from ltc.ir.node import Node
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
 from ltc.llvm.emit.kernel_code import KernelCode
@@ -21,7 +24,6 @@ from ltc.llvm.native import thread_pool
 from ltc.llvm.native.kernel_run import Fault
 
 NUMBER, WORD, COUNTER, OWN, MEMBERS = range(5)  # places among the words
-WORD_BYTES = 64  # before the operands: a line of its own
 SPINS = 1000  # looks at a counter before the wait goes on in Python: about 15 us
 
 
@@ -112,7 +114,7 @@ def publish_codes(product: Product) -> list[KernelCode]:
         _PUBLISH,
         entry_text("kernel", 2),
         FUTEX=thread_pool.FUTEX[platform.machine()],
-        HEAD=WORD_BYTES,
+        HEAD=HEAD_BYTES,
     )
     return [KernelCode(text, (Words(product.node), product.node), 1)]
 
@@ -128,7 +130,7 @@ def wait_codes(product: Product) -> list[KernelCode]:
         PAUSE_DECLARED=declared,
         PAUSE=pause,
         SPINS=SPINS,
-        HEAD=WORD_BYTES,
+        HEAD=HEAD_BYTES,
         MEMBERS=MEMBERS,
     )
     fault = Fault(product.node, "RuntimeError", "other replicas are late")

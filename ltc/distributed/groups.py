@@ -1,0 +1,67 @@
+"""Which replicas exchange among themselves: all of them, or the groups that a call names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ltc.distributed import world
+
+Groups = Sequence[Sequence[int]] | None
+
+
+def replica_count() -> int:
+    """Replicas that exchange with the calling thread's, itself among them.
+
+    >>> from ltc.distributed import collectives
+    >>> collectives.replica_count()
+    1
+    """
+    return world.place().replicas
+
+
+def ordinal() -> int:
+    """This replica's number among them.
+
+    >>> from ltc.distributed import collectives
+    >>> collectives.ordinal()
+    0
+    """
+    return world.place().ordinal
+
+
+def group_of(groups: Groups) -> tuple[int, ...]:
+    """The ordinals of the calling thread's group, in order.
+
+    groups  lists of ordinals; None: all together
+
+    Raises ValueError where the replica is in none of them.
+
+    >>> from ltc.distributed import collectives
+    >>> collectives.group_of(None), collectives.group_of([[1, 2], [0, 3]])
+    ((0,), (0, 3))
+    """
+    place = world.place()
+    if not groups:
+        return tuple(range(place.replicas))
+    for group in groups:
+        if place.ordinal in group:
+            return tuple(group)
+    raise ValueError(f"replica {place.ordinal} is in no group of {groups}: put each in exactly one")
+
+
+def frozen(groups: Groups) -> tuple[tuple[int, ...], ...]:
+    """The groups as tuples, () for all together.
+
+    Raises AssertionError where they differ in size, ValueError unless they name each replica once.
+    """
+    if not groups:
+        return ()
+    found = tuple(tuple(int(ordinal) for ordinal in group) for group in groups)
+    if len({len(group) for group in found}) > 1:
+        raise AssertionError(f"groups must be of one size, since results are: {groups}")
+    named = [ordinal for group in found for ordinal in group]
+    if sorted(named) != list(range(replica_count())):
+        raise ValueError(
+            f"groups {groups} must name each of the {replica_count()} replicas exactly once"
+        )
+    return found

@@ -1,0 +1,68 @@
+"""Reductions over the replicas, recorded as part of the step; which engine adds is chosen here.
+
+A sum of few replicas of one host, of types that the backend can add in place, gets a slot of
+symmetric memory: then the program itself adds (see docs/distributed.md, "The way of a sum").
+Everything else is an exchange that runs beside the program, in `transport/`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from ltc.backends.capabilities import BackendCapabilities
+from ltc.device.recording import sync
+from ltc.device.recording.collective_calls import record
+from ltc.device.recording.tensors import state_of
+from ltc.distributed.transport import session as sessions
+from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
+from ltc.runtime.transfers import backend
+
+
+def exchange(collective: Collective, tensors, types) -> list[torch.Tensor]:
+    """What the exchange of `tensors` gives: new tensors of these types, one for each of them."""
+    sessions.current()  # from now on the others hear of it if this replica fails
+    return record(collective, tensors, types)
+
+
+def reduced(
+    kind: str, tensors: Sequence[torch.Tensor], groups: tuple, line: str, bucket: int = -1
+) -> list[torch.Tensor]:
+    """New tensors with everyone's `tensors` reduced, as one exchange.
+
+    groups  frozen; () means all together
+    line    the user's, for messages
+    bucket  of gradients, its number among those of the call
+    """
+    types = [type_of(x) for x in tensors]
+    place = _place_of(tensors, types, groups, bucket) if kind == "sum" else (-1, 0)
+    return exchange(_all_reduce_at(kind, groups, line, *place), tensors, types)
+
+
+def type_of(x: torch.Tensor) -> TensorType:
+    return TensorType(x.dtype, tuple(x.shape))
+
+
+@functools.lru_cache(256)
+def _all_reduce_at(kind: str, groups: tuple, line: str, place: int, sharers: int) -> Collective:
+    """The same object every time: recording compares it with the one of the step before."""
+    return Collective("all_reduce", kind, groups, site=line, place=place, sharers=sharers)
+
+
+def _place_of(tensors, types: list[TensorType], groups: tuple, bucket: int) -> tuple[int, int]:
+    """The slot in which few replicas of one host lay a sum's operands, and how many; else (-1, 0)."""
+    session = sessions.current()
+    if session is None or session.shelf is None:
+        return -1, 0
+    sums = BackendCapabilities.of(backend()).one_shot_sums
+    slot = session.shelf.slot_for(sums, groups, types, bucket)
+    if slot < 0:
+        return -1, 0
+    recorder = state_of(tensors[0]).device.recorder()
+    if session.shelf.is_full(slot, (recorder, recorder.recordings)):
+        sync.start_collectives()  # what is recorded so far becomes a program of its own
+        session.shelf.is_full(slot, (recorder, recorder.recordings))
+    return slot, len(groups[0]) if groups else session.replicas
