@@ -221,7 +221,6 @@ pause:
   br i1 %tired, label %lie.down, label %look
 lie.down:
   %before = atomicrmw xchg ptr %asleep, i64 ASLEEP seq_cst, align 8
-  fence seq_cst
   %again = load atomic i64, ptr %line seq_cst, align 8
   %left.again = and i64 %again, 4294967295
   %still.none = icmp eq i64 %left.again, 0
