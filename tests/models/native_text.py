@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ltc.llvm.native import thread_pool
+from ltc.llvm.native import futex
 
-_FUTEX = {str(number): name for name, number in thread_pool.FUTEX_CALLS.items()}
+_FUTEX = {str(number): name for name, number in futex.CALLS.items()}
 _PATTERNS = {
     r"(?P<kind>load) atomic \S+, ptr (?P<at>\S+) (?P<order>\w+)": "",
     r"(?P<kind>store) atomic \S+ \S+, ptr (?P<at>\S+) (?P<order>\w+)": "",

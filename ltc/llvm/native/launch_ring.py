@@ -16,7 +16,7 @@ import numpy as np
 
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import ATTRIBUTES
-from ltc.llvm.native import runner, thread_pool
+from ltc.llvm.native import futex, runner
 
 ENTRIES = 64
 SPINS = 1500  # of the thread without work before it sleeps: about 20 us
@@ -300,11 +300,11 @@ def _entry(number: int) -> int:
 
 def text() -> str:
     """@ring.push, @ring.call, @ring.serve and @ring.await; see `Ring`."""
-    declared, pause = thread_pool.pause_text()
-    return thread_pool.filled(thread_pool.CLOCK + _TEXT, {
+    declared, pause = futex.pause_text()
+    return futex.filled(futex.CLOCK + _TEXT, {
         "ENTRY_WORDS": _ENTRY_WORDS, "ENTRIES": ENTRIES, "SPINS": SPINS,
-        "PAUSE_DECLARED": declared, "PAUSE": pause, "FUTEX": thread_pool.FUTEX[platform.machine()],
-        **thread_pool.FUTEX_CALLS, **_WORDS, **_ENTRY,
+        "PAUSE_DECLARED": declared, "PAUSE": pause, "FUTEX": futex.NUMBERS[platform.machine()],
+        **futex.CALLS, **_WORDS, **_ENTRY,
     })  # fmt: skip
 
 

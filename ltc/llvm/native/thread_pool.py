@@ -19,42 +19,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-import re
 import sys
-from collections.abc import Mapping
-
-from ltc.llvm.native import thread_affinity
+from ltc.llvm.native import futex, thread_affinity
+from ltc.llvm.native.futex import filled
 
 MOST_MEMBERS = 128
 SPINS = 4000  # of a member without work before it sleeps: about 60 us
 SPINS_BEFORE_YIELD = 2000  # of the caller, whose last tasks are under way elsewhere
 
-# What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
-FUTEX_CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129}
-FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
-_PAUSE = {
-    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-    "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
-}
-
 # A member's line of 64 bytes: its range; how it sleeps, 0 being awake; its thread.
 _SLEEP = {"ASLEEP": 1, "DOZING": 2}  # until it is woken; at most until a time
-# @now(): nanoseconds, as time.monotonic_ns() counts them.
-CLOCK = """
-declare i32 @clock_gettime(i32, ptr)
-define internal i64 @now() #0 {
-  %clock = alloca [2 x i64], align 8
-  %error = call i32 @clock_gettime(i32 1, ptr %clock)
-  %seconds = load i64, ptr %clock, align 8
-  %part = getelementptr i64, ptr %clock, i64 1
-  %more = load i64, ptr %part, align 8
-  %scaled = mul i64 %seconds, 1000000000
-  %now = add i64 %scaled, %more
-  ret i64 %now
-}
-"""
-
 _TEXT = """
 @pool.lock = internal global i32 0, align 64
 @pool.started = internal global i64 0, align 8
@@ -359,7 +333,7 @@ define void @pool.forget() #0 {
 @functools.cache
 def is_possible() -> bool:
     """Whether this system has what the pool is made of."""
-    if not sys.platform.startswith("linux") or platform.machine() not in FUTEX:
+    if not sys.platform.startswith("linux") or platform.machine() not in futex.NUMBERS:
         return False
     names = (
         "pthread_create", "pthread_detach", "sched_yield", "syscall", "clock_gettime", "gettid",
@@ -368,27 +342,17 @@ def is_possible() -> bool:
     return all(hasattr(ctypes.CDLL(None), name) for name in names)
 
 
-def pause_text() -> tuple[str, str]:
-    """What a loop that waits for another processor declares, and does."""
-    return _PAUSE.get(platform.machine(), ("", ""))
-
-
 def text() -> str:
     """@pool.launch(entry, arguments, tasks, threads), @pool.stay.away(from, until) and @pool.forget;
     needs @tasks."""
-    declared, pause = pause_text()
+    declared, pause = futex.pause_text()
     calls, affinity = dict.fromkeys(thread_affinity.CALLS, ""), ""
     if thread_affinity.is_wanted():
         calls, affinity = thread_affinity.CALLS, thread_affinity.TEXT
     words = {
         "LINES_BYTES": 64 * MOST_MEMBERS, "MOST": MOST_MEMBERS, "SPINS": SPINS,
-        "YIELD": SPINS_BEFORE_YIELD, "FUTEX": FUTEX[platform.machine()],
-        "PAUSE_DECLARED": declared, "PAUSE": pause, **FUTEX_CALLS, **_SLEEP,
+        "YIELD": SPINS_BEFORE_YIELD, "FUTEX": futex.NUMBERS[platform.machine()],
+        "PAUSE_DECLARED": declared, "PAUSE": pause, **futex.CALLS, **_SLEEP,
         **thread_affinity.WORDS,
     }  # fmt: skip
-    return filled(CLOCK + affinity + filled(_TEXT, calls), words)
-
-
-def filled(text: str, words: Mapping[str, object]) -> str:
-    """`text` with whole words in capitals replaced."""
-    return re.sub(r"\b[A-Z][A-Z_]*\b", lambda word: str(words.get(word[0], word[0])), text)
+    return filled(futex.CLOCK + affinity + filled(_TEXT, calls), words)
