@@ -3,9 +3,9 @@
     python scripts/bench/machinery.py [--only LTC_QUEUE=0] [--workload mlp] [--rounds 5] [--runs 3]
 
 Every variant lives in a process of its own, which is asked for a few steps at a time; the order is
-drawn anew for each round. A ratio is the median without, divided by the median with the machine:
-above 1, the machine gains. Each run starts new processes, because where their memory lies makes a
-difference of some per cent. LTC_PREFAULT_MB acts once in a process: its figures are those of the
+drawn anew for each round. A ratio is the median, over the rounds of a run, of the time without
+divided by the time with the machine: above 1, the machine gains. Each run starts new processes,
+because where their memory lies makes a difference of some per cent. LTC_PREFAULT_MB acts once in a process: its figures are those of the
 first step, in a process that finds compiled kernels on disk.
 
 A process may use as many processors as it has threads.
@@ -140,9 +140,8 @@ def one_run(switches: Sequence[str], asked) -> dict:
     workloads = asked.workload or WORKLOADS
     of_steps = [switch for switch in switches if switch != FIRST_STEP]
     times = times_of_steps(of_steps, workloads, asked) if of_steps else {}
-    medians = {key: statistics.median(found) for key, found in times.items()}
     found = {
-        (switch, workload): (medians[workload, ""], medians[workload, switch])
+        (switch, workload): compared(times[workload, ""], times[workload, switch])
         for switch in of_steps
         for workload in workloads
     }
@@ -150,9 +149,14 @@ def one_run(switches: Sequence[str], asked) -> dict:
         large = [workload for workload in workloads if workload in FIRST_STEP_WORKLOADS]
         first = times_of_first_steps(large, asked)
         for workload in large:
-            on, off = (statistics.median(first[workload, switch]) for switch in ("", FIRST_STEP))
-            found[FIRST_STEP, workload] = on, off
+            found[FIRST_STEP, workload] = compared(first[workload, ""], first[workload, FIRST_STEP])
     return found
+
+
+def compared(on: Sequence[float], off: Sequence[float]) -> tuple[float, float, float]:
+    """Medians with the machine and without it, and the median ratio of a round."""
+    ratio = statistics.median(without / with_it for with_it, without in zip(on, off, strict=True))
+    return statistics.median(on), statistics.median(off), ratio
 
 
 def report(runs: Sequence[dict]) -> None:
@@ -160,9 +164,7 @@ def report(runs: Sequence[dict]) -> None:
     for switch, workload in runs[0]:
         machine = MACHINES[switch]
         on, off = (statistics.median(run[switch, workload][k] for run in runs) for k in (0, 1))
-        ratios = "  ".join(
-            f"{run[switch, workload][1] / run[switch, workload][0]:.3f}" for run in runs
-        )
+        ratios = "  ".join(f"{run[switch, workload][2]:.3f}" for run in runs)
         print(
             f"{machine.name:17}{lines_of(machine):6}  {workload:12}{on:9.3f}{off:9.3f}   {ratios}"
         )
