@@ -132,6 +132,32 @@ FLAGS = (
         "time several blockings of each matrix product at first, and keep the quickest",
     ),
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
+    # Machinery that gains time: docs/machinery.md says when to turn each off.
+    Flag(
+        "LTC_THREADS",
+        one_of("pool", "openmp", "one"),
+        "pool",
+        "who runs a kernel's tasks: ltc's own threads, OpenMP's, or the caller alone",
+    ),
+    Flag(
+        "LTC_AFFINITY",
+        boolean,
+        True,
+        "a thread that wakes up is kept off the processor of the one that woke it; up to 4 cores",
+    ),
+    Flag(
+        "LTC_RESERVE_CORE",
+        boolean,
+        True,
+        "a program leaves one processor to the thread that records beside it; up to 4 cores",
+    ),
+    Flag("LTC_QUEUE", boolean, True, "programs follow one another without Python"),
+    Flag(
+        "LTC_PREFAULT_MB",
+        at_least(0),
+        64,
+        "megabytes touched for gradients while a model is moved to a device; 0: none",
+    ),
     # Looking inside.
     Flag(
         "LTC_CHECK",
@@ -217,6 +243,11 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_CACHE_DIR",
         "LTC_CACHE_MB",
         "LTC_MAX_ASYNC_QUEUE",
+        "LTC_THREADS",
+        "LTC_AFFINITY",
+        "LTC_RESERVE_CORE",
+        "LTC_QUEUE",
+        "LTC_PREFAULT_MB",
         "LTC_DEBUG",
         "LTC_VERIFY",
         "LTC_DUMP",

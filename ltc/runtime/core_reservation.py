@@ -10,8 +10,10 @@ from __future__ import annotations
 import threading
 import time
 
+from ltc import config
 from ltc.backends.interface import LaunchQueue
 from ltc.runtime.transfers import capabilities
+from ltc.support import processors
 
 LONGEST = 40_000_000  # nanoseconds that are left at once: a guess may be wrong, an LSTM takes 30 ms
 
@@ -46,15 +48,22 @@ def recording_is_over() -> None:
 def leave_one() -> None:
     """A thread is about to record beside the programs that run."""
     global _is_left
-    _is_left = True
-    _leave(time.monotonic_ns() + _usual)
+    if _is_wanted():
+        _is_left = True
+        _leave(time.monotonic_ns() + _usual)
 
 
 def leave_one_after(queue: LaunchQueue) -> None:
     """The thread that waits for the queue's next launch records beside the one after it."""
     global _is_left
-    _is_left = True
-    queue.leave_processor_after_next(_usual)
+    if _is_wanted():
+        _is_left = True
+        queue.leave_processor_after_next(_usual)
+
+
+def _is_wanted() -> bool:
+    """Of many processors one is free in any case."""
+    return processors.are_few() and config.value("LTC_RESERVE_CORE")
 
 
 def use_all() -> None:

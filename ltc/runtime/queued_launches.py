@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from ltc import config
 from ltc.backends.interface import Launch, LaunchQueue
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
@@ -85,7 +86,7 @@ class QueuedWorks:
         return queue.given >= number
 
     def _new_queue(self) -> LaunchQueue | None:
-        make = capabilities().queue
+        make = capabilities().queue if config.value("LTC_QUEUE") else None
         self.queue = make() if make is not None else None
         return self.queue
 

@@ -4,16 +4,20 @@ import concurrent.futures
 import contextlib
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.native import kernel_cache, runner, thread_pool
+from ltc.errors import Unsupported
+from ltc.llvm.compiler import llvm_binding, symbols
+from ltc.llvm.native import kernel_cache, runner, thread_affinity, thread_pool
 from ltc.llvm.emit.builder import ATTRIBUTES, Builder, function_text
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
+from ltc.support import processors
 
 TASKS = [64, 1, 7, 2, 1, 30] * 20
 
@@ -106,7 +110,7 @@ def two_threads_on_two_processors(monkeypatch):
     if not thread_pool.is_possible():
         pytest.skip("the system's own team takes no notice")
     monkeypatch.setattr(runner, "thread_count", lambda: 2)
-    monkeypatch.setattr(runner, "_processors", lambda: 2)
+    monkeypatch.setattr(processors, "count", lambda: 2)
     yield
     runner.leave_processor(0)
 
@@ -161,7 +165,7 @@ def test_a_processor_given_back_helps_the_launch_that_is_under_way(two_threads_o
 def test_more_processors_than_threads_leave_one_without_being_asked(
     two_threads_on_two_processors, monkeypatch
 ):
-    monkeypatch.setattr(runner, "_processors", lambda: 3)
+    monkeypatch.setattr(processors, "count", lambda: 3)
     leave_for(HOUR)
     run = run_that_notes_threads(400)
     assert two_take_part(run, 400)
@@ -170,6 +174,7 @@ def test_more_processors_than_threads_leave_one_without_being_asked(
 # --- who runs where -----------------------------------------------------------------------------
 
 ALLOWED = os.sched_getaffinity(0) if thread_pool.is_possible() else set()
+needs_pool = pytest.mark.skipif(not thread_pool.is_possible(), reason="OpenMP's own threads")
 needs_two_processors = pytest.mark.skipif(len(ALLOWED) < 2, reason="needs a second processor")
 PART = """
 define i32 @part(i32 %thread, i32 %processor, ptr %set) #0 {
@@ -203,7 +208,7 @@ def parted(thread: int, processor: int) -> tuple[bool, set[int]]:
     """Whether the thread was kept off the processor, and where it might run before."""
     text = runner._SERIAL + thread_pool.text() + PART + ATTRIBUTES
     text += "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-    words = np.zeros(thread_pool.MASK_WORDS, dtype=np.int64)
+    words = np.zeros(thread_affinity.MASK_WORDS, dtype=np.int64)
     part = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
     result = part(llvm_binding.compile_kernels(text, "part")["part"])(
         thread, processor, words.ctypes.data
@@ -251,7 +256,74 @@ def test_a_pool_leaves_its_threads_the_processors_they_may_use(two_threads_on_tw
         os.sched_setaffinity(0, ALLOWED)
     for _ in range(6000):  # a member may be on its way when the launch is over
         found = affinities()
-        if all(processors == ALLOWED for processors in found.values()):
+        if all(allowed == ALLOWED for allowed in found.values()):
             return
         time.sleep(0.01)
     raise AssertionError(found)
+
+
+# --- what may be switched off -------------------------------------------------------------------
+
+
+def runner_text(monkeypatch, **settings: str) -> str:
+    for name, setting in settings.items():
+        monkeypatch.setenv(name, setting)
+    return runner.runner_source()[0]
+
+
+@needs_pool
+def test_up_to_four_processors_members_are_kept_off_the_callers(monkeypatch):
+    monkeypatch.setattr(processors, "count", lambda: 4)
+    assert "@sched_setaffinity(" in runner_text(monkeypatch)
+
+
+@needs_pool
+def test_above_four_processors_no_thread_is_moved(monkeypatch):
+    monkeypatch.setattr(processors, "count", lambda: 5)
+    assert "affinity" not in runner_text(monkeypatch)
+
+
+@needs_pool
+def test_switched_off_no_thread_is_moved(monkeypatch):
+    assert "affinity" not in runner_text(monkeypatch, LTC_AFFINITY="0")
+
+
+def test_kernels_may_run_on_openmps_threads_or_on_none(monkeypatch):
+    text = runner_text(monkeypatch, LTC_THREADS="one")
+    assert "pthread_create" not in text and "GOMP_parallel" not in text
+    if symbols.has_symbol("GOMP_parallel"):
+        text = runner_text(monkeypatch, LTC_THREADS="openmp")
+        assert "pthread_create" not in text and "GOMP_parallel" in text
+
+
+def test_openmp_where_there_is_none_is_an_error_that_names_the_other_ways(monkeypatch):
+    monkeypatch.setattr(symbols, "has_symbol", lambda name: False)
+    with pytest.raises(Unsupported, match="LTC_THREADS to pool or to one"):
+        runner_text(monkeypatch, LTC_THREADS="openmp")
+
+
+STEPS = """
+import torch, ltc
+import ltc.core.lazy_model as ltm
+torch.set_num_threads(2)
+weight = torch.ones(512, 512, device="ltc")
+for _ in range(6):
+    weight = (weight @ weight).clamp(max=2.0) - 1
+    ltm.mark_step()
+print(weight.sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "LTC_THREADS=openmp", "LTC_THREADS=one", "LTC_AFFINITY=0", "LTC_RESERVE_CORE=0",
+        "LTC_QUEUE=0", "LTC_PREFAULT_MB=0",
+    ],
+)  # fmt: skip
+def test_a_program_runs_without_each(setting):
+    environment = dict(os.environ, **dict([setting.split("=")]))
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == f"{512.0 * 512}\n", done.stderr

@@ -8,6 +8,8 @@ import pytest
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
 from ltc.runtime.executor import Executor
+from ltc.runtime.queued_launches import QueuedWorks
+from ltc.support import processors
 
 
 class Clock:
@@ -29,6 +31,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(core_reservation, "time", clock)
     monkeypatch.setattr(core_reservation, "_usual", 0)
     monkeypatch.setattr(core_reservation, "_is_left", False)
+    monkeypatch.setattr(processors, "count", lambda: 2)
     return clock
 
 
@@ -136,6 +139,32 @@ def test_who_waits_for_room_gives_back_and_is_given_before_it_goes_on(clock, lef
     executor.wait_for_room()
     assert left == [clock.monotonic, 0, clock.monotonic]
     ending.join()
+
+
+def test_above_four_processors_none_is_left(clock, left, monkeypatch):
+    monkeypatch.setattr(processors, "count", lambda: 4)
+    core_reservation.leave_one()
+    core_reservation.use_all()
+    assert left == [clock.monotonic, 0]
+    monkeypatch.setattr(processors, "count", lambda: 5)
+    core_reservation.leave_one()
+    core_reservation.leave_one_after(None)  # a queue that is not asked
+    core_reservation.use_all()
+    assert left == [clock.monotonic, 0]
+
+
+def test_switched_off_none_is_left(clock, left, monkeypatch):
+    monkeypatch.setenv("LTC_RESERVE_CORE", "0")
+    core_reservation.leave_one()
+    core_reservation.leave_one_after(None)
+    core_reservation.use_all()
+    assert left == []
+
+
+def test_without_a_queue_every_work_waits_for_python(monkeypatch):
+    queued = QueuedWorks(threading.RLock())
+    monkeypatch.setenv("LTC_QUEUE", "0")
+    assert not queued.takes(Work()) and queued.queue is None
 
 
 def test_a_backend_that_has_no_use_for_it_is_not_asked(monkeypatch):

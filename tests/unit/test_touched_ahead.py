@@ -12,7 +12,7 @@ from ltc.backends.llvm import output_pool
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.host_memory import madvise
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
-from ltc.backends.llvm.prefault import MOST_BYTES, TouchedAhead
+from ltc.backends.llvm.prefault import TouchedAhead
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not output_pool._HAS_HUGE_PAGES, reason="needs Linux's advice"
@@ -53,9 +53,10 @@ def test_a_new_stretch_is_not_touched():
     assert resident(Stretch(4 * MiB)) == 0
 
 
-def test_small_tensors_and_more_than_the_limit_are_not_expected():
+def test_small_tensors_and_more_than_the_limit_are_not_expected(monkeypatch):
     pool = OutputPool()
-    ahead = TouchedAhead(pool, most_bytes=10 * MiB)
+    ahead = TouchedAhead(pool)
+    monkeypatch.setenv("LTC_PREFAULT_MB", "10")
     for nbytes in (LARGE_BYTES - 1, 11 * MiB, 6 * MiB, 6 * MiB, 4 * MiB, 2 * MiB):
         ahead.expect(nbytes)
         ahead.wait()
@@ -110,4 +111,12 @@ def test_what_is_moved_to_a_device_is_expected(monkeypatch):
     assert torch.equal(LlvmComputation.upload(weight, 0), weight)
     LlvmComputation.upload(labels, 0)  # which nobody takes a gradient of
     assert expected == [weight.nbytes]
-    assert MOST_BYTES == 64 * MiB  # as the documents say
+
+
+def test_switched_off_nothing_is_touched(monkeypatch):
+    monkeypatch.setenv("LTC_PREFAULT_MB", "0")
+    pool = OutputPool()
+    ahead = TouchedAhead(pool)
+    ahead.expect(2 * MiB)
+    ahead.wait()
+    assert not pool._free

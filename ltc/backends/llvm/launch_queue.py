@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ltc.backends.llvm.workspace import Blocks, WorkBlock
-from ltc.llvm.native import runner, thread_pool
+from ltc.llvm.native import runner
 from ltc.llvm.native.kernel_run import KernelRun
 from ltc.llvm.native.launch_ring import Ring
 
@@ -69,8 +69,8 @@ class LlvmQueue:
 
 
 def is_possible() -> bool:
-    """Whether this system has what the queue's thread is made of."""
-    return thread_pool.is_possible()
+    """Whether this process has what the queue's thread is made of."""
+    return runner.has_pool()
 
 
 def may_run_ahead(made: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> bool:

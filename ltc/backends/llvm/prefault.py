@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from ltc import config
 from ltc.backends.host_memory import HUGE_PAGE, madvise
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
 
-MOST_BYTES = 64 << 20  # in one process: a guess must not cost much where it is wrong
 _MADV_POPULATE_WRITE = 23  # Linux 5.14: asm-generic/mman-common.h
 
 
@@ -25,16 +25,19 @@ class TouchedAhead:
     the next one; the memory is then touched by whoever writes to it.
     """
 
-    def __init__(self, pool: OutputPool, most_bytes: int = MOST_BYTES):
-        self._pool, self._left = pool, most_bytes
+    def __init__(self, pool: OutputPool):
+        self._pool, self._expected = pool, 0  # bytes
         self._sizes: deque[int] = deque()
         self._thread: threading.Thread | None = None
 
     def expect(self, nbytes: int) -> None:
         """A tensor of `nbytes` was moved to a device: an output of its size is to be expected."""
-        if nbytes < LARGE_BYTES or nbytes > self._left or self._pool.is_used or madvise is None:
+        if nbytes < LARGE_BYTES or self._pool.is_used or madvise is None:
             return
-        self._left -= nbytes
+        # A guess must not cost much where it is wrong.
+        if self._expected + nbytes > config.value("LTC_PREFAULT_MB") << 20:
+            return
+        self._expected += nbytes
         self._sizes.append(nbytes)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._touch, name="ltc pages", daemon=True)

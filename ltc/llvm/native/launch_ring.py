@@ -16,7 +16,7 @@ import numpy as np
 
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import ATTRIBUTES
-from ltc.llvm.native import runner, thread_pool
+from ltc.llvm.native import futex, runner
 
 ENTRIES = 64
 SPINS = 1500  # of the thread without work before it sleeps: about 20 us
@@ -62,9 +62,8 @@ define internal void @wake.waiters(ptr %ring) #0 {
 start:
   %events = getelementptr i64, ptr %ring, i64 EVENTS
   %event = atomicrmw add ptr %events, i64 1 seq_cst, align 8
-  fence seq_cst
-  %p = getelementptr i64, ptr %ring, i64 WAITERS
-  %waiters = load atomic i64, ptr %p seq_cst, align 8
+  %p.waiters = getelementptr i64, ptr %ring, i64 WAITERS
+  %waiters = load atomic i64, ptr %p.waiters seq_cst, align 8
   %any = icmp ne i64 %waiters, 0
   br i1 %any, label %wake, label %end
 wake:
@@ -96,7 +95,6 @@ put:
   store i64 %threads, ptr %p.threads, align 8
   %number = add i64 %given, 1
   store atomic i64 %number, ptr %ring seq_cst, align 8
-  fence seq_cst
   call void @wake.thread(ptr %ring)
   ret i64 %number
 no:
@@ -105,9 +103,8 @@ no:
 
 ; The thread is to come back to Python once everything given is done.
 define void @ring.call(ptr %ring) #0 {
-  %p = getelementptr i64, ptr %ring, i64 CALLED
-  store atomic i64 1, ptr %p seq_cst, align 8
-  fence seq_cst
+  %p.called = getelementptr i64, ptr %ring, i64 CALLED
+  store atomic i64 1, ptr %p.called seq_cst, align 8
   call void @wake.thread(ptr %ring)
   ret void
 }
@@ -149,7 +146,6 @@ pause:
   br i1 %tired, label %lie.down, label %look
 lie.down:
   %was = atomicrmw xchg ptr %p.asleep, i64 1 seq_cst, align 8
-  fence seq_cst
   %given.again = load atomic i64, ptr %ring seq_cst, align 8
   %called.again = load atomic i64, ptr %p.called seq_cst, align 8
   %none.again = icmp eq i64 %given.again, %done
@@ -207,7 +203,6 @@ start:
   %p.waiters = getelementptr i64, ptr %ring, i64 WAITERS
   %p.events = getelementptr i64, ptr %ring, i64 EVENTS
   %before = atomicrmw add ptr %p.waiters, i64 1 seq_cst, align 8
-  fence seq_cst
   %events = load atomic i64, ptr %p.events seq_cst, align 8
   %done = load atomic i64, ptr %p.done seq_cst, align 8
   %stopped = load atomic i64, ptr %p.stopped seq_cst, align 8
@@ -303,16 +298,20 @@ def _entry(number: int) -> int:
     return _WORDS["FIRST"] + (number - 1) % ENTRIES * _ENTRY_WORDS
 
 
+def text() -> str:
+    """@ring.push, @ring.call, @ring.serve and @ring.await; see `Ring`."""
+    declared, pause = futex.pause_text()
+    return futex.filled(futex.CLOCK + _TEXT, {
+        "ENTRY_WORDS": _ENTRY_WORDS, "ENTRIES": ENTRIES, "SPINS": SPINS,
+        "PAUSE_DECLARED": declared, "PAUSE": pause, "FUTEX": futex.NUMBERS[platform.machine()],
+        **futex.CALLS, **_WORDS, **_ENTRY,
+    })  # fmt: skip
+
+
 @functools.cache
 def _functions() -> tuple:
-    declared, pause = thread_pool.pause_text()
-    text = thread_pool.filled(thread_pool.CLOCK + _TEXT, {
-        "ENTRY_WORDS": _ENTRY_WORDS, "ENTRIES": ENTRIES, "SPINS": SPINS,
-        "PAUSE_DECLARED": declared, "PAUSE": pause, "FUTEX": thread_pool.FUTEX[platform.machine()],
-        **thread_pool.FUTEX_CALLS, **_WORDS, **_ENTRY,
-    })  # fmt: skip
     names = ("ring.push", "ring.call", "ring.serve", "ring.await")
-    code = llvm_binding.compile_kernels(text + ATTRIBUTES, *names)
+    code = llvm_binding.compile_kernels(text() + ATTRIBUTES, *names)
     word, number = ctypes.c_void_p, ctypes.c_int64
     # The first two are so short that letting other Python threads run meanwhile would cost more.
     return (

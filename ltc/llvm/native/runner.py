@@ -12,9 +12,12 @@ import os
 
 import torch
 
+from ltc import config
+from ltc.errors import Unsupported
 from ltc.llvm.compiler import llvm_binding, symbols
 from ltc.llvm.emit.builder import ATTRIBUTES
 from ltc.llvm.native import thread_pool
+from ltc.support import processors
 
 # A run is eight words: how many kernels and their records, how many arguments and for each a
 # place of the frame and a number to add, where in the frame the arguments begin, how many faults
@@ -175,15 +178,33 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def runner_source() -> tuple[str, tuple[str, ...]]:
     """The text that `runner` is compiled from, and its functions."""
-    names, text = ("run",), _SERIAL
-    if thread_pool.is_possible():
+    names, text, threads = ("run",), _SERIAL, _threads()
+    if threads == "pool":
         names += ("pool.forget", "pool.stay.away")
         text += thread_pool.text() + _RUN.replace("LAUNCH", _POOLED)
-    elif symbols.has_symbol("GOMP_parallel"):
+    elif threads == "openmp":
         text += _TEAM + _RUN.replace("LAUNCH", _LAUNCH)
     else:
         text += _RUN.replace("LAUNCH", _ALONE)
     return text + ATTRIBUTES, names
+
+
+def _threads() -> str:
+    """What LTC_THREADS asks for; for the pool, where it is not possible, the next best."""
+    asked, has_openmp = config.value("LTC_THREADS"), symbols.has_symbol("GOMP_parallel")
+    if asked == "openmp" and not has_openmp:
+        raise Unsupported(
+            "LTC_THREADS=openmp asks for OpenMP's threads, and this process has loaded no library "
+            "with GOMP_parallel. Set LTC_THREADS to pool or to one."
+        )
+    if asked == "pool" and not thread_pool.is_possible():
+        return "openmp" if has_openmp else "one"
+    return asked
+
+
+def has_pool() -> bool:
+    """Whether this process's kernels run on the pool's threads."""
+    return runner() is not None and bool(_stay_away)
 
 
 def has_runner() -> bool:
@@ -228,12 +249,7 @@ def leave_processor(until: int) -> None:
 
 def first_to_leave() -> int:
     """The member of the pool who stays away, with all above, where one processor is left."""
-    return max(_processors() - 1, 1)
-
-
-@functools.cache
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
+    return max(processors.count() - 1, 1)
 
 
 def thread_count() -> int:

@@ -12,12 +12,6 @@ is asleep or kept off its processor. A second launch at the same time runs in it
 
 For a time that the caller names, the members from some number on stay away: whoever needs their
 processor would otherwise take it in the midst of a task, and the launch would wait for that task.
-
-Where the system wakes a member, it likes to put it back where it was, or where the caller is, and
-on a busy machine of few processors it looks no further.  On the caller's processor the two share it
-for some milliseconds and the other is idle.  So a member who was there, and each of a few members,
-is kept off it while it is woken, and one who finds itself there moves; then it may run wherever it
-might before.
 """
 
 from __future__ import annotations
@@ -25,97 +19,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-import re
 import sys
-from collections.abc import Mapping
+from ltc.llvm.native import futex, thread_affinity
+from ltc.llvm.native.futex import filled
 
 MOST_MEMBERS = 128
 SPINS = 4000  # of a member without work before it sleeps: about 60 us
 SPINS_BEFORE_YIELD = 2000  # of the caller, whose last tasks are under way elsewhere
-FEW_MEMBERS = 4  # so many may cost the caller three more calls of the system each, to be woken
 
-# What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
-FUTEX_CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129}
-FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
-_PAUSE = {
-    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-    "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
-}
-
-MASK_WORDS = 16  # of a set of processors: 1024 of them
-
-# A member's line of 64 bytes: its range; how it sleeps, 0 being awake; its thread; the processor
-# that it was on when it lay down.
+# A member's line of 64 bytes: its range; how it sleeps, 0 being awake; its thread.
 _SLEEP = {"ASLEEP": 1, "DOZING": 2}  # until it is woken; at most until a time
-# @now(): nanoseconds, as time.monotonic_ns() counts them.
-CLOCK = """
-declare i32 @clock_gettime(i32, ptr)
-define internal i64 @now() #0 {
-  %clock = alloca [2 x i64], align 8
-  %error = call i32 @clock_gettime(i32 1, ptr %clock)
-  %seconds = load i64, ptr %clock, align 8
-  %part = getelementptr i64, ptr %clock, i64 1
-  %more = load i64, ptr %part, align 8
-  %scaled = mul i64 %seconds, 1000000000
-  %now = add i64 %scaled, %more
-  ret i64 %now
-}
-"""
-
-# @pool.part(thread, processor, set): the thread, 0 being the caller's own, may no more run on that
-# processor, for now; the set is then where it might run before.  False, and nothing has changed,
-# where it has no other or there are fewer processors than members.
-_PART = """
-declare i32 @gettid()
-declare i32 @sched_getcpu()
-declare i32 @sched_getaffinity(i32, i64, ptr)
-declare i32 @sched_setaffinity(i32, i64, ptr)
-declare i64 @llvm.ctpop.i64(i64)
-define internal i1 @pool.part(i32 %thread, i32 %processor, ptr %set) #0 {
-start:
-  call void @llvm.memset.p0.i64(ptr %set, i8 0, i64 MASK_BYTES, i1 false)
-  %unknown = call i32 @sched_getaffinity(i32 %thread, i64 MASK_BYTES, ptr %set)
-  %failed = icmp slt i32 %unknown, 0
-  br i1 %failed, label %no, label %next
-next:
-  %i = phi i64 [ 0, %start ], [ %after, %next ]
-  %count = phi i64 [ 0, %start ], [ %sum, %next ]
-  %at = getelementptr i64, ptr %set, i64 %i
-  %bits = load i64, ptr %at, align 8
-  %ones = call i64 @llvm.ctpop.i64(i64 %bits)
-  %sum = add i64 %count, %ones
-  %after = add i64 %i, 1
-  %more = icmp slt i64 %after, MASK_WORDS
-  br i1 %more, label %next, label %counted
-counted:
-  %members = load atomic i64, ptr @pool.members monotonic, align 8
-  %least = call i64 @llvm.smax.i64(i64 %members, i64 2)
-  %few = icmp slt i64 %sum, %least
-  br i1 %few, label %no, label %find
-find:
-  %number = zext i32 %processor to i64
-  %word = udiv i64 %number, 64
-  %known = icmp ult i64 %word, MASK_WORDS
-  br i1 %known, label %look, label %no
-look:
-  %place = urem i64 %number, 64
-  %bit = shl i64 1, %place
-  %here = getelementptr i64, ptr %set, i64 %word
-  %old = load i64, ptr %here, align 8
-  %others = xor i64 %bit, -1
-  %less = and i64 %old, %others
-  store i64 %less, ptr %here, align 8
-  %refused = call i32 @sched_setaffinity(i32 %thread, i64 MASK_BYTES, ptr %set)
-  store i64 %old, ptr %here, align 8
-  %done = icmp eq i32 %refused, 0
-  ret i1 %done
-no:
-  ret i1 false
-}
-declare i64 @llvm.smax.i64(i64, i64)
-"""
-
 _TEXT = """
 @pool.lock = internal global i32 0, align 64
 @pool.started = internal global i64 0, align 8
@@ -124,7 +37,6 @@ _TEXT = """
 @pool.arguments = internal global i64 0, align 8
 @pool.tasks = internal global i64 0, align 8
 @pool.members = internal global i64 1, align 8
-@pool.processor = internal global i32 -1, align 4
 @pool.away.until = internal global i64 0, align 64
 @pool.away.from = internal global i64 0, align 8
 @pool.done = internal global i64 0, align 64
@@ -159,8 +71,7 @@ end:
 ; in time by itself; who is away and fast asleep has to learn of the time.
 define internal void @pool.wake(i64 %first, i64 %limit) #0 {
 start:
-  %set = alloca [MASK_WORDS x i64], align 8
-  %callers = load atomic i32, ptr @pool.processor monotonic, align 4
+  SET_OF_PROCESSORS
   %any = icmp slt i64 %first, %limit
   br i1 %any, label %next, label %end
 next:
@@ -174,24 +85,10 @@ ask:
   %away = call i1 @pool.is.away(i64 %k)
   br i1 %away, label %woken, label %call
 call:
-  %thread.at = getelementptr i64, ptr %line, i64 2
-  %thread = load atomic i32, ptr %thread.at monotonic, align 8
-  %was.at = getelementptr i64, ptr %line, i64 3
-  %was = load atomic i32, ptr %was.at monotonic, align 8
-  %together = icmp eq i32 %was, %callers
-  %few = icmp sle i64 %limit, FEW_MEMBERS
-  %is.kept.off = or i1 %together, %few
-  br i1 %is.kept.off, label %part, label %now
-part:
-  %parts = call i1 @pool.part(i32 %thread, i32 %callers, ptr %set)
-  br label %now
-now:
-  %parted = phi i1 [ false, %call ], [ %parts, %part ]
+  KEEP_OFF
   store atomic i64 0, ptr %asleep seq_cst, align 8
   %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAKE, i64 1, ptr null, ptr null, i64 0)
-  br i1 %parted, label %free, label %woken
-free:
-  %freed = call i32 @sched_setaffinity(i32 %thread, i64 MASK_BYTES, ptr %set)
+  LET_BACK
   br label %woken
 woken:
   %after = add i64 %k, 1
@@ -269,14 +166,11 @@ end:
 define internal ptr @pool.member(ptr %number) #0 {
 start:
   %time = alloca [2 x i64], align 8
-  %set = alloca [MASK_WORDS x i64], align 8
+  SET_OF_PROCESSORS
   %self = ptrtoint ptr %number to i64
   %line = getelementptr [8 x i64], ptr @pool.lines, i64 %self
   %asleep = getelementptr i64, ptr %line, i64 1
-  %thread.at = getelementptr i64, ptr %line, i64 2
-  %was.at = getelementptr i64, ptr %line, i64 3
-  %thread = call i32 @gettid()
-  store atomic i32 %thread, ptr %thread.at monotonic, align 8
+  NOTE_MEMBER
   br label %look
 look:
   %spins = phi i64 [ 0, %start ], [ 0, %apart ], [ %spins.more, %pause ], [ 0, %sleep ], [ 0, %return ]
@@ -289,15 +183,7 @@ stay:
   br i1 %none, label %pause, label %work
 work:
   store atomic i64 0, ptr %asleep seq_cst, align 8
-  %here = call i32 @sched_getcpu()
-  %callers = load atomic i32, ptr @pool.processor monotonic, align 4
-  %together = icmp eq i32 %here, %callers
-  br i1 %together, label %move, label %apart
-move:
-  %parted = call i1 @pool.part(i32 0, i32 %here, ptr %set)
-  br i1 %parted, label %free, label %apart
-free:
-  %freed = call i32 @sched_setaffinity(i32 0, i64 MASK_BYTES, ptr %set)
+  MOVE_AWAY
   br label %apart
 apart:
   call void @pool.work(i64 %self)
@@ -308,10 +194,7 @@ pause:
   %tired = icmp ugt i64 %spins.more, SPINS
   br i1 %tired, label %lie.down, label %look
 lie.down:
-  %processor = call i32 @sched_getcpu()
-  store atomic i32 %processor, ptr %was.at monotonic, align 8
   %before = atomicrmw xchg ptr %asleep, i64 ASLEEP seq_cst, align 8
-  fence seq_cst
   %again = load atomic i64, ptr %line seq_cst, align 8
   %left.again = and i64 %again, 4294967295
   %still.none = icmp eq i64 %left.again, 0
@@ -320,8 +203,6 @@ sleep:
   %woken = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAIT, i64 ASLEEP, ptr null, ptr null, i64 0)
   br label %look
 leave:
-  %processor.left = call i32 @sched_getcpu()
-  store atomic i32 %processor.left, ptr %was.at monotonic, align 8
   %present = atomicrmw xchg ptr %asleep, i64 DOZING seq_cst, align 8
   fence seq_cst
   %still.away = call i1 @pool.is.away(i64 %self)
@@ -380,8 +261,7 @@ count:
   %started = call i64 @pool.grow(i64 %others.wanted)
   %there = add i64 %started, 1
   %members = call i64 @llvm.smin.i64(i64 %most, i64 %there)
-  %processor = call i32 @sched_getcpu()
-  store atomic i32 %processor, ptr @pool.processor monotonic, align 4
+  NOTE_CALLER
   %entry.word = ptrtoint ptr %entry to i64
   %arguments.word = ptrtoint ptr %arguments to i64
   store atomic i64 %entry.word, ptr @pool.entry monotonic, align 8
@@ -453,7 +333,7 @@ define void @pool.forget() #0 {
 @functools.cache
 def is_possible() -> bool:
     """Whether this system has what the pool is made of."""
-    if not sys.platform.startswith("linux") or platform.machine() not in FUTEX:
+    if not sys.platform.startswith("linux") or platform.machine() not in futex.NUMBERS:
         return False
     names = (
         "pthread_create", "pthread_detach", "sched_yield", "syscall", "clock_gettime", "gettid",
@@ -462,23 +342,17 @@ def is_possible() -> bool:
     return all(hasattr(ctypes.CDLL(None), name) for name in names)
 
 
-def pause_text() -> tuple[str, str]:
-    """What a loop that waits for another processor declares, and does."""
-    return _PAUSE.get(platform.machine(), ("", ""))
-
-
 def text() -> str:
     """@pool.launch(entry, arguments, tasks, threads), @pool.stay.away(from, until) and @pool.forget;
     needs @tasks."""
-    declared, pause = pause_text()
-    return filled(CLOCK + _PART + _TEXT, {
-        "LINES_BYTES": 64 * MOST_MEMBERS, "MOST": MOST_MEMBERS, "FEW_MEMBERS": FEW_MEMBERS,
-        "SPINS": SPINS, "MASK_WORDS": MASK_WORDS, "MASK_BYTES": 8 * MASK_WORDS,
-        "YIELD": SPINS_BEFORE_YIELD, "FUTEX": FUTEX[platform.machine()],
-        "PAUSE_DECLARED": declared, "PAUSE": pause, **FUTEX_CALLS, **_SLEEP,
-    })  # fmt: skip
-
-
-def filled(text: str, words: Mapping[str, object]) -> str:
-    """`text` with whole words in capitals replaced."""
-    return re.sub(r"\b[A-Z][A-Z_]*\b", lambda word: str(words.get(word[0], word[0])), text)
+    declared, pause = futex.pause_text()
+    calls, affinity = dict.fromkeys(thread_affinity.CALLS, ""), ""
+    if thread_affinity.is_wanted():
+        calls, affinity = thread_affinity.CALLS, thread_affinity.TEXT
+    words = {
+        "LINES_BYTES": 64 * MOST_MEMBERS, "MOST": MOST_MEMBERS, "SPINS": SPINS,
+        "YIELD": SPINS_BEFORE_YIELD, "FUTEX": futex.NUMBERS[platform.machine()],
+        "PAUSE_DECLARED": declared, "PAUSE": pause, **futex.CALLS, **_SLEEP,
+        **thread_affinity.WORDS,
+    }  # fmt: skip
+    return filled(futex.CLOCK + affinity + filled(_TEXT, calls), words)

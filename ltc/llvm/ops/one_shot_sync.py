@@ -20,7 +20,7 @@ from ltc.ir.meeting import HEAD_BYTES
 from ltc.ir.node import Node
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.native import thread_pool
+from ltc.llvm.native import futex, thread_pool
 from ltc.llvm.native.kernel_run import Fault
 
 NUMBER, WORD, COUNTER, OWN, MEMBERS = range(5)  # places among the words
@@ -113,7 +113,7 @@ def publish_codes(product: Product) -> list[KernelCode]:
     text = _filled(
         _PUBLISH,
         entry_text("kernel", 2),
-        FUTEX=thread_pool.FUTEX[platform.machine()],
+        FUTEX=futex.NUMBERS[platform.machine()],
         HEAD=HEAD_BYTES,
     )
     return [KernelCode(text, (Words(product.node), product.node), 1)]
@@ -123,7 +123,7 @@ def wait_codes(product: Product) -> list[KernelCode]:
     """Returns when the operands of all members lie there; a fault where that takes long."""
     (start,) = product.node.inputs
     assert start.op is ops.COLLECTIVE_START
-    declared, pause = thread_pool.pause_text()
+    declared, pause = futex.pause_text()
     text = _filled(
         _WAIT,
         entry_text("kernel", 2, 1),
@@ -138,4 +138,4 @@ def wait_codes(product: Product) -> list[KernelCode]:
 
 
 def _filled(text: str, entry: str, **words) -> str:
-    return thread_pool.filled(text, words) + entry + ATTRIBUTES
+    return futex.filled(text, words) + entry + ATTRIBUTES

@@ -1,0 +1,41 @@
+"""How a thread waits for another one, as text for LLVM: the system's futex, a pause, the clock."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping
+
+# What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
+CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129}
+NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
+_PAUSE = {
+    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
+}
+
+# @now(): nanoseconds, as time.monotonic_ns() counts them.
+CLOCK = """
+declare i32 @clock_gettime(i32, ptr)
+define internal i64 @now() #0 {
+  %clock = alloca [2 x i64], align 8
+  %error = call i32 @clock_gettime(i32 1, ptr %clock)
+  %seconds = load i64, ptr %clock, align 8
+  %part = getelementptr i64, ptr %clock, i64 1
+  %more = load i64, ptr %part, align 8
+  %scaled = mul i64 %seconds, 1000000000
+  %now = add i64 %scaled, %more
+  ret i64 %now
+}
+"""
+
+
+def pause_text() -> tuple[str, str]:
+    """What a loop that waits for another processor declares, and does."""
+    return _PAUSE.get(platform.machine(), ("", ""))
+
+
+def filled(text: str, words: Mapping[str, object]) -> str:
+    """`text` with whole words in capitals replaced."""
+    return re.sub(r"\b[A-Z][A-Z_]*\b", lambda word: str(words.get(word[0], word[0])), text)

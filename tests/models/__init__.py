@@ -1,0 +1,6 @@
+"""Protocols between threads as small programs, of which a test tries every interleaving.
+
+interleavings   the memory, and the search
+thread_pool     the pool of ltc/llvm/native/thread_pool.py
+launch_ring     the ring of ltc/llvm/native/launch_ring.py
+"""
