@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import timm  # noqa: E402
 import torch
 import torch.nn.functional as F
+import torchvision  # noqa: E402
+import torchvision_operators  # noqa: F401  # before the three packages that import torchvision
+import transformers  # noqa: E402
 from network_check import Network
 from torch import nn
-
-import torchvision_operators  # noqa: F401  # before the three packages that import torchvision
-
-import timm  # noqa: E402
-import torchvision  # noqa: E402
-import transformers  # noqa: E402
 
 CLASSES, WORDS = 10, 99
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)

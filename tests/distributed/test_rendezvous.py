@@ -11,8 +11,8 @@ import torch
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
 from ltc.distributed.transport import session
-from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
+from ltc.distributed.transport.shm_segment import PeerFailure
 
 sys.path.insert(0, str(Path(__file__).parent))
 

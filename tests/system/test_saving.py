@@ -21,8 +21,8 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
-from ltc.debug import metrics
 from ltc.checkpointing import saving
+from ltc.debug import metrics
 from tests.unit.test_serialization import DTYPES, bits, has_elements, random_bits
 
 ROOT = Path(__file__).parents[2]

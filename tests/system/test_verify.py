@@ -14,8 +14,8 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 from ltc import config
-from ltc.backends.llvm import backend, plan, schedule
 from ltc.backends.interface import BackendRegistrar
+from ltc.backends.llvm import backend, plan, schedule
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.debug import metrics
 from ltc.errors import VerificationError

@@ -14,8 +14,8 @@ import pytest
 
 from ltc.errors import Unsupported
 from ltc.llvm.compiler import llvm_binding, symbols
-from ltc.llvm.native import kernel_cache, runner, thread_affinity, thread_pool
 from ltc.llvm.emit.builder import ATTRIBUTES, Builder, function_text
+from ltc.llvm.native import kernel_cache, runner, thread_affinity, thread_pool
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 from ltc.support import processors
 

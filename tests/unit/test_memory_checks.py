@@ -19,11 +19,11 @@ from ltc.debug import metrics
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node, make
-from ltc.llvm.ops import memory_checks
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.llvm.ops.memory_checks import MemoryFinding, CheckRow, CheckRows
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
+from ltc.llvm.ops import memory_checks
+from ltc.llvm.ops.memory_checks import CheckRow, CheckRows, MemoryFinding
 from ltc.passes import memory_planner
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import ltc.utils.serialization as xser
-from ltc.debug import metrics
 from ltc.checkpointing import safetensors_format
+from ltc.debug import metrics
 from tests.drawn import drawn
 
 Point = namedtuple("Point", "x y")

@@ -12,7 +12,7 @@ from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
 from ltc.passes.layout.channels_last import channels_last
 from ltc.passes.layout.transposes import layout
-from ltc.passes.memory_planner import ALIGNMENT, BLOCK, OutputBuffer, Lifetime, plan
+from ltc.passes.memory_planner import ALIGNMENT, BLOCK, Lifetime, OutputBuffer, plan
 from ltc.passes.split_reductions import split_reductions
 from tests.drawn import drawn
 

@@ -8,9 +8,9 @@ import threading
 import pytest
 import torch
 
+from ltc.backends.host_memory import madvise
 from ltc.backends.llvm import output_pool
 from ltc.backends.llvm.executable import LlvmComputation
-from ltc.backends.host_memory import madvise
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
 from ltc.backends.llvm.prefault import TouchedAhead
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ltc.support import atomic_file, tree
-from ltc.utils import utils as xu
 from ltc.support.channel import Channel
+from ltc.utils import utils as xu
 from ltc.utils.rate_tracker import RateTracker
 
 
