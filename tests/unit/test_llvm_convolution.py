@@ -313,8 +313,8 @@ def test_an_epilogue_sees_every_element_once(case):
 ])  # fmt: skip
 def test_what_is_read_once_where_it_lies_is_not_copied(padding, dtype, copied):
     geometry = setting((2, 40, 16, (9, 8), (1, 1), 2, padding, 1, 1), dtype)[3]
-    lanes = Vectors(Builder(), HOST, dtype)
-    strip = input_tile_of(lanes, ascending(forward_axes(*geometry.window)), 40, 40, 1, 4)
+    v = Vectors(Builder(), HOST, dtype)
+    strip = input_tile_of(v, ascending(forward_axes(*geometry.window)), 40, 40, 1, 4)
     assert isinstance(strip, UncopiedInputTile) != copied
 
 

@@ -74,10 +74,10 @@ def channels_last_input_gradient(
         return _pointwise_gradient(name, dtype, geometry, isa, epilogue, operands)
     sizes = Sizes(geometry.operand[0], groups, outputs, geometry.weight[1])
     extents = padded(geometry.weight[2:], 1)
-    lanes = Vectors(Builder(), isa, dtype)
+    v = Vectors(Builder(), isa, dtype)
     bodies = [
         ChannelTotals(dtype, geometry, axes, isa, epilogue)
-        if sums_across_lanes(lanes, geometry, axes)
+        if sums_across_lanes(v, geometry, axes)
         else _Tiles(dtype, sizes, axes, extents, isa, epilogue, False)
         for axes in gradient_phases(*geometry.window)
     ]

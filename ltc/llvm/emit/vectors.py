@@ -13,7 +13,7 @@ from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.conversions import from_memory
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.float_ops import Floats
-from ltc.llvm.emit.index import Index, least
+from ltc.llvm.emit.index import Index, IndexRegister, least
 from ltc.llvm.emit.isa import Isa
 
 LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
@@ -256,7 +256,7 @@ def add_in_pieces(
     v: Vectors,
     depth: Index,
     sums: list[str],
-    step: Callable[[str, list[str]], list[str]],
+    step: Callable[[IndexRegister, list[str]], list[str]],
     totals: str,
 ) -> list[str]:
     """`sums` after step(k, sums) for k from 0 up to `depth`, added in pieces of LONGEST_SUM.
@@ -269,7 +269,7 @@ def add_in_pieces(
     for i, value in enumerate(sums):
         v.store_computed(value, totals, i * v.width)
 
-    def piece(start: str, _) -> None:
+    def piece(start: IndexRegister, _) -> None:
         end = least(start + LONGEST_SUM, depth)
         zeros = [(v.vector, v.zero)] * len(sums)
         for i, value in enumerate(b.loop(start, end, 1, zeros, step)):

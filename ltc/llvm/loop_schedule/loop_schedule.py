@@ -12,6 +12,7 @@ from ltc.llvm.loop_schedule.one_hot import index_compared, one_hot_sums
 from ltc.llvm.loop_schedule.open_extents import open_variables
 from ltc.llvm.loop_schedule.row_groups import loads_to_transpose, rows_of_a_group
 from ltc.llvm.loop_schedule.vector_axis import (
+    NO_VARIABLE,
     awaited_by,
     column_loads,
     fits_tiles,
@@ -29,7 +30,7 @@ class LoopSchedule:
 
     is_epilogue    whether it is written into a product, which says where each vector of it lies
     lanes          of its vectors
-    vector         the variable that runs over lanes; None where there is no variable
+    vector         the variable that runs over lanes; NO_VARIABLE where there is none
     open           the variables whose extents are arguments
     transposed     loads whose rows are copied, transposed, before they are reduced
     group          rows that are copied together
@@ -44,7 +45,7 @@ class LoopSchedule:
     nest: Nest
     is_epilogue: bool
     lanes: int
-    vector: int | None
+    vector: int
     open: frozenset[int]
     transposed: tuple[Value, ...]
     group: int
@@ -69,7 +70,7 @@ class LoopSchedule:
     def has_strips(self) -> bool:
         """Whether the vector variable is the last one of a work item's row."""
         nest = self.nest
-        return self.vector is not None and (not nest.reductions or self.vector < nest.depth)
+        return self.vector != NO_VARIABLE and (not nest.reductions or self.vector < nest.depth)
 
     @property
     def reduces_columns(self) -> bool:
@@ -83,7 +84,7 @@ class LoopSchedule:
         """
         if value.kind != "cell" or self.vector in self.open:  # then rows may have any length
             return None
-        if self.vector is None or self.nest.extents[self.vector] > MOST_PLACES:
+        if self.vector == NO_VARIABLE or self.nest.extents[self.vector] > MOST_PLACES:
             return None
         return index_compared(self.nest, self.vector, self.needs, value)
 

@@ -17,7 +17,7 @@ ZEROS = ("0", "0.0")
 Needs = Mapping[Value, frozenset[int]]
 
 
-def one_hot_sums(nest: Nest, vector: int | None, needs: Needs) -> dict[Value, tuple[Value, Value]]:
+def one_hot_sums(nest: Nest, vector: int, needs: Needs) -> dict[Value, tuple[Value, Value]]:
     """For each sum over the vector variable that has one term: its index and its term."""
     if nest.inner != [vector]:
         return {}
@@ -25,9 +25,7 @@ def one_hot_sums(nest: Nest, vector: int | None, needs: Needs) -> dict[Value, tu
     return {value: pair for value, pair in found.items() if pair is not None}
 
 
-def _single_term(
-    nest: Nest, vector: int | None, needs: Needs, value: Value
-) -> tuple[Value, Value] | None:
+def _single_term(nest: Nest, vector: int, needs: Needs, value: Value) -> tuple[Value, Value] | None:
     (chosen,) = value.operands
     if value.op is not ops.SUM or chosen.kind != "cell" or chosen.op is not ops.WHERE:
         return None
@@ -37,7 +35,7 @@ def _single_term(
     return None if index is None else (index, term)
 
 
-def index_compared(nest: Nest, vector: int | None, needs: Needs, value: Value) -> Value | None:
+def index_compared(nest: Nest, vector: int, needs: Needs, value: Value) -> Value | None:
     """The index of a row that a comparison finds equal to the position in it."""
     if value.kind != "cell" or value.op is not ops.EQ:
         return None
@@ -48,6 +46,6 @@ def index_compared(nest: Nest, vector: int | None, needs: Needs, value: Value) -
     return None
 
 
-def _is_place_in_row(nest: Nest, vector: int | None, value: Value) -> bool:
+def _is_place_in_row(nest: Nest, vector: int, value: Value) -> bool:
     is_position = value.kind == "position"
     return is_position and nest.space.form(value.data) == Affine(0, ((vector, 1),))

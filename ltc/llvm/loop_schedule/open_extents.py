@@ -10,7 +10,7 @@ from ltc.llvm.loop_schedule.iteration_space import Nest
 LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast with any extent
 
 
-def open_variables(nest: Nest, vector: int | None, moves_columns: bool) -> frozenset[int]:
+def open_variables(nest: Nest, vector: int, moves_columns: bool) -> frozenset[int]:
     """The outermost variable and the outermost reduced one, but no short row of lanes.
 
     moves_columns  whether what lies in columns is read or copied so
@@ -27,7 +27,7 @@ def open_variables(nest: Nest, vector: int | None, moves_columns: bool) -> froze
     return frozenset(is_open)
 
 
-def _takes_any_extent(nest: Nest, variable: int, vector: int | None) -> bool:
+def _takes_any_extent(nest: Nest, variable: int, vector: int) -> bool:
     """Whether loops over a reduced variable are as good where its extent is an argument."""
     if variable != vector or nest.depth == 0:
         return True

@@ -9,14 +9,15 @@ from __future__ import annotations
 from ltc.ir.loop_nest import Value
 from ltc.llvm.loop_schedule.iteration_space import Nest, forms_of_value
 
+NO_VARIABLE = -1  # no form has it, and nothing depends on it
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
 
 
-def vector_variable(nest: Nest, transposes_rows: bool) -> int | None:
-    """The variable that runs over lanes; None where there is no variable."""
+def vector_variable(nest: Nest, transposes_rows: bool) -> int:
+    """The variable that runs over lanes; NO_VARIABLE where there is none."""
     depth, last = nest.depth, len(nest.extents) - 1
     if last < 0:
-        return None
+        return NO_VARIABLE
     if not nest.reductions or depth == 0 or depth > last or nest.summed or transposes_rows:
         return last
     offsets = [nest.offset(load) for load in nest.loads()]

@@ -10,6 +10,7 @@ from math import prod
 from ltc.llvm.emit.builder import LANES
 from ltc.llvm.emit.elementwise import COSTLY
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
+from ltc.llvm.loop_schedule.vector_axis import NO_VARIABLE
 
 STRIP = 2048  # elements of the innermost dimension in one work item
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
@@ -22,7 +23,7 @@ WIDE = COLUMNS_TOGETHER * LANES
 
 def wants_wide_vectors(schedule: LoopSchedule) -> bool:
     """Whether whole runs of cache lines from each row, or vectors that fill waits, are a gain."""
-    if schedule.vector is None or schedule.nest.extents[schedule.vector] < WIDE:
+    if schedule.vector == NO_VARIABLE or schedule.nest.extents[schedule.vector] < WIDE:
         return False
     return schedule.reduces_columns or _is_long_chain(schedule)
 
@@ -54,7 +55,7 @@ def strips_of_a_row(schedule: LoopSchedule) -> int:
     nest = schedule.nest
     if schedule.transposed:
         return -(-nest.extents[nest.depth - 1] // schedule.group)
-    if schedule.vector is None or not schedule.has_strips:
+    if not schedule.has_strips:
         return 1
     return -(-nest.extents[schedule.vector] // strip_length(schedule))
 

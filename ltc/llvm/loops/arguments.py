@@ -96,7 +96,7 @@ class Arguments:
             number = rounded_to_float(number)
             bits, whole = struct.unpack("<i", struct.pack("<f", number))[0], "i32"
         with self.b.lanes(1):
-            register = self.number(("literal", value), bits)
+            register = str(self.number(("literal", value), bits))
             if whole == "i32":
                 register = self.b.value(f"trunc i64 {register} to i32")
             register = self.b.value(f"bitcast {whole} {register} to {form.computed}")
@@ -111,11 +111,13 @@ class Arguments:
 
 
 def _number(value: Value) -> float | int | bool:
-    number = {"True": True, "False": False}.get(value.data)
-    if number is None:
-        number = float(value.data) if value.dtype.is_floating_point else int(value.data)
+    if value.data in ("True", "False"):
+        return value.data == "True"
+    if not value.dtype.is_floating_point:
+        return int(value.data)
+    number = float(value.data)
     if value.dtype in LOW_PRECISION:
-        number = torch.tensor(number, dtype=value.dtype).item()
+        return torch.tensor(number, dtype=value.dtype).item()
     return number
 
 

@@ -35,13 +35,13 @@ def element(ctx: LoopContext, load: Value, offset: Affine) -> Index:
 
 def lane_step(ctx: LoopContext, form: Affine) -> int:
     """How far a form goes from one lane to the next."""
-    return 0 if ctx.schedule.vector is None else form.coefficient(ctx.schedule.vector)
+    return form.coefficient(ctx.schedule.vector)
 
 
-def position(ctx: LoopContext, form: Affine, width: int) -> Index | str:
+def position(ctx: LoopContext, form: Affine, width: int) -> str:
     """A form at each of so many lanes, as i64."""
     base = uniform(ctx, form)
-    return base if width == 1 else stepping(ctx, base, lane_step(ctx, form))
+    return str(base) if width == 1 else stepping(ctx, base, lane_step(ctx, form))
 
 
 def stepping(ctx: LoopContext, base: Index, step: int) -> str:
@@ -66,7 +66,7 @@ def _holds(ctx: LoopContext, guard: Guard, width: int) -> str:
     if width > 1 and lane_step(ctx, form):
         return _between(ctx, position(ctx, form, width), bounds)
     with b.lanes(1):
-        one = _between(ctx, uniform(ctx, form), bounds)
+        one = _between(ctx, position(ctx, form, 1), bounds)
     return b.splat("i1", one) if width > 1 else one
 
 
@@ -81,9 +81,8 @@ def _without_constant(ctx: LoopContext, guard: Guard) -> tuple[Affine, tuple[Ind
     return Affine(0, form.terms), bounds
 
 
-def _between(ctx: LoopContext, at: Index | str, bounds: tuple[Index, Index]) -> str:
+def _between(ctx: LoopContext, at: str, bounds: tuple[Index, Index]) -> str:
     b = ctx.b
     low, high = (b.splat("i64", bound) for bound in bounds)
-    low = b.compare("sge", "i64", at, low)
-    high = b.compare("slt", "i64", at, high)
-    return b.binary("and", "i1", low, high)
+    above, below = b.compare("sge", "i64", at, low), b.compare("slt", "i64", at, high)
+    return b.binary("and", "i1", above, below)

@@ -40,6 +40,7 @@ def read(
 ) -> str:
     """What is at `base`, and over the lanes where `offset` goes from there."""
     b, step = ctx.b, lane_step(ctx, offset)
+    loaded: str
     if b.width == 1:
         if guards:
             base = b.where(inside(ctx, guards, 1), base, 0)

@@ -25,7 +25,7 @@ def take_term(ctx: LoopContext, value: Value) -> None:
         def taken() -> list[str]:
             with _at_one_point(ctx, at):  # adding a zero, as the sum does: -0.0 is 0.0 then
                 one = lanes_of(ctx, term, 1)
-                return [reduction_ops.combine(b, value.op, form, one, zero)]
+                return [reduction_ops.combine(b, reduction_ops.op_of(value), form, one, zero)]
 
         (total,) = b.when(inside, [(b.of(form.computed), zero)], taken)
         ctx.known[-1][value] = reduction_ops.finished(b, form, total)

@@ -10,6 +10,7 @@ import math
 import torch
 
 from ltc.ir import ops
+from ltc.ir.loop_nest import Value
 from ltc.ir.node import Node
 from ltc.ir.ops import Op
 from ltc.llvm.emit.builder import Builder
@@ -32,6 +33,12 @@ def can_reduce(node: Node) -> bool:
     if node.op not in COMBINE or dtype not in FORMS or not node.attr("dims"):
         return False
     return dtype != torch.bool or node.op in (ops.ANY, ops.ALL_TRUE, ops.MAX, ops.MIN)
+
+
+def op_of(value: Value) -> Op:
+    """What a reduction combines its operands by."""
+    assert value.op is not None, value.kind
+    return value.op
 
 
 def start(op: Op, form: Form) -> float | int | bool:

@@ -62,7 +62,9 @@ class Accumulators:
             return [
                 (
                     b.of(form.computed),
-                    b.constant(form.computed, reduction_ops.start(value.op, form)),
+                    b.constant(
+                        form.computed, reduction_ops.start(reduction_ops.op_of(value), form)
+                    ),
                 )
                 for value, form in zip(self.values, self.forms)
             ]
@@ -72,7 +74,7 @@ class Accumulators:
         b = self.ctx.b
         with b.lanes(self.width):
             return [
-                reduction_ops.combine(b, value.op, form, x, y)
+                reduction_ops.combine(b, reduction_ops.op_of(value), form, x, y)
                 for value, form, x, y in zip(self.values, self.forms, totals, parts)
             ]
 
@@ -89,7 +91,9 @@ class Accumulators:
         if ctx.mask is None or ctx.schedule.vector not in ctx.nest.inner:
             return one
         form = FORMS[value.dtype]
-        nothing = ctx.b.constant(form.computed, reduction_ops.start(value.op, form))
+        nothing = ctx.b.constant(
+            form.computed, reduction_ops.start(reduction_ops.op_of(value), form)
+        )
         return ctx.b.select(ctx.mask, form.computed, one, nothing)
 
 
@@ -142,7 +146,7 @@ def reduce_row(ctx: LoopContext, value: Value, ahead: Sequence[tuple[Value, int]
         (total,) = _in_blocks(ctx, sums, inner, body)
         ctx.mask = mask
     with ctx.b.lanes(sums.width):
-        total = reduction_ops.across_lanes(ctx.b, value.op, form, total)
+        total = reduction_ops.across_lanes(ctx.b, reduction_ops.op_of(value), form, total)
     with ctx.b.lanes(1):
         ctx.known[-1][value] = reduction_ops.finished(ctx.b, form, total)
 

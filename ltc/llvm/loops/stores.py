@@ -35,6 +35,7 @@ def store(ctx: LoopContext, one: Store) -> None:
 def begin_sums(ctx: LoopContext, stores: Sequence[Store]) -> None:
     """The first totals of stores that sum rows."""
     for one in stores:
+        assert one.sums is not None, one.node
         form = FORMS[one.node.dtype]
         with ctx.b.lanes(_width_of(ctx, one)):
             first = ctx.b.constant(form.computed, reduction_ops.start(one.sums, form))

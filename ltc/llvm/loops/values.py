@@ -15,7 +15,7 @@ from ltc.llvm.emit.elementwise import computed
 from ltc.llvm.emit.philox import adjacent_bits, random_bits
 from ltc.llvm.loops.bounds_checks import Report, report_where, wrapped
 from ltc.llvm.loops.context import LoopContext
-from ltc.llvm.loops.coordinates import inside, lane_step, position, uniform
+from ltc.llvm.loops.coordinates import inside, lane_step, position
 from ltc.llvm.loops.loads import load, look_up, look_up_each
 
 MOST_CHOICES = 8  # of one point that are all computed: from here on a branch takes less time
@@ -106,7 +106,7 @@ def _random(ctx: LoopContext, value: Value, width: int) -> str:
     steps = [c for v, c in form.terms if v != ctx.schedule.vector]
     whole_blocks = all(step % 4 == 0 for step in (form.constant, width, *steps))
     if width > 1 and bits <= 32 and lane_step(ctx, form) == 1 and whole_blocks:
-        return adjacent_bits(ctx.b, seed, uniform(ctx, form), bits, stream)
+        return adjacent_bits(ctx.b, seed, position(ctx, form, 1), bits, stream)
     return random_bits(ctx.b, seed, position(ctx, form, width), bits, stream)
 
 
@@ -154,8 +154,8 @@ def _is_place(ctx: LoopContext, index: str, width: int) -> str:
     b, vector = ctx.b, ctx.schedule.vector
     with b.lanes(1):
         is_there = b.value(f"icmp ult i64 {index}, {ctx.extent(vector)}")
-        lane = b.where(is_there, index, -1) - ctx.variables[vector]
-        lane = b.value(f"trunc i64 {lane} to i32")
+        distance = b.where(is_there, b.index(index), -1) - ctx.variables[vector]
+        lane = b.value(f"trunc i64 {distance} to i32")
     return b.compare("eq", "i32", multiples(width), b.splat("i32", lane))
 
 
