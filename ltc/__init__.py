@@ -21,10 +21,10 @@ try:
     from ltc.distributed import process_group as _process_group
     from ltc.distributed.lazy_multiprocessing import launch
     from ltc.runtime.physical_dtype import physical as _physical
+    from ltc.support.version import VERSION as __version__
     from ltc.tracebacks import entrance as _entrance
     from ltc.tracebacks import make_entrances as _make_entrances
     from ltc.utils import steps as _steps
-    from ltc.support.version import VERSION as __version__
 finally:
     if _collects:
         gc.enable()

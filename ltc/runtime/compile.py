@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -51,7 +51,7 @@ class Ending:
     program  gives the program, or None where it is kept no longer
     """
 
-    key: tuple
+    key: tuple[Any, ...]
     inputs: tuple[int, ...]
     scalars: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -69,7 +69,7 @@ class Ending:
         return _picked(outputs, self.outputs)
 
 
-def _picked(given: list, positions: tuple[int, ...]) -> list:
+def _picked(given: list[Any], positions: tuple[int, ...]) -> list[Any]:
     # a walk has its inputs, scalars and outputs in the program's order most often
     if positions is _counted(len(given)):
         return given
@@ -187,7 +187,8 @@ def _producers_of_needed(outputs: tuple[CallResult, ...]) -> dict[Call, list[Cal
     while waiting:  # a list, not recursion: walks are long
         call = waiting.pop()
         if call not in needed:
-            needed[call] = producers = []
+            producers: list[Call] = []
+            needed[call] = producers
             _add_producers((*call.args, *call.kwargs.values()), producers)
             waiting.extend(producers)
     return needed
@@ -202,7 +203,9 @@ def _add_producers(operands: Iterable[Any], found: list[Call]) -> None:
             _add_producers(operand, found)
 
 
-def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
+def _compile(
+    key: tuple[Any, ...], calls: list[Call], outputs: Sequence[CallResult], device: int
+) -> Program:
     started = time.perf_counter_ns()
     numbering, replaced = Numbering(calls), dict(key[2])
 
@@ -238,7 +241,9 @@ def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     )
 
 
-def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[InputRole, ...]:
+def _roles(
+    numbering: Numbering, replaced: dict[int, int], calls: Sequence[Call]
+) -> tuple[InputRole, ...]:
     """Every input and scalar of the program, by what it is to the step."""
     state = set(replaced.values())
     roles = [
@@ -251,8 +256,11 @@ def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[Input
     return tuple(dict.fromkeys(roles))
 
 
-def _scalars(calls) -> list[Scalar]:
-    found, waiting = [], [(*call.args, *call.kwargs.values(), call.seed) for call in calls]
+def _scalars(calls: Sequence[Call]) -> list[Scalar]:
+    found: list[Scalar] = []
+    waiting: list[Sequence[Any]] = [
+        (*call.args, *call.kwargs.values(), call.seed) for call in calls
+    ]
     while waiting:
         for operand in waiting.pop():
             if operand.__class__ is Scalar:
@@ -262,7 +270,7 @@ def _scalars(calls) -> list[Scalar]:
     return found
 
 
-def _recalled(key: tuple, calls: list[Call]) -> Any:
+def _recalled(key: tuple[Any, ...], calls: list[Call]) -> Any:
     """The program as an earlier process compiled it, where the backend keeps programs."""
     chosen = backend()
     if not isinstance(chosen, RemembersPrograms) or _looks_inside():
@@ -278,7 +286,11 @@ def _looks_inside() -> bool:
 
 
 def _computation(
-    key: tuple, chosen: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
+    key: tuple[Any, ...],
+    chosen: BackendImplInterface,
+    graph: Graph,
+    device: int,
+    donated: frozenset[int],
 ) -> Any:
     computation = compiled(chosen, graph, device, donated)
     if isinstance(chosen, RemembersPrograms) and not isinstance(computation, SegmentedComputation):
@@ -286,12 +298,12 @@ def _computation(
     return computation
 
 
-def _record_name(key: tuple) -> str:
+def _record_name(key: tuple[Any, ...]) -> str:
     """Names the program on disk, where it is the same whether its launches are verified."""
     name, settings, replaced = key
     return repr((name, settings[:-1], replaced))
 
 
-def _is_verified(key: tuple) -> bool:
+def _is_verified(key: tuple[Any, ...]) -> bool:
     """Whether its launches are judged; the reference has nothing to be judged by but itself."""
     return key[1][-1] and backend().name != EagerBackend.name

@@ -37,7 +37,8 @@ def save_graph(program: Program, name: str, line: str) -> None:
 def _text(program: Program) -> str:
     form = config.value("LTC_SAVE_TENSORS_FMT")
     if form == "backend" and hasattr(program.computation, "text"):
-        return program.computation.text()
+        return str(program.computation.text())
+    assert program.graph_of is not None
     graph = program.graph_of()
     return dot(graph) if form == "dot" else text(graph)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from sys import getrefcount
@@ -14,7 +14,7 @@ from ltc.backends.interface import Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
-from ltc.runtime.executor import SHORT_SECONDS, executor_of
+from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.transfers import copy_of
 
@@ -50,7 +50,7 @@ class Program:
     """
 
     computation: Any
-    types: tuple[tuple, ...]
+    types: tuple[tuple[Any, ...], ...]
     replaced: dict[int, int]
     roles_of: Callable[[], tuple[InputRole, ...]] | None = None
     graph_of: Callable[[], Any] | None = None
@@ -66,7 +66,7 @@ class Program:
         return frozenset(self.replaced.values())
 
     @cached_property
-    def _outputs(self) -> tuple[list[tuple], list[int | None]]:
+    def _outputs(self) -> tuple[list[tuple[Any, ...]], list[int | None]]:
         """The type of every output, and the position of the input whose place it takes or None."""
         keys = [input_key(shape, dtype) for shape, dtype in self.types]
         return keys, [self.replaced.get(output) for output in range(len(keys))]
@@ -80,7 +80,7 @@ class Program:
         self,
         device: int,
         inputs: list[Buffer],
-        scalars: list,
+        scalars: list[Any],
         previous: dict[int, Buffer],
         replica: Any = None,
     ) -> list[Buffer]:
@@ -96,7 +96,7 @@ class Program:
         executor.wait_for_room()
         metrics.record("DeviceLockWait", time.perf_counter_ns() - started, "time")
         execution, (sources, dependencies) = Execution(), under_way(inputs)
-        outputs = []
+        outputs: list[Buffer] = []
         for key, position in zip(*self._outputs):
             if position is None:
                 old = previous.get(len(outputs)) if previous else None
@@ -124,13 +124,14 @@ def _references_of_a_gone_output() -> int:
     return next(count for _, count in _references([object()]))
 
 
-def _references(outputs: list) -> Iterator[tuple[Any, int]]:
+def _references(outputs: list[Any]) -> Iterator[tuple[Any, int]]:
     """Each with how many references there are to it, those of this look included."""
     for output in outputs:
         yield output, getrefcount(output)
 
 
 GONE = _references_of_a_gone_output()
+_NOTHING: list[Any] = []  # what a work that is over has
 
 
 class _Work:
@@ -151,8 +152,17 @@ class _Work:
     )
 
     def __init__(
-        self, program, executor, execution, sources, dependencies, inputs, scalars, outputs, replica
-    ):
+        self,
+        program: Program,
+        executor: Executor,
+        execution: Execution,
+        sources: Sequence[Execution | None],
+        dependencies: Collection[Execution],
+        inputs: list[Buffer],
+        scalars: list[Any],
+        outputs: list[Buffer],
+        replica: Any,
+    ) -> None:
         """
         sources       of each input the launch that fills it, where that may not have ended well
         dependencies  these launches
@@ -183,7 +193,7 @@ class _Work:
     def _end(
         self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
     ) -> None:
-        self.inputs = self.scalars = None  # donated memory goes back with the last reference
+        self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
         if not self.execution.done:
             self.execution.finish(failure, lost)
 
@@ -228,7 +238,8 @@ class _Work:
 
     def leave_queue(self) -> None:
         """It has not run there; those behind it have left."""
-        self._launch.end()
+        if self._launch is not None:
+            self._launch.end()
         self._launch = None
         for buffer, handle in zip(self.outputs, self._handles_before, strict=True):
             buffer.handle = handle
@@ -247,6 +258,7 @@ class _Work:
 
     def end_badly(self, failed: int) -> None:
         """It has failed in the queue, which calls the reason by that number."""
+        assert self._launch is not None
         error = self._launch.error(failed)
         self.leave_queue()
         self._fail(error)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ltc import config
 from ltc.backends.eager import LOWERING
-from ltc.backends.interface import DeviceInfo, NodeLowering, Target
+from ltc.backends.interface import Computation, DeviceInfo, NodeLowering, Target
 from ltc.backends.llvm import saved_program
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
@@ -58,7 +58,7 @@ class LlvmBackend:
     """Compiles graphs for this machine's CPU."""
 
     name = "llvm"
-    computation = LlvmComputation
+    computation: type[Computation] = LlvmComputation
     stages = (*[one.name for one in PASSES], *AFTER_PASSES)
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ class TouchedAhead:
     the next one; the memory is then touched by whoever writes to it.
     """
 
-    def __init__(self, pool: OutputPool, most_bytes: int = MOST_BYTES):
+    def __init__(self, pool: OutputPool, most_bytes: int = MOST_BYTES) -> None:
         self._pool, self._left = pool, most_bytes
         self._sizes: deque[int] = deque()
         self._thread: threading.Thread | None = None
@@ -46,7 +46,7 @@ class TouchedAhead:
             self._thread.join()
 
     def _touch(self) -> None:
-        while not self._pool.is_used:
+        while not self._pool.is_used and madvise is not None:
             try:
                 stretch = Stretch(self._sizes.popleft())
             except IndexError:

@@ -44,7 +44,8 @@ def random_words(seed: int, count: int, stream: int) -> np.ndarray:
     zero = np.zeros_like(block)
     counter = (block & LOW, block >> HALF, np.full_like(block, stream), zero)
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    return np.stack(philox(counter, key), axis=1).reshape(-1)[:count]
+    words: np.ndarray = np.stack(philox(counter, key), axis=1).reshape(-1)[:count]
+    return words
 
 
 def random_bits(seed: int, count: int, bits: int, stream: int) -> np.ndarray:

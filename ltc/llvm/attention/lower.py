@@ -31,7 +31,7 @@ OPERANDS = {
 
 def can_attend(node: Node, isa: Isa, dtypes: frozenset[torch.dtype]) -> bool:
     """Whether kernels are generated for the node."""
-    if any(n.type.size == 0 or 0 in n.shape for n in node.inputs):
+    if any(n.size == 0 or 0 in n.shape for n in node.inputs):
         return False
     if not node.inputs[0].dtype in dtypes:
         return False

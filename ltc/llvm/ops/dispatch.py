@@ -237,7 +237,7 @@ def can_multiply(node: Node) -> bool:
         return all(t.dtype in FLOATS and t.size for t in types)
     if node.op.kind == "attention":
         return can_attend(node, isa(), dtypes(isa()))
-    if node.op not in FROM_LIBRARY or any(n.type.size == 0 for n in node.inputs):
+    if node.op not in FROM_LIBRARY or any(n.size == 0 for n in node.inputs):
         return False
     if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node):
         return False
