@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -23,7 +23,7 @@ class Resumable:
     it began with, so any loader will do, and shuffling is as it was.
     """
 
-    def __init__(self, loader: Iterable):
+    def __init__(self, loader: Any):
         self._loader = loader
         self._begun_with: dict | None = None  # random state at the start of the pass under way
         self._given = 0  # batches of that pass
@@ -47,6 +47,7 @@ class Resumable:
 
     def _continued(self) -> Iterator[Any]:
         now = random_state_of_host()
+        assert self._begun_with is not None
         restore_random_state_of_host(self._begun_with)
         batches = iter(self._loader)
         for _ in range(self._skip):
@@ -79,7 +80,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
 def random_state_of_host() -> dict[str, Any]:
     """The random state of Python, NumPy and torch's CPU, as numbers and tensors."""
     version, words, gauss = random.getstate()
-    kind, keys, *numbers = numpy.random.get_state()
+    state: Any = numpy.random.get_state()
+    kind, keys, *numbers = state
     return {
         "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
         "numpy": (kind, torch.from_numpy(keys.copy()), *(number.real for number in numbers)),

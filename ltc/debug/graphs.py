@@ -14,6 +14,7 @@ of every step when it is compiled.
 from __future__ import annotations
 
 from sys import getrefcount
+from typing import Any
 
 import torch
 
@@ -92,8 +93,9 @@ def _pending(recorder: Recorder) -> list[CallResult]:
     for state in [*recorder.live, *recorder.bound]:
         held = getrefcount(state) > DEAD + 2  # by the walk and by the list of this loop
         value = state.value
-        is_here = value is not None and value.recorder is recorder
-        if held and is_here and state.buffer is None and state.base is None:
+        if value is None or value.recorder is not recorder:
+            continue
+        if held and state.buffer is None and state.base is None:
             found.append(value)
     return found
 
@@ -108,4 +110,5 @@ def _shown(stage: str, calls: list[Call], outputs: tuple[CallResult, ...]) -> st
         graph = one.run(graph)
         if one.name == stage:
             return graph_text(graph)
-    return next(shown for name, shown in backend().explain(graph) if name == stage)
+    chosen: Any = backend()  # the caller has seen that it explains
+    return next(shown for name, shown in chosen.explain(graph) if name == stage)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -49,7 +51,7 @@ def _library(namespace: str, kind: str = "IMPL") -> torch.library.Library:
     return _libraries[-1]
 
 
-def _register_kernels(library) -> None:
+def _register_kernels(library: torch.library.Library) -> None:
     special = {
         **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
@@ -84,7 +86,7 @@ def _expand():
     view = build_kernel(Signature(torch.ops.aten.expand.default))
     copy = build_kernel(Signature(torch.ops.aten.expand_copy.default))
 
-    def kernel(self, size, *, implicit=False):
+    def kernel(self: torch.Tensor, size: Sequence[int], *, implicit: bool = False):
         try:
             return (view if torch_api.graph_task() == -1 else copy)(self, size, implicit=implicit)
         except BaseException as error:
@@ -94,10 +96,10 @@ def _expand():
     return kernel
 
 
-def _without_modes(kernel):
+def _without_modes(kernel: Callable[..., Any]):
     """A hand-written kernel calls torch itself; a user's function mode is not meant for that."""
 
-    def guarded(*args, **kwargs):
+    def guarded(*args: Any, **kwargs: Any):
         try:
             with torch_api.plain_functions():
                 return kernel(*args, **kwargs)
@@ -108,10 +110,10 @@ def _without_modes(kernel):
     return guarded
 
 
-def _exclusive(kernel):
+def _exclusive(kernel: Callable[..., Any]):
     """A kernel that changes the walk by hand: no other thread may end it meanwhile."""
 
-    def guarded(*args, **kwargs):
+    def guarded(*args: Any, **kwargs: Any):
         try:
             recorder = device_among([*args, kwargs.get("device")]).recorder()
             with torch_api.plain_functions():
@@ -123,11 +125,11 @@ def _exclusive(kernel):
     return guarded
 
 
-def _other_namespaces(library) -> None:
+def _other_namespaces(library: torch.library.Library) -> None:
     """Custom ops that have a CPU kernel only run too: recorded where they have a fake."""
     built: dict = {}
 
-    def kernel(overload, *args, **kwargs):
+    def kernel(overload: Any, *args: Any, **kwargs: Any):
         if overload not in built:
             built[overload] = build_kernel(Signature(overload))
         return built[overload](*args, **kwargs)

@@ -11,13 +11,17 @@ import itertools
 import re
 import threading
 import types
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 DEVICE_TYPE = "ltc"
 OLDEST, NEWEST = (2, 10), (2, 16)
 
-storage_of = torch.Tensor.untyped_storage  # its Python object lives as long as the C++ storage
+storage_of: Callable[[torch.Tensor], Any] = (
+    torch.Tensor.untyped_storage
+)  # its Python object lives as long as the C++ storage
 is_view_replay_enabled = torch._C._is_view_replay_enabled
 set_view_replay_enabled = torch._C._set_view_replay_enabled
 is_multithreading_enabled = torch._C._is_multithreading_enabled
@@ -36,7 +40,7 @@ RecursiveScriptModule = torch.jit._script.RecursiveScriptModule
 OpOverload = torch._ops.OpOverload
 below_autograd = torch._C._AutoDispatchBelowAutograd
 is_transformed = torch._C._are_functorch_transforms_active
-AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 
 
 _dynamo = torch._C._dynamo.eval_frame
@@ -93,7 +97,8 @@ def require() -> None:
 
 require()
 create_empty_tensor = torch._C._acc.create_empty_tensor
-_reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+_guards: Any = torch._C._dynamo.guards
+_reinterpret_tensor = _guards._reinterpret_tensor
 _from_dlpack = torch._C._from_dlpack
 exchange_contents = torch._C._swap_tensor_impl  # of two tensors; the Python objects stay
 PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
@@ -174,7 +179,7 @@ def _prototype(index: int, dtype: torch.dtype) -> tuple:
     return entry
 
 
-def contiguous_strides(shape) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides, in elements, of a contiguous tensor of `shape`, as torch computes them."""
     strides, step = [1] * len(shape), 1
     for dim in range(len(shape) - 1, -1, -1):
@@ -183,7 +188,7 @@ def contiguous_strides(shape) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def empty_tensor(shape, dtype: torch.dtype, index: int) -> torch.Tensor:
+def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> torch.Tensor:
     """A tensor of `shape` on ltc:`index` without any memory behind it."""
     if index == 0:
         return create_empty_tensor(shape, dtype)
@@ -205,7 +210,7 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
     def is_built(self) -> bool:
         return True
 
-    def has_primary_context(self, index) -> bool:
+    def has_primary_context(self, index: int) -> bool:
         return True
 
 
@@ -240,7 +245,10 @@ def take_stashed_error() -> BaseException | None:
     return error
 
 
-def register_device(module) -> None:
+_HOOKS, _GUARD = Hooks(), DeviceGuard()  # C++ holds plain pointers to them
+
+
+def register_device(module: Any) -> None:
     """Make `ltc` a device type of torch whose Python module is `module`.  Once per process.
 
     One CPU backward must have run before: the autograd engine then finds no device to start
@@ -250,9 +258,8 @@ def register_device(module) -> None:
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(DEVICE_TYPE, module)
-    register_device.kept = (Hooks(), DeviceGuard())  # C++ holds plain pointers to them
-    torch._C._acc.register_python_privateuseone_hook(register_device.kept[0])
-    torch._C._acc.register_python_privateuseone_device_guard(register_device.kept[1])
+    torch._C._acc.register_python_privateuseone_hook(_HOOKS)
+    torch._C._acc.register_python_privateuseone_device_guard(_GUARD)
 
 
 def self_test() -> None:

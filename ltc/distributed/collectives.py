@@ -129,11 +129,11 @@ def all_reduce(
     Raises RuntimeError for another kind.
     """
     single = isinstance(inputs, torch.Tensor)
-    tensors = [inputs] if single else list(inputs)
+    tensors: list[torch.Tensor] = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     for tensor in tensors:
         check_reduction(kind, tensor.dtype)
     if replica_count() == 1 or not tensors:
-        return inputs.clone() if single else inputs
+        return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     results = reduced(kind, tensors, groups)
     results = [_scaled(result, scale) for result in results]
     if single:
@@ -238,7 +238,7 @@ def reduce_scatter(
     return a tensor for a tensor, a list for a list
     """
     single = isinstance(value, torch.Tensor)
-    values = [value] if single else list(value)
+    values: list[torch.Tensor] = [value] if isinstance(value, torch.Tensor) else list(value)
     for one in values:
         check_reduction(kind, one.dtype)
     members = group_of(groups)
@@ -353,9 +353,8 @@ def reduce_gradients(
     for number, bucket in enumerate(made):
         results += _reduced("sum", bucket, frozen, line, number)
     if reduce == "mean":
-        results = torch._foreach_mul(
-            results, 1.0 / (len(frozen[0]) if frozen else session.replicas)
-        )
+        share = 1.0 / (len(frozen[0]) if frozen else session.replicas)
+        results = list(torch._foreach_mul(results, share))
     torch._foreach_copy_(gradients, results)
 
 

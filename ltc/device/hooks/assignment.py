@@ -9,6 +9,7 @@ graph, keeps it.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.autograd.graph
@@ -26,7 +27,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def install() -> None:
     """Let `.data` be assigned across devices, and modules move by it.  Once per process."""
-    inherited = TensorBase.data
+    inherited: Any = TensorBase.data  # a descriptor
 
     def assign(self: torch.Tensor, value: torch.Tensor) -> None:
         if not isinstance(value, torch.Tensor) or self.device == value.device:
@@ -36,11 +37,12 @@ def install() -> None:
         else:
             inherited.__set__(self, value)
 
-    torch.Tensor.data = property(inherited.__get__, assign, doc=inherited.__doc__)
+    described = property(inherited.__get__, assign, doc=inherited.__doc__)
+    torch.Tensor.data = described  # type: ignore[assignment]
     compatible = torch._has_compatible_shallow_copy_type
 
     @functools.wraps(compatible)
-    def is_assignable(*args, **kwargs):
+    def is_assignable(*args: Any, **kwargs: Any):
         return compatible(*args, **kwargs) or sum(map(is_lazy, (*args, *kwargs.values()))) == 1
 
     torch._has_compatible_shallow_copy_type = is_assignable

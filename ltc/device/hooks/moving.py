@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.types import Device as DeviceLike
 
 from ltc.device.recording.tensors import device_of, is_lazy
 from ltc.device.torch_api import DEVICE_TYPE
@@ -13,7 +17,7 @@ def install() -> None:
     module = torch.nn.Module
     apply = module._apply
 
-    def _apply(self, function, recurse=True):
+    def _apply(self: torch.nn.Module, function: Callable[..., Any], recurse: bool = True):
         if isinstance(function, _Conversion):  # of a module that holds this one
             return apply(self, function, recurse)
         conversion = _Conversion(self, function)
@@ -25,10 +29,10 @@ def install() -> None:
         conversion.tell_scripts()
         return self
 
-    def move_to_ltc(self, device=None):
+    def move_to_ltc(self: torch.nn.Module, device: DeviceLike = None):
         return self.to(device_of(DEVICE_TYPE if device is None else device).torch_device)
 
-    module._apply = _apply
+    module._apply = _apply  # type: ignore[method-assign]
     _apply.__doc__ = apply.__doc__
     setattr(module, DEVICE_TYPE, move_to_ltc)
 
@@ -40,16 +44,17 @@ class _Conversion:
     values would take the memory of a second model.
     """
 
-    def __init__(self, module: torch.nn.Module, function) -> None:
+    def __init__(self, module: torch.nn.Module, function: Callable[..., Any]) -> None:
         self.function = function
-        self.entries = [
+        self.entries: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (own, dict(own)) for one in module.modules() for own in (one._parameters, one._buffers)
         ]
-        self.of_scripts = [
+        self.of_scripts: list[tuple[Any, str, torch.nn.Parameter, torch.device]] = [
             (one._parameters, name, parameter, parameter.device)
             for one in module.modules()
             if isinstance(one, torch.jit.ScriptModule)
             for name, parameter in one._parameters.items()
+            if parameter is not None
         ]
         self.changed: list[tuple] = []
 

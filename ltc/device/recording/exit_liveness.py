@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from sys import getrefcount
+from typing import Any
 
 import torch
 
@@ -217,7 +218,7 @@ class _Look:
                 self._keep(state, len(live))
                 if state.base is not None:
                     self._outlive_base(state)
-                if state.base is None and state.buffer is None:
+                if state.base is None and state.buffer is None and state.value is not None:
                     self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
 
     def at_bound(self, bound: list[State], first_place: int) -> None:
@@ -225,7 +226,7 @@ class _Look:
             state, place = bound.pop(), first_place + len(bound)
             if not self._is_dead(place) and self._is_here(state):
                 self._keep(state, place)
-                if state.buffer is None and state.base is None:
+                if state.buffer is None and state.base is None and state.value is not None:
                     self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
                     self._replace(state.value, len(bound))
 
@@ -254,7 +255,7 @@ class _Look:
         What autograd gives a linear layer's weight is the transposition of a product that no one
         ever sees: the program is then asked for what is seen, in the order in which it is.
         """
-        base = view.base
+        base: Any = view.base
         # one more than when it is popped: `alive` has the view, and this frame the base
         is_last = getrefcount(base) == LAST_VIEW and self.alone
         if not is_last or base.buffer is not None or hasattr(base, "number"):
@@ -278,6 +279,9 @@ def _make_own(view: State) -> None:
 # --- its program ------------------------------------------------------------------------------
 
 
+_NOWHERE: dict[int, Buffer] = {}  # never changed
+
+
 def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
     program, ending = program_for(
         ended.ending or recorder.last.endings.get(_signature(ended)),
@@ -295,11 +299,12 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
     if config.value("LTC_SAVE_TENSORS_FILE"):
         save_graph(program, ending.key[0], user_line())
     inputs = recorder.inputs
+    elsewhere = ended.elsewhere
     made = program.launch(
         recorder.device.index,
         ending.given_inputs(inputs),
         ending.given_scalars(recorder.scalars),
-        ended.elsewhere and {o: inputs[position] for o, position in ended.elsewhere.items()},
+        {o: inputs[position] for o, position in elsewhere.items()} if elsewhere else _NOWHERE,
         recorder.replica,
     )
     return ending.walks_outputs(made)

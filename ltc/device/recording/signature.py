@@ -75,7 +75,7 @@ class Argument:
 class Signature:
     """An overload's arguments and what it does to them."""
 
-    def __init__(self, overload) -> None:
+    def __init__(self, overload: Any) -> None:
         self.overload = overload
         self.name = overload.name()
         self.op = self.name.partition(".")[0]
@@ -140,7 +140,7 @@ class Signature:
         return values
 
 
-def _argument(op: str, schema, static: dict) -> Argument:
+def _argument(op: str, schema: Any, static: dict) -> Argument:
     kind = IGNORED if schema.name in _IGNORED else _KINDS.get(str(schema.type), ATTRIBUTE)
     alias = schema.alias_info
     return Argument(

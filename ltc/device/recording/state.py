@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import itertools
 import sys
+from typing import Any
 from weakref import ref
 
 import torch
 
+from ltc.aten.call import CallResult
 from ltc.device.torch_api import empty_tensor, storage_of
+from ltc.runtime.buffer import Buffer
 from ltc.support.fork_safe_lock import renewed_lock
 
 _ids = itertools.count(1)
@@ -35,6 +38,13 @@ class State:
     """
 
     __slots__ = ("value", "device", "buffer", "views", "base", "chain", "number", "__weakref__")
+    value: CallResult | None
+    device: Any  # a Device, whose module imports this one
+    buffer: Buffer | None
+    views: list[ref[State]] | None
+    base: State | None
+    chain: tuple[Any, ...]
+    number: int
 
     @property
     def tensor_id(self) -> int:
@@ -77,7 +87,7 @@ class State:
                     self.views = views
 
 
-def new_state(value, device) -> State:
+def new_state(value: CallResult | None, device: Any) -> State:
     """The state of a tensor that is no view.
 
     A function, since `State` has no constructor: generated kernels spell these lines out, which

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch.distributed import Reducer
@@ -40,8 +41,8 @@ def _explain_what_it_cannot_do() -> None:
         _require_no_lazy(self.module, "static_graph")
         set_static(self)
 
-    DistributedDataParallel.__init__ = __init__
-    DistributedDataParallel._set_static_graph = _set_static_graph
+    DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
+    DistributedDataParallel._set_static_graph = _set_static_graph  # type: ignore[method-assign]
 
 
 def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
@@ -70,7 +71,7 @@ def _allocate_at_once() -> None:
                 exclusively(recorder, functools.partial(_allocate, recorder))
         return rebuilt
 
-    Reducer._rebuild_buckets = _rebuild_buckets
+    Reducer._rebuild_buckets = _rebuild_buckets  # type: ignore[method-assign]
 
 
 def _allocate(recorder: Recorder) -> None:
@@ -78,7 +79,8 @@ def _allocate(recorder: Recorder) -> None:
     pending = [state for state in recorder.live if _is_zeros(state)]
     settled = set(pending)
     for state in pending:
-        zeros = torch.zeros(state.value.shape, dtype=state.value.dtype, device="cpu")
+        value: Any = state.value
+        zeros = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
         state.value, state.buffer = None, uploaded(zeros, state.device)
     for state in recorder.live:
         if state.base in settled:

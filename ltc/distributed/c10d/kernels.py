@@ -6,6 +6,7 @@ Point-to-point calls, and those that treat one rank unlike the others, run at on
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -139,7 +140,8 @@ def _assign(targets, results) -> None:
 
 def _group(name) -> ProcessGroup:
     """The group of a name, or of what torch.compile hands over in its place."""
-    group = dist.distributed_c10d._resolve_process_group(name) if isinstance(name, str) else name
+    resolve: Any = dist.distributed_c10d._resolve_process_group
+    group = resolve(name) if isinstance(name, str) else name
     group = ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
     on_host.require_host_backend(group)
     return group

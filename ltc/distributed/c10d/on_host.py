@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._C._distributed_c10d import ProcessGroup, Work, _create_work_from_future
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    ProcessGroup,
+    Work,
+    _create_work_from_future,
+)
 
 from ltc.debug import metrics
 from ltc.device.recording.fallback import assign_host
@@ -150,7 +154,7 @@ def returned(overload: OpOverload, values: list, work: Work):
 
 def done(tensors) -> Work:
     """Work that is over, whose future holds `tensors`."""
-    future = torch.futures.Future()
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(tensors_in(tensors))
     return _create_work_from_future(future)
 

@@ -7,6 +7,7 @@ in recorded order, read or not: ranks may read their values in different orders.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -105,9 +106,10 @@ class GroupChannel:
 
     def __init__(self, group: str) -> None:
         # Not the group itself: its calls wait for what is recorded, which is what runs here.
-        found = dist.distributed_c10d._resolve_process_group(group)
+        resolve: Any = dist.distributed_c10d._resolve_process_group
+        found = resolve(group)
         self.group = found
-        self.backend = found._get_backend(torch.device("cpu"))
+        self.backend: Any = found._get_backend(torch.device("cpu"))
         self.size = found.size()
 
     def post(self, collective: Collective, operands: list[torch.Tensor]) -> None:

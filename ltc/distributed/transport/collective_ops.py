@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -138,10 +139,12 @@ def _reduce_by_hosts(exchange: Exchange, kind: str, source, target, per_host: in
 def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
     """Reduce in place among members on different hosts, in the way chosen for their group."""
 
+    wire: Any = across.wire  # the way between hosts
+
     def run(way: str, flat: torch.Tensor) -> None:
         if way == BACKEND:
             across.agree()
-            across.wire.sum_by_backend(across.members, flat)
+            wire.sum_by_backend(across.members, flat)
             return
         most = across.elements(flat.dtype)
         steps = collective_schedule.ring_all_reduce(
@@ -154,7 +157,7 @@ def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
         reduce(across, "max", found, found)
         return found.tolist()
 
-    crossing = across.wire.crossing
+    crossing = wire.crossing
     run(crossing.way(across.members, not across.position, kind, own, run, slowest), own)
 
 

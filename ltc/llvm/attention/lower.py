@@ -61,6 +61,7 @@ def attention_codes(
         name: access.offset.constant * operand.dtype.itemsize
         for (name, access), operand in zip(operands.items(), node.inputs)
     }
+    assert not isinstance(node.type, TensorType)  # it has several results
     for name, result, type in zip(results, product.results, node.type):
         unread = scratch(name, type.size * type.dtype.itemsize)
         where[name] = unread if result is None else result

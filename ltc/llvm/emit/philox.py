@@ -48,8 +48,8 @@ def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> 
         block = b.value(f"add <{blocks} x i64> {start}, {multiples(blocks, 1, 'i64')}")
         words = _philox(b, seed, block, stream)
         words = [_shifted(b, word, 32 - bits) for word in words]
-    pairs = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
-    return _interleaved(b, *pairs, 2 * blocks, 2)
+    first_pair, second_pair = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
+    return _interleaved(b, first_pair, second_pair, 2 * blocks, 2)
 
 
 def _interleaved(b: Builder, x: str, y: str, lanes: int, run: int) -> str:

@@ -85,7 +85,9 @@ class _Epilogue:
         self.node, self.kernel, self.streamed = product.node, product.epilogue, streamed
         self.emitter: LoopEmitter | None = None
         if self.kernel is None:
-            self.main, self.others, self.nodes = product.results[0], [], ()
+            self.main: Any = product.results[0]
+            self.others: list[Store] = []
+            self.nodes: tuple[Node, ...] = ()
             return
         self.rows = _row_variables(product)
         stores = list(self.kernel.stores)
