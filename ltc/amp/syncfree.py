@@ -59,7 +59,7 @@ def _update_unless(found_inf: torch.Tensor | None) -> Update:
 
 
 def _check(p: torch.Tensor) -> None:
-    if p.is_complex() or p.grad is not None and p.grad.is_sparse:
+    if p.is_complex() or (p.grad is not None and p.grad.is_sparse):
         kind = "complex parameters" if p.is_complex() else "sparse gradients"
         raise Unsupported(
             f"The optimizers of ltc.amp.syncfree have no formula for {kind}. "

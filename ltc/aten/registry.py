@@ -279,7 +279,7 @@ def _has_complex(argument: Any, types: Sequence[TensorType | None]) -> bool:
         item = waiting.pop()
         if isinstance(item, list):
             waiting.extend(item)
-        elif isinstance(item, Node) and not is_real(item.dtype) or isinstance(item, complex):
+        elif (isinstance(item, Node) and not is_real(item.dtype)) or isinstance(item, complex):
             return True
     return False
 

@@ -396,7 +396,7 @@ def host_all_reduce(tensor: torch.Tensor, kind: str = "sum", groups: Groups = No
             session.host.reduce_in_place(kind, tensor, _frozen(groups), user_line())
 
 
-def _session() -> "sessions.Session | None":
+def _session() -> sessions.Session | None:
     sync.start_collectives()
     return sessions.current()
 

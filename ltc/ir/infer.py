@@ -7,6 +7,7 @@ Operands of elementwise ops broadcast as in torch; nothing else broadcasts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ def _without(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reduce(x: TensorType, *, dims: Shape) -> TensorType:
-    increasing = all(a < b for a, b in zip(dims, dims[1:]))
+    increasing = all(a < b for a, b in pairwise(dims))
     inside = all(0 <= d < x.rank for d in dims)
     _need(increasing and inside, f"dims {dims} are not increasing dimensions", x)
     return TensorType(x.dtype, _without(x.shape, dims))

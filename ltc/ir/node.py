@@ -31,7 +31,7 @@ class Node:
     """
 
     op: Op
-    inputs: tuple["Node", ...]
+    inputs: tuple[Node, ...]
     attrs: tuple[tuple[str, Any], ...]
     type: TensorType | TupleType = field(repr=False)
 

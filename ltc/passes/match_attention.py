@@ -321,7 +321,7 @@ class _Finder:
         return _there(forward), gradient, others
 
     def _is(self, node: Node, other: Node) -> bool:
-        return node is other or node.op is ops.RESHAPE and node.inputs[0] is other
+        return node is other or (node.op is ops.RESHAPE and node.inputs[0] is other)
 
     def _forward(
         self,

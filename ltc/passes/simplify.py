@@ -120,7 +120,7 @@ def cast_of_constant(n: Node) -> Node | None:
     if isinstance(value, complex):
         return None
     # Small whole numbers are exact in every dtype but unsigned ones, and bool; -0.0 is not whole.
-    if repr(float(value)) != "-0.0" and value in range(0, 128):
+    if repr(float(value)) != "-0.0" and value in range(128):
         return constant(value, n.dtype)
 
 

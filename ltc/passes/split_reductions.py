@@ -31,7 +31,7 @@ def split_reductions(graph: Graph) -> Graph:
     """
     rules = (in_pieces,)
     splittable = (ops.SUM, ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE)
-    return rewrite(graph, {op: rules for op in splittable} | {ops.MATMUL: (product_in_pieces,)})
+    return rewrite(graph, dict.fromkeys(splittable, rules) | {ops.MATMUL: (product_in_pieces,)})
 
 
 def in_pieces(node: Node) -> Node | None:

@@ -221,7 +221,7 @@ class Buffer:
         failure = self.failure()
         return failure is not None and (self.handle is None or not failure.reported)
 
-    def settled(self) -> "Buffer":
+    def settled(self) -> Buffer:
         """This buffer, or the one it was to replace where its launch is told to have failed."""
         buffer = self
         while buffer.previous is not None and (failure := buffer.failure()) and failure.reported:

@@ -79,7 +79,7 @@ class Executor:
         self._queued.come_to_first()
         with self._changed:
             self._changed.wait_for(
-                lambda: self._has_room() or self._queued and not self._queued.have_stopped
+                lambda: self._has_room() or (self._queued and not self._queued.have_stopped)
             )
 
     def _has_room(self) -> bool:

@@ -109,7 +109,7 @@ class QueuedWorks:
     @property
     def all_are_done(self) -> bool:
         queue = self.queue
-        return not self._works or queue is not None and self._works[-1][0] <= queue.done
+        return not self._works or (queue is not None and self._works[-1][0] <= queue.done)
 
     @property
     def have_stopped(self) -> bool:

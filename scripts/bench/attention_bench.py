@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from kernel_bench import ISA, arguments_of, medians, program
 
-from ltc.llvm.attention.forward import attention_kernel
 from ltc.llvm.attention.backward import attention_gradient
+from ltc.llvm.attention.forward import attention_kernel
 from ltc.llvm.attention.scores import Attention
 from ltc.llvm.gemm.blocking import Matrix, stored_plain
 

@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[1:1] = [str(ROOT), str(ROOT / "examples" / "mnist")]
 
 import torch  # noqa: E402
+from model import MNIST  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from workloads import MnistCnn  # noqa: E402
 
 import ltc.core.lazy_model as ltm  # noqa: E402
 import ltc.distributed.data_parallel as dp  # noqa: E402
 import ltc.distributed.lazy_multiprocessing as lmp  # noqa: E402
-from model import MNIST  # noqa: E402
-from workloads import MnistCnn  # noqa: E402
 
 NETWORKS = {"mnist_cnn": MnistCnn, "example": MNIST}
 REPLICAS = 2

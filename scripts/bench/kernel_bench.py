@@ -24,22 +24,22 @@ from dataclasses import dataclass
 import torch
 
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.conv.geometry import Geometry, KernelSequence
 from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
-from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
 from ltc.llvm.conv.nhwc_depthwise import (
     depthwise_convolution,
     depthwise_input_gradient,
     depthwise_weight_gradient,
     is_depthwise,
 )  # fmt: skip
-from ltc.llvm.conv.geometry import Geometry, KernelSequence
+from ltc.llvm.conv.nhwc_weight_grad import channels_last_weight_gradient
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.isa import host_isa
 from ltc.llvm.emit.vectors import GeneratedKernel, Vectors
-from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import stored_plain, stored_transposed
-from ltc.llvm.pooling.nchw import Pool, max_pool
+from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.timing import Trial
+from ltc.llvm.pooling.nchw import Pool, max_pool
 
 ISA = host_isa(llvm_binding.has_feature)
 CLEAN = 0.03  # of a sample's time that this process may have waited for a processor

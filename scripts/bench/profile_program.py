@@ -26,8 +26,8 @@ os.environ.setdefault("LTC_BACKEND", "llvm")
 os.environ["LTC_CACHE"] = "0"  # graphs are seen when they are compiled
 
 import ltc.core.lazy_model as ltm
-from ltc.backends.llvm import backend
 from ltc.backends.eager import LOWERING
+from ltc.backends.llvm import backend
 from ltc.backends.llvm.schedule import planned_steps
 from ltc.ir import ops
 from ltc.ir.loop_nest import Kernel, Product

@@ -13,18 +13,18 @@ from __future__ import annotations
 import argparse
 import collections
 import queue
+import sys
 import threading
 from pathlib import Path
-import sys
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch  # noqa: E402
+import torch
 
-from ltc.distributed.transport import collective_schedule  # noqa: E402
-from ltc.distributed.transport.inter_host_choice import RING, Crossing  # noqa: E402
-from ltc.distributed.transport.collective_ops import Exchange, reduce  # noqa: E402
-from ltc.distributed.rendezvous import meet  # noqa: E402
+from ltc.distributed.rendezvous import meet
+from ltc.distributed.transport import collective_schedule
+from ltc.distributed.transport.collective_ops import Exchange, reduce
+from ltc.distributed.transport.inter_host_choice import RING, Crossing
 
 INSIDE = (2e-6, 10e9)  # seconds, bytes per second: shared memory of one host
 ACROSS = (30e-6, 1.25e9)  # a 10 Gbit/s network

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import timm
 import torch
 import torch.nn.functional as F
+import torchvision
+import torchvision_operators  # noqa: F401  # before the three packages that import torchvision
+import transformers
 from network_check import Network
 from torch import nn
-
-import torchvision_operators  # noqa: F401  # before the three packages that import torchvision
-
-import timm  # noqa: E402
-import torchvision  # noqa: E402
-import transformers  # noqa: E402
 
 CLASSES, WORDS = 10, 99
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -118,7 +116,7 @@ TIMM = {
     "crossvit": sized("crossvit_tiny_240", size=120),
     "convit": sized("convit_tiny", depth=3),
     "davit": timm_classifier("davit_tiny", depths=(1, 1, 1, 1), embed_dims=(24, 48, 96, 192),
-                             num_heads=(1, 2, 4, 8)),  # fmt: skip
+                             num_heads=(1, 2, 4, 8)),
     "hiera": timm_classifier("hiera_tiny_224", size=224, stages=(1, 1, 1, 1), embed_dim=24),
     "sequencer": timm_classifier("sequencer2d_s", layers=(1, 1, 1, 1)),
     "mambaout": timm_classifier("test_mambaout"),

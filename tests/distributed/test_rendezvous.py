@@ -11,12 +11,12 @@ import torch
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
 from ltc.distributed.transport import session
-from ltc.distributed.transport.shm_segment import PeerFailure
 from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
+from ltc.distributed.transport.shm_segment import PeerFailure
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import in_threads, values, wait_until_others_are_in  # noqa: E402
+from replicas import in_threads, values, wait_until_others_are_in
 
 
 def test_everyone_gets_every_payload_in_ordinal_order():

@@ -5,8 +5,8 @@ import collections
 import pytest
 
 from ltc.distributed.transport import collective_schedule
-from ltc.distributed.transport.shm_segment import SLOTS
 from ltc.distributed.transport.collective_schedule import COPY, FOLD, JOIN, SEND
+from ltc.distributed.transport.shm_segment import SLOTS
 
 SIZES = [2, 3, 4, 7, 8]
 SCHEDULES = {

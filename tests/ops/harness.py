@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ltc import config
 from ltc.aten import registry
-from ltc.aten.call import Call, Numbering, Scalar, CallResult
+from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.backends.eager import EagerBackend
 from ltc.device.recording.signature import Signature
 from ltc.ir import ops

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import ltc
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
+from ltc.checkpointing.resumable import Resumable, random_state, restore_random_state
 from ltc.debug import metrics
 from ltc.utils.checkpoint import CheckpointManager
-from ltc.checkpointing.resumable import Resumable, random_state, restore_random_state
 
 
 class Training:

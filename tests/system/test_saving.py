@@ -21,14 +21,14 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
-from ltc.debug import metrics
 from ltc.checkpointing import saving
+from ltc.debug import metrics
 from tests.unit.test_serialization import DTYPES, bits, has_elements, random_bits
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "stress"))
-import fuzz_checkpoints  # noqa: E402
-import kill_saves  # noqa: E402
+import fuzz_checkpoints
+import kill_saves
 
 
 class Tied(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from ltc import config
 from ltc.debug import metrics
 from ltc.llvm.gemm import autotune
-from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import Shape, other_blockings, stored_plain, stored_transposed
+from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.timing import quickest
 from tests.unit.llvm_kernels import HOST, ISAS, run, tolerance
 

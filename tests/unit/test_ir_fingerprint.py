@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from ltc.aten.call import Call, Numbering, Scalar, CallResult
+from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.ir.fingerprint import fingerprint
 
 add = torch.ops.aten.add.Tensor

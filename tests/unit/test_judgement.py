@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ltc.backends.verification.judgement import difference, unequal
 from ltc.backends.verification.double_precision import Formula
+from ltc.backends.verification.judgement import difference, unequal
 from ltc.ir import ops
 from ltc.ir.node import constant, make
 

@@ -6,8 +6,8 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.shapes import meta, type_cache
 from ltc.device.recording.recorder import device_at
+from ltc.device.shapes import meta, type_cache
 
 
 @pytest.fixture(autouse=True)

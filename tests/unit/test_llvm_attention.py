@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ltc.backends.reference.attention import kept_of
 from ltc.errors import Unsupported
-from ltc.llvm.attention.forward import attention_kernel
 from ltc.llvm.attention.backward import attention_gradient
+from ltc.llvm.attention.forward import attention_kernel
 from ltc.llvm.attention.scores import Attention
 from ltc.llvm.conv.geometry import KernelSequence
 from ltc.llvm.emit.isa import AVX2

@@ -6,9 +6,9 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.errors import InvalidGraph
 from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.native import kernel_cache, parallel_compile
 from ltc.llvm.native import runner as runner_threads
-from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.native.parallel_compile import Compiling
 
 

@@ -10,28 +10,24 @@ from hypothesis import strategies as st
 
 from ltc.ir import ops
 from ltc.ir.node import make
-from ltc.llvm.emit.builder import Builder
-from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
-from ltc.llvm.pooling.nhwc import (
-    TurnedPool,
-    turned_average_pool,
-    turned_average_pool_gradient,
-    turned_max_pool,
-    turned_max_pool_gradient,
-)  # fmt: skip
-from ltc.llvm.conv.nhwc_weight_grad import SlotSums, channels_last_weight_gradient
+from ltc.llvm.conv.axes import forward_axes
+from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.nchw import convolution, convolution_input_gradient
+from ltc.llvm.conv.nchw_weight_grad import convolution_weight_gradient
+from ltc.llvm.conv.nhwc import channels_last_convolution, channels_last_input_gradient
 from ltc.llvm.conv.nhwc_depthwise import (
     depthwise_convolution,
     depthwise_input_gradient,
     depthwise_weight_gradient,
     is_depthwise,
 )  # fmt: skip
-from ltc.llvm.conv.geometry import Geometry
 from ltc.llvm.conv.nhwc_grad_tile import CopiedGradientPanel
+from ltc.llvm.conv.nhwc_input_tile import UncopiedStrip, ascending, strip_of
+from ltc.llvm.conv.nhwc_weight_grad import SlotSums, channels_last_weight_gradient
+from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.isa import AVX512
-from ltc.llvm.ops.conv_and_pool import kernels_of
 from ltc.llvm.emit.vectors import Vectors
+from ltc.llvm.ops.conv_and_pool import kernels_of
 from ltc.llvm.pooling.nchw import (
     Pool,
     average_pool,
@@ -39,9 +35,13 @@ from ltc.llvm.pooling.nchw import (
     max_pool,
     max_pool_gradient,
 )  # fmt: skip
-from ltc.llvm.conv.nhwc_input_tile import UncopiedStrip, ascending, strip_of
-from ltc.llvm.conv.nchw_weight_grad import convolution_weight_gradient
-from ltc.llvm.conv.axes import forward_axes
+from ltc.llvm.pooling.nhwc import (
+    TurnedPool,
+    turned_average_pool,
+    turned_average_pool_gradient,
+    turned_max_pool,
+    turned_max_pool_gradient,
+)  # fmt: skip
 from tests.drawn import drawn
 from tests.unit.llvm_kernels import (
     HOST,

@@ -12,9 +12,9 @@ from ltc.ir.graph import Graph
 from ltc.ir.loop_nest import Product
 from ltc.ir.node import make
 from ltc.llvm.emit.isa import AVX2, AVX512, AVX512_BF16, NEON, SSE2, host_isa
-from ltc.llvm.ops.dispatch import can_multiply, product_codes
-from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.blocking import Matrix, Shape, plan_of, stored_plain, stored_transposed
+from ltc.llvm.gemm.kernel import matmul
+from ltc.llvm.ops.dispatch import can_multiply, product_codes
 from tests.drawn import drawn
 from tests.unit.llvm_kernels import HOST, ISAS, guarded, is_untouched, run, tolerance
 

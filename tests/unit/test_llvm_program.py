@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ltc.backends.llvm import schedule
 from ltc.backends.eager import EagerBackend
+from ltc.backends.llvm import schedule
 from ltc.backends.llvm.backend import LlvmBackend
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.liveness import Lifetimes
@@ -13,9 +13,9 @@ from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.loop_nest_key import form_of
 from ltc.ir.node import Node, make
-from ltc.llvm.loops import deduplicate
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.loops import deduplicate
 from ltc.llvm.loops.emitter import kernel_code
 from ltc.llvm.native.kernel_run import Fault, KernelCall, KernelRun, entry_address
 from ltc.passes.fusion.fuse import fuse

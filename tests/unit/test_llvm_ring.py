@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from ltc.llvm.native import thread_pool
 from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.native import thread_pool
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 from ltc.llvm.native.launch_ring import ENTRIES, Ring
 

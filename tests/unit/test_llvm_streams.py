@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ltc.backends.llvm import schedule
 from ltc.backends.eager import EagerBackend
+from ltc.backends.llvm import schedule
 from ltc.backends.llvm.backend import LlvmBackend, prepared
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph

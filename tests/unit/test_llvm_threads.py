@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ltc.llvm.compiler import llvm_binding
-from ltc.llvm.native import kernel_cache, runner, thread_pool
 from ltc.llvm.emit.builder import ATTRIBUTES, Builder, function_text
+from ltc.llvm.native import kernel_cache, runner, thread_pool
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 
 TASKS = [64, 1, 7, 2, 1, 30] * 20

@@ -12,7 +12,7 @@ from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
 from ltc.passes.layout.channels_last import channels_last
 from ltc.passes.layout.transposes import layout
-from ltc.passes.memory_planner import ALIGNMENT, BLOCK, OutputBuffer, Lifetime, plan
+from ltc.passes.memory_planner import ALIGNMENT, BLOCK, Lifetime, OutputBuffer, plan
 from ltc.passes.split_reductions import split_reductions
 from tests.drawn import drawn
 
@@ -138,7 +138,7 @@ def test_guests_are_gone_before_their_host_is_written(values, hosts, long):
     first = {host.name: host.first for host in hosts}
     for value in values:
         where, _ = places[value.name]
-        assert where is BLOCK or value.last < first[where] and value.last - value.first >= long
+        assert where is BLOCK or (value.last < first[where] and value.last - value.first >= long)
 
 
 def test_what_must_lie_in_the_block_does():

@@ -8,9 +8,9 @@ import threading
 import pytest
 import torch
 
+from ltc.backends.host_memory import madvise
 from ltc.backends.llvm import output_pool
 from ltc.backends.llvm.executable import LlvmComputation
-from ltc.backends.host_memory import madvise
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
 from ltc.backends.llvm.prefault import MOST_BYTES, TouchedAhead
 
@@ -110,4 +110,4 @@ def test_what_is_moved_to_a_device_is_expected(monkeypatch):
     assert torch.equal(LlvmComputation.upload(weight, 0), weight)
     LlvmComputation.upload(labels, 0)  # which nobody takes a gradient of
     assert expected == [weight.nbytes]
-    assert MOST_BYTES == 64 * MiB  # as the documents say
+    assert 64 * MiB == MOST_BYTES  # as the documents say

@@ -238,7 +238,7 @@ def index_put(
     if len(indices) and all(i is None or i.dtype == torch.bool for i in indices):
         return _masked_put(x, indices, values, accumulate)
     plan = _plan(x, indices)
-    if plan is None or x.dtype == torch.bool and accumulate:
+    if plan is None or (x.dtype == torch.bool and accumulate):
         return NotImplemented
     given, position, _ = plan
     flat, dim, order = _gathered(x, given)

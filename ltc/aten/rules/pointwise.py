@@ -294,7 +294,7 @@ EXPONENTS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 @traces("aten::pow.Tensor_Scalar", static={"exponent": EXPONENTS})
 def power_of_number(x: Node, exponent: Operand) -> Node:
     dtype = common_dtype(x, exponent)
-    if dtype == torch.bool or isinstance(exponent, Node) and not is_number(exponent):
+    if dtype == torch.bool or (isinstance(exponent, Node) and not is_number(exponent)):
         return NotImplemented
     x = to_dtype(x, compute_dtype(dtype))
     formula = None if isinstance(exponent, Node) else POWERS.get(exponent)

@@ -36,7 +36,7 @@ class Cells:
     def write(self, memory: memoryview, scalars: Sequence[Any]) -> None:
         """`scalars`: Python numbers or 0-dim CPU tensors, by slot."""
         if not self._slots:
-            return
+            return None
         if self._together is not None:
             try:
                 numbers = [scalars[slot] for slot in self._slots]

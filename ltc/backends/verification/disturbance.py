@@ -74,7 +74,7 @@ class Disturbance:
             size = torch.where(self._needs_no_rounding(node, value), 0, size)
         elif node.op in (ops.PROD, ops.CUMPROD):
             size = _steps_of(node) * size
-        elif node.op in _SUMS or node.op.kind == "scatter" and node.attr("mode") == "add":
+        elif node.op in _SUMS or (node.op.kind == "scatter" and node.attr("mode") == "add"):
             size = size + _steps_of(node) * self._inner(node.dtype) * _added(operands, compute)
         return self._off(value, size)
 

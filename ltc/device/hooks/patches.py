@@ -56,7 +56,7 @@ def _run_backwards_in_the_calling_thread() -> None:
             error = take_stashed_error()  # what a Python hook raised, see torch_api.Guard
             if error is None:
                 raise
-            raise error
+            raise error  # noqa: B904  the SystemError says nothing more
         finally:
             set_multithreading_enabled(before)
 

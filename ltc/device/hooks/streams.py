@@ -24,8 +24,8 @@ class Stream(torch.Stream):
         """Nothing but the device matters."""
 
     def record_event(  # type: ignore[override]
-        self, event: "Event | None" = None
-    ) -> "Event":
+        self, event: Event | None = None
+    ) -> Event:
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -63,7 +63,7 @@ class Event(torch.Event):
     def synchronize(self) -> None:
         """See the class: there is nothing to wait for."""
 
-    def elapsed_time(self, end_event: "Event") -> float:  # type: ignore[override]
+    def elapsed_time(self, end_event: Event) -> float:  # type: ignore[override]
         """Milliseconds from this event to another; both keep time and have been recorded."""
         if self._reached_at is None or end_event._reached_at is None:
             raise ValueError(

@@ -109,7 +109,7 @@ def _storage_to_save(tensor: torch.Tensor) -> Any:
     """A CPU storage with the elements; raises spec 004's error for a view beside its base."""
     state = state_of(tensor)
     base = state if state.base is None else state.base
-    state.tensor_id  # numbered in the order of saving
+    state.tensor_id  # noqa: B018  numbered in the order of saving
     met = _saving.met
     assert met is not None
     if base not in met:

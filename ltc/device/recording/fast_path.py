@@ -276,7 +276,7 @@ def _number_lines(i: int, name: str, argument: Argument) -> list[str]:
     conditions = []
     if argument.static:
         conditions.append(f"{name} not in static{i}")
-    if argument.has_default and argument.default is None or not argument.has_default:
+    if (argument.has_default and argument.default is None) or not argument.has_default:
         conditions.append(f"{name} is not None")
     line = f"recorder.scalars.append({name})"
     return [f"if {' and '.join(conditions)}:", f"    {line}"] if conditions else [line]

@@ -50,20 +50,9 @@ class Entry:
     """
 
     __slots__ = (
-        "key",
-        "next",
-        "branches",
-        "parent",
-        "call",
-        "value",
-        "link",
-        "depth",
-        "size",
-        "endings",
-        "ended",
-        "run",
-        "follow",
-    )
+        "key", "next", "branches", "parent", "call", "value", "link", "depth", "size",
+        "endings", "ended", "run", "follow",
+    )  # fmt: skip
     next: Entry
     parent: Any  # an Entry; None of a root
     call: Any  # a Call; None of a root
@@ -76,7 +65,7 @@ class Entry:
     value: Any  # a CallResult, but where the call has no result at all
     run: tuple[list[Any], list[CallResult], Entry] | None
 
-    def __init__(self, key: Any, parent: "Entry | None", call: Call | None) -> None:
+    def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.follow = END, None, END
         self.endings, self.ended, self.run = _NONE, None, None
@@ -85,11 +74,11 @@ class Entry:
         self.depth = 0 if parent is None else parent.depth + 1
         self.size = 0 if parent is None or call is None else parent.size + _bytes_of(call)
 
-    def branch(self, key: tuple) -> "Entry | None":
+    def branch(self, key: tuple) -> Entry | None:
         """The entry that has followed under this key, if any has; `next` is not looked at."""
         return self.branches.get(_hashable(key)) if self.branches is not None else None
 
-    def add_branch(self, entry: "Entry") -> None:
+    def add_branch(self, entry: Entry) -> None:
         """Let `entry` follow this one; the caller makes it `next`."""
         if self.next is END:
             return  # most entries are only ever followed by one: it needs no table
@@ -140,30 +129,12 @@ class Recorder:
     """
 
     __slots__ = (
-        "device",
-        "thread",
-        "new_tensor",
-        "roots",
-        "root",
-        "cursor",
-        "last",
-        "live",
-        "bound",
-        "inputs",
-        "scalars",
-        "foreign",
-        "token",
-        "replica",
-        "walks",
-        "interrupted",
-        "ended",
-        "entries",
-        "lock",
-        "draw",
-        "__weakref__",
-    )
+        "device", "thread", "new_tensor", "roots", "root", "cursor", "last", "live", "bound",
+        "inputs", "scalars", "foreign", "token", "replica", "walks", "interrupted", "ended",
+        "entries", "lock", "draw", "__weakref__",
+    )  # fmt: skip
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Device) -> None:
         self.device, self.thread = device, get_ident()
         self.new_tensor, self.draw = device.new_tensor, device.random.draw
         self.live: list[State] = []

@@ -68,7 +68,7 @@ class Argument:
     has_default: bool
     default: Any
     written: bool
-    static: frozenset | None | tuple = ()
+    static: frozenset | tuple | None = ()
     written_with: str | None = None
 
 
@@ -134,10 +134,8 @@ class Signature:
 
     def in_schema_order(self, args: tuple, kwargs: dict) -> list:
         """Every argument's value, defaults filled in: boxed calls leave them out."""
-        values = list(args)
-        for argument in self.arguments[len(args) :]:
-            values.append(kwargs.get(argument.name, argument.default))
-        return values
+        missing = self.arguments[len(args) :]
+        return [*args, *[kwargs.get(a.name, a.default) for a in missing]]
 
 
 def _argument(op: str, schema: Any, static: dict) -> Argument:

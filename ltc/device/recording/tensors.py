@@ -145,7 +145,7 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
                 key = input_key(tuple(plain.shape), plain.dtype)
                 buffers.append(Buffer(key, device.index, handle))
     except Exception as error:
-        raise out_of_memory.in_an_upload(error, device.index)
+        raise out_of_memory.in_an_upload(error, device.index)  # noqa: B904  it may be the same
     metrics.count("DeviceDataCacheMiss", len(buffers))
     elapsed = time.perf_counter_ns() - started
     metrics.record("TransferToDeviceTime", elapsed, "time")

@@ -169,7 +169,7 @@ def tensors_in(value) -> list[torch.Tensor]:
 class Receipt(Work):
     """A receive under way: the tensors get what arrived when it is waited for."""
 
-    _awaited: set["Receipt"] = set()  # C++ does not keep the Python part of a Work alive
+    _awaited: set[Receipt] = set()  # C++ does not keep the Python part of a Work alive
 
     def __init__(self, work: Work, tensors: list, copies: list) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ class Exchange:
         self.wire, self.members, self.position, self.word = wire, members, position, word
         self.size = len(members)
 
-    def among(self, positions) -> "Exchange":
+    def among(self, positions) -> Exchange:
         """The same exchange among some of its members, this one included."""
         chosen = list(positions)
         members = tuple(self.members[p] for p in chosen)
@@ -133,7 +133,7 @@ def _reduce_by_hosts(exchange: Exchange, kind: str, source, target, per_host: in
     own = target[shares[local]]
     _reduce_across(across, kind, own)
     everyone = collective_schedule.others(local, per_host)
-    inside.trade({p: own for p in everyone}, {p: target[shares[p]] for p in everyone})
+    inside.trade(dict.fromkeys(everyone, own), {p: target[shares[p]] for p in everyone})
 
 
 def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
@@ -257,7 +257,7 @@ def _gathered(exchange: Exchange, x: torch.Tensor, dim: int) -> torch.Tensor:
     _require_message(exchange, x)
     flat = [part.view(-1) for part in parts]
     everyone = collective_schedule.others(exchange.position, exchange.size)
-    exchange.trade({p: flat[exchange.position] for p in everyone}, {p: flat[p] for p in everyone})
+    exchange.trade(dict.fromkeys(everyone, flat[exchange.position]), {p: flat[p] for p in everyone})
     return torch.cat(parts, dim)
 
 

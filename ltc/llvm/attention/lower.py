@@ -33,7 +33,7 @@ def can_attend(node: Node, isa: Isa, dtypes: frozenset[torch.dtype]) -> bool:
     """Whether kernels are generated for the node."""
     if any(n.size == 0 or 0 in n.shape for n in node.inputs):
         return False
-    if not node.inputs[0].dtype in dtypes:
+    if node.inputs[0].dtype not in dtypes:
         return False
     if node.op is ops.ATTENTION_GRADIENT and node.attr("wants_bias") and node.attr("causal"):
         return False

@@ -114,12 +114,10 @@ def _keys(b: Builder, seed: str) -> list[tuple[str, str]]:
     """The two keys of each round, as scalars."""
     with b.lanes(1):
         key = [_low(b, seed), _shifted(b, seed, 32)]
-        keys = []
-        for number in range(ROUNDS):
-            keys.append(
-                tuple(
-                    _low(b, b.index(word) + (step * number & 0xFFFFFFFF))
-                    for word, step in zip(key, INCREMENTS)
-                )
+        return [
+            tuple(
+                _low(b, b.index(word) + (step * number & 0xFFFFFFFF))
+                for word, step in zip(key, INCREMENTS)
             )
-    return keys
+            for number in range(ROUNDS)
+        ]

@@ -119,7 +119,7 @@ class LoopEmitter(TurnedRows):
         if not extents:
             return frozenset()
         last = len(extents) - 1
-        is_open = {0} if not self.reductions or depth != 0 and self.vector != 0 else set()
+        is_open = {0} if not self.reductions or (depth != 0 and self.vector != 0) else set()
         if (self.transposes or self.turned) and last <= 1:
             is_open.clear()
         if self.reductions and depth <= last and self._any_extent(depth):

@@ -68,7 +68,9 @@ class RowReductions(SingleTerms):
         (operand,) = value.operands
         form = FORMS[value.dtype]
         across = self.vector in inner
-        width = self.lanes if across or self.vector is not None and self.vector < self.depth else 1
+        width = (
+            self.lanes if across or (self.vector is not None and self.vector < self.depth) else 1
+        )
         with self.b.lanes(width):
             type = self.b.of(form.computed)
             first = self.b.constant(form.computed, reduction_ops.start(value.op, form))

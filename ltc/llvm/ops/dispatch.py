@@ -192,7 +192,7 @@ def _from_library(product: Product) -> list[KernelCode]:
             tuple(named[name] for name in names),
             kernel.tasks,
             numbers=kernel.numbers,
-        )  # fmt: skip
+        )
         for kernel, names in zip(made.kernels, made.pointers)
     ]
 

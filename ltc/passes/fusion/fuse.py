@@ -356,7 +356,7 @@ class _Fuser:
         frontier, costly = {node}, 0
         for _ in range(LONGEST_REPEATED):
             latest = max(frontier, key=self.position.__getitem__, default=node)
-            if len(frontier) == 1 and latest is not node or not frontier:
+            if (len(frontier) == 1 and latest is not node) or not frontier:
                 return True
             costly += latest.op in COSTLY
             same = latest.op in _SAME_SIZE and latest.size == latest.inputs[0].size
@@ -450,7 +450,7 @@ class _Fuser:
     def _becomes(self, old: Draft, new: Draft) -> None:
         """What was one draft's is another's; what only the two of them read is not stored."""
         self.drafts.remove(old)
-        self.home.update({node: new for node in old.stores})
+        self.home.update(dict.fromkeys(old.stores, new))
         for units in (*self.needs.values(), *self.readers.values()):
             if old in units:
                 units.discard(old)
