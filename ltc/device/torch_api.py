@@ -40,7 +40,8 @@ RecursiveScriptModule = torch.jit._script.RecursiveScriptModule
 OpOverload = torch._ops.OpOverload
 below_autograd = torch._C._AutoDispatchBelowAutograd
 is_transformed = torch._C._are_functorch_transforms_active
-AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+_dispatch_key: Any = torch._C.DispatchKey
+AUTOCAST_KEYS = torch._C.DispatchKeySet(_dispatch_key.AutocastPrivateUse1)
 
 
 _dynamo = torch._C._dynamo.eval_frame

@@ -78,7 +78,7 @@ def _choose_for_who_names_no_backend() -> None:
             gloo = self.device_backend_map[DEVICE_TYPE]
             self.device_backend_map = {"cpu": gloo, DEVICE_TYPE: gloo}
 
-    dist.distributed_c10d.BackendConfig.__init__ = __init__  # type: ignore[method-assign]
+    dist.distributed_c10d.BackendConfig.__init__ = __init__
 
 
 def _make_groups_anew() -> None:

@@ -38,7 +38,7 @@ def install() -> None:
             inherited.__set__(self, value)
 
     described = property(inherited.__get__, assign, doc=inherited.__doc__)
-    torch.Tensor.data = described  # type: ignore[assignment]
+    torch.Tensor.data = described  # type: ignore[assignment]  # a descriptor
     compatible = torch._has_compatible_shallow_copy_type
 
     @functools.wraps(compatible)

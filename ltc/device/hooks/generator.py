@@ -33,9 +33,9 @@ class Generator(NativeGenerator, metaclass=_GeneratorType):
     ltc_device: torch.device
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:  # type: ignore[override]  # never set
         return self.ltc_device
 
 
 def install() -> None:
-    torch.Generator = Generator  # type: ignore[misc]
+    torch.Generator = Generator  # type: ignore[misc]  # in its place

@@ -32,7 +32,7 @@ def install() -> None:
     def move_to_ltc(self: torch.nn.Module, device: DeviceLike = None):
         return self.to(device_of(DEVICE_TYPE if device is None else device).torch_device)
 
-    module._apply = _apply  # type: ignore[method-assign]
+    module._apply = _apply
     _apply.__doc__ = apply.__doc__
     setattr(module, DEVICE_TYPE, move_to_ltc)
 

@@ -89,7 +89,7 @@ def _keep_recomputation() -> None:
         make_frame(self, recompute, *args, **kwargs)
 
     checkpoint.detach_variable = detach_variable
-    checkpoint._CheckpointFrame.__init__ = __init__  # type: ignore[method-assign]
+    checkpoint._CheckpointFrame.__init__ = __init__
 
 
 def barrier(tensor: torch.Tensor) -> torch.Tensor:
@@ -180,6 +180,6 @@ def _copy_deeply() -> None:
             return copy.deepcopy(self) if self.is_leaf else self.clone()
         if original is not None:
             return original(self)
-        return copy._reconstruct(self, None, *self.__reduce_ex__(4))  # type: ignore[attr-defined]
+        return copy._reconstruct(self, None, *self.__reduce_ex__(4))  # type: ignore[attr-defined]  # private
 
-    torch.Tensor.__copy__ = __copy__  # type: ignore[attr-defined]
+    torch.Tensor.__copy__ = __copy__  # type: ignore[attr-defined]  # torch has none

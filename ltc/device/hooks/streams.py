@@ -23,7 +23,7 @@ class Stream(torch.Stream):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing but the device matters."""
 
-    def record_event(  # type: ignore[override]
+    def record_event(  # type: ignore[override]  # ltc's events alone
         self, event: Event | None = None
     ) -> Event:
         event = Event() if event is None else event
@@ -63,7 +63,7 @@ class Event(torch.Event):
     def synchronize(self) -> None:
         """See the class: there is nothing to wait for."""
 
-    def elapsed_time(self, end_event: Event) -> float:  # type: ignore[override]
+    def elapsed_time(self, end_event: Event) -> float:  # type: ignore[override]  # likewise
         """Milliseconds from this event to another; both keep time and have been recorded."""
         if self._reached_at is None or end_event._reached_at is None:
             raise ValueError(

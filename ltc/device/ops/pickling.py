@@ -91,7 +91,7 @@ def _patch_reduce() -> None:
         return _pickled(self) if _saving.met is None else _saved(self)
 
     shortened = entrance(_reduce_ex_internal)
-    torch.Tensor._reduce_ex_internal = shortened  # type: ignore[method-assign]
+    torch.Tensor._reduce_ex_internal = shortened
 
 
 def _saved(tensor: torch.Tensor) -> tuple:
@@ -195,7 +195,7 @@ def _patch_queues() -> None:
 
     shortened = entrance(reduce_tensor)
     for kind in (*torch._tensor_classes, torch.Tensor, torch.nn.Parameter):
-        ForkingPickler.register(kind, shortened)  # type: ignore[arg-type]
+        ForkingPickler.register(kind, shortened)  # type: ignore[arg-type]  # all are types
 
 
 # --- deepcopy ---------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def _patch_deepcopy() -> None:
         again = memo[id(self)] = tied(copied, self.requires_grad)
         return again
 
-    torch.Tensor.__deepcopy__ = entrance(__deepcopy__)  # type: ignore[method-assign]
+    torch.Tensor.__deepcopy__ = entrance(__deepcopy__)
 
 
 # --- storages ---------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ def _explain_what_it_cannot_do() -> None:
         _require_no_lazy(self.module, "static_graph")
         set_static(self)
 
-    DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
-    DistributedDataParallel._set_static_graph = _set_static_graph  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = __init__
+    DistributedDataParallel._set_static_graph = _set_static_graph
 
 
 def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
@@ -71,7 +71,7 @@ def _allocate_at_once() -> None:
                 exclusively(recorder, functools.partial(_allocate, recorder))
         return rebuilt
 
-    Reducer._rebuild_buckets = _rebuild_buckets  # type: ignore[method-assign]
+    Reducer._rebuild_buckets = _rebuild_buckets
 
 
 def _allocate(recorder: Recorder) -> None:

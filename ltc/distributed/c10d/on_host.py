@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # of no stub
     ProcessGroup,
     Work,
     _create_work_from_future,
