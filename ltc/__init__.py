@@ -12,13 +12,13 @@ import torch
 _collects = gc.isenabled()
 gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
 try:
-    from ltc.device import register as _register
+    from ltc.device import register as _register  # noqa: F401  it registers the device
     from ltc.device.hooks.names import device_index as _device_index
     from ltc.device.recording.recorder import devices as _all_devices
     from ltc.device.recording.tensors import current_device as _current_device
     from ltc.device.recording.tensors import is_lazy as _is_lazy
     from ltc.device.recording.tensors import set_current_device as _set_current_device
-    from ltc.distributed import process_group as _process_group
+    from ltc.distributed import process_group as _process_group  # noqa: F401  and it what torch.distributed finds
     from ltc.distributed.lazy_multiprocessing import launch
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__

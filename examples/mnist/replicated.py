@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from data import Digits
 from torch import nn, optim
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 from tqdm import tqdm
 
 import ltc
 import ltc.core.lazy_model as ltm
-from data import Digits
 
 STEPS_PER_REPORT = 10  # reading a loss waits for its step, so it is read rarely
 

@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 
 import torch
+from data import Digits, load
+from model import MNIST
 from torch import nn, optim
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 from tqdm import tqdm
-
-from data import Digits, load
-from model import MNIST
 
 STEPS_PER_REPORT = 10  # reading a loss waits for its step, so it is read rarely
 

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from data import Digits, load
+from model import MNIST
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
-from data import Digits, load
-from model import MNIST
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

@@ -10,14 +10,14 @@ import argparse
 import sys
 
 import torch
-
-import ltc.core.lazy_model as ltm
-import ltc.distributed.lazy_multiprocessing as lmp
-import ltc.distributed.parallel_loader as pl
 from data import load
 from model import MNIST
 from replicated import Training, arguments, batches, verdict
 from train import accuracy
+
+import ltc.core.lazy_model as ltm
+import ltc.distributed.lazy_multiprocessing as lmp
+import ltc.distributed.parallel_loader as pl
 
 
 def train(rank: int, chosen: argparse.Namespace) -> float:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 
 import torch
-
-import ltc.core.lazy_model as ltm
-import ltc.distributed.data_parallel as dp
 from data import load
 from model import MNIST
 from replicated import Training, arguments, batches, verdict
 from train import accuracy
+
+import ltc.core.lazy_model as ltm
+import ltc.distributed.data_parallel as dp
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from ltc.errors import Unsupported
 
-Update = Callable[[torch.Tensor, torch.Tensor], None]
+Update = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 class _SyncFree:
@@ -36,12 +36,15 @@ class _SyncFree:
             found_inf = getattr(self, "found_inf", None)
         update = _update_unless(found_inf)
         grad_scale = getattr(self, "grad_scale", None)
-        for group in self.param_groups:
+        optimizer: Any = self  # mixed into one of torch.optim
+        for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     _check(p)
                     gradient = p.grad if grad_scale is None else p.grad / grad_scale.to(p.device)
-                    self._update(p, -gradient if group["maximize"] else gradient, group, update)
+                    optimizer._update(
+                        p, -gradient if group["maximize"] else gradient, group, update
+                    )
         return loss
 
 
@@ -56,7 +59,7 @@ def _update_unless(found_inf: torch.Tensor | None) -> Update:
 
 
 def _check(p: torch.Tensor) -> None:
-    if p.is_complex() or p.grad.is_sparse:
+    if p.is_complex() or (p.grad is not None and p.grad.is_sparse):
         kind = "complex parameters" if p.is_complex() else "sparse gradients"
         raise Unsupported(
             f"The optimizers of ltc.amp.syncfree have no formula for {kind}. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ class CallResult:
 
     __slots__ = ("recorder", "call", "index", "shape", "dtype")
 
-    def __init__(self, recorder, call, index, shape, dtype):
+    def __init__(
+        self, recorder: Any, call: Call, index: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
         self.recorder, self.call, self.index = recorder, call, index
         self.shape, self.dtype = shape, dtype
 
@@ -41,7 +44,9 @@ class Scalar:
 
     __slots__ = ("slot", "sample", "dtype", "wrapped", "origin")
 
-    def __init__(self, slot: int, sample: Any, dtype: torch.dtype, wrapped: bool, origin: str):
+    def __init__(
+        self, slot: int, sample: Any, dtype: torch.dtype, wrapped: bool, origin: str
+    ) -> None:
         self.slot, self.sample, self.dtype = slot, sample, dtype
         self.wrapped, self.origin = wrapped, origin
 
@@ -76,7 +81,16 @@ class Call:
 
     __slots__ = ("overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed")
 
-    def __init__(self, overload, args, kwargs, mutated=(), returned=True, line="", seed=None):
+    def __init__(
+        self,
+        overload: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        mutated: Sequence[int | str] = (),
+        returned: bool = True,
+        line: str = "",
+        seed: Scalar | None = None,
+    ) -> None:
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.line, self.seed = mutated, returned, line, seed
         self.results: tuple[CallResult | None, ...] = ()
@@ -98,7 +112,7 @@ class Numbering:
     slots   likewise for its scalars
     """
 
-    def __init__(self, calls) -> None:
+    def __init__(self, calls: Iterable[Call]) -> None:
         self.inputs: dict[int, int] = {}
         self.slots: dict[int, int] = {}
         for call in calls:
@@ -110,7 +124,7 @@ class Numbering:
             for operand in (*call.args, *call.kwargs.values()):
                 self._count(operand)
 
-    def _count(self, operand) -> None:
+    def _count(self, operand: Any) -> None:
         kind = operand.__class__
         if kind is Scalar:
             self.slots.setdefault(operand.slot, len(self.slots))

@@ -60,7 +60,9 @@ def common_dtype(*operands: Any) -> torch.dtype:
     dimensioned = _highest([x.dtype for x in tensors if x.shape])
     zero_dim = _highest([x.dtype for x in tensors if not x.shape])
     numbers = _highest([_number_dtype(x) for x in operands if is_number(x)])
-    return _combine(dimensioned, _combine(zero_dim, numbers))
+    dtype = _combine(dimensioned, _combine(zero_dim, numbers))
+    assert dtype is not None, "promotion of nothing"
+    return dtype
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

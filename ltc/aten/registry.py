@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Rule:
     moves      the formula only moves elements, so it holds for every dtype, complex ones included
     """
 
-    def __init__(self, function: Callable[..., Any], static: dict[str, Any], moves: bool):
+    def __init__(self, function: Callable[..., Any], static: dict[str, Any], moves: bool) -> None:
         self.function, self.static, self.moves = function, static, moves
         named = inspect.signature(function).parameters
         self.takes_results, self.takes_seed = "results" in named, "seed" in named
@@ -43,7 +43,7 @@ class Rule:
 
 
 def traces(
-    *overloads: str, static: dict[str, Iterable[Any] | None] | None = None, moves: bool = False
+    *overloads: str, static: Mapping[str, Iterable[Any] | None] | None = None, moves: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes the function below it the rule of these overloads ("aten::add.Tensor").
 
@@ -113,7 +113,7 @@ def _signature(schema: Any) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def static_arguments(overload: str) -> dict[str, frozenset | None]:
+def static_arguments(overload: str) -> dict[str, frozenset[Any] | None]:
     """Scalar arguments whose value is part of the graph: name -> those values, None for all."""
     rule = rule_of(overload)
     found = dict(rule.static) if rule is not None else {}
@@ -166,7 +166,7 @@ class _Trace:
         try:
             made = self._expand(call)
             for value, node in zip(call.results, made, strict=True):
-                if value is not None:
+                if value is not None and node is not None:
                     self.nodes[value] = node
         except Exception as error:
             error.add_note(f"while tracing {call.name} called at {call.line}")
@@ -208,6 +208,7 @@ class _Trace:
 
     def _input(self, call: Call) -> Node:
         (value,), index = call.results, self.numbering.inputs[call.args[0]]
+        assert value is not None
         node = make(ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape))
         self.inputs[index] = node
         self.origins.setdefault(node, Origin(call.name, call.line, self.position))
@@ -278,7 +279,7 @@ def _has_complex(argument: Any, types: Sequence[TensorType | None]) -> bool:
         item = waiting.pop()
         if isinstance(item, list):
             waiting.extend(item)
-        elif isinstance(item, Node) and not is_real(item.dtype) or isinstance(item, complex):
+        elif (isinstance(item, Node) and not is_real(item.dtype)) or isinstance(item, complex):
             return True
     return False
 

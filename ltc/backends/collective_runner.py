@@ -7,7 +7,7 @@ replica it runs (`running_as`), and a backend calls `start` and `wait` for its t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ class CollectiveRunner(Protocol):
     def start(self, replica: Any, collective: Collective, operands: list[torch.Tensor]) -> int:
         """Begin an exchange; its number. The operands may be read until `wait` returns."""
 
-    def wait(self, replica: Any, number: int) -> list[torch.Tensor]:
+    def wait(self, replica: Any, number: int) -> Sequence[torch.Tensor]:
         """The results of an exchange, new tensors; raises its error."""
 
     def begin(self, replica: Any, meetings: Any) -> list[int]:

@@ -8,7 +8,7 @@ that runs the list.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -191,7 +191,7 @@ def _put(node: Node) -> Compute:
     dim, base_shape = node.attr("dim"), node.shape
     function = {"set": torch.index_copy, "add": torch.index_add}[node.attr("mode")]
     lead, trail = base_shape[:dim], base_shape[dim + 1 :]
-    count = node.inputs[1].type.size
+    count = node.inputs[1].size
 
     def compute(base: torch.Tensor, index: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         return function(base, dim, index.reshape(-1), new.reshape(*lead, count, *trail))
@@ -211,11 +211,11 @@ def _scatter(node: Node) -> Compute:
 
 
 def _random_bits(node: Node) -> Compute:
-    shape, count = node.shape, node.type.size
+    shape, count = node.shape, node.size
     bits, stream = node.attr("bits"), node.attr("stream")
 
     def compute(seed: torch.Tensor) -> torch.Tensor:
-        words = random_bits(seed.item() & 0xFFFFFFFFFFFFFFFF, count, bits, stream)
+        words = random_bits(int(seed.item()) & 0xFFFFFFFFFFFFFFFF, count, bits, stream)
         return torch.from_numpy(words).reshape(shape)
 
     return compute
@@ -406,7 +406,7 @@ def _copied(x: torch.Tensor) -> torch.Tensor:
 class EagerComputation:
     """A graph as a flat list of steps; its buffers are contiguous CPU tensors."""
 
-    def __init__(self, graph: Graph, donated: frozenset[int]):
+    def __init__(self, graph: Graph, donated: frozenset[int]) -> None:
         order = schedule(*graph.outputs)
         order, overwritten = writes_last(order, overwrites(graph, order, donated))
         self._slots = {node: slot for slot, node in enumerate(order)}
@@ -415,11 +415,13 @@ class EagerComputation:
             (n.attr("slot"), s, n.dtype) for n, s in self._slots.items() if n.op is ops.SCALAR
         ]
         self._start: list[Any] = [None] * len(order)
-        self._outputs = self._ownership(graph.outputs, memory_roots(order), overwritten)
+        self._outputs = self._ownership(graph.outputs, memory_roots(order))
         self._steps = self._make_steps(graph, order, overwritten)
         del self._slots  # the nodes are not needed to launch
 
-    def _ownership(self, outputs, roots, overwritten) -> list[tuple[int, Compute]]:
+    def _ownership(
+        self, outputs: Sequence[Node], roots: Mapping[Node, Node]
+    ) -> list[tuple[int, Compute]]:
         """For each output its slot, and how it becomes a buffer that shares nothing."""
         result, taken = [], set()
         for output in outputs:
@@ -429,8 +431,10 @@ class EagerComputation:
             result.append((self._slots[output], _owned if fresh else _copied))
         return result
 
-    def _make_steps(self, graph: Graph, order: list[Node], overwritten) -> list[ReferenceStep]:
-        last_reader = {n: node for node in order for n in node.inputs}
+    def _make_steps(
+        self, graph: Graph, order: list[Node], overwritten: Mapping[Node, Node]
+    ) -> list[ReferenceStep]:
+        last_reader: dict[Node, Node | None] = {n: node for node in order for n in node.inputs}
         last_reader.update({target: node for node, target in overwritten.items()})
         last_reader.update(dict.fromkeys(graph.outputs))
         steps = []
@@ -468,18 +472,18 @@ class EagerComputation:
             return [own(values[slot]) for slot, own in self._outputs]
 
     def _run(self, values: list[Any]) -> None:
-        step = None
+        number = 0
         try:
-            for step in self._steps:
-                compute, operands, result, dead, _, _ = step
+            for number, (compute, operands, result, dead, _, _) in enumerate(self._steps):
                 values[result] = compute(*[values[slot] for slot in operands])
                 for slot in dead:
                     values[slot] = None
         except BaseException as error:
-            if step.origin is not None and isinstance(error, Exception):
-                error.add_note(f"while running {step.origin}")
-            tried = self._steps[: self._steps.index(step) + 1]
-            error.overwritten = tuple(s.writes for s in tried if s.writes is not None)
+            tried = self._steps[: number + 1]
+            if tried and tried[-1].origin is not None and isinstance(error, Exception):
+                error.add_note(f"while running {tried[-1].origin}")
+            written = tuple(step.writes for step in tried if step.writes is not None)
+            error.overwritten = written  # type: ignore[attr-defined]  # see Computation.launch
             raise
 
     @staticmethod
@@ -499,7 +503,7 @@ class EagerBackend:
     """Runs graphs on this machine's CPU through torch."""
 
     name = "eager"
-    computation = EagerComputation
+    computation: type[Computation] = EagerComputation
 
     def __init__(self) -> None:
         self.lowering = LOWERING

@@ -181,7 +181,8 @@ class BackendRegistrar:
             return cls._makers[name]
         for point in _entry_points():
             if point.name == name:
-                return point.load()
+                make: Callable[[], BackendImplInterface] = point.load()
+                return make
         near = difflib.get_close_matches(name, cls.names(), n=1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise BackendMissing(

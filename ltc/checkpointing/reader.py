@@ -78,7 +78,9 @@ class SavedData:
         return {name: self._tensor(name) for name in wanted}
 
     def _nested(self, keys: Iterable[str] | None) -> Any:
-        table = self._content.table
+        content = self._content
+        assert content is not None  # the caller has looked
+        table = content.table
         if keys is None:
             return self._made(table, [len(table) - 1])[len(table) - 1]
         places, missing = {}, []
@@ -107,6 +109,7 @@ class SavedData:
 
     def _described(self, number: Any, said: Any) -> torch.Tensor:
         """The tensor that a node of the tree describes."""
+        assert self._content is not None
         order = self._content.order
         if type(number) is not int or not 0 <= number < len(order) or not isinstance(said, dict):
             raise ValueError(f"there is no tensor {number!r}")
@@ -126,10 +129,11 @@ class SavedData:
             file, entry = self._place[name][0], self._entry(name)
             start = file.header.data_start + entry.begin
             content = _bytes_at(file.file, file.path, start, entry.end - entry.begin)
+            array: Any = content.numpy()
             if len(content) < SUMMED_BEHIND_BYTES:
-                self._check(zlib.crc32(content.numpy()), name)
+                self._check(zlib.crc32(array), name)
             else:  # summed while the device copies it
-                checksum = self._summing.submit(zlib.crc32, content.numpy())
+                checksum = self._summing.submit(zlib.crc32, array)
             self._read[name] = _moved(self._typed(content, entry), self._device)
             if len(content) >= SUMMED_BEHIND_BYTES:
                 self._check(checksum.result(), name)
@@ -207,8 +211,9 @@ def _checked_order(order: Any, entries: list[TensorEntry]) -> list[str]:
 
 def _checked_raw(raw: Any, entries: list[TensorEntry]) -> dict[str, torch.dtype]:
     entry_of = {e.name: e for e in entries}
-    checked = {}
-    for name, text in raw.items() if isinstance(raw, dict) else [(None, None)]:
+    checked: dict[str, torch.dtype] = {}
+    given: Any = raw.items() if isinstance(raw, dict) else [(None, None)]
+    for name, text in given:
         entry = entry_of.get(name)
         dtype = DTYPES.get(text) if isinstance(text, str) else None
         if entry is None or dtype is None:
@@ -222,7 +227,8 @@ def _checked_raw(raw: Any, entries: list[TensorEntry]) -> dict[str, torch.dtype]
 def _view(entry: torch.Tensor, said: dict[str, Any]) -> torch.Tensor:
     """The part of an entry that a node describes; raises ValueError where it would lie outside."""
     dtype = DTYPES.get(str(said.get("dtype")))
-    shape, strides, offset = (said.get(key) for key in ("shape", "strides", "offset"))
+    layout: Any = [said.get(key) for key in ("shape", "strides", "offset")]
+    shape, strides, offset = layout
     if dtype is None or not is_shape(shape) or not is_list_of_places([offset, *strides]):
         raise ValueError(f"a view has the layout {str(said)[:200]}")
     if len(strides) != len(shape):
@@ -261,6 +267,7 @@ def _bytes_at(file: BinaryIO, path: str, start: int, length: int) -> torch.Tenso
         return torch.frombuffer(area, dtype=torch.uint8, count=length, offset=skipped)
     content = torch.empty(length, dtype=torch.uint8)
     file.seek(start)
-    if file.readinto(content.numpy()) < length:
+    raw: Any = file  # opened without a buffer or with one, it reads into memory
+    if raw.readinto(content.numpy()) < length:
         raise DamagedFile(f"{path}: the file became shorter while it was read.")
     return content

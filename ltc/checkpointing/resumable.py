@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -32,7 +32,7 @@ class Resumable:
     ['b', 'c']
     """
 
-    def __init__(self, loader: Iterable):
+    def __init__(self, loader: Any):
         self._loader = loader
         self._begun_with: dict | None = None  # random state at the start of the pass under way
         self._given = 0  # batches of that pass
@@ -56,6 +56,7 @@ class Resumable:
 
     def _continued(self) -> Iterator[Any]:
         now = random_state_of_host()
+        assert self._begun_with is not None
         restore_random_state_of_host(self._begun_with)
         batches = iter(self._loader)
         for _ in range(self._skip):
@@ -108,7 +109,8 @@ def random_state_of_host() -> dict[str, Any]:
     ['numpy', 'python', 'torch']
     """
     version, words, gauss = random.getstate()
-    kind, keys, *numbers = numpy.random.get_state()
+    state: Any = numpy.random.get_state()
+    kind, keys, *numbers = state
     return {
         "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
         "numpy": (kind, torch.from_numpy(keys.copy()), *(number.real for number in numbers)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -131,7 +132,8 @@ def _where_lazy(tensor: torch.Tensor) -> tuple[Hashable, Layout]:
 
 def _layout_in_base(view: State) -> Layout | None:
     """How a lazy view lies in its base; None where no strides can say it."""
-    base = view.base.buffer if view.base.buffer is not None else view.base.value
+    root: Any = view.base
+    base: Any = root.buffer if root.buffer is not None else root.value
     whole = torch.empty(base.shape, dtype=base.dtype, device="meta")
     plain = whole
     for overload, args, kwargs, index in view.chain:
@@ -145,7 +147,7 @@ def _layout_in_base(view: State) -> Layout | None:
 
 def _layout(tensor: torch.Tensor) -> Layout:
     dtype, shape, strides = tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
-    offset = tensor.storage_offset()
+    offset = int(tensor.storage_offset())
     last = offset + sum((extent - 1) * step for extent, step in zip(shape, strides))
     end = last + 1 if tensor.numel() else offset
     if _looks_contiguous(shape, strides):

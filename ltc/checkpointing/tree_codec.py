@@ -128,7 +128,8 @@ class _Writer:
 
 def _container(x: Any, place: _Place) -> tuple[str, list, list[tuple[Any, Any]]]:
     """(kind, what the node says beside its parts, [(key, part)])."""
-    kind = _CONTAINERS.get(type(x))
+    held: Any = type(x)
+    kind = _CONTAINERS.get(held)
     if kind is None and isinstance(x, tuple) and hasattr(x, "_fields"):
         return (
             "namedtuple",
@@ -314,7 +315,8 @@ def _named_tuple(parts: list, module: str, qualified: str, fields: list) -> tupl
     kind = _known_class(module, qualified)
     known = isinstance(kind, type) and issubclass(kind, tuple)
     if not known or vars(kind).get("_fields") != tuple(fields):
-        kind = namedtuple(qualified.rpartition(".")[2], fields)  # checks the names
+        make: Any = namedtuple
+        kind = make(qualified.rpartition(".")[2], fields)  # checks the names
     return tuple.__new__(kind, parts)
 
 

@@ -31,7 +31,7 @@ class TensorReference:
 
 
 # The modules that wrote such files, each with its own name for the class.
-_WRITERS = [
+_WRITERS: list[Any] = [
     (TensorReference, f"{module}.serialization.TensorReference")
     for module in ("torch_xla.utils", "lazy_tensor_core.utils", "ltc.utils")
 ]

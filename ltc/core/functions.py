@@ -177,6 +177,9 @@ class SyncBatchNorm(torch.nn.Module):
     [[-1.0], [1.0]]
     """
 
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum

@@ -91,8 +91,9 @@ def _pending(recorder: Recorder) -> list[CallResult]:
     for state, references in zip(states, reference_counts(states)):
         held = references > IN_TWO_LISTS  # the recorder's and this one
         value = state.value
-        is_here = value is not None and value.recorder is recorder
-        if held and is_here and state.buffer is None and state.base is None:
+        if value is None or value.recorder is not recorder:
+            continue
+        if held and state.buffer is None and state.base is None:
             found.append(value)
     return found
 

@@ -119,7 +119,8 @@ class counted(Mapping[str, int]):
     """
 
     def __enter__(self) -> counted:
-        self._before, self._after = _totals(), None
+        self._before = _totals()
+        self._after: dict[str, int] | None = None
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -181,7 +182,7 @@ def metric_data(name: str) -> tuple[int, float, tuple[tuple[float, float], ...]]
     """
     with _lock:
         metric = _metrics.get(name)
-        return metric and (metric.total, metric.sum, tuple(metric.samples))
+        return None if metric is None else (metric.total, metric.sum, tuple(metric.samples))
 
 
 def executed_fallback_ops() -> list[str]:

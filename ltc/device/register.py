@@ -51,7 +51,7 @@ def _library(namespace: str, kind: str = "IMPL") -> torch.library.Library:
     return _libraries[-1]
 
 
-def _register_kernels(library) -> None:
+def _register_kernels(library: torch.library.Library) -> None:
     special = {
         **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
@@ -86,7 +86,7 @@ def _expand():
     view = build_kernel(Signature(torch.ops.aten.expand.default))
     copy = build_kernel(Signature(torch.ops.aten.expand_copy.default))
 
-    def kernel(self, size, *, implicit=False):
+    def kernel(self: torch.Tensor, size: Sequence[int], *, implicit: bool = False):
         try:
             return (view if torch_private.graph_task() == -1 else copy)(
                 self, size, implicit=implicit
@@ -98,10 +98,10 @@ def _expand():
     return kernel
 
 
-def _without_modes(kernel):
+def _without_modes(kernel: Callable[..., Any]):
     """A hand-written kernel calls torch itself; a user's function mode is not meant for that."""
 
-    def guarded(*args, **kwargs):
+    def guarded(*args: Any, **kwargs: Any):
         try:
             with torch_private.plain_functions():
                 return kernel(*args, **kwargs)
@@ -115,7 +115,7 @@ def _without_modes(kernel):
 def _exclusive(kernel):
     """A kernel that changes the recording by hand: no other thread may end it meanwhile."""
 
-    def guarded(*args, **kwargs):
+    def guarded(*args: Any, **kwargs: Any):
         try:
             recorder = device_among([*args, kwargs.get("device")]).recorder()
             with torch_private.plain_functions():
@@ -127,11 +127,11 @@ def _exclusive(kernel):
     return guarded
 
 
-def _other_namespaces(library) -> None:
+def _other_namespaces(library: torch.library.Library) -> None:
     """Custom ops that have a CPU kernel only run too: recorded where they have a fake."""
     built: dict = {}
 
-    def kernel(overload, *args, **kwargs):
+    def kernel(overload: Any, *args: Any, **kwargs: Any):
         if overload not in built:
             built[overload] = build_kernel(Signature(overload))
         return built[overload](*args, **kwargs)

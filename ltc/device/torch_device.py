@@ -103,7 +103,7 @@ def _prototype(index: int, dtype: torch.dtype) -> tuple:
     return entry
 
 
-def contiguous_strides(shape) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides, in elements, of a contiguous tensor of `shape`, as torch computes them."""
     strides, step = [1] * len(shape), 1
     for dim in range(len(shape) - 1, -1, -1):
@@ -112,7 +112,7 @@ def contiguous_strides(shape) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def empty_tensor(shape, dtype: torch.dtype, index: int) -> torch.Tensor:
+def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, index: int) -> torch.Tensor:
     """A tensor of `shape` on ltc:`index` without any memory behind it."""
     if index == 0:
         return create_empty_tensor(shape, dtype)
@@ -134,7 +134,7 @@ class Hooks(PrivateUse1Hooks):
     def is_built(self) -> bool:
         return True
 
-    def has_primary_context(self, index) -> bool:
+    def has_primary_context(self, index: int) -> bool:
         return True
 
 
@@ -169,7 +169,10 @@ def take_stashed_error() -> BaseException | None:
     return error
 
 
-def register_device(module) -> None:
+_HOOKS, _GUARD = Hooks(), DeviceGuard()  # C++ holds plain pointers to them
+
+
+def register_device(module: Any) -> None:
     """Make `ltc` a device type of torch whose Python module is `module`.  Once per process.
 
     One CPU backward must have run before: the autograd engine then finds no device to start

@@ -106,7 +106,7 @@ def all_reduce(
     [1.0, 1.0]
     """
     single = isinstance(inputs, torch.Tensor)
-    tensors = [inputs] if single else list(inputs)
+    tensors: list[torch.Tensor] = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     for tensor in tensors:
         check_reduction(kind, tensor.dtype)
     if replica_count() == 1 or not tensors:
@@ -167,7 +167,7 @@ def reduce_scatter(
     [0.0, 0.5, 1.0, 1.5]
     """
     single = isinstance(value, torch.Tensor)
-    values = [value] if single else list(value)
+    values: list[torch.Tensor] = [value] if isinstance(value, torch.Tensor) else list(value)
     for one in values:
         check_reduction(kind, one.dtype)
     members = group_of(groups)

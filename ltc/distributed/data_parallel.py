@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import logging
 import queue
 import threading
@@ -20,7 +21,7 @@ from ltc.device.hooks.names import supported_devices
 from ltc.device.recording import sync
 from ltc.device.recording.tensors import device_of, set_current_device
 from ltc.distributed import world
-from ltc.distributed.parallel_loader import ParallelLoader, PerDeviceLoader
+from ltc.distributed.parallel_loader import ParallelLoader
 from ltc.distributed.transport import session
 from ltc.support.thread_frames import thread_frames
 from ltc.tracebacks import entrance
@@ -163,13 +164,13 @@ class DataParallel:
             return loop_fn(model, batches, context.device, context, **kwargs)
 
         pairs = zip(self._models, self._contexts)
-        return [lambda pair=pair: call(*pair) for pair in pairs]
+        return [functools.partial(call, *pair) for pair in pairs]
 
 
 class _Enumerated:
     """A loader's batches with their numbers, from 0 in each epoch."""
 
-    def __init__(self, batches: Iterable | PerDeviceLoader):
+    def __init__(self, batches: Any):
         self._batches = batches
 
     def __len__(self) -> int:
@@ -252,7 +253,7 @@ class _Threads:
         self._join()
         frames = thread_frames()
         for thread in self._alive():
-            stack = "".join(traceback.format_stack(frames.get(thread.ident)))
+            stack = "".join(traceback.format_stack(frames.get(thread.ident or 0)))
             _log.error("The thread %s could not be stopped. It is here:\n%s", thread.name, stack)
         if not self._alive():
             self._forget_failures()
@@ -275,5 +276,5 @@ class _Threads:
 def _raise_in(thread: threading.Thread) -> None:
     """Raise _Stopped in a thread, as soon as it runs Python code again."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident), ctypes.py_object(_Stopped)
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Stopped)
     )

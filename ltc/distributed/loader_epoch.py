@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -166,7 +166,7 @@ class _Reader:
                 return
             dealt += len(round_)
 
-    def _batches(self) -> Iterator:
+    def _batches(self) -> Generator[Any, None, None]:
         size = None
         iterator = iter(self._source)
         try:

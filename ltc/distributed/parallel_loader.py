@@ -8,7 +8,7 @@ An error of the data set, the collation or an upload is raised in the consumer a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ltc.debug import profiler
@@ -49,7 +49,7 @@ class ParallelLoader:
 
     def __init__(
         self,
-        loader: Iterable,
+        loader: Any,
         devices: Sequence,
         batchdim: int = 0,
         batches_per_execution: int = 1,
@@ -233,7 +233,7 @@ class MpDeviceLoader:
     ltc:0 [0.0, 0.0]
     """
 
-    def __init__(self, loader: Iterable, device, **kwargs: Any):
+    def __init__(self, loader: Any, device, **kwargs: Any):
         self._loader, self._device, self._kwargs = loader, device, kwargs
 
     def __len__(self) -> int:

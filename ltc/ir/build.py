@@ -105,7 +105,7 @@ def reshape(x: Node, shape: Shape) -> Node:
     shape = tuple(shape)
     if -1 in shape:
         known = math.prod(extent for extent in shape if extent != -1)
-        missing = x.type.size // known if known else 0
+        missing = x.size // known if known else 0
         shape = tuple(missing if extent == -1 else extent for extent in shape)
     return x if shape == x.shape else make(ops.RESHAPE, x, shape=shape)
 

@@ -48,6 +48,6 @@ class Collective:
     def __str__(self) -> str:
         return self.text().replace(" ", "_")  # one word in the text of a graph
 
-    def at(self, site: str) -> "Collective":
+    def at(self, site: str) -> Collective:
         """The same, called at another line."""
         return replace(self, site=site)

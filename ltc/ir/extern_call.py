@@ -32,8 +32,15 @@ class Template:
     """
 
     def __init__(
-        self, overload, args, kwargs=(), mutated=(), returned=True, present=(True,), seed=None
-    ):
+        self,
+        overload: str,
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...] = (),
+        mutated: tuple[int | str, ...] = (),
+        returned: bool = True,
+        present: tuple[bool, ...] = (True,),
+        seed: int | None = None,
+    ) -> None:
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.present, self.seed = mutated, returned, present, seed
 

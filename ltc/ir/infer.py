@@ -6,10 +6,16 @@ Operands of elementwise ops broadcast as in torch; nothing else broadcasts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
 import torch
 
 from ltc.errors import InvalidGraph
-from ltc.ir.tensor_type import TensorType
+from ltc.ir.tensor_type import TensorType, TupleType
+
+Shape = tuple[int, ...]
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,11 +50,11 @@ def _need(holds: bool, text: str, *operands: TensorType) -> None:
         raise InvalidGraph(f"{text}; the operands are {', '.join(map(str, operands))}")
 
 
-def leaf(*, dtype, shape=(), **_) -> TensorType:
+def leaf(*, dtype: torch.dtype, shape: Shape = (), **_: Any) -> TensorType:
     return TensorType(dtype, tuple(shape))
 
 
-def iota(*, size) -> TensorType:
+def iota(*, size: int) -> TensorType:
     return TensorType(torch.int64, (size,))
 
 
@@ -78,16 +84,16 @@ def where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
     return TensorType(_same_dtype((x, y)), broadcast(condition.shape, x.shape, y.shape))
 
 
-def cast(x: TensorType, *, dtype) -> TensorType:
+def cast(x: TensorType, *, dtype: torch.dtype) -> TensorType:
     return TensorType(dtype, x.shape)
 
 
-def bitcast(x: TensorType, *, dtype) -> TensorType:
+def bitcast(x: TensorType, *, dtype: torch.dtype) -> TensorType:
     _need(dtype.itemsize == x.dtype.itemsize, f"bitcast to {dtype} changes the size", x)
     return TensorType(dtype, x.shape)
 
 
-def same(x: TensorType, **_) -> TensorType:
+def same(x: TensorType, **_: Any) -> TensorType:
     return x
 
 
@@ -95,34 +101,34 @@ def _without(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(extent for i, extent in enumerate(shape) if i not in dims)
 
 
-def reduce(x: TensorType, *, dims) -> TensorType:
-    increasing = all(a < b for a, b in zip(dims, dims[1:]))
+def reduce(x: TensorType, *, dims: Shape) -> TensorType:
+    increasing = all(a < b for a, b in pairwise(dims))
     inside = all(0 <= d < x.rank for d in dims)
     _need(increasing and inside, f"dims {dims} are not increasing dimensions", x)
     return TensorType(x.dtype, _without(x.shape, dims))
 
 
-def reduce_to_bool(x: TensorType, *, dims) -> TensorType:
+def reduce_to_bool(x: TensorType, *, dims: Shape) -> TensorType:
     _need(x.dtype == torch.bool, "any and all read bool", x)
     return reduce(x, dims=dims)
 
 
-def arg_reduce(x: TensorType, *, dim) -> TensorType:
+def arg_reduce(x: TensorType, *, dim: int) -> TensorType:
     _need(0 <= dim < x.rank and x.shape[dim] > 0, f"no element to choose in dim {dim}", x)
     return TensorType(torch.int64, _without(x.shape, (dim,)))
 
 
-def scan(x: TensorType, *, dim) -> TensorType:
+def scan(x: TensorType, *, dim: int) -> TensorType:
     _need(0 <= dim < x.rank, f"dim {dim} does not exist", x)
     return x
 
 
-def permute(x: TensorType, *, dims) -> TensorType:
+def permute(x: TensorType, *, dims: Shape) -> TensorType:
     _need(sorted(dims) == list(range(x.rank)), f"dims {dims} are no permutation", x)
     return TensorType(x.dtype, tuple(x.shape[d] for d in dims))
 
 
-def slice_(x: TensorType, *, starts, limits, steps) -> TensorType:
+def slice_(x: TensorType, *, starts: Shape, limits: Shape, steps: Shape) -> TensorType:
     fits = len(starts) == len(limits) == len(steps) == x.rank and all(
         0 <= a <= b <= extent and step >= 1
         for a, b, step, extent in zip(starts, limits, steps, x.shape)
@@ -132,31 +138,31 @@ def slice_(x: TensorType, *, starts, limits, steps) -> TensorType:
     return TensorType(x.dtype, shape)
 
 
-def expand(x: TensorType, *, shape) -> TensorType:
+def expand(x: TensorType, *, shape: Shape) -> TensorType:
     fits = len(shape) >= x.rank and broadcast(x.shape, shape) == tuple(shape)
     _need(fits, f"expand to {shape} does not keep the operand", x)
     return TensorType(x.dtype, shape)
 
 
-def reshape(x: TensorType, *, shape) -> TensorType:
+def reshape(x: TensorType, *, shape: Shape) -> TensorType:
     result = TensorType(x.dtype, shape)
     _need(result.size == x.size, f"reshape to {shape} changes the number of elements", x)
     return result
 
 
-def pad(x: TensorType, value: TensorType, *, low, high) -> TensorType:
+def pad(x: TensorType, value: TensorType, *, low: Shape, high: Shape) -> TensorType:
     fits = len(low) == len(high) == x.rank and min((*low, *high), default=0) >= 0
     _need(fits and value.shape == (), f"pad by {low} and {high} does not fit", x, value)
     shape = tuple(a + extent + b for a, extent, b in zip(low, x.shape, high))
     return TensorType(_same_dtype((x, value)), shape)
 
 
-def flip(x: TensorType, *, dims) -> TensorType:
+def flip(x: TensorType, *, dims: Shape) -> TensorType:
     _need(all(0 <= d < x.rank for d in dims), f"dims {dims} do not exist", x)
     return x
 
 
-def concat(*operands: TensorType, dim) -> TensorType:
+def concat(*operands: TensorType, dim: int) -> TensorType:
     first = operands[0]
     agree = all(_without(x.shape, (dim,)) == _without(first.shape, (dim,)) for x in operands)
     _need(agree and 0 <= dim < first.rank, f"concat along {dim} needs equal other dims", *operands)
@@ -164,7 +170,7 @@ def concat(*operands: TensorType, dim) -> TensorType:
     return TensorType(_same_dtype(operands), (*first.shape[:dim], extent, *first.shape[dim + 1 :]))
 
 
-def insert(base: TensorType, new: TensorType, *, starts, steps) -> TensorType:
+def insert(base: TensorType, new: TensorType, *, starts: Shape, steps: Shape) -> TensorType:
     fits = len(starts) == len(steps) == base.rank == new.rank and all(
         start >= 0 and step >= 1 and (n == 0 or start + (n - 1) * step < extent)
         for start, step, n, extent in zip(starts, steps, new.shape, base.shape)
@@ -173,18 +179,18 @@ def insert(base: TensorType, new: TensorType, *, starts, steps) -> TensorType:
     return TensorType(_same_dtype((base, new)), base.shape)
 
 
-def take(x: TensorType, index: TensorType, *, dim) -> TensorType:
+def take(x: TensorType, index: TensorType, *, dim: int) -> TensorType:
     _need(index.dtype == torch.int64 and 0 <= dim < x.rank, "take needs i64 indices", x, index)
     return TensorType(x.dtype, (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]))
 
 
-def put(base: TensorType, index: TensorType, new: TensorType, *, dim, mode) -> TensorType:
+def put(base: TensorType, index: TensorType, new: TensorType, *, dim: int, mode: str) -> TensorType:
     expected = take(base, index, dim=dim).shape
     _need(new.shape == expected, f"put of {mode} along {dim} needs {expected}", base, index, new)
     return TensorType(_same_dtype((base, new)), base.shape)
 
 
-def gather(x: TensorType, index: TensorType, *, dim) -> TensorType:
+def gather(x: TensorType, index: TensorType, *, dim: int) -> TensorType:
     is_index = index.dtype == torch.int64 and index.rank == x.rank
     _need(is_index, "gather needs i64 of the operand's rank", x, index)
     fits = all(n <= extent for d, (n, extent) in enumerate(zip(index.shape, x.shape)) if d != dim)
@@ -192,13 +198,15 @@ def gather(x: TensorType, index: TensorType, *, dim) -> TensorType:
     return TensorType(x.dtype, index.shape)
 
 
-def scatter(base: TensorType, index: TensorType, new: TensorType, *, dim, mode) -> TensorType:
+def scatter(
+    base: TensorType, index: TensorType, new: TensorType, *, dim: int, mode: str
+) -> TensorType:
     gather(base, index, dim=dim)
     _need(new.shape == index.shape, f"scatter of {mode} needs one value an index", base, index, new)
     return TensorType(_same_dtype((base, new)), base.shape)
 
 
-def wrapped_index(index: TensorType, *, size, lowest, message) -> TensorType:
+def wrapped_index(index: TensorType, *, size: int, lowest: int, message: str) -> TensorType:
     _need(index.dtype == torch.int64, "an index is i64", index)
     return index
 
@@ -210,7 +218,18 @@ def matmul(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(_same_dtype((x, y)), (*x.shape[:-1], y.shape[-1]))
 
 
-def attention(query, key, value, scale, *rest, causal, biased, dropped, safe, order):
+def attention(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    scale: TensorType,
+    *rest: TensorType,
+    causal: bool,
+    biased: bool,
+    dropped: bool,
+    safe: bool,
+    order: Shape,
+) -> tuple[TensorType, TensorType]:
     """[*B, L, E], [*B, S, E], [*B, S, V], f64[] give [*B, L, V] in `order`, and [*B, L].
 
     rest  the bias [*B, L, S] where `biased`: bool, or of the query's dtype; then the seed i64[] and
@@ -232,9 +251,22 @@ def attention(query, key, value, scale, *rest, causal, biased, dropped, safe, or
 
 
 def attention_gradient(
-    gradient, query, key, value, result, logarithms, scale, factor, *rest, causal, biased, dropped,
-    safe, orders, wants_bias,
-):  # fmt: skip
+    gradient: TensorType,
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    result: TensorType,
+    logarithms: TensorType,
+    scale: TensorType,
+    factor: TensorType,
+    *rest: TensorType,
+    causal: bool,
+    biased: bool,
+    dropped: bool,
+    safe: bool,
+    orders: Sequence[Shape],
+    wants_bias: bool,
+) -> TupleType:
     """Gradients of query, key and value, each in its own of `orders`, and of the bias if wanted.
 
     factor  f64[]: what those of query and key are multiplied by, the scale where nobody changed it
@@ -264,14 +296,21 @@ def _summed_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def window_extent(extent, kernel, stride, low, high, dilation) -> int:
+def window_extent(extent: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:
     """How many windows fit along one padded dimension."""
     return (extent + low + high - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def convolution(
-    x: TensorType, weight: TensorType, *, stride, padding, dilation, groups, channels_last=False
-):
+    x: TensorType,
+    weight: TensorType,
+    *,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    groups: int,
+    channels_last: bool = False,
+) -> TensorType:
     """[N, C, *spatial] and [O, C / groups, *kernel] give [N, O, *windows].
 
     Where channels_last: [N, *spatial, C] gives [N, *windows, O].
@@ -290,43 +329,45 @@ def convolution(
     return TensorType(_same_dtype((x, weight)), (x.shape[0], *shape))
 
 
-def convolution_gradient(*operands: TensorType, shape, **_) -> TensorType:
+def convolution_gradient(*operands: TensorType, shape: Shape, **_: Any) -> TensorType:
     return TensorType(_same_dtype(operands), shape)
 
 
-def max_pool(x: TensorType, *, shape, **_):
+def max_pool(x: TensorType, *, shape: Shape, **_: Any) -> tuple[TensorType, TensorType]:
     return TensorType(x.dtype, shape), TensorType(torch.int64, shape)
 
 
-def max_pool_gradient(grad: TensorType, indices: TensorType, *, shape, **_) -> TensorType:
+def max_pool_gradient(
+    grad: TensorType, indices: TensorType, *, shape: Shape, **_: Any
+) -> TensorType:
     _need(grad.shape == indices.shape, "one index for each gradient", grad, indices)
     return TensorType(grad.dtype, shape)
 
 
-def shaped(x: TensorType, *, shape, **_) -> TensorType:
+def shaped(x: TensorType, *, shape: Shape, **_: Any) -> TensorType:
     return TensorType(x.dtype, shape)
 
 
-def random_bits(seed: TensorType, *, shape, bits, stream) -> TensorType:
+def random_bits(seed: TensorType, *, shape: Shape, bits: int, stream: int) -> TensorType:
     _need(seed == (torch.int64, ()) and 1 <= bits <= 63, f"random {bits} bits", seed)
     return TensorType(torch.int64, shape)
 
 
-def extern(*operands: TensorType, results, **_):
+def extern(*operands: TensorType, results: TupleType, **_: Any) -> TupleType:
     return results
 
 
-def collective_start(*operands: TensorType, collective, count) -> TensorType:
+def collective_start(*operands: TensorType, collective: Any, count: int) -> TensorType:
     fits = count <= len(operands) <= count + 1
     _need(fits, f"{collective.kind} of {count} operands and a token", *operands)
     return TensorType(torch.int64, ())
 
 
-def collective_wait(token: TensorType, *, results):
+def collective_wait(token: TensorType, *, results: TupleType) -> TupleType:
     _need(token == (torch.int64, ()), "a token is one i64", token)
     return results
 
 
-def element(*operands, index):
+def element(*operands: TupleType, index: int) -> TensorType:
     (tuple_type,) = operands
     return tuple_type[index]

@@ -67,7 +67,7 @@ def _operand_record(node: Node) -> Any:
     return record_of(node.type if isinstance(node.type, TensorType) else node)
 
 
-def _node(parts: list) -> Node:
+def _node(parts: list[Any]) -> Node:
     name, operands, attrs = parts
     inputs = [_operand(value_of(o), position) for position, o in enumerate(operands)]
     return make(_OPS[name], *inputs, **dict(value_of(attrs)))
@@ -79,7 +79,7 @@ def _operand(value: TensorType | Node, position: int) -> Node:
     return make(ops.INPUT, index=position, dtype=value.dtype, shape=value.shape)
 
 
-_READERS: dict[str, Callable[[list], Any]] = {
+_READERS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": lambda parts: tuple(map(value_of, parts)),
     "torch": lambda parts: getattr(torch, parts[0]),
     "type": lambda parts: TensorType(value_of(parts[0]), tuple(parts[1])),

@@ -36,7 +36,8 @@ def _data(value: Value, buffers: dict[Node, int]) -> Hashable:
         return value.data
     if value.kind == "cell":
         return _attributes(value.data)
-    return value.data
+    data: Hashable = value.data
+    return data
 
 
 def _attributes(attrs: tuple[tuple[str, Any], ...]) -> Hashable:

@@ -20,7 +20,7 @@ class NodeLowering:
 
     def __init__(
         self, table: Mapping[Op, Callable[..., Any]], accepts: Callable[[Node], bool] | None = None
-    ):
+    ) -> None:
         self.table = table
         self._accepts = accepts
 
@@ -42,7 +42,7 @@ class NodeLowering:
 class LoweringContext:
     """What each node of one graph has become so far: a tensor, an LLVM value, a vendor's handle."""
 
-    def __init__(self, lowering: NodeLowering, known: Mapping[Node, Any] | None = None):
+    def __init__(self, lowering: NodeLowering, known: Mapping[Node, Any] | None = None) -> None:
         """`known`: what some nodes, usually the leaves, are already."""
         self.lowering = lowering
         self.lowered: dict[Node, Any] = dict(known or {})

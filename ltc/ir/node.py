@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,6 +13,9 @@ from ltc.ir import ops
 from ltc.ir.ops import Op
 from ltc.ir.tensor_type import TensorType, TupleType, dtype_name, type_text
 from ltc.support.fork_safe_lock import renewed_lock
+
+Number: TypeAlias = bool | int | float | complex
+Operand: TypeAlias = "Node | Number"  # of a formula
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -28,17 +31,24 @@ class Node:
     """
 
     op: Op
-    inputs: tuple["Node", ...]
+    inputs: tuple[Node, ...]
     attrs: tuple[tuple[str, Any], ...]
     type: TensorType | TupleType = field(repr=False)
 
+    # Of one result: where there are several, `type` is a tuple, and these are AttributeErrors.
+
     @property
     def dtype(self) -> torch.dtype:
-        return self.type.dtype
+        return self.type.dtype  # type: ignore[union-attr]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.type.shape
+        return self.type.shape  # type: ignore[union-attr]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.type.size  # type: ignore[union-attr]
 
     def attr(self, name: str) -> Any:
         for key, value in self.attrs:
@@ -49,55 +59,55 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.op} {type_text(self.type)}>"
 
-    def __neg__(self):
+    def __neg__(self) -> Node:
         return make(ops.NEG, self)
 
-    def __add__(self, other):
+    def __add__(self, other: Operand) -> Node:
         return make(ops.ADD, *paired(self, other))
 
-    def __radd__(self, other):
+    def __radd__(self, other: Operand) -> Node:
         return make(ops.ADD, *paired(other, self))
 
-    def __sub__(self, other):
+    def __sub__(self, other: Operand) -> Node:
         return make(ops.SUB, *paired(self, other))
 
-    def __rsub__(self, other):
+    def __rsub__(self, other: Operand) -> Node:
         return make(ops.SUB, *paired(other, self))
 
-    def __mul__(self, other):
+    def __mul__(self, other: Operand) -> Node:
         return make(ops.MUL, *paired(self, other))
 
-    def __rmul__(self, other):
+    def __rmul__(self, other: Operand) -> Node:
         return make(ops.MUL, *paired(other, self))
 
-    def __truediv__(self, other):
+    def __truediv__(self, other: Operand) -> Node:
         return make(ops.DIV, *paired(self, other))
 
-    def __rtruediv__(self, other):
+    def __rtruediv__(self, other: Operand) -> Node:
         return make(ops.DIV, *paired(other, self))
 
-    def __and__(self, other):
+    def __and__(self, other: Operand) -> Node:
         return make(ops.AND, *paired(self, other))
 
-    def __or__(self, other):
+    def __or__(self, other: Operand) -> Node:
         return make(ops.OR, *paired(self, other))
 
-    def __xor__(self, other):
+    def __xor__(self, other: Operand) -> Node:
         return make(ops.XOR, *paired(self, other))
 
-    def __invert__(self):
+    def __invert__(self) -> Node:
         return make(ops.NOT, self)
 
-    def __lt__(self, other):
+    def __lt__(self, other: Operand) -> Node:
         return make(ops.LT, *paired(self, other))
 
-    def __le__(self, other):
+    def __le__(self, other: Operand) -> Node:
         return make(ops.LE, *paired(self, other))
 
-    def __gt__(self, other):
+    def __gt__(self, other: Operand) -> Node:
         return make(ops.GT, *paired(self, other))
 
-    def __ge__(self, other):
+    def __ge__(self, other: Operand) -> Node:
         return make(ops.GE, *paired(self, other))
 
 
@@ -164,7 +174,7 @@ def is_number(operand: Any) -> bool:
 def like(operand: Any, other: Node) -> Node:
     """`operand` as a node of `other`'s dtype where it is a number; a tensor is left as it is."""
     if isinstance(operand, Node):
-        if operand.type.dtype != other.dtype and is_number(operand):
+        if operand.dtype != other.dtype and is_number(operand):
             return make(ops.CAST, operand, dtype=other.dtype)
         return operand
     return constant(operand, other.dtype)
@@ -172,7 +182,7 @@ def like(operand: Any, other: Node) -> Node:
 
 def paired(x: Any, y: Any) -> tuple[Node, Node]:
     """Two operands of a formula, a number among them in the dtype of the tensor beside it."""
-    if isinstance(x, Node) and isinstance(y, Node) and x.type.dtype == y.type.dtype:
+    if isinstance(x, Node) and isinstance(y, Node) and x.dtype == y.dtype:
         return x, y
     anchor = max((n for n in (x, y) if isinstance(n, Node)), key=_fixes_dtype)
     return like(x, anchor), like(y, anchor)

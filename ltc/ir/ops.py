@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltc.ir import infer
+from ltc.ir.tensor_type import TensorType, TupleType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -23,7 +24,7 @@ class Op:
     """
 
     name: str
-    infer: Callable[..., Any]
+    infer: Callable[..., TensorType | TupleType]
     kind: str
 
     def __repr__(self) -> str:
@@ -33,13 +34,13 @@ class Op:
 ALL: dict[str, Op] = {}
 
 
-def _op(name: str, rule: Callable[..., Any], kind: str) -> Op:
+def _op(name: str, rule: Callable[..., TensorType | TupleType], kind: str) -> Op:
     assert name not in ALL, f"two ops are called {name}"
     ALL[name] = Op(name, rule, kind)
     return ALL[name]
 
 
-def _elementwise(name: str, rule: Callable[..., Any] = infer.elementwise) -> Op:
+def _elementwise(name: str, rule: Callable[..., TensorType] = infer.elementwise) -> Op:
     return _op(name, rule, "elementwise")
 
 
@@ -210,14 +211,14 @@ _CHECKS = frozenset(
 )
 
 
-def may_fail(node) -> bool:
+def may_fail(node: Any) -> bool:
     """Whether the values in the operands can make this node raise."""
     if node.op in _DIVISIONS:
         return not node.type.dtype.is_floating_point and not _is_never_zero(node.inputs[1])
     return node.op in _CHECKS
 
 
-def _is_never_zero(node) -> bool:
+def _is_never_zero(node: Any) -> bool:
     while node.op is EXPAND or node.op is RESHAPE:
         node = node.inputs[0]
     return node.op is CONSTANT and node.attr("literal") != "0"

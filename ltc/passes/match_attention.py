@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +23,8 @@ from ltc.passes.simplify import simplify
 DTYPES = frozenset({torch.float32, torch.float64})
 KEEP_BITS = 24
 
+T = TypeVar("T")
+
 
 class NoMatch(Exception):
     """What was looked at is no attention, or someone reads what must not be kept."""
@@ -30,6 +33,13 @@ class NoMatch(Exception):
 def _need(holds: bool) -> None:
     if not holds:
         raise NoMatch
+
+
+def _there(found: T | None) -> T:
+    """What was found.  Raises NoMatch where nothing was."""
+    if found is None:
+        raise NoMatch
+    return found
 
 
 @dataclass
@@ -162,7 +172,7 @@ def _other(node: Node, known: Node) -> Node | None:
 
 
 class _Finder:
-    def __init__(self, order: list[Node], graph: Graph):
+    def __init__(self, order: list[Node], graph: Graph) -> None:
         self.outputs = set(graph.outputs)
         self.readers: dict[Node, list[Node]] = defaultdict(list)
         for node in order:
@@ -247,9 +257,7 @@ class _Finder:
             if node.op is ops.RESHAPE:
                 (node,) = node.inputs
                 continue
-            pair = _factor(node)
-            _need(pair is not None)
-            node, number = pair
+            node, number = _there(_factor(node))
             scale = _times(scale, number)
         if node is not first:
             self._only_reader(node)
@@ -297,7 +305,9 @@ class _Finder:
 
     def _uses(self, used: Node) -> tuple[Node, Node | None, set[Node]]:
         """(the product with the value, that which makes the value's gradient, other readers)"""
-        forward, gradient, others = None, None, set()
+        forward: Node | None = None
+        gradient: Node | None = None
+        others: set[Node] = set()
         for reader in self._readers_through(used):
             if reader.op is ops.MATMUL and self._is(reader.inputs[0], used):
                 _need(forward is None)
@@ -308,20 +318,26 @@ class _Finder:
                 _need(gradient.op is ops.MATMUL and gradient.inputs[0] is reader)
             else:
                 others.add(reader)
-        _need(forward is not None)
-        return forward, gradient, others
+        return _there(forward), gradient, others
 
     def _is(self, node: Node, other: Node) -> bool:
-        return node is other or node.op is ops.RESHAPE and node.inputs[0] is other
+        return node is other or (node.op is ops.RESHAPE and node.inputs[0] is other)
 
-    def _forward(self, weights, parts: MatchedScores, dropout, forward: Node, value: Node) -> Found:
+    def _forward(
+        self,
+        weights: Node,
+        parts: MatchedScores,
+        dropout: Dropout | None,
+        forward: Node,
+        value: Node,
+    ) -> Found:
         left, right = parts.product.inputs
         batch, (rows, columns) = weights.shape[:-2], weights.shape[-2:]
         self.query = build.reshape(left, (*batch, rows, left.shape[-1]))
         right = build.reshape(right, (*batch, right.shape[-2], columns))
         self.key = build.transpose(right, -2, -1)
         self.value = build.reshape(value, (*batch, columns, value.shape[-1]))
-        _need(forward.shape[-2] == rows and forward.type.size == weights.type.size // columns
+        _need(forward.shape[-2] == rows and forward.size == weights.size // columns
               * value.shape[-1])  # fmt: skip
         self.rest, self.attrs = self._rest(parts, dropout, weights.shape)
         node = make(
@@ -331,8 +347,8 @@ class _Finder:
         return Found(node, None, {forward: build.reshape(build.get(node, 0), forward.shape)})
 
     def _rest(
-        self, parts: MatchedScores, dropout: Dropout | None, shape
-    ) -> tuple[list[Node], dict]:
+        self, parts: MatchedScores, dropout: Dropout | None, shape: Sequence[int]
+    ) -> tuple[list[Node], dict[str, bool]]:
         bias = parts.bias
         for condition in parts.conditions:
             if bias is not None and bias.dtype != torch.bool:
@@ -351,7 +367,16 @@ class _Finder:
 
     # --- the backward pass
 
-    def _backward(self, found, weights, parts, dropout, value, value_gradient, others) -> None:
+    def _backward(
+        self,
+        found: Found,
+        weights: Node,
+        parts: MatchedScores,
+        dropout: Dropout | None,
+        value: Node,
+        value_gradient: Node | None,
+        others: set[Node],
+    ) -> None:
         gradient = value_gradient.inputs[1] if value_gradient is not None else None
         factor, query_gradient, key_gradient = constant(1.0, torch.float64), None, None
         if others:
@@ -362,6 +387,7 @@ class _Finder:
             gradient = product.inputs[0]
             factor, query_gradient, key_gradient = self._to_operands(of_scores, parts, undropped)
         batch = weights.shape[:-2]
+        gradient = _there(gradient)  # one of both has one
         rows = build.reshape(gradient, (*batch, *gradient.shape[-2:]))
         result, logarithms = build.get(found.node, 0), build.get(found.node, 1)
         _need(rows.type == result.type)
@@ -391,8 +417,8 @@ class _Finder:
             _need(of_scores.op is ops.SUB and of_scores.inputs == (first, second))
             _need(set(self._readers(first)) == {sum_, of_scores})
             _need(self._only_reader(sum_) is total and self._only_reader(total) is second)
-            of_weights = _other(first, weights)
-            _need(of_weights is not None and of_weights is not weights)
+            of_weights = _there(_other(first, weights))
+            _need(of_weights is not weights)
             self._only_reader(of_weights)
             return of_weights, of_scores
         raise NoMatch
@@ -401,12 +427,10 @@ class _Finder:
         """(the product behind it, by what dropout multiplied here over what it did before)"""
         more = None
         if dropout is not None:
-            pair = _factor(node)
-            _need(pair is not None)
-            node, number = pair
+            node, number = _there(_factor(node))
             self._only_reader(node)
             _need(node.op is ops.MUL and dropout.kept in node.inputs)
-            node = _other(node, dropout.kept)
+            node = _there(_other(node, dropout.kept))
             self._only_reader(node)
             more = number * (1.0 - dropout.probability)
         while node.op is ops.RESHAPE:
@@ -414,7 +438,9 @@ class _Finder:
             self._only_reader(node)
         return node, more
 
-    def _to_operands(self, node: Node, parts: MatchedScores, factor: Node | None):
+    def _to_operands(
+        self, node: Node, parts: MatchedScores, factor: Node | None
+    ) -> tuple[Node, Node | None, Node | None]:
         """(what gradients are multiplied by, that of the query, that of the transposed key)"""
         while True:
             readers = self._readers(node)
@@ -425,9 +451,9 @@ class _Finder:
                 condition, fill, inner = reader.inputs
                 _need(inner is node and condition in parts.conditions and _is_number(fill, 0))
             elif reader.op is not ops.RESHAPE:
-                pair = _factor(reader)
-                _need(pair is not None and pair[0] is node)
-                factor = _times(factor, pair[1])
+                scaled, number = _there(_factor(reader))
+                _need(scaled is node)
+                factor = _times(factor, number)
             node = reader
         left, right = parts.product.inputs
         query_gradient = key_gradient = None

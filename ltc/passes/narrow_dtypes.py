@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from types import MethodType
 
 import torch
 
@@ -63,7 +64,7 @@ class _Narrowing:
     whichever it is by nature; `wide` and `narrowed` give the one that a reader needs.
     """
 
-    def __init__(self, kept_as: Mapping[torch.dtype, torch.dtype]):
+    def __init__(self, kept_as: Mapping[torch.dtype, torch.dtype]) -> None:
         self.kept_as = kept_as
         self.made: dict[Node, Node] = {}
 
@@ -123,7 +124,7 @@ class _Narrowing:
 
     def _rule(self, node: Node) -> Callable[[Node], Node]:
         if node.op in _RULES:
-            return _RULES[node.op].__get__(self)
+            return MethodType(_RULES[node.op], self)
         if node.op.kind in _PRODUCTS:
             return self._multiply
         if node.op in _MOVES or (node.op in _SCATTERS and node.attr("mode") == "set"):

@@ -31,13 +31,13 @@ def split_reductions(graph: Graph) -> Graph:
     """
     rules = (in_pieces,)
     splittable = (ops.SUM, ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE)
-    return rewrite(graph, {op: rules for op in splittable} | {ops.MATMUL: (product_in_pieces,)})
+    return rewrite(graph, dict.fromkeys(splittable, rules) | {ops.MATMUL: (product_in_pieces,)})
 
 
 def in_pieces(node: Node) -> Node | None:
     """reduce(x[n, ...]) -> reduce(reduce(x[pieces, n / pieces, ...]))"""
     (x,), dims = node.inputs, node.attr("dims")
-    if not dims or x.type.size == 0:
+    if not dims or x.size == 0:
         return None
     d = max(dims, key=lambda d: x.shape[d])
     pieces = _pieces(node, x, dims, x.shape[d])
@@ -59,9 +59,9 @@ def product_in_pieces(node: Node) -> Node | None:
     """x[m, k] @ y[k, n] -> sum(x[pieces, m, k / pieces] @ y[pieces, k / pieces, n])"""
     x, y = node.inputs
     k = x.shape[-1]
-    if len(node.shape) != 2 or node.dtype not in SUMMED_EXACTLY or node.type.size > FEW_RESULTS:
+    if len(node.shape) != 2 or node.dtype not in SUMMED_EXACTLY or node.size > FEW_RESULTS:
         return None
-    if node.type.size * k < LONG_PRODUCT:
+    if node.size * k < LONG_PRODUCT:
         return None
     pieces = _divisor_up_to(k, min(MOST_PRODUCTS, k // SHORTEST_PRODUCT))
     if pieces < FEWEST_PRODUCTS:
@@ -73,12 +73,12 @@ def product_in_pieces(node: Node) -> Node | None:
 
 
 def _pieces(node: Node, x: Node, dims: tuple[int, ...], extent: int) -> int:
-    rows = node.type.size
+    rows = node.size
     wanted = 1
-    if rows < FEWEST_ROWS and x.type.size >= LONG:
+    if rows < FEWEST_ROWS and x.size >= LONG:
         wanted = MOST_PIECES
-    elif len(x.shape) - 1 not in dims and x.type.size // rows > LONGEST_CHAIN:
-        wanted = -(-2 * x.type.size // (rows * LONGEST_CHAIN))
+    elif len(x.shape) - 1 not in dims and x.size // rows > LONGEST_CHAIN:
+        wanted = -(-2 * x.size // (rows * LONGEST_CHAIN))
     most = min(extent, MOST_PIECES)
     if wanted >= most:
         return _divisor_up_to(extent, most)

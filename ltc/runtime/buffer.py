@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,7 +16,7 @@ from ltc.tracebacks import another, users_part
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
 
 
-def byte_size(shape, dtype: torch.dtype) -> int:
+def byte_size(shape: Sequence[int], dtype: torch.dtype) -> int:
     """Bytes of a contiguous tensor of `shape`."""
     size = _ELEMENT_BYTES.get(dtype)
     if size is None:
@@ -26,10 +26,11 @@ def byte_size(shape, dtype: torch.dtype) -> int:
     return size
 
 
-_input_keys: dict[tuple, tuple] = {}
+BufferKey = tuple[str, tuple[int, ...], torch.dtype, int]
+_input_keys: dict[tuple[Any, ...], BufferKey] = {}
 
 
-def input_key(shape, dtype: torch.dtype) -> tuple:
+def input_key(shape: tuple[int, ...], dtype: torch.dtype) -> BufferKey:
     """What a recorded path calls an input of this type: one object per type, told by identity.
 
     Its last part is how many bytes of memory the input takes.
@@ -50,7 +51,7 @@ def under_way(buffers: list[Buffer]) -> tuple[list[Execution | None], list[Execu
     needed = [e for e in set(sources) if e is not None and (not e.done or e.failure is not None)]
     if any([e.failure is not None for e in needed]):  # seldom: one buffer may be lost, another not
         sources = [b.execution if b.is_undecided() else None for b in buffers]
-        needed = list(set(sources) - {None})
+        needed = [e for e in set(sources) if e is not None]
     return sources, needed
 
 
@@ -171,17 +172,26 @@ class Buffer:
 
     __slots__ = ("handle", "key", "device", "execution", "shared", "previous", "account")
 
-    def __init__(self, key: tuple, device: int, handle: Any = None, execution=None, previous=None):
+    def __init__(
+        self,
+        key: BufferKey,
+        device: int,
+        handle: Any = None,
+        execution: Execution | None = None,
+        previous: Buffer | None = None,
+    ) -> None:
         """`key`: what `input_key` gives for its type."""
         self.key, self.device, self.handle = key, device, handle
-        self.execution, self.previous, self.shared = execution, previous, False
+        self.execution, self.previous = execution, previous
+        self.shared: bool | Twins = False
         self.account = account_of(device)
         self.account.add(key[3])
 
     def __del__(self) -> None:
         self.account.remove(self.key[3])
-        if self.shared.__class__ is Twins:
-            self.shared.lose_one()
+        shared = self.shared
+        if not isinstance(shared, bool):
+            shared.lose_one()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -211,7 +221,7 @@ class Buffer:
         failure = self.failure()
         return failure is not None and (self.handle is None or not failure.reported)
 
-    def settled(self) -> "Buffer":
+    def settled(self) -> Buffer:
         """This buffer, or the one it was to replace where its launch is told to have failed."""
         buffer = self
         while buffer.previous is not None and (failure := buffer.failure()) and failure.reported:

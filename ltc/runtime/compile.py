@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -51,7 +51,7 @@ class ProgramBinding:
     program  gives the program, or None where it is kept no longer
     """
 
-    key: tuple
+    key: tuple[Any, ...]
     inputs: tuple[int, ...]
     scalars: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -189,7 +189,8 @@ def _producers_of_needed(outputs: tuple[CallResult, ...]) -> dict[Call, list[Cal
     while waiting:  # a list, not recursion: recordings are long
         call = waiting.pop()
         if call not in needed:
-            needed[call] = producers = []
+            producers: list[Call] = []
+            needed[call] = producers
             _add_producers((*call.args, *call.kwargs.values()), producers)
             waiting.extend(producers)
     return needed
@@ -204,7 +205,9 @@ def _add_producers(operands: Iterable[Any], found: list[Call]) -> None:
             _add_producers(operand, found)
 
 
-def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
+def _compile(
+    key: tuple[Any, ...], calls: list[Call], outputs: Sequence[CallResult], device: int
+) -> Program:
     started = time.perf_counter_ns()
     numbering, replaced = Numbering(calls), dict(key[2])
 
@@ -240,7 +243,9 @@ def _compile(key: tuple, calls: list[Call], outputs, device: int) -> Program:
     )
 
 
-def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[InputRole, ...]:
+def _roles(
+    numbering: Numbering, replaced: dict[int, int], calls: Sequence[Call]
+) -> tuple[InputRole, ...]:
     """Every input and scalar of the program, by what it is to the step."""
     state = set(replaced.values())
     roles = [
@@ -253,8 +258,11 @@ def _roles(numbering: Numbering, replaced: dict[int, int], calls) -> tuple[Input
     return tuple(dict.fromkeys(roles))
 
 
-def _scalars(calls) -> list[Scalar]:
-    found, waiting = [], [(*call.args, *call.kwargs.values(), call.seed) for call in calls]
+def _scalars(calls: Sequence[Call]) -> list[Scalar]:
+    found: list[Scalar] = []
+    waiting: list[Sequence[Any]] = [
+        (*call.args, *call.kwargs.values(), call.seed) for call in calls
+    ]
     while waiting:
         for operand in waiting.pop():
             if operand.__class__ is Scalar:
@@ -264,7 +272,7 @@ def _scalars(calls) -> list[Scalar]:
     return found
 
 
-def _recalled(key: tuple, calls: list[Call]) -> Any:
+def _recalled(key: tuple[Any, ...], calls: list[Call]) -> Any:
     """The program as an earlier process compiled it, where the backend keeps programs."""
     programs = capabilities().programs
     if programs is None or _looks_inside():
@@ -280,7 +288,11 @@ def _looks_inside() -> bool:
 
 
 def _computation(
-    key: tuple, chosen: BackendImplInterface, graph: Graph, device: int, donated: frozenset[int]
+    key: tuple[Any, ...],
+    chosen: BackendImplInterface,
+    graph: Graph,
+    device: int,
+    donated: frozenset[int],
 ) -> Any:
     computation = compiled(chosen, graph, device, donated)
     programs = capabilities().programs
@@ -289,12 +301,12 @@ def _computation(
     return computation
 
 
-def _record_name(key: tuple) -> str:
+def _record_name(key: tuple[Any, ...]) -> str:
     """Names the program on disk, where it is the same whether its launches are verified."""
     name, settings, replaced = key
     return repr((name, settings[:-1], replaced))
 
 
-def _is_verified(key: tuple) -> bool:
+def _is_verified(key: tuple[Any, ...]) -> bool:
     """Whether its launches are judged; the reference has nothing to be judged by but itself."""
     return key[1][-1] and backend().name != EagerBackend.name

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import threading
-from typing import Protocol
 
 from ltc import config
 from ltc.runtime import core_reservation
@@ -21,13 +20,6 @@ from ltc.runtime.buffer import Failure
 from ltc.runtime.queued_launches import QueueableWork, QueuedWorks
 
 SHORT_SECONDS = 0.00025  # below this, waiting costs less than handing over
-
-
-class Work(QueueableWork, Protocol):
-    """One launch."""
-
-    def __call__(self) -> None:
-        """Do it; never raises."""
 
 
 class Executor:
@@ -40,15 +32,15 @@ class Executor:
     def _forget(self) -> None:
         self._lock = threading.RLock()  # what goes away meanwhile may read a tensor
         self._changed = threading.Condition(self._lock)
-        self._waiting: collections.deque[Work] = collections.deque()
-        self._running: Work | None = None
+        self._waiting: collections.deque[QueueableWork] = collections.deque()
+        self._running: QueueableWork | None = None
         self._queued = QueuedWorks(self._lock)
         self._without_room = 0  # threads that wait for room
         self._thread: threading.Thread | None = None
         self._failed: Failure | None = None
         self._inline = threading.RLock()
 
-    def run(self, work: Work, long: bool) -> None:
+    def run(self, work: QueueableWork, long: bool) -> None:
         """Do `work` after everything given before; `long` work runs behind the caller."""
         self._queued.settle()
         with self._lock:  # _idle is true only between two holders of it
@@ -87,11 +79,12 @@ class Executor:
         self._queued.come_to_first()
         with self._changed:
             self._changed.wait_for(
-                lambda: self._has_room() or self._queued and not self._queued.have_stopped
+                lambda: self._has_room() or (self._queued and not self._queued.have_stopped)
             )
 
     def _has_room(self) -> bool:
-        return self._in_flight() < config.value("LTC_MAX_IN_FLIGHT")
+        most: int = config.value("LTC_MAX_IN_FLIGHT")
+        return self._in_flight() < most
 
     # --- the thread
 
@@ -110,23 +103,24 @@ class Executor:
                     work()
                 del work  # it holds the buffers of its step
                 self._note_end()
-            elif self._queued.queue.serve():
+            elif self._queued.queue is not None and self._queued.queue.serve():
                 self._take_back()
 
     def _take_back(self) -> None:
         """A launch has failed: those behind it are works of this thread's now."""
         self._queued.settle()
         with self._lock:
-            self._running, reason, others = self._queued.take_back()
+            failed, reason, others = self._queued.take_back()
+            self._running = failed
             self._waiting.extendleft(reversed(others))
             if self._waiting:
                 self._queued.call_back()
-        self._running.end_badly(reason)
+        failed.end_badly(reason)
         with self._lock:
             self._queued.rest()
         self._note_end()
 
-    def _next(self) -> Work | None:
+    def _next(self) -> QueueableWork | None:
         """The next work for Python; None where there may be something in the queue before."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._queued.queue is not None)

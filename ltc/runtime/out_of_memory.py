@@ -39,7 +39,7 @@ def _told(found: OutOfMemory, error: BaseException, device: int, culprit: str) -
     told.__cause__ = error
     for note in getattr(error, "__notes__", ()):
         told.add_note(note)
-    told.overwritten = getattr(error, "overwritten", ())
+    told.overwritten = getattr(error, "overwritten", ())  # type: ignore[attr-defined]  # see Computation.launch
     return told
 
 

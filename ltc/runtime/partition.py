@@ -7,6 +7,7 @@ odd ones on the CPU.  Values cross by download and upload.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,9 @@ def compiled(
     return compile_in_segments(backend, graph, device)
 
 
-def compile_in_segments(backend: BackendImplInterface, graph: Graph, device: int):
+def compile_in_segments(
+    backend: BackendImplInterface, graph: Graph, device: int
+) -> SegmentedComputation:
     """A Computation that alternates between the backend and the CPU; nothing is donated."""
     order = schedule(*graph.outputs)
     stage = _stages(backend, order)
@@ -72,7 +75,9 @@ def _stages(backend: BackendImplInterface, order: list[Node]) -> dict[Node, int]
     return stage
 
 
-def _needed_later(order, stage, outputs) -> set[Node]:
+def _needed_later(
+    order: Sequence[Node], stage: dict[Node, int], outputs: Sequence[Node]
+) -> set[Node]:
     """Nodes whose value leaves the stage that computes it."""
     needed = {node for node in outputs if node.op not in _GIVEN}
     for node in order:
@@ -94,7 +99,14 @@ class Segment:
     results: tuple[Node, ...]
 
 
-def _segment(backend, graph: Graph, device: int, nodes, needed, on_cpu: bool) -> Segment:
+def _segment(
+    backend: BackendImplInterface,
+    graph: Graph,
+    device: int,
+    nodes: Sequence[Node],
+    needed: set[Node],
+    on_cpu: bool,
+) -> Segment:
     inputs: dict[Node, Node] = {}
     made: dict[Node, Node] = {}
 
@@ -116,14 +128,16 @@ def _segment(backend, graph: Graph, device: int, nodes, needed, on_cpu: bool) ->
         tuple(made[node] for node in results),
         {made[node]: graph.origins[node] for node in nodes if node in graph.origins},
     )
-    side = _REFERENCE if on_cpu else backend
+    side: BackendImplInterface = _REFERENCE if on_cpu else backend
     return Segment(side.compile(part, device, frozenset()), on_cpu, tuple(inputs), results)
 
 
 class SegmentedComputation:
     """Runs the segments in turn; a value crosses over when it is first wanted on the other side."""
 
-    def __init__(self, computation, segments: list[Segment], graph: Graph, device: int) -> None:
+    def __init__(
+        self, computation: type[Computation], segments: list[Segment], graph: Graph, device: int
+    ) -> None:
         self.computation, self.segments, self.graph = computation, segments, graph
         self.device = device
         self.upload, self.download = computation.upload, computation.download
@@ -135,7 +149,7 @@ class SegmentedComputation:
         self.capabilities = ComputationCapabilities(aliased)
         self._given_back = [node for node in graph.inputs if node in places]
 
-    def launch(self, buffers: list, scalars: list) -> list:
+    def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
         on_device: dict[Node, Any] = {
             node: buffers[node.attr("index")] for node in self.graph.inputs
         }
@@ -148,7 +162,7 @@ class SegmentedComputation:
             on_device[node] = self._copied(on_device[node], on_cpu=False)
         return [self._value(node, False, on_device, on_cpu) for node in self.graph.outputs]
 
-    def _apart(self, segment: Segment, results: list) -> list:
+    def _apart(self, segment: Segment, results: list[Any]) -> list[Any]:
         """The results, each in a place of its own."""
         own = ComputationCapabilities.of(segment.computation)
         for _, *others in own.aliased_outputs:
@@ -156,12 +170,14 @@ class SegmentedComputation:
                 results[position] = self._copied(results[position], segment.on_cpu)
         return results
 
-    def _copied(self, value, on_cpu: bool):
+    def _copied(self, value: Any, on_cpu: bool) -> Any:
         if on_cpu:
             return value.clone()
         return self.upload(self.download(value).clone(), self.device)
 
-    def _value(self, node: Node, wanted_on_cpu: bool, on_device: dict, on_cpu: dict):
+    def _value(
+        self, node: Node, wanted_on_cpu: bool, on_device: dict[Node, Any], on_cpu: dict[Node, Any]
+    ) -> Any:
         here, there = (on_cpu, on_device) if wanted_on_cpu else (on_device, on_cpu)
         if node not in here:
             value = there[node]

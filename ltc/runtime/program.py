@@ -13,7 +13,7 @@ from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
-from ltc.runtime.executor import SHORT_SECONDS, executor_of
+from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.transfers import copy_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
@@ -50,7 +50,7 @@ class Program:
     """
 
     computation: Any
-    types: tuple[tuple, ...]
+    types: tuple[tuple[Any, ...], ...]
     replaced: dict[int, int]
     roles_of: Callable[[], tuple[InputRole, ...]] | None = None
     graph_of: Callable[[], Any] | None = None
@@ -66,7 +66,7 @@ class Program:
         return frozenset(self.replaced.values())
 
     @cached_property
-    def _outputs(self) -> tuple[list[tuple], list[int | None]]:
+    def _outputs(self) -> tuple[list[tuple[Any, ...]], list[int | None]]:
         """The type of every output, and the position of the input whose place it takes or None."""
         keys = [input_key(shape, dtype) for shape, dtype in self.types]
         return keys, [self.replaced.get(output) for output in range(len(keys))]
@@ -79,7 +79,7 @@ class Program:
         self,
         device: int,
         inputs: list[Buffer],
-        scalars: list,
+        scalars: list[Any],
         previous: dict[int, Buffer],
         replica: Any = None,
     ) -> list[Buffer]:
@@ -95,7 +95,7 @@ class Program:
         executor.wait_for_room()
         metrics.record("DeviceLockWait", time.perf_counter_ns() - started, "time")
         execution, (sources, dependencies) = Execution(), under_way(inputs)
-        outputs = []
+        outputs: list[Buffer] = []
         for key, position in zip(*self._outputs):
             if position is None:
                 old = previous.get(len(outputs)) if previous else None
@@ -136,8 +136,17 @@ class _Work:
     )
 
     def __init__(
-        self, program, executor, execution, sources, dependencies, inputs, scalars, outputs, replica
-    ):
+        self,
+        program: Program,
+        executor: Executor,
+        execution: Execution,
+        sources: Sequence[Execution | None],
+        dependencies: Collection[Execution],
+        inputs: list[Buffer],
+        scalars: list[Any],
+        outputs: list[Buffer],
+        replica: Any,
+    ) -> None:
         """
         sources       of each input the launch that fills it, where that may not have ended well
         dependencies  these launches
@@ -168,7 +177,7 @@ class _Work:
     def _end(
         self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
     ) -> None:
-        self.inputs = self.scalars = None  # donated memory goes back with the last reference
+        self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
         if not self.execution.done:
             self.execution.finish(failure, lost)
 
@@ -214,7 +223,8 @@ class _Work:
 
     def leave_queue(self) -> None:
         """It has not run there; those behind it have left."""
-        self._launch.end()
+        if self._launch is not None:
+            self._launch.end()
         self._launch = None
         for buffer, handle in zip(self.outputs, self._handles_before, strict=True):
             buffer.handle = handle
@@ -233,6 +243,7 @@ class _Work:
 
     def end_badly(self, failed: int) -> None:
         """It has failed in the queue, which calls the reason by that number."""
+        assert self._launch is not None
         error = self._launch.error(failed)
         self.leave_queue()
         self._fail(error)

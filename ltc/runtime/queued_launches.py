@@ -9,7 +9,7 @@ import collections
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ltc import config
 from ltc.backends.interface import Launch, LaunchQueue
@@ -26,10 +26,13 @@ class QueueableWork(Protocol):
 
     execution: Execution
 
-    def launch_for(self, queue: LaunchQueue, queued: Sequence[QueueableWork]) -> Launch | None:
+    def __call__(self) -> None:
+        """Do it, outside of the queue; never raises."""
+
+    def launch_for(self, queue: LaunchQueue, queued: Sequence[Any]) -> Launch | None:
         """What the queue is to run, or None where this work needs Python.
 
-        queued  the works there
+        queued  the works there, of the same kind as this one
         """
 
     def leave_queue(self) -> None:
@@ -51,7 +54,7 @@ class QueuedWorks:
     queue  there from the first work on that a backend with queues runs
     """
 
-    def __init__(self, lock: threading.RLock):
+    def __init__(self, lock: threading.RLock) -> None:
         """`lock`: of the executor."""
         self._lock = lock
         # One thread ends a work, again where it was interrupted, or where what the work held
@@ -73,7 +76,9 @@ class QueuedWorks:
 
     def _gives(self, work: QueueableWork, launch: Launch) -> bool:
         """An interrupt at any place leaves the work in the queue and here, or in neither."""
-        queue, number = self.queue, self.queue.given + 1
+        queue = self.queue
+        assert queue is not None
+        number = queue.given + 1
         work.execution.come_to_end = functools.partial(self._come_to, number)
         self._works.append((number, work))
         try:
@@ -104,7 +109,8 @@ class QueuedWorks:
 
     @property
     def all_are_done(self) -> bool:
-        return not self._works or self._works[-1][0] <= self.queue.done
+        queue = self.queue
+        return not self._works or (queue is not None and self._works[-1][0] <= queue.done)
 
     @property
     def have_stopped(self) -> bool:
@@ -113,12 +119,13 @@ class QueuedWorks:
 
     def settle(self) -> None:
         """End the works whose launches are done."""
-        if not self._works:
+        queue = self.queue
+        if not self._works or queue is None:
             return
         with self._settling:
-            while self._works and self._works[0][0] <= self.queue.done:
+            while self._works and self._works[0][0] <= queue.done:
                 number, work = self._works[0]
-                work.end_well(self.queue.nanoseconds(number))
+                work.end_well(queue.nanoseconds(number))
                 self._drop(work)
 
     def _drop(self, work: QueueableWork) -> None:
@@ -126,14 +133,15 @@ class QueuedWorks:
             if self._works and self._works[0][1] is work:
                 self._works.popleft()
             if not self._works:
-                self.queue.rest()
+                self.rest()
 
     def come_to_first(self) -> None:
         """Block until the oldest work is over or has failed; a processor is left to the caller."""
         with self._lock:
             number = self._works[0][0] if self._works else 0
-        if number:
-            core_reservation.leave_one_after(self.queue)
+        queue = self.queue
+        if number and queue is not None:
+            core_reservation.leave_one_after(queue)
             self._come_to(number)
 
     def come_to_last(self) -> None:
@@ -145,6 +153,7 @@ class QueuedWorks:
 
     def _come_to(self, number: int) -> None:
         queue = self.queue
+        assert queue is not None
         while queue.done < number and not queue.has_stopped:
             queue.sleep_until_done(number)
         self.settle()
@@ -156,24 +165,28 @@ class QueuedWorks:
 
         The caller holds the lock, and has settled those before.
         """
+        queue = self.queue
+        assert queue is not None
         (number, failed), *others = self._works
-        reason = self.queue.failed_call(number)
+        reason = queue.failed_call(number)
         for _, work in reversed(others):
             work.leave_queue()
         self._works.clear()
-        self.queue.restart()
+        queue.restart()
         return failed, reason, [work for _, work in others]
 
     def rest(self) -> None:
         """Nobody needs any more what a failure left behind; the caller holds the lock."""
-        self.queue.rest()
+        if self.queue is not None:
+            self.queue.rest()
 
     def lost(self) -> list[QueueableWork]:
         """In the child of a fork, which has no such thread: the works that were not done."""
+        done = 0 if self.queue is None else self.queue.done
         for number, work in self._works:
-            if number <= self.queue.done:
+            if number <= done:
                 work.execution.finish()
-        lost = [work for number, work in self._works if number > self.queue.done]
+        lost = [work for number, work in self._works if number > done]
         for work in reversed(lost[1:]):
             work.leave_queue()
         for work in lost[:1]:

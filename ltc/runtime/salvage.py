@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ltc.backends.eager import LOWERING
+from ltc.backends.interface import Computation
 from ltc.backends.plain_dispatch import Undisturbed
 from ltc.debug import metrics
 from ltc.ir import ops
@@ -51,17 +52,23 @@ class _Run:
     """
 
     def __init__(
-        self, graph, computation, handles, scalars, device: int, lost: Mapping[int, Failure]
-    ):
+        self,
+        graph: Graph,
+        computation: Computation,
+        handles: list[Any],
+        scalars: list[Any],
+        device: int,
+        lost: Mapping[int, Failure],
+    ) -> None:
         self._graph, self._computation, self._device = graph, computation, device
         self._handles, self._scalars = handles, scalars
         self._values: dict[Node, Any] = {}
-        self._reasons: dict[Node, tuple[tuple, Failure]] = {
+        self._reasons: dict[Node, tuple[tuple[Any, ...], Failure]] = {
             node: ((-1, 0), lost[node.attr("index")])
             for node in graph.inputs
             if node.attr("index") in lost
         }
-        self._new: list[tuple[tuple, Failure]] = []
+        self._new: list[tuple[tuple[Any, ...], Failure]] = []
 
     def possible_outputs(self) -> list[Node]:
         """Those that need no input that is lost; the others get their reason."""
@@ -117,14 +124,14 @@ class _Run:
         return LOWERING.lower(node)(*[self._values[operand] for operand in node.inputs])
 
     def _note(self, node: Node, error: Exception) -> None:
-        error = out_of_memory.in_a_program(error, self._device, lambda: self._graph)
+        told = out_of_memory.in_a_program(error, self._device, lambda: self._graph)
         origin = self._graph.origins.get(node)
         if origin is not None:
-            error.add_note(f"while running {origin}")
+            told.add_note(f"while running {origin}")
         rank = (0, len(self._new)) if origin is None else (origin.position, len(self._new))
-        self._reasons[node] = rank, Failure(error)
+        self._reasons[node] = rank, Failure(told)
         self._new.append(self._reasons[node])
 
 
-def _rank(reason: tuple[tuple, Failure]) -> tuple:
+def _rank(reason: tuple[tuple[Any, ...], Failure]) -> tuple[Any, ...]:
     return reason[0]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager
 from typing import Any
 
 
-def renewed_lock(module: dict[str, Any], name: str) -> AbstractContextManager:
+def renewed_lock(module: dict[str, Any], name: str) -> Any:
     """A reentrant lock for `module[name]`, which a child of fork finds replaced by a new one.
 
     Reentrant, because a finaliser that wants it may run while its own thread holds it.  Replaced,

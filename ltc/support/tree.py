@@ -86,7 +86,7 @@ def _walk(
     stack: list[tuple[Any, list | None]] = [(value, None)]
     while stack:
         x, parts_done = stack.pop()
-        if parts_done is not None:
+        if parts_done is not None and leave is not None:
             leave(x, parts_done)
         elif id(x) not in met:
             met[id(x)] = x

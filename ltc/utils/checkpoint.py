@@ -8,6 +8,7 @@ import re
 import shutil
 import warnings
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +242,10 @@ class CheckpointManager:
     def _kept(self) -> set[int]:
         steps = self.steps()
         kept = set(steps[-self._keep_last :])
-        rated = [step for step in steps if self._keep_best and self._metric(step) is not None]
-        rated.sort(key=self._metric, reverse=self._higher)
-        return kept | set(rated[: self._keep_best])
+        metrics = {step: self._metric(step) for step in steps} if self._keep_best else {}
+        rated = [(metric, step) for step, metric in metrics.items() if metric is not None]
+        rated.sort(key=itemgetter(0), reverse=self._higher)
+        return kept | {step for _, step in rated[: self._keep_best]}
 
     def _metric(self, step: int) -> float | None:
         """The metric of a checkpoint, asked of the file where another process wrote it."""

@@ -201,7 +201,8 @@ def _text(dtype: torch.dtype) -> str:
 
 def _stream(entry: StoredBytes, file: BinaryIO, done: Done, summing: ThreadPoolExecutor) -> int:
     """Write the bytes of an entry; returns their checksum, found in another thread meanwhile."""
-    content = memoryview(as_bytes(entry.fetch()).numpy())
+    array: Any = as_bytes(entry.fetch()).numpy()
+    content = memoryview(array)
     if len(content) < CHUNK_BYTES:
         file.write(content)
         done(len(content))

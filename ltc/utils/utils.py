@@ -58,7 +58,7 @@ class LazyProperty:
     """A value that `gen_fn()` makes when it is first asked for."""
 
     def __init__(self, gen_fn: Callable[[], Any]):
-        self._gen_fn = gen_fn
+        self._gen_fn: Callable[[], Any] | None = gen_fn
 
     @property
     def value(self) -> Any:

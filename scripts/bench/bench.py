@@ -29,10 +29,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import bench_checkpoint  # noqa: E402
-import bench_goals  # noqa: E402
-from bench_modes import MODES  # noqa: E402
-from bench_systems import SYSTEMS  # noqa: E402
+import bench_checkpoint
+import bench_goals
+from bench_modes import MODES
+from bench_systems import SYSTEMS
 
 
 def serve(mode: str, system: str, threads: int) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
-import ltc.core.lazy_model as ltm  # noqa: E402
-from ltc import config  # noqa: E402
-from ltc.distributed import collectives  # noqa: E402
-from ltc.distributed.lazy_multiprocessing import spawn  # noqa: E402
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.distributed import collectives
+from ltc.distributed.lazy_multiprocessing import spawn
 
 ROUNDS = 9
 

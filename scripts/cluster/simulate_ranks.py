@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch  # noqa: E402
+import torch
 
 from ltc.distributed.rendezvous import meet  # noqa: E402
 from ltc.distributed.transport import collective_schedule  # noqa: E402

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from ltc.aten import registry  # noqa: E402  the line above makes it importable from a checkout
+from ltc.aten import registry
 
 
 def rows(every: bool = False) -> list[tuple[str, str, str]]:

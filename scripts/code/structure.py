@@ -116,6 +116,23 @@ def _functions(tree: ast.AST, depth: int) -> Iterator[tuple[ast.FunctionDef, int
             yield from _functions(child, 0 if isinstance(child, ast.ClassDef) else depth)
 
 
+def bare_parameters(all: list[Module], package: str = "ltc.device") -> Iterator[str]:
+    """Parameters that say no type: `self` and `cls` need none."""
+    for module in all:
+        if not f"{module.name}.".startswith(f"{package}."):
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, FUNCTIONS):
+                for parameter in _parameters(node.args):
+                    if parameter.annotation is None and parameter.arg not in ("self", "cls"):
+                        yield f"{module.at(node.lineno)} {node.name}: {parameter.arg}"
+
+
+def _parameters(arguments: ast.arguments) -> list[ast.arg]:
+    rest = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest]
+
+
 def index_calls(all: list[Module]) -> Iterator[str]:
     """Index arithmetic of the generator that is written as calls."""
     for module in all:
@@ -143,6 +160,7 @@ MEASURES = (
     Measure("files of more than 400 lines", long_files, 8),
     Measure("closures more than two deep", deep_closures, 0),
     Measure("index arithmetic written as calls", index_calls, 0),
+    Measure("parameters of device/ without annotation", bare_parameters, 0),
 )
 
 

@@ -26,9 +26,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parent))
-import case_runner  # noqa: E402
-import opinfo  # noqa: E402
-from case_runner import Outcome  # noqa: E402
+import case_runner
+import opinfo
+from case_runner import Outcome
 
 # Two names of one thing: the text of an error says which device it was raised for.
 LEVELLED = (

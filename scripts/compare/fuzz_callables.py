@@ -29,9 +29,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 sys.path.insert(0, str(Path(__file__).parent))
-import case_runner  # noqa: E402
-import opinfo  # noqa: E402
-from case_runner import Outcome  # noqa: E402
+import case_runner
+import opinfo
+from case_runner import Outcome
 
 NAMESPACES = {
     "torch": torch,
@@ -232,7 +232,7 @@ def _value(chance: random.Random, device: str):
         lambda: tuple(chance.choice(small) for _ in range(chance.randrange(4))),
         lambda: slice(chance.choice(small), None),
         lambda: {"key": 1},
-        lambda: object(),
+        object,
         lambda: lambda *values: values[0] if values else None,
     )
     return chance.choices(kinds, weights=[5] + [1] * (len(kinds) - 1))[0]()

@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from ltc.backends.llvm.backend import LlvmBackend  # noqa: E402
-from ltc.ir import ops  # noqa: E402
-from ltc.ir.graph import Graph  # noqa: E402
-from ltc.ir.node import make  # noqa: E402
+from ltc.backends.llvm.backend import LlvmBackend
+from ltc.ir import ops
+from ltc.ir.graph import Graph
+from ltc.ir.node import make
 
 # Units in the last place that a function may be off by.
 LIMITS = {

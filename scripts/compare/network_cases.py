@@ -116,7 +116,7 @@ TIMM = {
     "crossvit": sized("crossvit_tiny_240", size=120),
     "convit": sized("convit_tiny", depth=3),
     "davit": timm_classifier("davit_tiny", depths=(1, 1, 1, 1), embed_dims=(24, 48, 96, 192),
-                             num_heads=(1, 2, 4, 8)),  # fmt: skip
+                             num_heads=(1, 2, 4, 8)),
     "hiera": timm_classifier("hiera_tiny_224", size=224, stages=(1, 1, 1, 1), embed_dim=24),
     "sequencer": timm_classifier("sequencer2d_s", layers=(1, 1, 1, 1)),
     "mambaout": timm_classifier("test_mambaout"),

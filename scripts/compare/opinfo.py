@@ -35,8 +35,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 sys.path.insert(0, str(Path(__file__).parent))
-import case_runner  # noqa: E402
-from case_runner import Outcome  # noqa: E402
+import case_runner
+from case_runner import Outcome
 
 VARIANTS = {
     "forward": (torch.float32, torch.int64, torch.bool),

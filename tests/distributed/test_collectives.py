@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-import ltc.core.functions as functions
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.aten.call import Numbering
 from ltc.aten.registry import expand
 from ltc.backends.llvm.backend import prepared
 from ltc.backends.llvm.schedule import planned_steps
+from ltc.core import functions
 from ltc.debug import metrics
 from ltc.device.recording.tensors import state_of
 from ltc.distributed import collectives
@@ -32,7 +32,7 @@ from ltc.runtime.compile import live_calls
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import (  # noqa: E402
+from replicas import (
     LIMIT_SECONDS,
     in_threads,
     values,

@@ -12,7 +12,7 @@ from ltc.distributed import world
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import in_processes, in_threads, values  # noqa: E402
+from replicas import in_processes, in_threads, values
 
 STEPS, BATCH = 10, 8
 

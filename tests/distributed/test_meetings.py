@@ -22,7 +22,7 @@ from ltc.ir.tensor_type import TensorType
 from ltc.passes.one_shot_all_reduce import meetings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from replicas import in_processes, in_threads, values  # noqa: E402
+from replicas import in_processes, in_threads, values
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (129, 65), (0, 3)]
 DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16, torch.float16]
@@ -146,7 +146,7 @@ def test_a_step_of_gradients_runs_without_python_between(names):
                 ltm.mark_step(d, wait=True)
         return grown["extern.python"], grown["UncachedCompile"], grown["RecordedEntries"]
 
-    with config.override(**{name: "1" for name in names}):
+    with config.override(**dict.fromkeys(names, "1")):
         assert values(in_threads(train, 2)) == [(0, 0, 0)] * 2
 
 

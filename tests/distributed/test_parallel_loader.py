@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import ltc.core.lazy_model as ltm
-import ltc.distributed.loader_epoch as loader_epoch
 import ltc.distributed.parallel_loader as pl
 from ltc.debug import metrics, profiler
 from ltc.device.recording.tensors import state_of
+from ltc.distributed import loader_epoch
 
 DEVICES = ["ltc:0", "ltc:1"]
 HANG_SECONDS = 600  # of a machine that is busy with other things

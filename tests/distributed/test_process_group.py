@@ -13,9 +13,9 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import ltc
-import ltc.debug.metrics as metrics
-import ltc.distributed.lazy_multiprocessing as lazy_multiprocessing
 from ltc import config
+from ltc.debug import metrics
+from ltc.distributed import lazy_multiprocessing
 from ltc.distributed.c10d import shared_memory_groups
 from ltc.errors import Unsupported
 from ltc.utils import steps
@@ -43,8 +43,8 @@ def on_both(call, *tensors: torch.Tensor) -> None:
     copies = [tensor.to(DEVICE) for tensor in tensors]
     call(*tensors)
     call(*copies)
-    for tensor, copy in zip(tensors, copies):
-        same(copy, tensor)
+    for tensor, lazy in zip(tensors, copies):
+        same(lazy, tensor)
 
 
 # --- collectives ------------------------------------------------------------------------------

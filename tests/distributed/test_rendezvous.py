@@ -16,7 +16,7 @@ from ltc.distributed.transport.shm_segment import PeerFailure
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import in_threads, values, wait_until_others_are_in  # noqa: E402
+from replicas import in_threads, values, wait_until_others_are_in
 
 
 def test_everyone_gets_every_payload_in_ordinal_order():

@@ -1,5 +1,6 @@
 """spawn: ranks that return values, and a parent that learns of every way a rank can end."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -177,7 +178,7 @@ def test_a_serial_executor_lets_one_rank_at_a_time(made):
     else:
         fn, args = take_turns_with_an_executor_of_its_own, ()
     turns = sorted(sum(lmp.spawn(fn, args=args, nprocs=2, start_method="fork"), []))
-    assert all(end <= begin for (_, end), (begin, _) in zip(turns, turns[1:]))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(turns))
 
 
 def move(rank: int, wrapped) -> tuple:

@@ -23,7 +23,7 @@ from ltc.distributed.transport.wire import Mismatch, SharedMemoryWire
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import (  # noqa: E402
+from replicas import (
     LIMIT_SECONDS,
     in_processes,
     in_threads,

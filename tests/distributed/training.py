@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-import ltc.debug.metrics as metrics
+from ltc.debug import metrics
 from ltc.utils import steps
 
 DEVICE = "ltc:0"

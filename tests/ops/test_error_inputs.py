@@ -12,8 +12,8 @@ from tests.drawn import seed
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
-import case_runner  # noqa: E402
-import error_inputs  # noqa: E402
+import case_runner
+import error_inputs
 
 REMAINING = Path(__file__).parent / "error_inputs_remaining.txt"
 STRIDE = 4

@@ -11,8 +11,8 @@ from tests.drawn import seed
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
-import case_runner  # noqa: E402
-import fuzz_callables  # noqa: E402
+import case_runner
+import fuzz_callables
 
 STRIDE = 24
 SEED = seed("FUZZ_SEED")

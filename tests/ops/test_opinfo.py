@@ -14,8 +14,8 @@ from tests.drawn import seed
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
-import case_runner  # noqa: E402
-import opinfo  # noqa: E402
+import case_runner
+import opinfo
 
 REMAINING = Path(__file__).parent / "opinfo_remaining.txt"
 STRIDE = 6

@@ -144,7 +144,7 @@ def test_what_no_kernel_computes_sees_the_reported_dtype():
         torch.linalg.svdvals(x.to(D)).cpu(), torch.linalg.svdvals(kept(x)), rtol=1e-2, atol=1e-2
     )
     assert torch.fft.fft(x.to(D)).dtype == torch.complex128
-    values, indices = torch.sort(x.to(D), dim=1)
+    values, _ = torch.sort(x.to(D), dim=1)
     assert torch.equal(values.cpu(), torch.sort(kept(x), dim=1).values)
 
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint

@@ -161,7 +161,7 @@ def test_180_every_number_of_the_report_can_be_read_back():
     numbers = parsed(met.metrics_report())
     assert numbers["MarkStep", "Value"] == 1
     for name in met.metric_names():
-        total, accumulator, samples = met.metric_data(name)
+        total, accumulator, _ = met.metric_data(name)
         assert numbers[name, "TotalSamples"] == total
         unit = {"time": 1e-9, "bytes": 2**-20, "value": 1}[met.as_dict()["metrics"][name]["kind"]]
         # Bytes and values are written with two decimals of their unit.

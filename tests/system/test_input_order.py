@@ -5,8 +5,7 @@ import itertools
 import torch
 
 import ltc
-import ltc.debug.graphs as graphs
-from ltc.debug import metrics
+from ltc.debug import graphs, metrics
 from ltc.device.recording.tensors import state_of
 
 

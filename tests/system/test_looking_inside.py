@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import ltc.core.lazy_model as ltm
-import ltc.debug.graphs as graphs
 from ltc import config
-from ltc.debug import metrics
+from ltc.debug import graphs, metrics
 from ltc.errors import Unsupported
 
 

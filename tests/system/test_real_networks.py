@@ -15,8 +15,8 @@ from torch import nn
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "compare"
 sys.path.insert(0, str(SCRIPTS))
-import network_check  # noqa: E402
-from network_check import Network  # noqa: E402
+import network_check
+from network_check import Network
 
 SIX = (
     "timm xcit",

@@ -27,8 +27,8 @@ from tests.unit.test_serialization import DTYPES, bits, has_elements, random_bit
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "stress"))
-import fuzz_checkpoints  # noqa: E402
-import kill_saves  # noqa: E402
+import fuzz_checkpoints
+import kill_saves
 
 
 class Tied(nn.Module):

@@ -28,9 +28,9 @@ from ltc.runtime.program_cache import PROGRAMS
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "distributed")]
-from replicas import in_threads, values  # noqa: E402
-from toy_vendor import ROWS as TOY_ROWS  # noqa: E402
-from toy_vendor import ToyBackend  # noqa: E402
+from replicas import in_threads, values
+from toy_vendor import ROWS as TOY_ROWS
+from toy_vendor import ToyBackend
 
 FILE = Path(__file__).name
 
@@ -183,7 +183,7 @@ def test_memory_that_nobody_wrote_is_found(monkeypatch):
 def test_a_value_that_is_written_over_too_early_is_found(monkeypatch):
     def crowded(lifetimes, *rest):
         places, _ = planned(lifetimes, *rest)
-        places = {name: (None, 0) for name in places}
+        places = dict.fromkeys(places, (None, 0))
         return places, max((value.nbytes for value in lifetimes), default=0)
 
     planned = plan.memory_planner.plan
@@ -277,7 +277,7 @@ def reduced(ordinal, device):
 
 def test_replicas_that_exchange_are_judged_between_and_nobody_hangs(monkeypatch):
     with metrics.counted() as grown:
-        expected = sum((torch.tensor(2.0 * k) ** 0.5 for k in range(1, 4))).tanh()
+        expected = sum(torch.tensor(2.0 * k) ** 0.5 for k in range(1, 4)).tanh()
         for total in values(in_threads(reduced, replicas=3)):
             assert total[2, 3].item() == pytest.approx(expected.item())
     assert grown["verify.programs"] == 3

@@ -14,7 +14,7 @@ from ltc.llvm.native.launch_ring import Ring
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "bench"
 sys.path.insert(0, str(SCRIPTS))
-import workloads  # noqa: E402
+import workloads
 
 pytestmark = pytest.mark.skipif(
     config.value("LTC_BACKEND") != "llvm", reason="what the LLVM backend promises"

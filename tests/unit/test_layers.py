@@ -148,7 +148,7 @@ def may_import(module: str, target: str) -> bool:
     layer, position = place_of(module)
     target_layer, target_position = place_of(target)
     if target_layer != layer or layer == SIBLINGS:
-        return target_layer < layer or target_position == position and target_layer == layer
+        return target_layer < layer or (target_position == position and target_layer == layer)
     return target_position <= position
 
 

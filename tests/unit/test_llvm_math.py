@@ -14,7 +14,7 @@ from ltc.ir.graph import Graph
 from ltc.ir.node import make
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "compare"))
-import math_ulp  # noqa: E402
+import math_ulp
 
 COUNT = math_ulp.CHUNK
 SPECIAL = [

@@ -163,7 +163,7 @@ def test_values_have_their_guards_for_themselves():
                 continue
             place, start = places[other.name]
             end = start + memory_planner.aligned(other.nbytes) + 64
-            assert place != host or end <= low + 64 and start - 64 < low or start - 64 >= high
+            assert place != host or (end <= low + 64 and start - 64 < low) or start - 64 >= high
 
 
 # --- programs ------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_a_value_whose_memory_is_given_away_too_early_is_found_by_its_last_reade
 
     def shorter(self):
         lives = all_of(self)
-        return [replace(l, last=l.first) if l.name is kept else l for l in lives]
+        return [replace(x, last=x.first) if x.name is kept else x for x in lives]
 
     monkeypatch.setattr(Lifetimes, "all", shorter)
     with pytest.raises(errors.MemoryFault, match="which it reads, is not what it was when it was"):

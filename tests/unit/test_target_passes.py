@@ -138,7 +138,7 @@ def test_guests_are_gone_before_their_host_is_written(values, hosts, long):
     first = {host.name: host.first for host in hosts}
     for value in values:
         where, _ = places[value.name]
-        assert where is BLOCK or value.last < first[where] and value.last - value.first >= long
+        assert where is BLOCK or (value.last < first[where] and value.last - value.first >= long)
 
 
 def test_what_must_lie_in_the_block_does():

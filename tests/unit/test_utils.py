@@ -100,7 +100,7 @@ class Pack(tree.DataWrapper):
         self.tensors = tensors
 
     def get_tensors(self):
-        return [x for x in self.tensors]
+        return list(self.tensors)
 
     def from_tensors(self, tensors):
         return Pack(tensors)
@@ -366,7 +366,7 @@ def test_a_producers_error_reaches_the_consumer_after_the_good_items():
     seen = []
     with pytest.raises(OSError, match="shard 3") as raised:
         for item in channel:
-            seen.append(item)
+            seen.append(item)  # noqa: PERF402  as far as it comes
     assert seen == [0, 1, 2]
     assert "fails_after" in [entry.name for entry in raised.traceback]
 

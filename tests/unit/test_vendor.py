@@ -22,8 +22,8 @@ from ltc.runtime.partition import compile_in_segments
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-import toy_vendor  # noqa: E402
-from toy_vendor import ToyBackend  # noqa: E402
+import toy_vendor
+from toy_vendor import ToyBackend
 
 DTYPE = torch.float64
 
@@ -196,7 +196,10 @@ def _launch(name, graph, values):
 
 def test_movement_and_reductions_compute_what_the_reference_computes():
     x = make(ops.INPUT, index=0, dtype=DTYPE, shape=(3, 4))
-    filler, corner = build.constant(0.5, DTYPE), dict(starts=(0, 0), limits=(3, 2), steps=(1, 1))
+    filler, corner = (
+        build.constant(0.5, DTYPE),
+        {"starts": (0, 0), "limits": (3, 2), "steps": (1, 1)},
+    )
     for node in (
         make(ops.PERMUTE, x, dims=(1, 0)),
         make(ops.SLICE, x, starts=(0, 1), limits=(3, 4), steps=(2, 2)),

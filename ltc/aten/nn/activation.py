@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -11,7 +12,8 @@ from ltc.aten.registry import traces
 from ltc.aten.rules.pointwise import sigmoid as sigmoid_of
 from ltc.ir import build, ops
 from ltc.ir.build import where
-from ltc.ir.node import Node, like
+from ltc.ir.node import Node, Operand, like
+from ltc.ir.tensor_type import TensorType
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -20,55 +22,62 @@ ONE_SIXTH = 0.16666667163372040  # 1 / 6 as a float32, which torch's kernel uses
 
 
 @traces("aten::relu")
-def relu(x):
+def relu(x: Node) -> Node:
     return NotImplemented if x.dtype == torch.bool else build.maximum(x, like(0, x))
 
 
 @traces("aten::threshold")
-def threshold(x, threshold, value):
+def threshold(x: Node, threshold: Operand, value: Operand) -> Node:
     """x above the threshold, and where it is NaN; `value` elsewhere."""
     return where(build.le(x, threshold), value, x)
 
 
 @traces("aten::threshold_backward")
-def threshold_backward(grad, x, threshold):
+def threshold_backward(grad: Node, x: Node, threshold: Operand) -> Node:
     grad, x = promote(grad, x)
     return where(build.le(x, threshold), 0, grad)
 
 
 @traces("aten::leaky_relu")
-def leaky_relu(x, negative_slope=0.01):
+def leaky_relu(x: Node, negative_slope: Operand = 0.01) -> Node:
     (x,) = promote(x)
     return where(x > 0, x, x * negative_slope)
 
 
 @traces("aten::leaky_relu_backward")
-def leaky_relu_backward(grad, x, negative_slope, self_is_result):
+def leaky_relu_backward(grad: Node, x: Node, negative_slope: Operand, self_is_result: bool) -> Node:
     grad, x = promote(grad, x)
     return where(x > 0, grad, grad * negative_slope)
 
 
 @traces("aten::_prelu_kernel")
-def prelu(x, weight):
+def prelu(x: Node, weight: Node) -> Node:
     x, weight = promote(x, weight)
     return where(x > 0, x, weight * x)
 
 
 @traces("aten::_prelu_kernel_backward")
-def prelu_backward(grad, x, weight):
+def prelu_backward(grad: Node, x: Node, weight: Node) -> tuple[Node, Node]:
     grad, x, weight = promote(grad, x, weight)
     return where(x > 0, grad, weight * grad), where(x > 0, 0.0, x * grad)
 
 
 @traces("aten::elu")
-def elu(x, alpha=1, scale=1, input_scale=1):
+def elu(x: Node, alpha: Operand = 1, scale: Operand = 1, input_scale: Operand = 1) -> Node:
     (x,) = promote(x)
     negative = build.expm1(x * input_scale) * (like(alpha, x) * scale)
     return where(x < 0, negative, x * scale)
 
 
 @traces("aten::elu_backward")
-def elu_backward(grad, alpha, scale, input_scale, is_result, self_or_result):
+def elu_backward(
+    grad: Node,
+    alpha: Operand,
+    scale: Operand,
+    input_scale: Operand,
+    is_result: bool,
+    self_or_result: Node,
+) -> Node:
     grad, x = promote(grad, self_or_result)
     negative_slope = like(alpha, x) * scale
     if is_result:
@@ -84,7 +93,7 @@ def _cubic_argument(x: Node) -> Node:
 
 
 @traces("aten::gelu")
-def gelu(x, approximate="none"):
+def gelu(x: Node, approximate: str = "none") -> Node:
     """x * P(Z <= x) for a standard normal Z.  Source: arXiv:1606.08415, section 2."""
     (x,) = promote(x)
     if approximate == "tanh":
@@ -93,7 +102,7 @@ def gelu(x, approximate="none"):
 
 
 @traces("aten::gelu_backward")
-def gelu_backward(grad, x, approximate="none"):
+def gelu_backward(grad: Node, x: Node, approximate: str = "none") -> Node:
     grad, x = promote(grad, x)
     if approximate == "tanh":
         t = build.tanh(_cubic_argument(x))
@@ -105,19 +114,19 @@ def gelu_backward(grad, x, approximate="none"):
 
 
 @traces("aten::sigmoid_backward")
-def sigmoid_backward(grad, y):
+def sigmoid_backward(grad: Node, y: Node) -> Node:
     grad, y = promote(grad, y)
     return grad * (1.0 - y) * y
 
 
 @traces("aten::tanh_backward")
-def tanh_backward(grad, y):
+def tanh_backward(grad: Node, y: Node) -> Node:
     grad, y = promote(grad, y)
     return grad * (1.0 - y * y)
 
 
 @traces("aten::logit_backward")
-def logit_backward(grad, x, eps=None):
+def logit_backward(grad: Node, x: Node, eps: Operand | None = None) -> Node:
     grad, x = promote(grad, x)
     slope = grad / (x * (1.0 - x))
     if eps is None:
@@ -127,26 +136,26 @@ def logit_backward(grad, x, eps=None):
 
 
 @traces("aten::silu")
-def silu(x):
+def silu(x: Node) -> Node:
     (x,) = promote_float(x)
     return x / (1.0 + build.exp(-x))
 
 
 @traces("aten::silu_backward")
-def silu_backward(grad, x):
+def silu_backward(grad: Node, x: Node) -> Node:
     grad, x = promote(grad, x)
     s = sigmoid_of(x)
     return grad * s * (1.0 + x * (1.0 - s))
 
 
 @traces("aten::mish")
-def mish(x):
+def mish(x: Node) -> Node:
     (x,) = promote(x)
     return x * build.tanh(build.log1p(build.exp(x)))
 
 
 @traces("aten::softplus")
-def softplus(x, beta=1, threshold=20):
+def softplus(x: Node, beta: Operand = 1, threshold: Operand = 20) -> Node:
     """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
     (x,) = promote(x)
     scaled = x * beta
@@ -154,7 +163,7 @@ def softplus(x, beta=1, threshold=20):
 
 
 @traces("aten::softplus_backward")
-def softplus_backward(grad, x, beta, threshold):
+def softplus_backward(grad: Node, x: Node, beta: Operand, threshold: Operand) -> Node:
     grad, x = promote(grad, x)
     scaled = x * beta
     z = build.exp(scaled)
@@ -162,7 +171,7 @@ def softplus_backward(grad, x, beta, threshold):
 
 
 @traces("aten::log_sigmoid_forward")
-def log_sigmoid_forward(x, results):
+def log_sigmoid_forward(x: Node, results: Sequence[TensorType]) -> tuple[Node, Node]:
     """(min(x, 0) - log(1 + exp(-|x|)), a buffer for the gradient: empty or of x's shape)."""
     (x,) = promote(x)
     z = build.exp(-build.absolute(x))
@@ -172,7 +181,7 @@ def log_sigmoid_forward(x, results):
 
 
 @traces("aten::log_sigmoid_backward")
-def log_sigmoid_backward(grad, x, buffer):
+def log_sigmoid_backward(grad: Node, x: Node, buffer: Node) -> Node:
     grad, x = promote(grad, x)
     z = build.exp(-build.absolute(x))
     ratio = z / (1.0 + z)
@@ -180,20 +189,20 @@ def log_sigmoid_backward(grad, x, buffer):
 
 
 @traces("aten::hardtanh")
-def hardtanh(x, min_val=-1, max_val=1):
+def hardtanh(x: Node, min_val: Operand = -1, max_val: Operand = 1) -> Node:
     if not x.dtype.is_floating_point:
         return NotImplemented
     return build.minimum(build.maximum(x, like(min_val, x)), like(max_val, x))
 
 
 @traces("aten::hardtanh_backward")
-def hardtanh_backward(grad, x, min_val, max_val):
+def hardtanh_backward(grad: Node, x: Node, min_val: Operand, max_val: Operand) -> Node:
     grad, x = promote(grad, x)
     return where(build.le(x, min_val) | build.ge(x, max_val), 0, grad)
 
 
 @traces("aten::hardsigmoid")
-def hardsigmoid(x):
+def hardsigmoid(x: Node) -> Node:
     """clamp(x + 3, 0, 6) / 6"""
     (x,) = promote(x)
     return _clamp_to_6(x + 3.0) / 6.0
@@ -204,52 +213,52 @@ def _clamp_to_6(x: Node) -> Node:
 
 
 @traces("aten::hardsigmoid_backward")
-def hardsigmoid_backward(grad, x):
+def hardsigmoid_backward(grad: Node, x: Node) -> Node:
     grad, x = promote(grad, x)
     return where((x > -3.0) & (x < 3.0), grad * ONE_SIXTH, 0.0)
 
 
 @traces("aten::hardswish")
-def hardswish(x):
+def hardswish(x: Node) -> Node:
     """x * clamp(x + 3, 0, 6) / 6"""
     (x,) = promote(x)
     return x * _clamp_to_6(x + 3.0) / 6.0
 
 
 @traces("aten::hardswish_backward")
-def hardswish_backward(grad, x):
+def hardswish_backward(grad: Node, x: Node) -> Node:
     grad, x = promote(grad, x)
     inside = grad * (x / 3.0 + 0.5)
     return where(x <= -3.0, 0.0, where(x >= 3.0, grad, inside))
 
 
 @traces("aten::hardshrink")
-def hardshrink(x, lambd=0.5):
+def hardshrink(x: Node, lambd: Operand = 0.5) -> Node:
     bound = like(lambd, x)
     return where(build.ge(x, -bound) & build.le(x, bound), 0, x)
 
 
 @traces("aten::hardshrink_backward")
-def hardshrink_backward(grad, x, lambd):
+def hardshrink_backward(grad: Node, x: Node, lambd: Operand) -> Node:
     bound = like(lambd, x)
     return where(build.ge(x, -bound) & build.le(x, bound), 0, grad)
 
 
 @traces("aten::softshrink")
-def softshrink(x, lambd=0.5):
+def softshrink(x: Node, lambd: Operand = 0.5) -> Node:
     (x,) = promote(x)
     bound = like(lambd, x)
     return where(build.gt(x, bound), x - bound, where(build.lt(x, -bound), x + bound, x * 0.0))
 
 
 @traces("aten::softshrink_backward")
-def softshrink_backward(grad, x, lambd):
+def softshrink_backward(grad: Node, x: Node, lambd: Operand) -> Node:
     bound = like(lambd, x)
     return where(build.ge(x, -bound) & build.le(x, bound), 0, grad)
 
 
 @traces("aten::glu")
-def glu(x, dim=-1):
+def glu(x: Node, dim: int = -1) -> Node:
     """The first half times the sigmoid of the second."""
     (x,) = promote(x)
     half = x.shape[build.dim_of(x, dim)] // 2
@@ -258,7 +267,7 @@ def glu(x, dim=-1):
 
 
 @traces("aten::glu_backward")
-def glu_backward(grad, x, dim):
+def glu_backward(grad: Node, x: Node, dim: int) -> Node:
     grad, x = promote(grad, x)
     half = x.shape[build.dim_of(x, dim)] // 2
     first, second = build.slice_dim(x, dim, 0, half), build.slice_dim(x, dim, half, 2 * half)
@@ -279,7 +288,7 @@ def _has_nothing_along(x: Node, dim: int) -> bool:
 
 
 @traces("aten::_softmax")
-def softmax(x, dim, half_to_float):
+def softmax(x: Node, dim: int, half_to_float: bool) -> Node:
     (x,) = promote(x)
     if _has_nothing_along(x, dim) or not x.shape:
         return build.full_like(x, 1.0)
@@ -288,7 +297,7 @@ def softmax(x, dim, half_to_float):
 
 
 @traces("aten::_safe_softmax")
-def safe_softmax(x, dim, dtype=None):
+def safe_softmax(x: Node, dim: int, dtype: torch.dtype | None = None) -> Node:
     """Softmax, with 0 where every element along `dim` is -inf."""
     (x,) = promote(x if dtype is None else build.cast(x, dtype))
     if _has_nothing_along(x, dim) or not x.shape:
@@ -298,7 +307,7 @@ def safe_softmax(x, dim, dtype=None):
 
 
 @traces("aten::_softmax_backward_data")
-def softmax_backward(grad, y, dim, input_dtype):
+def softmax_backward(grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
     grad, y = promote(grad, y)
     if not y.shape:
         return grad * y - y * (grad * y)
@@ -307,7 +316,7 @@ def softmax_backward(grad, y, dim, input_dtype):
 
 
 @traces("aten::_log_softmax")
-def log_softmax(x, dim, half_to_float):
+def log_softmax(x: Node, dim: int, half_to_float: bool) -> Node:
     (x,) = promote(x)
     if _has_nothing_along(x, dim) or not x.shape:
         return build.full_like(x, 0.0)
@@ -316,7 +325,7 @@ def log_softmax(x, dim, half_to_float):
 
 
 @traces("aten::_log_softmax_backward_data")
-def log_softmax_backward(grad, y, dim, input_dtype):
+def log_softmax_backward(grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
     grad, y = promote(grad, y)
     total = build.sum_of(grad, dim, keepdim=True) if y.shape else grad
     parts = _parts_of_log_softmax(y)

@@ -15,7 +15,7 @@ from ltc.aten.registry import traces
 from ltc.aten.rules.rng import uniform
 from ltc.ir import build, ops
 from ltc.ir.infer import broadcast
-from ltc.ir.node import Node, constant, make
+from ltc.ir.node import Node, Operand, constant, make
 
 ATTENTION, GRADIENT, KEPT = "ltc::attention", "ltc::attention_gradient", "ltc::attention_kept"
 
@@ -26,9 +26,10 @@ class _Operands:
     batch  of every operand: its heads are two dimensions where heads of the query share a key
     """
 
-    def __init__(self, query: Node, key: Node, value: Node, bias: Node | None):
+    def __init__(self, query: Node, key: Node, value: Node, bias: Node | None) -> None:
         self.groups = _shared_heads(query, key, value)
-        batches = [self._grouped(x.shape, grows) for x, grows in ((query, 0), (key, 1), (value, 1))]
+        operands = ((query, False), (key, True), (value, True))
+        batches = [self._grouped(x.shape, is_shared) for x, is_shared in operands]
         self.batch = broadcast(*[shape[:-2] for shape in batches])
         self.query, self.key, self.value = (
             self.expanded(x, shape) for x, shape in zip((query, key, value), batches)
@@ -106,18 +107,39 @@ def _rest(operands: _Operands, seed: Node | None, probability: Any) -> list[Node
 
 
 @traces(ATTENTION)
-def attention(query, key, value, bias, causal, scale):
+def attention(
+    query: Node, key: Node, value: Node, bias: Node | None, causal: bool, scale: Operand
+) -> tuple[Node, Node]:
     """(softmax(query @ key.T * scale + bias) @ value, the logarithm of each row's sum of exp)"""
     return _attention(query, key, value, bias, causal, scale, None, None)
 
 
 @traces(f"{ATTENTION}.dropout")
-def attention_with_dropout(query, key, value, bias, causal, scale, probability, *, seed):
+def attention_with_dropout(
+    query: Node,
+    key: Node,
+    value: Node,
+    bias: Node | None,
+    causal: bool,
+    scale: Operand,
+    probability: Operand,
+    *,
+    seed: Node,
+) -> tuple[Node, Node, Node]:
     """The same, weights being dropped with a probability; and the seed that says which."""
     return *_attention(query, key, value, bias, causal, scale, seed, probability), seed
 
 
-def _attention(query, key, value, bias, causal, scale, seed, probability):
+def _attention(
+    query: Node,
+    key: Node,
+    value: Node,
+    bias: Node | None,
+    causal: bool,
+    scale: Operand,
+    seed: Node | None,
+    probability: Operand | None,
+) -> tuple[Node, Node]:
     operands = _Operands(query, key, value, bias)
     made = make(
         ops.ATTENTION, operands.query, operands.key, operands.value, _scale(scale, query),
@@ -129,8 +151,18 @@ def _attention(query, key, value, bias, causal, scale, seed, probability):
 
 @traces(GRADIENT)
 def attention_gradient(
-    gradient, query, key, value, bias, result, logarithms, drawn, causal, scale, probability
-):
+    gradient: Node,
+    query: Node,
+    key: Node,
+    value: Node,
+    bias: Node | None,
+    result: Node,
+    logarithms: Node,
+    drawn: Node | None,
+    causal: bool,
+    scale: Operand,
+    probability: Operand,
+) -> tuple[Node, ...]:
     """Gradients of query, key and value."""
     operands = _Operands(query, key, value, bias)
     made = _gradient(operands, gradient, result, logarithms, drawn, causal, scale, probability)
@@ -139,8 +171,18 @@ def attention_gradient(
 
 @traces(f"{GRADIENT}.bias")
 def attention_gradient_and_bias(
-    gradient, query, key, value, bias, result, logarithms, drawn, causal, scale, probability
-):
+    gradient: Node,
+    query: Node,
+    key: Node,
+    value: Node,
+    bias: Node,
+    result: Node,
+    logarithms: Node,
+    drawn: Node | None,
+    causal: bool,
+    scale: Operand,
+    probability: Operand,
+) -> tuple[Node, ...]:
     """Gradients of query, key, value and bias."""
     operands = _Operands(query, key, value, bias)
     made = _gradient(
@@ -151,7 +193,15 @@ def attention_gradient_and_bias(
 
 
 def _gradient(
-    operands, gradient, result, logarithms, seed, causal, scale, probability, wants_bias=False
+    operands: _Operands,
+    gradient: Node,
+    result: Node,
+    logarithms: Node,
+    seed: Node | None,
+    causal: bool,
+    scale: Operand,
+    probability: Operand,
+    wants_bias: bool = False,
 ) -> Node:
     gradient, result, logarithms = map(operands.like_result, (gradient, result, logarithms))
     factor = _scale(scale, operands.query)
@@ -163,7 +213,9 @@ def _gradient(
     )  # fmt: skip
 
 
-def _of_operands(operands, made: Node, query: Node, key: Node, value: Node) -> tuple[Node, ...]:
+def _of_operands(
+    operands: _Operands, made: Node, query: Node, key: Node, value: Node
+) -> tuple[Node, ...]:
     return (
         operands.gradient(build.get(made, 0), query, False),
         operands.gradient(build.get(made, 1), key, True),
@@ -172,6 +224,6 @@ def _of_operands(operands, made: Node, query: Node, key: Node, value: Node) -> t
 
 
 @traces(KEPT)
-def attention_kept(drawn, like, probability):
+def attention_kept(drawn: Node, like: Node, probability: Operand) -> Node:
     """Whether dropout keeps each weight, of the shape of the scores that `like` has."""
     return build.ge(uniform(drawn, like.shape, torch.float32), probability)

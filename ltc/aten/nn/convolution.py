@@ -6,12 +6,14 @@ gradients are an ordinary convolution and the weight gradient with the operands 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
 from ltc.ir.infer import window_extent
 from ltc.ir.node import Node, make
+from ltc.ir.tensor_type import TensorType
 
 
 def _each(values: Any, rank: int) -> tuple[int, ...]:
@@ -20,7 +22,13 @@ def _each(values: Any, rank: int) -> tuple[int, ...]:
     return values * rank if len(values) == 1 else values
 
 
-def _geometry(weight: Node, stride, padding, dilation, groups) -> dict[str, Any]:
+def _geometry(
+    weight: Node,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> dict[str, Any]:
     rank = len(weight.shape) - 2
     return {
         "stride": _each(stride, rank),
@@ -30,7 +38,9 @@ def _geometry(weight: Node, stride, padding, dilation, groups) -> dict[str, Any]
     }
 
 
-def _has_windows(wide: tuple, weight: Node, narrow: tuple, geometry: dict[str, Any]) -> bool:
+def _has_windows(
+    wide: tuple[Any, ...], weight: Node, narrow: tuple[Any, ...], geometry: dict[str, Any]
+) -> bool:
     """Whether convolving `wide` gives as many windows as `narrow` has: an output padding beyond
     the stride makes room for more."""
     windows = tuple(
@@ -45,9 +55,19 @@ def _has_windows(wide: tuple, weight: Node, narrow: tuple, geometry: dict[str, A
 
 @traces("aten::convolution", "aten::convolution_overrideable")
 def convolution(
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *, results
-):
-    if not x.dtype.is_floating_point or not x.type.size or not weight.type.size:
+    x: Node,
+    weight: Node,
+    bias: Node | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
+    if not x.dtype.is_floating_point or not x.size or not weight.size:
         return NotImplemented
     if len(x.shape) != len(weight.shape):
         return NotImplemented
@@ -66,8 +86,18 @@ def convolution(
 
 @traces("aten::_convolution")
 def convolution_with_flags(
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *flags, results
-):
+    x: Node,
+    weight: Node,
+    bias: Node | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *flags: Any,
+    results: Sequence[TensorType],
+) -> Node:
     return convolution(
         x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
         results=results,
@@ -76,10 +106,11 @@ def convolution_with_flags(
 
 @traces("aten::convolution_backward", "aten::convolution_backward_overrideable")
 def convolution_backward(
-    grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-    output_mask,
-):  # fmt: skip
-    if not grad.type.size or not x.type.size or not weight.type.size:
+    grad: Node, x: Node, weight: Node, bias_sizes: Sequence[int] | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    output_padding: Sequence[int], groups: int, output_mask: Sequence[bool],
+) -> tuple[Node | None, ...]:  # fmt: skip
+    if not grad.size or not x.size or not weight.size:
         return NotImplemented
     geometry = _geometry(weight, stride, padding, dilation, groups)
     if transposed:

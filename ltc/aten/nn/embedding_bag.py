@@ -11,6 +11,7 @@ happens at the edges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from ltc.aten.registry import traces
 from ltc.aten.rules.indexing import checked
 from ltc.ir import build, ops
 from ltc.ir.node import Node, make
+from ltc.ir.tensor_type import TensorType
 
 SUM, MEAN = 0, 1
 # Of these, and without padding, the CPU's kernel reads a bag no further than the last offset says.
@@ -40,7 +42,7 @@ class _Bags(NamedTuple):
     bag: Node
     padding: Node | None
     beyond: Node | None
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
 
     def of_members(self, values: Node) -> Node:
         """`values`, one line for each index, with zeros for those that are in no bag."""
@@ -51,7 +53,9 @@ class _Bags(NamedTuple):
         return values
 
 
-def _bags(indices, offsets, table_rows: int, count: int, dtype: torch.dtype, padding_idx: int):
+def _bags(
+    indices: Node, offsets: Node, table_rows: int, count: int, dtype: torch.dtype, padding_idx: int
+) -> _Bags:
     """The bags of a call on a table of `table_rows` rows of `dtype`."""
     length = indices.shape[0]
     offsets = _checked_offsets(offsets, length)
@@ -104,9 +108,18 @@ def _sizes(bags: _Bags) -> Node:
 
 @traces("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(
-    weight, indices, offsets, scale_grad_by_freq=False, mode=SUM, sparse=False,
-    per_sample_weights=None, include_last_offset=False, padding_idx=-1, *, results,
-):  # fmt: skip
+    weight: Node,
+    indices: Node,
+    offsets: Node,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Node | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    results: Sequence[TensorType],
+) -> tuple[Node, Node, Node, Node]:
     if mode not in (SUM, MEAN) or not _has_bags(indices, results[0].shape[0]):
         return NotImplemented
     bags = _bags(indices, offsets, weight.shape[0], results[0].shape[0], weight.dtype, padding_idx)
@@ -129,9 +142,19 @@ def _has_bags(indices: Node, count: int) -> bool:
 
 @traces("aten::_embedding_bag_backward")
 def embedding_bag_backward(
-    grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights,
-    scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx=-1,
-):  # fmt: skip
+    grad: Node,
+    indices: Node,
+    offsets: Node,
+    offset2bag: Node,
+    bag_size: Node,
+    maximum_indices: Node,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Node | None,
+    padding_idx: int = -1,
+) -> Node:
     """Each row's gradient is the sum of those of the bags that it is in."""
     if mode not in (SUM, MEAN) or sparse or not _has_bags(indices, grad.shape[0]):
         return NotImplemented
@@ -150,8 +173,14 @@ def embedding_bag_backward(
 
 @traces("aten::_embedding_bag_per_sample_weights_backward")
 def embedding_bag_per_sample_weights_backward(
-    grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1
-):
+    grad: Node,
+    weight: Node,
+    indices: Node,
+    offsets: Node,
+    offset2bag: Node,
+    mode: int,
+    padding_idx: int = -1,
+) -> Node:
     """The gradient of each factor is its row times the gradient of its bag."""
     if mode != SUM or not _has_bags(indices, grad.shape[0]):
         return NotImplemented

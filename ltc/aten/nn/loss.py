@@ -22,24 +22,24 @@ def _reduced(loss: Node, reduction: int) -> Node:
 
 def _spread(grad: Node, x: Node, reduction: int) -> Node:
     """The gradient of each element of the loss."""
-    return grad / float(x.type.size) if reduction == MEAN else grad
+    return grad / float(x.size) if reduction == MEAN else grad
 
 
 @traces("aten::mse_loss")
-def mse_loss(x, target, reduction=MEAN):
+def mse_loss(x: Node, target: Node, reduction: int = MEAN) -> Node:
     x, target = promote(x, target)
     difference = x - target
     return _reduced(difference * difference, reduction)
 
 
 @traces("aten::mse_loss_backward")
-def mse_loss_backward(grad, x, target, reduction):
+def mse_loss_backward(grad: Node, x: Node, target: Node, reduction: int) -> Node:
     grad, x, target = promote(grad, x, target)
     return _spread(2.0 * (x - target) * grad, x, reduction)
 
 
 @traces("aten::smooth_l1_loss", static={"beta": None})
-def smooth_l1_loss(x, target, reduction=MEAN, beta=1.0):
+def smooth_l1_loss(x: Node, target: Node, reduction: int = MEAN, beta: float = 1.0) -> Node:
     """Quadratic nearer than beta, linear beyond."""
     x, target = promote(x, target)
     z = build.absolute(x - target)
@@ -48,7 +48,7 @@ def smooth_l1_loss(x, target, reduction=MEAN, beta=1.0):
 
 
 @traces("aten::smooth_l1_loss_backward", static={"beta": None})
-def smooth_l1_loss_backward(grad, x, target, reduction, beta):
+def smooth_l1_loss_backward(grad: Node, x: Node, target: Node, reduction: int, beta: float) -> Node:
     grad, x, target = promote(grad, x, target)
     d = x - target
     near = d / beta if beta else d
@@ -57,14 +57,14 @@ def smooth_l1_loss_backward(grad, x, target, reduction, beta):
 
 
 @traces("aten::huber_loss", static={"delta": None})
-def huber_loss(x, target, reduction=MEAN, delta=1.0):
+def huber_loss(x: Node, target: Node, reduction: int = MEAN, delta: float = 1.0) -> Node:
     x, target = promote(x, target)
     z = build.absolute(x - target)
     return _reduced(where(build.le(z, delta), 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
 
 
 @traces("aten::huber_loss_backward", static={"delta": None})
-def huber_loss_backward(grad, x, target, reduction, delta):
+def huber_loss_backward(grad: Node, x: Node, target: Node, reduction: int, delta: float) -> Node:
     grad, x, target = promote(grad, x, target)
     d = x - target
     slope = where(build.le(d, -delta), -delta, where(build.ge(d, delta), delta, d))
@@ -76,7 +76,9 @@ LEAST_LOG = -100.0
 
 
 @traces("aten::binary_cross_entropy")
-def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
+def binary_cross_entropy(
+    x: Node, target: Node, weight: Node | None = None, reduction: int = MEAN
+) -> Node:
     x, target, weight = promote(x, target, weight)
     lowest = like(LEAST_LOG, x)
     log_x = build.maximum(build.log(x), lowest)
@@ -86,7 +88,9 @@ def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
 
 
 @traces("aten::binary_cross_entropy_backward")
-def binary_cross_entropy_backward(grad, x, target, weight=None, reduction=MEAN):
+def binary_cross_entropy_backward(
+    grad: Node, x: Node, target: Node, weight: Node | None = None, reduction: int = MEAN
+) -> Node:
     """(x - target) / max((1 - x) x, 1e-12)"""
     grad, x, target = promote(grad, x, target)
     slope = grad * (x - target) / build.maximum((1.0 - x) * x, like(1e-12, x))
@@ -95,7 +99,13 @@ def binary_cross_entropy_backward(grad, x, target, weight=None, reduction=MEAN):
 
 
 @traces("aten::binary_cross_entropy_with_logits")
-def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=MEAN):
+def binary_cross_entropy_with_logits(
+    x: Node,
+    target: Node,
+    weight: Node | None = None,
+    pos_weight: Node | None = None,
+    reduction: int = MEAN,
+) -> Node:
     """(1 - target) x - (1 + (pos_weight - 1) target) log(sigmoid(x))"""
     dtype = promote(x, target)[0].dtype
     x, target = build.cast(x, dtype), build.cast(target, dtype)
@@ -116,7 +126,9 @@ def _class_dim(x: Node) -> int:
     return 0 if len(x.shape) == 1 else 1
 
 
-def _class_weights(x, target, weight, ignore_index) -> tuple[Node, Node]:
+def _class_weights(
+    x: Node, target: Node, weight: Node | None, ignore_index: int
+) -> tuple[Node, Node]:
     """(targets with a class for the ignored, the weight of each target: 0 for the ignored)."""
     target = build.cast(target, torch.int64)
     ignored = build.eq(target, ignore_index)
@@ -128,9 +140,11 @@ def _class_weights(x, target, weight, ignore_index) -> tuple[Node, Node]:
     return safe, where(ignored, 0.0, chosen)
 
 
-def _nll_forward(x, target, weight, reduction, ignore_index):
+def _nll_forward(
+    x: Node, target: Node, weight: Node | None, reduction: int, ignore_index: int
+) -> tuple[Node, Node]:
     """(loss, total weight): -x at the target class, times its weight."""
-    if not x.type.size or not target.type.size:
+    if not x.size or not target.size:
         return NotImplemented
     (x,) = promote(x)
     dim = _class_dim(x)
@@ -147,18 +161,30 @@ def _nll_forward(x, target, weight, reduction, ignore_index):
 
 
 @traces("aten::nll_loss_forward")
-def nll_loss_forward(x, target, weight, reduction, ignore_index):
+def nll_loss_forward(
+    x: Node, target: Node, weight: Node | None, reduction: int, ignore_index: int
+) -> tuple[Node, Node]:
     return _nll_forward(x, target, weight, reduction, ignore_index)
 
 
 @traces("aten::nll_loss2d_forward")
-def nll_loss2d_forward(x, target, weight, reduction, ignore_index):
+def nll_loss2d_forward(
+    x: Node, target: Node, weight: Node | None, reduction: int, ignore_index: int
+) -> tuple[Node, Node]:
     return _nll_forward(x, target, weight, reduction, ignore_index)
 
 
 @traces("aten::nll_loss_backward", "aten::nll_loss2d_backward")
-def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
-    if not x.type.size or not target.type.size:
+def nll_loss_backward(
+    grad: Node,
+    x: Node,
+    target: Node,
+    weight: Node | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Node,
+) -> Node:
+    if not x.size or not target.size:
         return NotImplemented
     grad, x = promote(grad, x)
     dim = _class_dim(x)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
-from ltc.ir.node import Node, like
+from ltc.ir.node import Node, Operand, like
+from ltc.ir.tensor_type import TensorType
 
 
-def _computed(*operands: Node | None) -> tuple[Node | None, ...]:
-    """Operands in the first one's compute dtype, or in a wider one that a statistic has."""
+def _computed(*operands: Node | None) -> tuple[Any, ...]:
+    """Operands in the first one's compute dtype, or in a statistic's wider one; None stays."""
     wide = max((x.dtype for x in operands if x is not None), key=lambda dtype: dtype.itemsize)
     dtype = compute_dtype(wide)
     return tuple(to_dtype(x, dtype) for x in operands)
@@ -54,9 +56,18 @@ def _moved(running: Node | None, new: Node, momentum: Any) -> Node | None:
     return (1.0 - m) * build.cast(running, new.dtype) + m * new
 
 
-def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+def _batch_norm(
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node | None,
+    running_var: Node | None,
+    training: bool,
+    momentum: Operand,
+    eps: Operand,
+) -> tuple[Node | None, ...] | None:
     """(y, mean, inverse deviation, running mean, running variance)"""
-    if not x.type.size or len(x.shape) < 2:
+    if not x.size or len(x.shape) < 2:
         return None
     x, weight, bias, old_mean, old_var = _computed(x, weight, bias, running_mean, running_var)
     if not training:
@@ -79,8 +90,17 @@ def _saved(node: Node | None, recorded: Any) -> Node:
 
 @traces("aten::_native_batch_norm_legit_functional")
 def batch_norm_functional(
-    x, weight, bias, running_mean, running_var, training, momentum, eps, *, results
-):
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node,
+    running_var: Node,
+    training: bool,
+    momentum: Operand,
+    eps: Operand,
+    *,
+    results: Sequence[TensorType],
+) -> tuple[Node | None, Node, Node, Node | None, Node | None]:
     made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     if made is None:
         return NotImplemented
@@ -90,8 +110,17 @@ def batch_norm_functional(
 
 @traces("aten::_native_batch_norm_legit")
 def batch_norm_updating(
-    x, weight, bias, running_mean, running_var, training, momentum, eps, *, results
-):
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node,
+    running_var: Node,
+    training: bool,
+    momentum: Operand,
+    eps: Operand,
+    *,
+    results: Sequence[TensorType],
+) -> tuple[Node | None, Node | None, Node | None, Node, Node]:
     """The running statistics come first: they are arguments that the overload writes to."""
     made = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     if made is None:
@@ -101,13 +130,25 @@ def batch_norm_updating(
 
 
 @traces("aten::_native_batch_norm_legit.no_stats")
-def batch_norm_without_statistics(x, weight, bias, training, momentum, eps):
+def batch_norm_without_statistics(
+    x: Node, weight: Node | None, bias: Node | None, training: bool, momentum: Operand, eps: Operand
+) -> tuple[Node | None, ...]:
     made = _batch_norm(x, weight, bias, None, None, True, momentum, eps)
     return NotImplemented if made is None else made[:3]
 
 
 @traces("aten::_native_batch_norm_legit_no_training")
-def batch_norm_evaluating(x, weight, bias, running_mean, running_var, momentum, eps, *, results):
+def batch_norm_evaluating(
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node,
+    running_var: Node,
+    momentum: Operand,
+    eps: Operand,
+    *,
+    results: Sequence[TensorType],
+) -> tuple[Node | None, Node, Node]:
     made = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
     if made is None:
         return NotImplemented
@@ -116,8 +157,17 @@ def batch_norm_evaluating(x, weight, bias, running_mean, running_var, momentum, 
 
 @traces("aten::native_batch_norm")
 def native_batch_norm(
-    x, weight, bias, running_mean, running_var, training, momentum, eps, *, results
-):
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node | None,
+    running_var: Node | None,
+    training: bool,
+    momentum: Operand,
+    eps: Operand,
+    *,
+    results: Sequence[TensorType],
+) -> tuple[Node | None, Node, Node]:
     """Where its results alone are recorded: with statistics to update, another overload is."""
     if training and running_mean is not None:
         return NotImplemented
@@ -129,13 +179,22 @@ def native_batch_norm(
 
 @traces("aten::native_batch_norm_backward")
 def native_batch_norm_backward(
-    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
-):
+    grad: Node,
+    x: Node,
+    weight: Node | None,
+    running_mean: Node | None,
+    running_var: Node | None,
+    save_mean: Node | None,
+    save_invstd: Node | None,
+    train: bool,
+    eps: Operand,
+    output_mask: Sequence[bool],
+) -> tuple[Node | None, ...]:
     """With h the normalized x: dx = scale * (g - mean(g) - h * mean(g * h)).
 
     Source: Ioffe and Szegedy, arXiv:1502.03167, section 3.
     """
-    if not x.type.size:
+    if not x.size:
         return NotImplemented
     if not train:
         save_mean, save_invstd = running_mean, None
@@ -162,9 +221,11 @@ def native_batch_norm_backward(
 
 
 @traces("aten::native_layer_norm")
-def native_layer_norm(x, normalized_shape, weight, bias, eps):
+def native_layer_norm(
+    x: Node, normalized_shape: Sequence[int], weight: Node | None, bias: Node | None, eps: Operand
+) -> tuple[Node, Node, Node]:
     """(y, mean, inverse deviation) over the last dimensions.  Source: arXiv:1607.06450."""
-    if not x.type.size:
+    if not x.size:
         return NotImplemented
     x, weight, bias = _computed(x, weight, bias)
     dims = range(len(x.shape) - len(normalized_shape), len(x.shape))
@@ -177,9 +238,18 @@ def native_layer_norm(x, normalized_shape, weight, bias, eps):
 
 
 @traces("aten::native_layer_norm_backward")
-def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
+def native_layer_norm_backward(
+    grad: Node,
+    x: Node,
+    normalized_shape: Sequence[int],
+    mean: Node,
+    rstd: Node,
+    weight: Node | None,
+    bias: Node | None,
+    output_mask: Sequence[bool],
+) -> tuple[Node | None, ...]:
     """With h the normalized x, g its gradient: dx = rstd * (g - mean(g) - h * mean(g * h))."""
-    if not x.type.size:
+    if not x.size:
         return NotImplemented
     grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)
     split = len(x.shape) - len(normalized_shape)
@@ -199,9 +269,18 @@ def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bi
 
 
 @traces("aten::native_group_norm")
-def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
+def native_group_norm(
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: Operand,
+) -> tuple[Node, Node, Node]:
     """(y, mean, inverse deviation) over the channels of a group.  Source: arXiv:1803.08494."""
-    if not x.type.size:
+    if not x.size:
         return NotImplemented
     shape = x.shape
     x, weight, bias = _computed(x, weight, bias)
@@ -216,9 +295,20 @@ def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
 
 
 @traces("aten::native_group_norm_backward")
-def native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
+def native_group_norm_backward(
+    grad: Node,
+    x: Node,
+    mean: Node,
+    rstd: Node,
+    weight: Node | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Node | None, ...]:
     """As of a layer norm over each group, the weight being one of each channel."""
-    if not x.type.size:
+    if not x.size:
         return NotImplemented
     shape, rank = x.shape, len(x.shape)
     grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)

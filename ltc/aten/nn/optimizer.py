@@ -5,6 +5,7 @@ Each follows its CPU kernel (ATen/native/cpu/Fused*Kernel.cpp); steps and correc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
 from ltc.ir.build import where
-from ltc.ir.node import Node, constant, like
+from ltc.ir.node import Node, Operand, constant, like
+
+Nodes = Sequence[Node]
+Updated = Sequence[Node | None]  # one list that the overload writes to
 
 
 def _double(number: Any) -> Node:
@@ -36,8 +40,20 @@ def _unless(found_inf: Node | None, new: Node, old: Node) -> Node:
 
 
 def _adam_step(
-    p, grad, m, v, v_max, step, lr, beta1, beta2, weight_decay, eps, maximize, decoupled
-):
+    p: Node,
+    grad: Node,
+    m: Node,
+    v: Node,
+    v_max: Node | None,
+    step: Node,
+    lr: Operand,
+    beta1: Operand,
+    beta2: Operand,
+    weight_decay: Operand,
+    eps: Operand,
+    maximize: bool,
+    decoupled: bool,
+) -> tuple[Node, Node, Node, Node | None]:
     """(parameter, first moment, second moment, its maximum).  Source: arXiv:1412.6980, algorithm 1;
     the decoupled decay: arXiv:1711.05101, algorithm 2."""
     dtype = p.dtype
@@ -63,11 +79,13 @@ def _lerp(x: Node, end: Node, weight: Node) -> Node:
     return where(weight < 0.5, x + weight * (end - x), end - (end - x) * (1.0 - weight))
 
 
-def _fused_adam(decoupled: bool):
+def _fused_adam(decoupled: bool) -> Callable[..., list[Updated]]:
     def rule(
-        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *,
-        lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None, found_inf=None,
-    ):  # fmt: skip
+        params: Nodes, grads: Nodes, exp_avgs: Nodes, exp_avg_sqs: Nodes, max_exp_avg_sqs: Nodes,
+        state_steps: Nodes, *, lr: Operand, beta1: Operand, beta2: Operand, weight_decay: Operand,
+        eps: Operand, amsgrad: bool, maximize: bool, grad_scale: Node | None = None,
+        found_inf: Node | None = None,
+    ) -> list[Updated]:  # fmt: skip
         """The lists it writes to, in the order of the overload's arguments."""
         updated = []
         for i, p in enumerate(params):
@@ -79,12 +97,14 @@ def _fused_adam(decoupled: bool):
                 old[0], grad, old[1], old[2], maxima, state_steps[i], lr, beta1, beta2,
                 weight_decay, eps, maximize, decoupled,
             )  # fmt: skip
-            kept = [_unless(found_inf, n, o) for n, o in zip(new, old)]
-            last = _unless(found_inf, new[3], maxima) if amsgrad else None
+            kept = [_unless(found_inf, n, o) for n, o in zip(new[:3], old)]
+            last = None
+            if maxima is not None and new[3] is not None:
+                last = _unless(found_inf, new[3], maxima)
             updated.append((kept[0], _unless(found_inf, grad, grads[i]), kept[1], kept[2], last))
-        new, grads, means, squares, maxima = [list(column) for column in zip(*updated)]
-        scaled = [] if grad_scale is None else grads
-        return [new, scaled, means, squares, maxima if amsgrad else max_exp_avg_sqs]
+        moved, unscaled, means, squares, largest = [list(column) for column in zip(*updated)]
+        scaled = [] if grad_scale is None else unscaled
+        return [moved, scaled, means, squares, largest if amsgrad else max_exp_avg_sqs]
 
     return rule
 
@@ -95,9 +115,10 @@ traces("aten::_fused_adamw_", "aten::_fused_adamw_.tensor_lr")(_fused_adam(decou
 
 @traces("aten::_fused_sgd_", "aten::_fused_sgd_.tensor_lr", static={"momentum": (0,)})
 def fused_sgd(
-    params, grads, momentum_buffers, *, weight_decay, momentum, lr, dampening, nesterov, maximize,
-    is_first_step, grad_scale=None, found_inf=None,
-):  # fmt: skip
+    params: Nodes, grads: Nodes, momentum_buffers: Nodes, *, weight_decay: Operand,
+    momentum: Operand, lr: Operand, dampening: Operand, nesterov: bool, maximize: bool,
+    is_first_step: bool, grad_scale: Node | None = None, found_inf: Node | None = None,
+) -> list[Updated]:  # fmt: skip
     """buffer = momentum * buffer + (1 - dampening) * grad; p -= lr * buffer"""
     updated = []
     for i, p in enumerate(params):
@@ -114,15 +135,16 @@ def fused_sgd(
             buffer = _unless(found_inf, after, before)
         new = _unless(found_inf, old - build.cast(_double(lr), dtype) * grad, old)
         updated.append((new, _unless(found_inf, raw, grads[i]), buffer))
-    new, raw, buffers = ([*column] for column in zip(*updated))
-    return [new, [] if grad_scale is None else raw, buffers if momentum_buffers else []]
+    moved, unscaled, buffers = ([*column] for column in zip(*updated))
+    return [moved, [] if grad_scale is None else unscaled, buffers if momentum_buffers else []]
 
 
 @traces("aten::_fused_adagrad_")
 def fused_adagrad(
-    params, grads, state_sums, state_steps, *, lr, lr_decay, weight_decay, eps, maximize,
-    grad_scale=None, found_inf=None,
-):  # fmt: skip
+    params: Nodes, grads: Nodes, state_sums: Nodes, state_steps: Nodes, *, lr: Operand,
+    lr_decay: Operand, weight_decay: Operand, eps: Operand, maximize: bool,
+    grad_scale: Node | None = None, found_inf: Node | None = None,
+) -> list[Updated]:  # fmt: skip
     """sum += grad ** 2; p -= lr / (1 + (step - 1) * lr_decay) * grad / (sqrt(sum) + eps)"""
     updated = []
     for i, p in enumerate(params):
@@ -135,5 +157,5 @@ def fused_adagrad(
         step = build.cast(rate, dtype) * grad / (build.sqrt(total) + like(eps, grad))
         kept = _unless(found_inf, old - step, old), _unless(found_inf, total, before)
         updated.append((kept[0], _unless(found_inf, raw, grads[i]), kept[1], state_steps[i]))
-    new, raw, totals, steps = ([*column] for column in zip(*updated))
-    return [new, [] if grad_scale is None else raw, totals, steps]
+    moved, unscaled, totals, steps = ([*column] for column in zip(*updated))
+    return [moved, [] if grad_scale is None else unscaled, totals, steps]

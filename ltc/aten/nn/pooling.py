@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
 from ltc.ir.node import Node, make
+from ltc.ir.tensor_type import TensorType
 
 
 def _each(values: Any, rank: int) -> tuple[int, ...]:
@@ -15,7 +17,7 @@ def _each(values: Any, rank: int) -> tuple[int, ...]:
     return values * rank if len(values) == 1 else values
 
 
-def _window(rank: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> dict:
+def _window(rank: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> dict[Any, Any]:
     kernel = _each(kernel, rank)
     return {
         "kernel": kernel,
@@ -30,8 +32,8 @@ def _batched(x: Node, rank: int) -> Node:
     return x if len(x.shape) == rank + 2 else build.unsqueeze(x, 0)
 
 
-def _max_pool(rank: int, x: Node, window: dict, results: Any) -> Any:
-    if not x.type.size or not results[0].size or not x.dtype.is_floating_point:
+def _max_pool(rank: int, x: Node, window: dict[Any, Any], results: Any) -> Any:
+    if not x.size or not results[0].size or not x.dtype.is_floating_point:
         return NotImplemented
     batched = _batched(x, rank)
     shape = (*batched.shape[:2], *results[0].shape[-rank:])
@@ -40,17 +42,35 @@ def _max_pool(rank: int, x: Node, window: dict, results: Any) -> Any:
 
 
 @traces("aten::max_pool2d_with_indices")
-def max_pool2d(x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False, *, results):
+def max_pool2d(
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     return _max_pool(2, x, _window(2, kernel_size, stride, padding, dilation), results)
 
 
 @traces("aten::max_pool3d_with_indices")
-def max_pool3d(x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False, *, results):
+def max_pool3d(
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     return _max_pool(3, x, _window(3, kernel_size, stride, padding, dilation), results)
 
 
 def _max_pool_backward(rank: int, grad: Node, x: Node, indices: Node) -> Any:
-    if not x.type.size or not grad.type.size:
+    if not x.size or not grad.size:
         return NotImplemented
     shape = _batched(x, rank).shape
     made = make(ops.MAX_POOL_GRADIENT, _batched(grad, rank), _batched(indices, rank), shape=shape)
@@ -58,21 +78,41 @@ def _max_pool_backward(rank: int, grad: Node, x: Node, indices: Node) -> Any:
 
 
 @traces("aten::max_pool2d_with_indices_backward")
-def max_pool2d_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+def max_pool2d_backward(
+    grad: Node,
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Node,
+) -> Node:
     return _max_pool_backward(2, grad, x, indices)
 
 
 @traces("aten::max_pool3d_with_indices_backward")
-def max_pool3d_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+def max_pool3d_backward(
+    grad: Node,
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Node,
+) -> Node:
     return _max_pool_backward(3, grad, x, indices)
 
 
-def _average_attributes(count_include_pad: bool, divisor_override: int | None) -> dict:
+def _average_attributes(count_include_pad: bool, divisor_override: int | None) -> dict[Any, Any]:
     return {"count_padding": bool(count_include_pad), "divisor": divisor_override or 0}
 
 
-def _average_pool(rank: int, x: Node, window: dict, options: dict, results: Any) -> Any:
-    if not x.type.size or not x.dtype.is_floating_point:
+def _average_pool(
+    rank: int, x: Node, window: dict[Any, Any], options: dict[Any, Any], results: Any
+) -> Any:
+    if not x.size or not x.dtype.is_floating_point:
         return NotImplemented
     batched = _batched(x, rank)
     shape = (*batched.shape[:2], *results[0].shape[-rank:])
@@ -82,9 +122,10 @@ def _average_pool(rank: int, x: Node, window: dict, options: dict, results: Any)
 
 @traces("aten::avg_pool2d")
 def avg_pool2d(
-    x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
-    divisor_override=None, *, results,
-):  # fmt: skip
+    x: Node, kernel_size: Sequence[int], stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None, *, results: Sequence[TensorType],
+) -> Node:  # fmt: skip
     window = _window(2, kernel_size, stride, padding)
     options = _average_attributes(count_include_pad, divisor_override)
     return _average_pool(2, x, window, options, results)
@@ -92,16 +133,19 @@ def avg_pool2d(
 
 @traces("aten::avg_pool3d")
 def avg_pool3d(
-    x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
-    divisor_override=None, *, results,
-):  # fmt: skip
+    x: Node, kernel_size: Sequence[int], stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None, *, results: Sequence[TensorType],
+) -> Node:  # fmt: skip
     window = _window(3, kernel_size, stride, padding)
     options = _average_attributes(count_include_pad, divisor_override)
     return _average_pool(3, x, window, options, results)
 
 
-def _average_pool_backward(rank: int, grad: Node, x: Node, window: dict, options: dict) -> Any:
-    if not x.type.size or not grad.type.size:
+def _average_pool_backward(
+    rank: int, grad: Node, x: Node, window: dict[Any, Any], options: dict[Any, Any]
+) -> Any:
+    if not x.size or not grad.size:
         return NotImplemented
     shape = _batched(x, rank).shape
     made = make(ops.AVERAGE_POOL_GRADIENT, _batched(grad, rank), shape=shape, **window, **options)
@@ -110,16 +154,30 @@ def _average_pool_backward(rank: int, grad: Node, x: Node, window: dict, options
 
 @traces("aten::avg_pool2d_backward")
 def avg_pool2d_backward(
-    grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-):
+    grad: Node,
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Node:
     options = _average_attributes(count_include_pad, divisor_override)
     return _average_pool_backward(2, grad, x, _window(2, kernel_size, stride, padding), options)
 
 
 @traces("aten::avg_pool3d_backward")
 def avg_pool3d_backward(
-    grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-):
+    grad: Node,
+    x: Node,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Node:
     options = _average_attributes(count_include_pad, divisor_override)
     return _average_pool_backward(3, grad, x, _window(3, kernel_size, stride, padding), options)
 
@@ -128,13 +186,13 @@ def _whole_windows(x: Node, output_size: Any) -> tuple[int, int] | None:
     """The window of an adaptive pooling whose windows are all alike and do not overlap."""
     height, width = x.shape[-2:]
     rows, columns = _each(output_size, 2)
-    if not rows or not columns or not x.type.size or height % rows or width % columns:
+    if not rows or not columns or not x.size or height % rows or width % columns:
         return None
     return height // rows, width // columns
 
 
 @traces("aten::_adaptive_avg_pool2d")
-def adaptive_avg_pool2d(x, output_size):
+def adaptive_avg_pool2d(x: Node, output_size: Sequence[int]) -> Node:
     """The mean over [rows, height / rows, columns, width / columns]."""
     window = _whole_windows(x, output_size)
     if window is None or not x.dtype.is_floating_point:
@@ -145,7 +203,7 @@ def adaptive_avg_pool2d(x, output_size):
 
 
 @traces("aten::_adaptive_avg_pool2d_backward")
-def adaptive_avg_pool2d_backward(grad, x):
+def adaptive_avg_pool2d_backward(grad: Node, x: Node) -> Node:
     window = _whole_windows(x, grad.shape[-2:])
     if window is None:
         return NotImplemented

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
-from ltc.ir.node import Node
+from ltc.ir.node import Node, Operand
+from ltc.ir.tensor_type import TensorType
 
 
-def _filled(value, results) -> Node:
+def _filled(value: Any, results: Sequence[TensorType]) -> Node:
     return build.full(results[0].shape, value, results[0].dtype)
 
 
@@ -17,13 +21,13 @@ def _filled(value, results) -> Node:
     "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided",
     "aten::zero", "aten::_efficientzerotensor", moves=True,
 )  # fmt: skip
-def zeros(*_, results, **__):
+def zeros(*_: Any, results: Sequence[TensorType], **__: Any) -> Node:
     """What `empty` leaves open is zero too: a program gives the same result each time."""
     return _filled(0, results)
 
 
 @traces("aten::ones", "aten::ones_like", "aten::new_ones", moves=True)
-def ones(*_, results, **__):
+def ones(*_: Any, results: Sequence[TensorType], **__: Any) -> Node:
     return _filled(1, results)
 
 
@@ -31,18 +35,25 @@ def ones(*_, results, **__):
     "aten::full", "aten::full_like", "aten::new_full", "aten::fill.Scalar", "aten::fill.Tensor",
     moves=True,
 )  # fmt: skip
-def full(shape_or_tensor, second, fill_value=None, *_, results, **__):
+def full(
+    shape_or_tensor: Sequence[int] | Node,
+    second: Operand | Sequence[int],
+    fill_value: Operand | None = None,
+    *_: Any,
+    results: Sequence[TensorType],
+    **__: Any,
+) -> Node:
     """new_full has the shape between the tensor and the value."""
     return _filled(second if fill_value is None else fill_value, results)
 
 
 @traces("aten::scalar_tensor", moves=True)
-def scalar_tensor(value, *_, results, **__):
+def scalar_tensor(value: Operand, *_: Any, results: Sequence[TensorType], **__: Any) -> Node:
     return _filled(value, results)
 
 
 @traces("aten::eye", "aten::eye.m")
-def eye(*_, results, **__):
+def eye(*_: Any, results: Sequence[TensorType], **__: Any) -> Node:
     rows, columns = results[0].shape
     if not rows or not columns:
         return _filled(0, results)
@@ -51,7 +62,14 @@ def eye(*_, results, **__):
 
 
 @traces("aten::arange", "aten::arange.start", "aten::arange.start_step")
-def arange(first, end=None, step=1, *_, results, **__):
+def arange(
+    first: Operand,
+    end: Operand | None = None,
+    step: Operand = 1,
+    *_: Any,
+    results: Sequence[TensorType],
+    **__: Any,
+) -> Node:
     """start + i * step, computed in i64 for whole numbers and in f64 otherwise."""
     start = 0 if end is None else first
     ((size,), dtype) = results[0].shape, results[0].dtype
@@ -63,7 +81,9 @@ def arange(first, end=None, step=1, *_, results, **__):
 
 
 @traces("aten::linspace")
-def linspace(start, end, steps, *_, results, **__):
+def linspace(
+    start: Operand, end: Operand, steps: int, *_: Any, results: Sequence[TensorType], **__: Any
+) -> Node:
     """Counted from the nearer end, so that both ends are exact."""
     dtype = compute_dtype(results[0].dtype)
     if not dtype.is_floating_point or not all(isinstance(n, (int, float)) for n in (start, end)):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.aten.rules import pointwise, reduction
 from ltc.ir import build
 from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType
 
 
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,23 +100,29 @@ traces(
 
 
 @traces("aten::_foreach_copy", moves=True)
-def foreach_copy(x, src, non_blocking=False):
+def foreach_copy(x: Sequence[Node], src: Sequence[Node], non_blocking: bool = False) -> Node:
     return _each(pointwise.copy)(x, src)
 
 
 @traces("aten::_foreach_zero", moves=True)
-def foreach_zero(x):
+def foreach_zero(x: Sequence[Node]) -> list[Node]:
     return [build.full_like(t, 0) for t in x]
 
 
 @traces("aten::_foreach_norm.Scalar", static={"ord": None})
-def foreach_norm(x, ord=2, dtype=None, *, results):
-    if not all(t.type.size for t in x):
+def foreach_norm(
+    x: Sequence[Node],
+    ord: float = 2,
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+) -> list[Node]:
+    if not all(t.size for t in x):
         return NotImplemented
     computed = [build.cast(t, compute_dtype(r.dtype)) for t, r in zip(x, results)]
     return [reduction.vector_norm(t, ord, None, False) for t in computed]
 
 
 @traces("aten::_foreach_max")
-def foreach_max(x):
+def foreach_max(x: Sequence[Node]) -> Node:
     return _each(reduction.max_all)(x)

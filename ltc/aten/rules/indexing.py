@@ -12,7 +12,7 @@ from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
 from ltc.ir.infer import broadcast
-from ltc.ir.node import Node, make
+from ltc.ir.node import Node, Operand, make
 
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
@@ -46,7 +46,7 @@ _IN_SELF = "index out of range in self"
 
 
 @traces("aten::index_select", moves=True)
-def index_select(x, dim, index):
+def index_select(x: Node, dim: int, index: Node) -> Node:
     if not x.shape:
         return NotImplemented
     dim = build.dim_of(x, dim)
@@ -55,12 +55,20 @@ def index_select(x, dim, index):
 
 
 @traces("aten::embedding", moves=True)
-def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+def embedding(
+    weight: Node,
+    indices: Node,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Node:
     return build.take(weight, checked(indices, weight.shape[0], _IN_SELF), 0)
 
 
 @traces("aten::embedding_dense_backward")
-def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+def embedding_dense_backward(
+    grad: Node, indices: Node, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Node:
     """Each row's gradient is the sum over its uses, but for the padding row."""
     if scale_grad_by_freq:
         return NotImplemented
@@ -80,16 +88,16 @@ def _ranked(x: Node, index: Node) -> tuple[Node, Node]:
 
 
 @traces("aten::gather", moves=True)
-def gather(x, dim, index, sparse_grad=False):
+def gather(x: Node, dim: int, index: Node, sparse_grad: bool = False) -> Node:
     shape = index.shape
     x, index = _ranked(x, index)
-    if not index.type.size:
+    if not index.size:
         return build.full(shape, 0, x.dtype)
     return build.reshape(build.gather(x, _inside(index, x, dim), dim), shape)
 
 
 @traces("aten::gather_backward")
-def gather_backward(grad, x, dim, index, sparse_grad):
+def gather_backward(grad: Node, x: Node, dim: int, index: Node, sparse_grad: bool) -> Node:
     return _scatter(build.full_like(x, 0), dim, index, grad, "add")
 
 
@@ -97,7 +105,7 @@ def _scatter(x: Node, dim: int, index: Node, src: Node, mode: str) -> Node:
     """Writes or adds src[i] where index[i] says along `dim`, for the places i of the index."""
     shape = x.shape
     x, index = _ranked(x, index)
-    if not index.type.size:
+    if not index.size:
         return build.reshape(x, shape)
     index = _inside(index, x, dim)
     src = src if src.shape else build.reshape(src, (1,))
@@ -111,25 +119,25 @@ def _scatter(x: Node, dim: int, index: Node, src: Node, mode: str) -> Node:
 
 
 @traces("aten::scatter.src", moves=True)
-def scatter(x, dim, index, src):
+def scatter(x: Node, dim: int, index: Node, src: Node) -> Node:
     return _scatter(x, dim, index, src, "set")
 
 
 @traces("aten::scatter.value", moves=True)
-def scatter_value(x, dim, index, value):
+def scatter_value(x: Node, dim: int, index: Node, value: Operand) -> Node:
     return _scatter(x, dim, index, build.full(index.shape, value, x.dtype), "set")
 
 
 @traces("aten::scatter_add")
-def scatter_add(x, dim, index, src):
+def scatter_add(x: Node, dim: int, index: Node, src: Node) -> Node:
     return NotImplemented if x.dtype == torch.bool else _scatter(x, dim, index, src, "add")
 
 
 @traces("aten::index_add")
-def index_add(x, dim, index, source, alpha=1):
+def index_add(x: Node, dim: int, index: Node, source: Node, alpha: Operand = 1) -> Node:
     if not x.shape or x.dtype == torch.bool or not source.shape:
         return NotImplemented
-    if not x.type.size:
+    if not x.size:
         return x  # the CPU looks at no index then, not even at one that is wrong
     source = build.cast(source, x.dtype) * alpha
     index = _inside(build.reshape(index, (-1,)), x, dim)
@@ -137,17 +145,17 @@ def index_add(x, dim, index, source, alpha=1):
 
 
 @traces("aten::index_copy", moves=True)
-def index_copy(x, dim, index, source):
+def index_copy(x: Node, dim: int, index: Node, source: Node) -> Node:
     if not x.shape or not source.shape:
         return NotImplemented
-    if not source.type.size:
+    if not source.size:
         return x  # as in index_add
     index = _inside(build.reshape(index, (-1,)), x, dim)
     return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="set")
 
 
 @traces("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", moves=True)
-def index_fill(x, dim, index, value):
+def index_fill(x: Node, dim: int, index: Node, value: Operand) -> Node:
     if not x.shape:
         return NotImplemented
     dim = build.dim_of(x, dim)
@@ -169,16 +177,17 @@ def _plan(x: Node, indices: Sequence[Node | None]) -> tuple[list[int], Node, lis
             place; the positions in those dimensions flattened; where the lookup's own dimensions
             go in the result. None where an index is a mask or the like.
     """
-    given = [d for d, index in enumerate(indices) if index is not None]
-    if not given or any(indices[d].dtype not in INDEX_DTYPES for d in given):
+    used = {d: index for d, index in enumerate(indices) if index is not None}
+    if not used or any(index.dtype not in INDEX_DTYPES for index in used.values()):
         return None
-    shape = broadcast(*[indices[d].shape for d in given])
-    position = None
-    for d in given:
+    shape = broadcast(*[index.shape for index in used.values()])
+    position: Node | None = None
+    for d, unwrapped in used.items():
         size = x.shape[d]
-        index = _wrapped(indices[d], size, d)
+        index = _wrapped(unwrapped, size, d)
         position = index if position is None else position * size + index
-    return given, build.expand(position, shape), list(shape)
+    assert position is not None
+    return list(used), build.expand(position, shape), list(shape)
 
 
 def _gathered(x: Node, given: list[int]) -> tuple[Node, int, list[int]]:
@@ -198,7 +207,7 @@ def _gathered(x: Node, given: list[int]) -> tuple[Node, int, list[int]]:
 
 
 @traces("aten::index.Tensor", "aten::_unsafe_index.Tensor", moves=True)
-def index(x, indices):
+def index(x: Node, indices: Sequence[Node | None]) -> Node:
     plan = _plan(x, indices)
     if plan is None:
         return NotImplemented
@@ -219,11 +228,17 @@ def _reads_nothing(flat: Node, dim: int, shape: Sequence[int]) -> bool:
 
 
 @traces("aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl")
-def index_put(x, indices, values, accumulate=False, unsafe=False):
+def index_put(
+    x: Node,
+    indices: Sequence[Node | None],
+    values: Node,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Node:
     if len(indices) and all(i is None or i.dtype == torch.bool for i in indices):
         return _masked_put(x, indices, values, accumulate)
     plan = _plan(x, indices)
-    if plan is None or x.dtype == torch.bool and accumulate:
+    if plan is None or (x.dtype == torch.bool and accumulate):
         return NotImplemented
     given, position, _ = plan
     flat, dim, order = _gathered(x, given)
@@ -236,11 +251,12 @@ def index_put(x, indices, values, accumulate=False, unsafe=False):
     return build.permute(moved, [order.index(d) for d in range(len(order))])
 
 
-def _masked_put(x, indices, values, accumulate):
+def _masked_put(x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool) -> Node:
     """x[mask] = one value, where the mask is the only index and covers the leading dimensions."""
     mask = indices[0]
-    alone = len(indices) == 1 and mask is not None and mask.shape == x.shape[: len(mask.shape)]
-    if not alone or values.type.size != 1:
+    if len(indices) != 1 or mask is None or values.size != 1:
+        return NotImplemented
+    if mask.shape != x.shape[: len(mask.shape)]:
         return NotImplemented
     mask = build.reshape(mask, (*mask.shape, *(1,) * (len(x.shape) - len(mask.shape))))
     value = build.reshape(build.cast(values, x.dtype), ())

@@ -13,7 +13,7 @@ from ltc.aten.promote import promote_exact, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
 from ltc.ir.build import where
-from ltc.ir.node import Node, make
+from ltc.ir.node import Node, Operand, make
 
 
 def _on_promoted(function: Callable[[Node, Node], Node]) -> Callable[[Any, Any], Node]:
@@ -39,27 +39,27 @@ def _as_bool(x: Any) -> Node:
 
 
 @traces("aten::logical_not")
-def logical_not(x):
+def logical_not(x: Node) -> Node:
     return ~_as_bool(x)
 
 
 @traces("aten::logical_and")
-def logical_and(x, y):
+def logical_and(x: Node, y: Node) -> Node:
     return _as_bool(x) & _as_bool(y)
 
 
 @traces("aten::logical_or")
-def logical_or(x, y):
+def logical_or(x: Node, y: Node) -> Node:
     return _as_bool(x) | _as_bool(y)
 
 
 @traces("aten::logical_xor")
-def logical_xor(x, y):
+def logical_xor(x: Node, y: Node) -> Node:
     return _as_bool(x) ^ _as_bool(y)
 
 
 @traces("aten::bitwise_not")
-def bitwise_not(x):
+def bitwise_not(x: Node) -> Node:
     return ~x
 
 
@@ -86,13 +86,13 @@ for _name, _op in {"lshift": ops.SHIFT_LEFT, "rshift": ops.SHIFT_RIGHT}.items():
 @traces(
     "aten::where.self", "aten::where.ScalarSelf", "aten::where.ScalarOther", "aten::where.Scalar"
 )
-def where_rule(condition, x, y):
+def where_rule(condition: Node, x: Operand, y: Operand) -> Node:
     x, y = promote_exact(x, y)
     return where(_as_bool(condition), x, y)
 
 
 # Known values tell a mask of attention, and its gradient, from other fills.
 @traces("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", static={"value": (-math.inf, 0)})
-def masked_fill(x, mask, value):
+def masked_fill(x: Node, mask: Node, value: Operand) -> Node:
     value = to_dtype(value, x.dtype)
     return where(_as_bool(mask), value, x)

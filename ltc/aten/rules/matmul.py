@@ -7,51 +7,51 @@ from typing import Any
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
-from ltc.ir.node import Node
+from ltc.ir.node import Node, Operand
 from ltc.ir.tensor_type import LOW_PRECISION
 
 
 @traces("aten::mm", "aten::bmm")
-def mm(x, y):
+def mm(x: Node, y: Node) -> Node:
     return build.matmul(x, y)
 
 
 @traces("aten::mv")
-def mv(x, vector):
+def mv(x: Node, vector: Node) -> Node:
     return build.reshape(build.matmul(x, build.unsqueeze(vector, 1)), x.shape[:1])
 
 
 @traces("aten::addmv", static={"beta": (0, 1), "alpha": (1,)})
-def addmv(x, matrix, vector, beta=1, alpha=1):
+def addmv(x: Node, matrix: Node, vector: Node, beta: Operand = 1, alpha: Operand = 1) -> Node:
     return _blend(x, mv(matrix, vector), beta, alpha)
 
 
 @traces("aten::dot", "aten::vdot")
-def dot(x, y):
+def dot(x: Node, y: Node) -> Node:
     (k,) = x.shape
     return build.reshape(build.matmul(build.reshape(x, (1, k)), build.reshape(y, (k, 1))), ())
 
 
 @traces("aten::addmm", static={"beta": (0, 1), "alpha": (1,)})
-def addmm(x, a, b, beta=1, alpha=1):
+def addmm(x: Node, a: Node, b: Node, beta: Operand = 1, alpha: Operand = 1) -> Node:
     """beta * x + alpha * a @ b"""
     return _blend(x, build.matmul(a, b), beta, alpha)
 
 
 @traces("aten::baddbmm", static={"beta": (0, 1), "alpha": (1,)})
-def baddbmm(x, a, b, beta=1, alpha=1):
+def baddbmm(x: Node, a: Node, b: Node, beta: Operand = 1, alpha: Operand = 1) -> Node:
     return _blend(x, build.matmul(a, b), beta, alpha)
 
 
 @traces("aten::addbmm", static={"beta": (0, 1), "alpha": (1,)})
-def addbmm(x, a, b, beta=1, alpha=1):
+def addbmm(x: Node, a: Node, b: Node, beta: Operand = 1, alpha: Operand = 1) -> Node:
     if a.dtype in LOW_PRECISION:
         return NotImplemented  # torch rounds after each product of the batch
     return _blend(x, build.sum_of(build.matmul(a, b), 0), beta, alpha)
 
 
 @traces("aten::addr", static={"beta": (0, 1), "alpha": (1,)})
-def addr(x, a, b, beta=1, alpha=1):
+def addr(x: Node, a: Node, b: Node, beta: Operand = 1, alpha: Operand = 1) -> Node:
     """beta * x + alpha * the outer product of a and b"""
     if not x.dtype.is_floating_point or x.dtype in LOW_PRECISION:
         return NotImplemented
@@ -76,9 +76,9 @@ def _is_not(number: Any, value: int) -> bool:
 
 
 @traces("aten::linear")
-def linear(x, weight, bias=None):
+def linear(x: Node, weight: Node, bias: Node | None = None) -> Node:
     """x @ weight.T + bias over the last dimension."""
-    rows = build.reshape(x, (-1, x.shape[-1])) if x.type.size else None
+    rows = build.reshape(x, (-1, x.shape[-1])) if x.size else None
     if rows is None or len(weight.shape) != 2:
         return NotImplemented
     product = build.matmul(rows, build.transpose(weight, 0, 1))

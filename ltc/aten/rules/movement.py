@@ -10,7 +10,7 @@ import torch
 from ltc.aten.extern import extern
 from ltc.aten.registry import apply, rule_of, traces
 from ltc.ir import build, ops
-from ltc.ir.node import Node, make
+from ltc.ir.node import Node, Operand, make
 from ltc.ir.tensor_type import TensorType
 
 # --- views ---------------------------------------------------------------------------------------
@@ -20,32 +20,32 @@ from ltc.ir.tensor_type import TensorType
     "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_copy", "aten::view_copy",
     moves=True,
 )  # fmt: skip
-def view(x, size):
+def view(x: Node, size: Sequence[int]) -> Node:
     return build.reshape(x, size)
 
 
 @traces("aten::_reshape_alias", "aten::_reshape_alias_copy", moves=True)
-def reshape_alias(x, size, stride):
+def reshape_alias(x: Node, size: Sequence[int], stride: Sequence[int]) -> Node:
     return build.reshape(x, size)
 
 
 @traces("aten::t", "aten::t_copy", "aten::numpy_T", moves=True)
-def t(x):
+def t(x: Node) -> Node:
     return build.permute(x, range(len(x.shape))[::-1])
 
 
 @traces("aten::transpose.int", "aten::transpose_copy.int", moves=True)
-def transpose(x, dim0, dim1):
+def transpose(x: Node, dim0: int, dim1: int) -> Node:
     return build.transpose(x, dim0, dim1)
 
 
 @traces("aten::permute", "aten::permute_copy", moves=True)
-def permute(x, dims):
+def permute(x: Node, dims: Sequence[int]) -> Node:
     return build.permute(x, dims)
 
 
 @traces("aten::expand", "aten::expand_copy", moves=True)
-def expand(x, size, implicit=False):
+def expand(x: Node, size: Sequence[int], implicit: bool = False) -> Node:
     return build.expand(x, tuple(size))
 
 
@@ -59,67 +59,69 @@ def _bounds(extent: int, start: int | None, end: int | None) -> tuple[int, int]:
 
 
 @traces("aten::slice.Tensor", "aten::slice_copy.Tensor", moves=True)
-def slice_tensor(x, dim=0, start=None, end=None, step=1):
+def slice_tensor(
+    x: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Node:
     low, high = _bounds(x.shape[build.dim_of(x, dim)], start, end)
     return build.slice_dim(x, dim, low, high, step)
 
 
 @traces("aten::select.int", "aten::select_copy.int", moves=True)
-def select(x, dim, index):
+def select(x: Node, dim: int, index: int) -> Node:
     return build.select(x, dim, index)
 
 
 @traces("aten::squeeze", "aten::squeeze_copy", moves=True)
-def squeeze(x):
+def squeeze(x: Node) -> Node:
     return build.squeeze(x, range(len(x.shape)))
 
 
 @traces("aten::squeeze.dim", "aten::squeeze_copy.dim", moves=True)
-def squeeze_dim(x, dim):
+def squeeze_dim(x: Node, dim: int) -> Node:
     return build.squeeze(x, [dim])
 
 
 @traces("aten::squeeze.dims", "aten::squeeze_copy.dims", moves=True)
-def squeeze_dims(x, dim):
+def squeeze_dims(x: Node, dim: Sequence[int]) -> Node:
     return build.squeeze(x, dim)
 
 
 @traces("aten::unsqueeze", "aten::unsqueeze_copy", moves=True)
-def unsqueeze(x, dim):
+def unsqueeze(x: Node, dim: int) -> Node:
     return build.unsqueeze(x, dim)
 
 
 @traces("aten::detach", "aten::alias", "aten::detach_copy", "aten::alias_copy", moves=True)
-def alias(x):
+def alias(x: Node) -> Node:
     return x
 
 
 @traces("aten::split.Tensor", "aten::split_copy.Tensor", moves=True)
-def split(x, split_size, dim=0):
+def split(x: Node, split_size: int, dim: int = 0) -> list[Node]:
     extent = x.shape[build.dim_of(x, dim)]
     starts = range(0, extent, split_size) if extent else (0,)
     return [build.slice_dim(x, dim, s, min(s + split_size, extent)) for s in starts]
 
 
 @traces("aten::split_with_sizes", "aten::split_with_sizes_copy", moves=True)
-def split_with_sizes(x, split_sizes, dim=0):
+def split_with_sizes(x: Node, split_sizes: Sequence[int], dim: int = 0) -> list[Node]:
     starts = [sum(split_sizes[:i]) for i in range(len(split_sizes))]
     return [build.slice_dim(x, dim, s, s + n) for s, n in zip(starts, split_sizes)]
 
 
 @traces("aten::unbind.int", "aten::unbind_copy.int", moves=True)
-def unbind(x, dim=0):
+def unbind(x: Node, dim: int = 0) -> list[Node]:
     return [build.select(x, dim, i) for i in range(x.shape[build.dim_of(x, dim)])]
 
 
 @traces("aten::view.dtype", "aten::view_copy.dtype", moves=True)
-def view_dtype(x, dtype):
+def view_dtype(x: Node, dtype: torch.dtype) -> Node:
     same_size = dtype.itemsize == x.dtype.itemsize
     return make(ops.BITCAST, x, dtype=dtype) if same_size else NotImplemented
 
 
 @traces("aten::diagonal", "aten::diagonal_copy", moves=True)
-def diagonal(x, offset=0, dim1=0, dim2=1):
+def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
     """The diagonal lies at equal steps of the two dimensions flattened into one."""
     dim1, dim2 = build.dim_of(x, dim1), build.dim_of(x, dim2)
     rest = [d for d in range(len(x.shape)) if d not in (dim1, dim2)]
@@ -140,7 +142,7 @@ View = tuple[Any, Sequence[Any], dict[str, Any], int | None]
 
 
 @traces("ltc::write_view", moves=True)
-def write_view(base, new, chain):
+def write_view(base: Node, new: Node, chain: Sequence[Any]) -> Node:
     """`base` with the elements that the chain of views selects replaced by `new`."""
     bases = [base]
     for step in chain[:-1]:
@@ -164,7 +166,9 @@ def _view(base: Node, step: View) -> Node:
         made = apply(rule, name, [base, *args], dict(kwargs), (), None)
     if made is None:
         made = extern(name, [base, *args], dict(kwargs), _view_types(base, step))
-    return made[index or 0]
+    selected = made[index or 0]
+    assert selected is not None  # a view is a tensor
+    return selected
 
 
 def _view_types(base: Node, step: View) -> tuple[TensorType, ...]:
@@ -190,33 +194,40 @@ def _put_back(base: Node, new: Node, step: View) -> Node:
 
 def _put_back_by_position(base: Node, new: Node, step: View) -> Node:
     """For a view without an inverse here: what it selects of the positions says where to write."""
-    positions = build.reshape(build.iota(base.type.size), base.shape)
+    positions = build.reshape(build.iota(base.size), base.shape)
     selected = build.reshape(_view(positions, step), (-1,))
     new = build.reshape(build.cast(new, base.dtype), (-1,))
     flat = make(ops.PUT, build.reshape(base, (-1,)), selected, new, dim=0, mode="set")
     return build.reshape(flat, base.shape)
 
 
-def _back_to_shape(base, new, *args, **kwargs):
+def _back_to_shape(base: Node, new: Node, *args: Any, **kwargs: Any) -> Node:
     return build.reshape(build.cast(new, base.dtype), base.shape)
 
 
-def _back_from_permute(base, new, dims):
+def _back_from_permute(base: Node, new: Node, dims: Sequence[int]) -> Node:
     dims = [d % max(len(dims), 1) for d in dims]
     return build.permute(new, [dims.index(d) for d in range(len(dims))])
 
 
-def _back_from_slice(base, new, dim=0, start=None, end=None, step=1):
+def _back_from_slice(
+    base: Node,
+    new: Node,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Node:
     low, _ = _bounds(base.shape[build.dim_of(base, dim)], start, end)
     return build.insert(base, new, dim, low, step)
 
 
-def _back_from_select(base, new, dim, index):
+def _back_from_select(base: Node, new: Node, dim: int, index: int) -> Node:
     dim = build.dim_of(base, dim)
     return build.insert(base, build.unsqueeze(new, dim), dim, index % base.shape[dim])
 
 
-def _back_from_expand(base, new, size, implicit=False):
+def _back_from_expand(base: Node, new: Node, size: Sequence[int], implicit: bool = False) -> Node:
     """One of the repeated elements; torch refuses to write where they could differ."""
     lead = len(new.shape) - len(base.shape)
     for d, extent in enumerate(new.shape):
@@ -226,34 +237,43 @@ def _back_from_expand(base, new, size, implicit=False):
     return build.reshape(new, base.shape)
 
 
-def _back_from_split(base, new, index, split_size, dim=0):
+def _back_from_split(base: Node, new: Node, index: int, split_size: int, dim: int = 0) -> Node:
     return build.insert(base, new, dim, index * split_size)
 
 
-def _back_from_split_with_sizes(base, new, index, split_sizes, dim=0):
+def _back_from_split_with_sizes(
+    base: Node, new: Node, index: int, split_sizes: Sequence[int], dim: int = 0
+) -> Node:
     return build.insert(base, new, dim, sum(split_sizes[:index]))
 
 
-def _back_from_unbind(base, new, index, dim=0):
+def _back_from_unbind(base: Node, new: Node, index: int, dim: int = 0) -> Node:
     return _back_from_select(base, new, dim, index)
 
 
-def _back_from_dtype(base, new, dtype):
+def _by_kernel(overload: str, base: Node, *args: Any) -> Node:
+    """What torch's kernel makes of the arguments, of the type of `base`."""
+    (made,) = extern(overload, args, results=[TensorType(base.dtype, base.shape)])
+    assert made is not None
+    return made
+
+
+def _back_from_dtype(base: Node, new: Node, dtype: torch.dtype) -> Node:
     if new.dtype.itemsize == base.dtype.itemsize:
         return make(ops.BITCAST, new, dtype=base.dtype)
-    return extern("aten::view.dtype", [new, base.dtype], results=[base.type])[0]
+    return _by_kernel("aten::view.dtype", base, new, base.dtype)
 
 
-def _back_from_real(base, new):
-    return extern("aten::view_as_complex", [new], results=[base.type])[0]
+def _back_from_real(base: Node, new: Node) -> Node:
+    return _by_kernel("aten::view_as_complex", base, new)
 
 
-def _back_from_complex(base, new):
-    return extern("aten::view_as_real", [new], results=[base.type])[0]
+def _back_from_complex(base: Node, new: Node) -> Node:
+    return _by_kernel("aten::view_as_real", base, new)
 
 
-def _back_from_conj(base, new):
-    return extern("aten::_conj_physical", [new], results=[base.type])[0]
+def _back_from_conj(base: Node, new: Node) -> Node:
+    return _by_kernel("aten::_conj_physical", base, new)
 
 
 INVERSES: dict[str, Callable[..., Node]] = {
@@ -287,30 +307,41 @@ INVERSES: dict[str, Callable[..., Node]] = {
 
 
 @traces("aten::slice_scatter", moves=True)
-def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
+def slice_scatter(
+    x: Node,
+    src: Node,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Node:
     return _back_from_slice(x, build.cast(src, x.dtype), dim, start, end, step)
 
 
 @traces("aten::select_scatter", moves=True)
-def select_scatter(x, src, dim, index):
+def select_scatter(x: Node, src: Node, dim: int, index: int) -> Node:
     return _back_from_select(x, build.cast(src, x.dtype), dim, index)
 
 
 @traces("aten::slice_backward", moves=True)
-def slice_backward(grad, input_sizes, dim, start, end, step):
+def slice_backward(
+    grad: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Node:
     zeros = build.full(tuple(input_sizes), 0, grad.dtype)
     return _back_from_slice(zeros, grad, dim, start, end, step)
 
 
 @traces("aten::select_backward", moves=True)
-def select_backward(grad, input_sizes, dim, index):
+def select_backward(grad: Node, input_sizes: Sequence[int], dim: int, index: int) -> Node:
     return _back_from_select(build.full(tuple(input_sizes), 0, grad.dtype), grad, dim, index)
 
 
 @traces("aten::diagonal_backward", moves=True)
-def diagonal_backward(grad, input_sizes, offset, dim1, dim2):
+def diagonal_backward(
+    grad: Node, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Node:
     zeros = build.full(tuple(input_sizes), 0, grad.dtype)
-    step = (torch.ops.aten.diagonal.default, (offset, dim1, dim2), {}, None)
+    step: View = (torch.ops.aten.diagonal.default, (offset, dim1, dim2), {}, None)
     return _put_back_by_position(zeros, grad, step)
 
 
@@ -323,7 +354,7 @@ def _is_legacy_empty(x: Node) -> bool:
 
 
 @traces("aten::cat", moves=True)
-def cat(tensors, dim=0, *, results):
+def cat(tensors: Sequence[Node], dim: int = 0, *, results: Sequence[TensorType]) -> Node:
     parts = [build.cast(x, results[0].dtype) for x in tensors if not _is_legacy_empty(x)]
     if not parts:
         return build.cast(tensors[0], results[0].dtype)
@@ -331,19 +362,19 @@ def cat(tensors, dim=0, *, results):
 
 
 @traces("aten::stack", moves=True)
-def stack(tensors, dim=0, *, results):
+def stack(tensors: Sequence[Node], dim: int = 0, *, results: Sequence[TensorType]) -> Node:
     dim %= len(tensors[0].shape) + 1
     parts = [build.unsqueeze(build.cast(x, results[0].dtype), dim) for x in tensors]
     return build.concat(parts, dim)
 
 
 @traces("aten::flip", moves=True)
-def flip(x, dims):
+def flip(x: Node, dims: Sequence[int]) -> Node:
     return build.flip(x, dims)
 
 
 @traces("aten::roll", moves=True)
-def roll(x, shifts, dims=()):
+def roll(x: Node, shifts: Sequence[int], dims: Sequence[int] = ()) -> Node:
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else list(dims)
     if not dims:
@@ -363,7 +394,7 @@ def _roll_one(x: Node, shift: int, dim: int) -> Node:
 
 
 @traces("aten::repeat", moves=True)
-def repeat(x, repeats):
+def repeat(x: Node, repeats: Sequence[int]) -> Node:
     """Each dimension becomes (times, extent), then the two are flattened."""
     lead = len(repeats) - len(x.shape)
     shape = (1,) * lead + x.shape
@@ -374,7 +405,7 @@ def repeat(x, repeats):
 
 
 @traces("aten::constant_pad_nd", moves=True)
-def constant_pad_nd(x, pad, value=0):
+def constant_pad_nd(x: Node, pad: Sequence[int], value: Operand = 0) -> Node:
     """`pad` holds (low, high) for the last dimension first."""
     pairs = list(zip(pad[::2], pad[1::2]))[::-1]
     pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
@@ -382,7 +413,7 @@ def constant_pad_nd(x, pad, value=0):
 
 
 @traces("aten::pixel_shuffle", moves=True)
-def pixel_shuffle(x, upscale_factor):
+def pixel_shuffle(x: Node, upscale_factor: int) -> Node:
     """[..., C * r * r, H, W] -> [..., C, H * r, W * r]"""
     *lead, channels, height, width = x.shape
     r, depth = upscale_factor, len(lead)
@@ -392,12 +423,12 @@ def pixel_shuffle(x, upscale_factor):
 
 
 @traces("aten::tril", moves=True)
-def tril(x, diagonal=0):
+def tril(x: Node, diagonal: int = 0) -> Node:
     return build.where(_below_diagonal(x.shape, diagonal), x, 0)
 
 
 @traces("aten::triu", moves=True)
-def triu(x, diagonal=0):
+def triu(x: Node, diagonal: int = 0) -> Node:
     return build.where(_below_diagonal(x.shape, diagonal - 1), 0, x)
 
 

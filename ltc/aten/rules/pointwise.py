@@ -21,7 +21,7 @@ from ltc.aten.promote import (
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
 from ltc.ir.build import where
-from ltc.ir.node import Node, is_number, like, make
+from ltc.ir.node import Node, Operand, is_number, like, make
 
 # --- functions of one real number ----------------------------------------------------------------
 
@@ -71,19 +71,19 @@ for _name in REAL_FUNCTIONS:
 
 
 @traces("aten::reciprocal")
-def reciprocal(x):
+def reciprocal(x: Node) -> Node:
     (x,) = promote_float(x)
     return 1.0 / x
 
 
 @traces("aten::sigmoid")
-def sigmoid(x):
+def sigmoid(x: Node) -> Node:
     (x,) = promote_float(x)
     return 1.0 / (1.0 + build.exp(-x))
 
 
 @traces("aten::logit")
-def logit(x, eps=None):
+def logit(x: Node, eps: Operand | None = None) -> Node:
     """log(x / (1 - x)), of x clamped to [eps, 1 - eps]."""
     (x,) = promote_float(x)
     if eps is not None:
@@ -93,19 +93,19 @@ def logit(x, eps=None):
 
 
 @traces("aten::deg2rad")
-def deg2rad(x):
+def deg2rad(x: Node) -> Node:
     (x,) = promote_float(x)
     return x * (math.pi / 180.0)
 
 
 @traces("aten::rad2deg")
-def rad2deg(x):
+def rad2deg(x: Node) -> Node:
     (x,) = promote_float(x)
     return x * (180.0 / math.pi)
 
 
 @traces("aten::sinc")
-def sinc(x):
+def sinc(x: Node) -> Node:
     """sin(pi x) / (pi x), and 1 at 0."""
     (x,) = promote_float(x)
     angle = x * math.pi
@@ -113,27 +113,27 @@ def sinc(x):
 
 
 @traces("aten::neg")
-def neg(x):
+def neg(x: Node) -> Node:
     return -x
 
 
 @traces("aten::abs")
-def absolute(x):
+def absolute(x: Node) -> Node:
     return x if x.dtype in (torch.bool, torch.uint8) else build.absolute(x)
 
 
 @traces("aten::sign", "aten::sgn")
-def sign(x):
+def sign(x: Node) -> Node:
     return build.sign(x)
 
 
 @traces("aten::positive", "aten::conj_physical", "aten::_conj_physical")
-def unchanged(x):
+def unchanged(x: Node) -> Node:
     return x
 
 
 @traces("aten::square")
-def square(x):
+def square(x: Node) -> Node:
     return multiply(x, x)
 
 
@@ -160,45 +160,50 @@ for _name in WHOLE_FUNCTIONS:
 
 
 @traces("aten::frac")
-def frac(x):
+def frac(x: Node) -> Node:
     return x - build.trunc(x)
 
 
 @traces("aten::isnan")
-def isnan(x):
+def isnan(x: Node) -> Node:
     return build.is_nan(x)
 
 
 @traces("aten::isinf")
-def isinf(x):
+def isinf(x: Node) -> Node:
     if not x.dtype.is_floating_point:
         return build.full(x.shape, False, torch.bool)
     return build.eq(build.absolute(x), math.inf)
 
 
 @traces("aten::isposinf")
-def isposinf(x):
+def isposinf(x: Node) -> Node:
     if not x.dtype.is_floating_point:
         return build.full(x.shape, False, torch.bool)
     return build.eq(x, math.inf)
 
 
 @traces("aten::isneginf")
-def isneginf(x):
+def isneginf(x: Node) -> Node:
     if not x.dtype.is_floating_point:
         return build.full(x.shape, False, torch.bool)
     return build.eq(x, -math.inf)
 
 
 @traces("aten::signbit")
-def signbit(x):
+def signbit(x: Node) -> Node:
     if not x.dtype.is_floating_point:
         return x < 0 if x.dtype != torch.bool else build.full(x.shape, False, torch.bool)
     return build.copysign(build.full_like(x, 1.0), x) < 0
 
 
 @traces("aten::nan_to_num")
-def nan_to_num(x, nan=None, posinf=None, neginf=None):
+def nan_to_num(
+    x: Node,
+    nan: Operand | None = None,
+    posinf: Operand | None = None,
+    neginf: Operand | None = None,
+) -> Node:
     if not x.dtype.is_floating_point:
         return x
     limits = torch.finfo(x.dtype)
@@ -220,7 +225,7 @@ def _scaled(y: Node, alpha: Any) -> Node:
 
 
 @traces("aten::add.Tensor", "aten::add.Scalar", static=ALPHA)
-def add(x, y, alpha=1):
+def add(x: Node, y: Operand, alpha: Operand = 1) -> Node:
     x, y = promote(x, y)
     if x.dtype == torch.bool:
         return x | (y & like(alpha, y))
@@ -228,30 +233,30 @@ def add(x, y, alpha=1):
 
 
 @traces("aten::sub.Tensor", "aten::sub.Scalar", static=ALPHA)
-def subtract(x, y, alpha=1):
+def subtract(x: Node, y: Operand, alpha: Operand = 1) -> Node:
     x, y = promote(x, y)
     return x - _scaled(y, alpha)
 
 
 @traces("aten::rsub.Tensor", "aten::rsub.Scalar", static=ALPHA)
-def subtract_from(x, y, alpha=1):
+def subtract_from(x: Node, y: Operand, alpha: Operand = 1) -> Node:
     return subtract(y, x, alpha)
 
 
 @traces("aten::mul.Tensor", "aten::mul.Scalar")
-def multiply(x, y):
+def multiply(x: Node, y: Operand) -> Node:
     x, y = promote_factors(x, y)
     return x & y if x.dtype == torch.bool else x * y
 
 
 @traces("aten::div.Tensor", "aten::div.Scalar")
-def divide(x, y):
+def divide(x: Node, y: Operand) -> Node:
     x, y = promote_factors(x, y, real=True)
     return x / y
 
 
 @traces("aten::div.Tensor_mode", "aten::div.Scalar_mode")
-def divide_rounding(x, y, rounding_mode=None):
+def divide_rounding(x: Node, y: Operand, rounding_mode: str | None = None) -> Node:
     if rounding_mode is None:
         return divide(x, y)
     if rounding_mode == "floor":
@@ -263,7 +268,7 @@ def divide_rounding(x, y, rounding_mode=None):
 
 
 @traces("aten::floor_divide", "aten::floor_divide.Scalar")
-def floor_divide(x, y):
+def floor_divide(x: Node, y: Operand) -> Node:
     x, y = promote(x, y)
     if x.dtype == torch.bool:
         return NotImplemented
@@ -271,13 +276,13 @@ def floor_divide(x, y):
 
 
 @traces("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor")
-def remainder(x, y):
+def remainder(x: Operand, y: Operand) -> Node:
     x, y = promote(x, y)
     return NotImplemented if x.dtype == torch.bool else build.remainder(x, y)
 
 
 @traces("aten::fmod.Tensor", "aten::fmod.Scalar")
-def fmod(x, y):
+def fmod(x: Node, y: Operand) -> Node:
     x, y = promote(x, y)
     return NotImplemented if x.dtype == torch.bool else build.fmod(x, y)
 
@@ -287,9 +292,9 @@ EXPONENTS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 
 
 @traces("aten::pow.Tensor_Scalar", static={"exponent": EXPONENTS})
-def power_of_number(x, exponent):
+def power_of_number(x: Node, exponent: Operand) -> Node:
     dtype = common_dtype(x, exponent)
-    if dtype == torch.bool or isinstance(exponent, Node) and not is_number(exponent):
+    if dtype == torch.bool or (isinstance(exponent, Node) and not is_number(exponent)):
         return NotImplemented
     x = to_dtype(x, compute_dtype(dtype))
     formula = None if isinstance(exponent, Node) else POWERS.get(exponent)
@@ -300,7 +305,7 @@ def power_of_number(x, exponent):
     return build.power(x, exponent)
 
 
-POWERS: dict[float, Callable[[Node], Node]] = {
+POWERS: dict[float | complex, Callable[[Node], Node]] = {
     -2: lambda x: 1.0 / (x * x),
     -1: lambda x: 1.0 / x,
     -0.5: build.rsqrt,
@@ -313,25 +318,25 @@ POWERS: dict[float, Callable[[Node], Node]] = {
 
 
 @traces("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
-def power(x, exponent):
+def power(x: Operand, exponent: Node) -> Node:
     x, exponent = promote(x, exponent)
     return NotImplemented if x.dtype == torch.bool else build.power(x, exponent)
 
 
 @traces("aten::float_power.Tensor_Scalar", static={"exponent": None})
-def float_power(x, exponent):
+def float_power(x: Node, exponent: float) -> Node:
     return power_of_number(build.cast(x, torch.float64), exponent)
 
 
 @traces("aten::addcmul")
-def addcmul(x, a, b, value=1):
+def addcmul(x: Node, a: Node, b: Node, value: Operand = 1) -> Node:
     """x + value * a * b"""
     x, a, b = promote(x, a, b)
     return x + _scaled(a, value) * b
 
 
 @traces("aten::addcdiv")
-def addcdiv(x, a, b, value=1):
+def addcdiv(x: Node, a: Node, b: Node, value: Operand = 1) -> Node:
     """x + value * a / b"""
     x, a, b = promote(x, a, b)
     if not x.dtype.is_floating_point:
@@ -340,7 +345,7 @@ def addcdiv(x, a, b, value=1):
 
 
 @traces("aten::lerp.Scalar", "aten::lerp.Tensor")
-def lerp(x, end, weight):
+def lerp(x: Node, end: Node, weight: Operand) -> Node:
     """From x to end by weight, measured from the nearer end: exact at 0 and at 1."""
     x, end, weight = promote(x, end, weight)
     step = end - x
@@ -348,19 +353,19 @@ def lerp(x, end, weight):
 
 
 @traces("aten::maximum", "aten::max.other")
-def maximum(x, y):
+def maximum(x: Node, y: Node) -> Node:
     x, y = promote_exact(x, y)
     return x | y if x.dtype == torch.bool else build.maximum(x, y)
 
 
 @traces("aten::minimum", "aten::min.other")
-def minimum(x, y):
+def minimum(x: Node, y: Node) -> Node:
     x, y = promote_exact(x, y)
     return x & y if x.dtype == torch.bool else build.minimum(x, y)
 
 
 @traces("aten::fmax")
-def fmax(x, y):
+def fmax(x: Node, y: Node) -> Node:
     """The maximum of what is a number."""
     x, y = promote_exact(x, y)
     if not x.dtype.is_floating_point:
@@ -369,7 +374,7 @@ def fmax(x, y):
 
 
 @traces("aten::fmin")
-def fmin(x, y):
+def fmin(x: Node, y: Node) -> Node:
     """The minimum of what is a number."""
     x, y = promote_exact(x, y)
     if not x.dtype.is_floating_point:
@@ -378,7 +383,7 @@ def fmin(x, y):
 
 
 @traces("aten::clamp", "aten::clamp.Tensor")
-def clamp(x, min=None, max=None):
+def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
     x, low, high = promote_exact(x, min, max)
     if x.dtype == torch.bool:
         return NotImplemented
@@ -388,48 +393,48 @@ def clamp(x, min=None, max=None):
 
 
 @traces("aten::clamp_min", "aten::clamp_min.Tensor")
-def clamp_min(x, min):
+def clamp_min(x: Node, min: Operand) -> Node:
     return clamp(x, min, None)
 
 
 @traces("aten::clamp_max", "aten::clamp_max.Tensor")
-def clamp_max(x, max):
+def clamp_max(x: Node, max: Operand) -> Node:
     return clamp(x, None, max)
 
 
 @traces("aten::atan2")
-def atan2(x, y):
+def atan2(x: Node, y: Node) -> Node:
     x, y = promote_float(x, y)
     return build.atan2(x, y)
 
 
 @traces("aten::hypot")
-def hypot(x, y):
+def hypot(x: Node, y: Node) -> Node:
     x, y = promote(x, y)
     return build.hypot(x, y)
 
 
 @traces("aten::copysign.Tensor", "aten::copysign.Scalar")
-def copysign(x, y):
+def copysign(x: Node, y: Operand) -> Node:
     x, y = promote_float(x, y)
     return build.copysign(x, y)
 
 
 @traces("aten::nextafter")
-def nextafter(x, y):
+def nextafter(x: Node, y: Node) -> Node:
     x, y = promote_exact(x, y)
     return build.nextafter(x, y)
 
 
 @traces("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")
-def xlogy(x, y):
+def xlogy(x: Operand, y: Operand) -> Node:
     """x * log(y), and 0 where x is 0 unless y is NaN."""
     x, y = promote_float(x, y)
     return where(build.is_nan(y), math.nan, where(build.eq(x, 0), 0.0, x * build.log(y)))
 
 
 @traces("aten::logaddexp")
-def logaddexp(x, y):
+def logaddexp(x: Node, y: Node) -> Node:
     """log(exp(x) + exp(y)), from the larger one so that nothing overflows."""
     x, y = promote(x, y)
     high = build.maximum(x, y)
@@ -438,7 +443,7 @@ def logaddexp(x, y):
 
 
 @traces("aten::heaviside")
-def heaviside(x, values):
+def heaviside(x: Node, values: Node) -> Node:
     """0 below zero, 1 above it and at NaN as torch has it, `values` at zero."""
     x, values = promote_exact(x, values)
     return where(build.eq(x, 0), values, build.cast(x > 0, x.dtype))
@@ -448,12 +453,12 @@ def heaviside(x, values):
 
 
 @traces("aten::_to_copy", "aten::to.dtype", "aten::to.device", moves=True)
-def to_copy(x, *_, dtype=None, **__):
+def to_copy(x: Node, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Node:
     return x if dtype is None else build.cast(x, dtype)
 
 
 @traces("aten::copy", moves=True)
-def copy(x, source, non_blocking=False):
+def copy(x: Node, source: Node, non_blocking: bool = False) -> Node:
     """`source` in the shape and dtype of x."""
     if not isinstance(source, Node):
         return build.full(x.shape, source, x.dtype)
@@ -461,10 +466,10 @@ def copy(x, source, non_blocking=False):
 
 
 @traces("aten::clone", "aten::contiguous", "aten::lift", "aten::lift_fresh_copy", moves=True)
-def clone(x, memory_format=None):
+def clone(x: Node, memory_format: torch.memory_format | None = None) -> Node:
     return x
 
 
 @traces("ltc::barrier", moves=True)
-def barrier(x, position):
+def barrier(x: Node, position: int) -> Node:
     return make(ops.BARRIER, x, position=position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
 from ltc.ir.build import where
-from ltc.ir.node import Node, like, make
+from ltc.ir.node import Node, Operand, like, make
+from ltc.ir.tensor_type import TensorType
 
 
 def _as_result(x: Node, results: Any) -> Node:
@@ -20,38 +22,66 @@ def _as_result(x: Node, results: Any) -> Node:
 
 
 @traces("aten::sum")
-def sum_all(x, dtype=None, *, results):
+def sum_all(x: Node, dtype: torch.dtype | None = None, *, results: Sequence[TensorType]) -> Node:
     return build.sum_of(_as_result(x, results))
 
 
 @traces("aten::sum.dim_IntList")
-def sum_dims(x, dim, keepdim=False, dtype=None, *, results):
+def sum_dims(
+    x: Node,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     return build.sum_of(_as_result(x, results), dim, keepdim)
 
 
 @traces("aten::nansum")
-def nansum(x, dim=None, keepdim=False, dtype=None, *, results):
+def nansum(
+    x: Node,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     x = _as_result(x, results)
     return build.sum_of(where(build.is_nan(x), 0, x), dim, keepdim)
 
 
 @traces("aten::mean")
-def mean_all(x, dtype=None, *, results):
+def mean_all(x: Node, dtype: torch.dtype | None = None, *, results: Sequence[TensorType]) -> Node:
     return mean_dims(x, None, results=results)
 
 
 @traces("aten::mean.dim")
-def mean_dims(x, dim, keepdim=False, dtype=None, *, results):
+def mean_dims(
+    x: Node,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     return build.mean_of(_as_result(x, results), dim, keepdim)
 
 
 @traces("aten::prod")
-def prod_all(x, dtype=None, *, results):
+def prod_all(x: Node, dtype: torch.dtype | None = None, *, results: Sequence[TensorType]) -> Node:
     return build.reduce(ops.PROD, _as_result(x, results))
 
 
 @traces("aten::prod.dim_int")
-def prod_dim(x, dim, keepdim=False, dtype=None, *, results):
+def prod_dim(
+    x: Node,
+    dim: int,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     return build.reduce(ops.PROD, _as_result(x, results), dim, keepdim)
 
 
@@ -60,29 +90,29 @@ def _is_empty(x: Node, dim: Any) -> bool:
 
 
 @traces("aten::amax")
-def amax(x, dim=(), keepdim=False):
+def amax(x: Node, dim: Sequence[int] = (), keepdim: bool = False) -> Node:
     return NotImplemented if _is_empty(x, dim) else build.reduce(ops.MAX, x, dim, keepdim)
 
 
 @traces("aten::amin")
-def amin(x, dim=(), keepdim=False):
+def amin(x: Node, dim: Sequence[int] = (), keepdim: bool = False) -> Node:
     return NotImplemented if _is_empty(x, dim) else build.reduce(ops.MIN, x, dim, keepdim)
 
 
 @traces("aten::max")
-def max_all(x):
+def max_all(x: Node) -> Node:
     return amax(x)
 
 
 @traces("aten::min")
-def min_all(x):
+def min_all(x: Node) -> Node:
     return amin(x)
 
 
 def _chosen(op: ops.Op, x: Node, dim: int | None, keepdim: bool) -> Node:
     """The position along `dim`, or in the flattened tensor for None."""
     if dim is None:
-        index = make(op, build.reshape(x, (-1,)), dim=0) if x.type.size else NotImplemented
+        index = make(op, build.reshape(x, (-1,)), dim=0) if x.size else NotImplemented
         return build.reshape(index, (1,) * len(x.shape)) if keepdim else index
     if not x.shape:
         return build.full((), 0, torch.int64)
@@ -92,66 +122,70 @@ def _chosen(op: ops.Op, x: Node, dim: int | None, keepdim: bool) -> Node:
 
 
 @traces("aten::argmax")
-def argmax(x, dim=None, keepdim=False):
+def argmax(x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
     if _is_empty(x, dim) or x.dtype == torch.bool:
         return NotImplemented
     return _chosen(ops.ARGMAX, x, dim, keepdim)
 
 
 @traces("aten::argmin")
-def argmin(x, dim=None, keepdim=False):
+def argmin(x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
     if _is_empty(x, dim) or x.dtype == torch.bool:
         return NotImplemented
     return _chosen(ops.ARGMIN, x, dim, keepdim)
 
 
 @traces("aten::max.dim")
-def max_dim(x, dim, keepdim=False):
+def max_dim(x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
     if _is_empty(x, dim) or x.dtype == torch.bool:
         return NotImplemented
     return amax(x, dim, keepdim), _chosen(ops.ARGMAX, x, dim, keepdim)
 
 
 @traces("aten::min.dim")
-def min_dim(x, dim, keepdim=False):
+def min_dim(x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
     if _is_empty(x, dim) or x.dtype == torch.bool:
         return NotImplemented
     return amin(x, dim, keepdim), _chosen(ops.ARGMIN, x, dim, keepdim)
 
 
 @traces("aten::aminmax")
-def aminmax(x, dim=None, keepdim=False):
+def aminmax(x: Node, dim: int | None = None, keepdim: bool = False) -> tuple[Node, Node]:
     return NotImplemented if _is_empty(x, dim) else (amin(x, dim, keepdim), amax(x, dim, keepdim))
 
 
 @traces("aten::any", "aten::any.dim", "aten::any.dims")
-def any_of(x, dim=None, keepdim=False):
+def any_of(x: Node, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Node:
     if dim is not None and not isinstance(dim, int) and not tuple(dim):
         return NotImplemented  # an empty list of dimensions is torch's own special case
     return build.reduce(ops.ANY, build.cast(x, torch.bool), dim, keepdim)
 
 
 @traces("aten::all", "aten::all.dim", "aten::all.dims")
-def all_of(x, dim=None, keepdim=False):
+def all_of(x: Node, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Node:
     if dim is not None and not isinstance(dim, int) and not tuple(dim):
         return NotImplemented
     return build.reduce(ops.ALL_TRUE, build.cast(x, torch.bool), dim, keepdim)
 
 
 @traces("aten::count_nonzero", "aten::count_nonzero.dim_IntList")
-def count_nonzero(x, dim=None):
+def count_nonzero(x: Node, dim: int | Sequence[int] | None = None) -> Node:
     nonzero = build.cast(build.cast(x, torch.bool), torch.int64)
     return build.sum_of(nonzero, dim)
 
 
 @traces("aten::cumsum")
-def cumsum(x, dim, dtype=None, *, results):
+def cumsum(
+    x: Node, dim: int, dtype: torch.dtype | None = None, *, results: Sequence[TensorType]
+) -> Node:
     x = _as_result(x, results)
     return make(ops.CUMSUM, x, dim=build.dim_of(x, dim)) if x.shape else x
 
 
 @traces("aten::cumprod")
-def cumprod(x, dim, dtype=None, *, results):
+def cumprod(
+    x: Node, dim: int, dtype: torch.dtype | None = None, *, results: Sequence[TensorType]
+) -> Node:
     x = _as_result(x, results)
     return make(ops.CUMPROD, x, dim=build.dim_of(x, dim)) if x.shape else x
 
@@ -175,28 +209,48 @@ STATIC_CORRECTION = {"correction": None}
 
 
 @traces("aten::var.correction", static=STATIC_CORRECTION)
-def var(x, dim=None, correction=None, keepdim=False):
+def var(
+    x: Node,
+    dim: Sequence[int] | None = None,
+    correction: Operand | None = None,
+    keepdim: bool = False,
+) -> Node:
     return _moments(x, dim, correction, keepdim)[0]
 
 
 @traces("aten::std.correction", static=STATIC_CORRECTION)
-def std(x, dim=None, correction=None, keepdim=False):
+def std(
+    x: Node,
+    dim: Sequence[int] | None = None,
+    correction: Operand | None = None,
+    keepdim: bool = False,
+) -> Node:
     return build.sqrt(_moments(x, dim, correction, keepdim)[0])
 
 
 @traces("aten::var_mean.correction", static=STATIC_CORRECTION)
-def var_mean(x, dim=None, correction=None, keepdim=False):
+def var_mean(
+    x: Node,
+    dim: Sequence[int] | None = None,
+    correction: Operand | None = None,
+    keepdim: bool = False,
+) -> tuple[Node, Node]:
     return _moments(x, dim, correction, keepdim)
 
 
 @traces("aten::std_mean.correction", static=STATIC_CORRECTION)
-def std_mean(x, dim=None, correction=None, keepdim=False):
+def std_mean(
+    x: Node,
+    dim: Sequence[int] | None = None,
+    correction: Operand | None = None,
+    keepdim: bool = False,
+) -> tuple[Node, Node]:
     variance, mean = _moments(x, dim, correction, keepdim)
     return build.sqrt(variance), mean
 
 
 @traces("aten::logsumexp")
-def logsumexp(x, dim, keepdim=False):
+def logsumexp(x: Node, dim: Sequence[int], keepdim: bool = False) -> Node:
     """log of the sum of exponentials, taken from the largest; an infinite largest is not taken."""
     if _is_empty(x, dim) or not x.dtype.is_floating_point:
         return NotImplemented
@@ -227,7 +281,15 @@ def vector_norm(x: Node, order: float, dim: Any, keepdim: bool) -> Node:
 
 
 @traces("aten::linalg_vector_norm", static={"ord": None})
-def linalg_vector_norm(x, ord=2, dim=None, keepdim=False, dtype=None, *, results):
+def linalg_vector_norm(
+    x: Node,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     if _is_empty(x, dim):
         return NotImplemented
     return vector_norm(_as_result(x, results), ord, dim, keepdim)
@@ -239,12 +301,20 @@ def linalg_vector_norm(x, ord=2, dim=None, keepdim=False, dtype=None, *, results
     "aten::norm.ScalarOpt_dtype",
     static={"p": None},
 )
-def norm(x, p=None, dim=None, keepdim=False, dtype=None, *, results):
+def norm(
+    x: Node,
+    p: float | None = None,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+) -> Node:
     if _is_empty(x, dim):
         return NotImplemented
     return vector_norm(_as_result(x, results), 2 if p is None else p, dim, keepdim)
 
 
 @traces("aten::norm.Scalar", static={"p": None})
-def norm_all(x, p=2, *, results):
+def norm_all(x: Node, p: float = 2, *, results: Sequence[TensorType]) -> Node:
     return norm(x, p, results=results)

@@ -6,6 +6,7 @@ Their distributions are torch's; their numbers are ltc's own, the same on every 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ import torch
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
-from ltc.ir.node import Node, like
+from ltc.ir.node import Node, Operand, like
+from ltc.ir.tensor_type import TensorType
 
 # Bits of a uniform number: as many as the dtype's significand holds.
 UNIFORM_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -40,21 +42,43 @@ def _is_float(type: Any) -> bool:
 
 
 @traces("aten::rand", "aten::rand_like")
-def rand(x, dtype=None, *_, results, seed, **__):
+def rand(
+    x: Sequence[int] | Node,
+    dtype: torch.dtype | None = None,
+    *_: Any,
+    results: Sequence[TensorType],
+    seed: Node,
+    **__: Any,
+) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
     return uniform(seed, results[0].shape, results[0].dtype)
 
 
 @traces("aten::randn", "aten::randn_like")
-def randn(x, dtype=None, *_, results, seed, **__):
+def randn(
+    x: Sequence[int] | Node,
+    dtype: torch.dtype | None = None,
+    *_: Any,
+    results: Sequence[TensorType],
+    seed: Node,
+    **__: Any,
+) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
     return normal(seed, results[0].shape, results[0].dtype)
 
 
 @traces("aten::uniform", "aten::uniform_")
-def uniform_between(x, from_=0.0, to=1.0, *, results, seed, **named):
+def uniform_between(
+    x: Node,
+    from_: Operand = 0.0,
+    to: Operand = 1.0,
+    *,
+    results: Sequence[TensorType],
+    seed: Node,
+    **named: Any,
+) -> Node:
     """from + u * (to - from)"""
     if not _is_float(results[0]):
         return NotImplemented
@@ -65,19 +89,31 @@ def uniform_between(x, from_=0.0, to=1.0, *, results, seed, **named):
 
 
 @traces("aten::normal_", "aten::normal_functional")
-def normal_with(x, mean=0.0, std=1.0, *, results, seed):
+def normal_with(
+    x: Node, mean: Operand = 0.0, std: Operand = 1.0, *, results: Sequence[TensorType], seed: Node
+) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
     return normal(seed, results[0].shape, results[0].dtype) * std + mean
 
 
 @traces("aten::normal.float_float")
-def normal_of_size(mean, std, size, dtype=None, *, results, seed):
+def normal_of_size(
+    mean: Operand,
+    std: Operand,
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    *,
+    results: Sequence[TensorType],
+    seed: Node,
+) -> Node:
     return normal_with(None, mean, std, results=results, seed=seed)
 
 
 @traces("aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor")
-def normal_of_tensors(mean, std=1.0, *, results, seed):
+def normal_of_tensors(
+    mean: Operand, std: Operand = 1.0, *, results: Sequence[TensorType], seed: Node
+) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
     z = normal(seed, results[0].shape, results[0].dtype)
@@ -86,7 +122,7 @@ def normal_of_tensors(mean, std=1.0, *, results, seed):
 
 
 @traces("aten::bernoulli", "aten::bernoulli_.Tensor", "aten::bernoulli.Tensor")
-def bernoulli(x, p=None, *, results, seed):
+def bernoulli(x: Node, p: Node | None = None, *, results: Sequence[TensorType], seed: Node) -> Node:
     """1 where a uniform number lies below the probability."""
     p = x if p is None else p
     if p.dtype not in UNIFORM_BITS:
@@ -95,12 +131,14 @@ def bernoulli(x, p=None, *, results, seed):
 
 
 @traces("aten::bernoulli_.float", "aten::bernoulli.p")
-def bernoulli_with(x, p=0.5, *, results, seed):
+def bernoulli_with(x: Node, p: Operand = 0.5, *, results: Sequence[TensorType], seed: Node) -> Node:
     return build.lt(uniform(seed, results[0].shape, torch.float64), p)
 
 
 @traces("aten::native_dropout", static={"p": (0, 1)})
-def native_dropout(x, p, train=None, *, seed):
+def native_dropout(
+    x: Node, p: Operand, train: bool | None = None, *, seed: Node
+) -> tuple[Node, Node]:
     """(x / (1 - p) where kept, what is kept)."""
     if train is False:
         return x, build.full(x.shape, True, torch.bool)
@@ -113,7 +151,7 @@ def native_dropout(x, p, train=None, *, seed):
 
 
 @traces("aten::native_dropout_backward")
-def native_dropout_backward(grad, mask, scale):
+def native_dropout_backward(grad: Node, mask: Node, scale: Operand) -> Node:
     if not grad.dtype.is_floating_point:
         return NotImplemented
     wide = build.cast(grad, compute_dtype(grad.dtype))
@@ -132,35 +170,62 @@ def integers(seed: Node, shape: Any, low: Any, high: Any) -> Node:
 
 
 @traces("aten::randint", "aten::randint_like")
-def randint(first, second, *_, results, seed, **__):
+def randint(
+    first: int | Node,
+    second: Sequence[int] | int,
+    *_: Any,
+    results: Sequence[TensorType],
+    seed: Node,
+    **__: Any,
+) -> Node:
     """The limit is the first argument, or the second, after a tensor of the size."""
     high = first if isinstance(second, (list, tuple)) else second
     return integers(seed, results[0].shape, 0, high)
 
 
 @traces("aten::randint.low")
-def randint_low(low, high, size, *_, results, seed, **__):
+def randint_low(
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *_: Any,
+    results: Sequence[TensorType],
+    seed: Node,
+    **__: Any,
+) -> Node:
     return integers(seed, results[0].shape, low, high)
 
 
 @traces("aten::randint_like.low_dtype")
-def randint_like_low(x, low, high, *_, results, seed, **__):
+def randint_like_low(
+    x: Node, low: int, high: int, *_: Any, results: Sequence[TensorType], seed: Node, **__: Any
+) -> Node:
     return integers(seed, results[0].shape, low, high)
 
 
 @traces("aten::random_.to", "aten::random.to")
-def random_to(x, to, *, results, seed):
+def random_to(x: Node, to: int, *, results: Sequence[TensorType], seed: Node) -> Node:
     return integers(seed, results[0].shape, 0, to)
 
 
 @traces("aten::random_.from", "aten::random.from")
-def random_from(x, low=0, to=None, *, results, seed, **named):
+def random_from(
+    x: Node,
+    low: int = 0,
+    to: int | None = None,
+    *,
+    results: Sequence[TensorType],
+    seed: Node,
+    **named: Any,
+) -> Node:
     low = named.get("from", low)
     return NotImplemented if to is None else integers(seed, results[0].shape, low, to)
 
 
 @traces("aten::exponential_", "aten::exponential")
-def exponential(x, lambd=1.0, *, results, seed):
+def exponential(
+    x: Node, lambd: Operand = 1.0, *, results: Sequence[TensorType], seed: Node
+) -> Node:
     """-log(1 - u) / lambda"""
     if not _is_float(results[0]):
         return NotImplemented

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import torch
 
 from ltc.aten.registry import traces
-from ltc.aten.rules.movement import INVERSES, _put_back_by_position
+from ltc.aten.rules.movement import INVERSES, View, _put_back_by_position
 from ltc.ir import build
 from ltc.ir.node import Node
 
 
 @traces("aten::as_strided", "aten::as_strided_copy", moves=True)
-def as_strided(x, size, stride, storage_offset=None):
+def as_strided(
+    x: Node, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Node:
     """size elements from storage_offset on, in the order of the contiguous `x`."""
     if not _is_in_order(size, stride):
         return NotImplemented
@@ -23,9 +25,15 @@ def as_strided(x, size, stride, storage_offset=None):
     return build.reshape(run, tuple(size))
 
 
-def _back_from_as_strided(base: Node, new: Node, size, stride, storage_offset=None) -> Node:
+def _back_from_as_strided(
+    base: Node,
+    new: Node,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Node:
     if not _is_in_order(size, stride):
-        step = (torch.ops.aten.as_strided.default, (size, stride, storage_offset), {}, None)
+        step: View = (torch.ops.aten.as_strided.default, (size, stride, storage_offset), {}, None)
         return _put_back_by_position(base, new, step)
     run = build.reshape(build.cast(new, base.dtype), (-1,))
     flat = build.insert(build.reshape(base, (-1,)), run, 0, storage_offset or 0)

@@ -107,7 +107,7 @@ class CheckedSteps:
     def __init__(
         self, steps: list[ProgramStep], lives: Lifetimes, made: Iterable[Node],
         origins: Mapping[Node, Origin],
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         """
         lives  of what lies in the block or in outputs: with guards, as `made` has
         made   outputs that get new memory
@@ -162,7 +162,7 @@ class _StepCheck:
     def __init__(
         self, step: ProgramStep, lies_in: Mapping[Node, Node], guarded: Collection[Node],
         origins: Mapping[Node, Origin],
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         self.step, self._kernels = step, step.codes
         self._written = written = tuple(dict.fromkeys(step.writes))
         places = {lies_in.get(node, node) for node in written}
@@ -175,11 +175,12 @@ class _StepCheck:
             node
             for node in dict.fromkeys((*written, *reads))
             if (node.op is ops.INPUT or node in guarded or node in lies_in)
-            and nbytes_of(node.type) <= MOST_DIGESTED_BYTES
+            and nbytes_of(node) <= MOST_DIGESTED_BYTES
         ]
         buffers = dict.fromkeys(n for code in step.codes for n in code.nodes)
         self._scratch = [n for n in buffers if isinstance(n, ScratchBuffer)]
         fresh = [node for node in written if node in guarded and node not in lies_in]
+        self._buffers: list[Node | ScratchBuffer] = [*self._guarded, *self._scratch]
         self._free = {*fresh, *self._scratch}  # nothing of it is anybody's before the step
         node = next((node for node in written if node in origins), written[0])
         name = " and ".join(f"{node.op} {node.type}" for node in written)
@@ -194,7 +195,7 @@ class _StepCheck:
 
     def _keep(self, what: str, node: Node) -> None:
         self._kept[what, node] = self.kept_bytes
-        self.kept_bytes += aligned(nbytes_of(node.type))
+        self.kept_bytes += aligned(nbytes_of(node))
 
     def begin(
         self, room: Room, first_kept: int, digests: Mapping[Node, int], names: dict[str, int]
@@ -244,14 +245,14 @@ class _StepCheck:
     # --- rows ------------------------------------------------------------------------------------
 
     def _fills(self, which: int) -> Iterator[CheckRow]:
-        for buffer in (*self._guarded, *self._scratch):
+        for buffer in self._buffers:
             word, nbytes = _poison(buffer, which), _nbytes(buffer)
             before = GUARD_BYTES + nbytes if buffer in self._free else GUARD_BYTES
             yield CheckRow(FILL, buffer, -GUARD_BYTES, FRAME, 0, before, word)
             yield CheckRow(FILL, buffer, nbytes, FRAME, 0, _guard_behind(nbytes), word)
 
     def _looks(self, which: int) -> Iterator[CheckRow]:
-        for buffer in (*self._guarded, *self._scratch):
+        for buffer in self._buffers:
             word, nbytes, name = _poison(buffer, which), _nbytes(buffer), self._name(buffer)
             before, behind = -GUARD_BYTES, _guard_behind(nbytes)
             yield CheckRow(LOOK, buffer, before, FRAME, before, GUARD_BYTES, word, name)
@@ -284,7 +285,7 @@ class _StepCheck:
 
 
 def _nbytes(buffer: Node | ScratchBuffer) -> int:
-    return buffer.nbytes if isinstance(buffer, ScratchBuffer) else nbytes_of(buffer.type)
+    return buffer.nbytes if isinstance(buffer, ScratchBuffer) else nbytes_of(buffer)
 
 
 def _guard_behind(nbytes: int) -> int:

@@ -28,6 +28,7 @@ from ltc.backends.llvm.plan import (
     FailedCheck,
     InBlock,
     PlannedCall,
+    PlannedRun,
     ProgramPlan,
     ReferenceCall,
 )  # fmt: skip
@@ -42,7 +43,7 @@ from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
 from ltc.passes.memory_planner import ALIGNMENT
 
-_NOTHING: Mapping = MappingProxyType({})
+_NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 _blocks = Blocks()
 _touched_ahead = TouchedAhead(pool)
 _address_of = torch.Tensor.data_ptr
@@ -148,18 +149,27 @@ class LlvmComputation:
                 return self._prepared(buffers, scalars, queue, lent)
         return self._prepared(buffers, scalars, queue, lent)
 
-    def _prepared(self, buffers, scalars, queue: LlvmQueue, lent) -> LlvmLaunch:
+    def _prepared(
+        self,
+        buffers: list[Any],
+        scalars: list[Any],
+        queue: LlvmQueue,
+        lent: Mapping[int, torch.Tensor],
+    ) -> LlvmLaunch:
         frame, block = self.frames.take(self.plan.frame), queue.block(self.plan.block)
         values = self._begin(frame, block, buffers, scalars, lent)
         outputs = [values[value] for value in self._outputs]
         error = functools.partial(self._error_of, frame, block, values)
-        return LlvmLaunch(self._runs[0].run, frame, outputs, self.frames, error)
+        (run,) = self._runs
+        assert isinstance(run, _Kernels)
+        return LlvmLaunch(run.run, frame, outputs, self.frames, error)
 
     def _error_of(
         self, frame: WorkBlock, block: WorkBlock, values: list[Any], failed: int
     ) -> Exception:
         """What made the call of that number fail, in a program of kernels alone."""
         (run,) = self._runs
+        assert isinstance(run, _Kernels)
         try:
             run.fail(self.plan, frame, block, values, failed)
         except Exception as error:
@@ -179,7 +189,12 @@ class LlvmComputation:
             _blocks.give_back(block)
 
     def _begin(
-        self, frame: WorkBlock, block: WorkBlock, buffers, scalars, lent=_NOTHING
+        self,
+        frame: WorkBlock,
+        block: WorkBlock,
+        buffers: list[Any],
+        scalars: list[Any],
+        lent: Mapping[int, torch.Tensor] = _NOTHING,
     ) -> list[Any]:
         """The values that the launch starts with, their addresses and the scalars in the frame.
 
@@ -208,7 +223,7 @@ class LlvmComputation:
             self._begin_reference(block, values, scalars)
         return values
 
-    def _begin_reference(self, block: WorkBlock, values: list[Any], scalars) -> None:
+    def _begin_reference(self, block: WorkBlock, values: list[Any], scalars: list[Any]) -> None:
         for value, constant in self._fixed:
             values[value] = constant
         for value, slot, dtype in self.plan.scalars:
@@ -222,7 +237,8 @@ class LlvmComputation:
             try:
                 run(self.plan, frame, block, values)
             except Exception as error:
-                error.overwritten = (*done, *getattr(error, "overwritten", ()))
+                written = (*done, *getattr(error, "overwritten", ()))
+                error.overwritten = written  # type: ignore[attr-defined]  # see Computation.launch
                 raise
             done.extend(run.overwrites)
 
@@ -245,7 +261,7 @@ class _Kernels:
 
     def __init__(
         self, calls: tuple[PlannedCall, ...], run: KernelRun, rests: Mapping[int, KernelRun]
-    ):
+    ) -> None:
         """
         rests  by the number of each call that waits for other replicas: the run after it
         """
@@ -269,7 +285,7 @@ class _Kernels:
         try:
             collective_runner.meet(call.awaits)
         except Exception as error:
-            error.overwritten = self._overwritten(number)
+            error.overwritten = self._overwritten(number)  # type: ignore[attr-defined]  # see Computation.launch
             origin = plan.checks[call.check].origin
             if origin is not None:
                 error.add_note(f"while running {origin}")
@@ -290,7 +306,7 @@ class _Kernels:
         try:
             raise _error_of(plan, check, code, block, values)
         except Exception as error:
-            error.overwritten = self._overwritten(failed)
+            error.overwritten = self._overwritten(failed)  # type: ignore[attr-defined]  # see Computation.launch
             if check.origin is not None:
                 error.add_note(f"while running {check.origin}")
             raise
@@ -301,8 +317,10 @@ def _error_of(
 ) -> Exception:
     """The error that a fault stands for; where the reference finds one, it raises it."""
     if check.error == errors.MemoryFault.__name__:
+        assert plan.memory is not None
         return errors.MemoryFault(check.message.format(value=plan.memory.told(code >> 8)))
     if check.error:
+        kind: type[Exception]
         kind = getattr(errors, check.error, None) or getattr(builtins, check.error)
         return kind(check.message.format(value=code >> 8))
     operands = [
@@ -319,9 +337,9 @@ def _error_of(
 class _Reference:
     """One node through the reference."""
 
-    overwrites = ()
+    overwrites: tuple[int, ...] = ()
 
-    def __init__(self, call: ReferenceCall):
+    def __init__(self, call: ReferenceCall) -> None:
         self._call, self._compute = call, LOWERING.lower(call.node)
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name

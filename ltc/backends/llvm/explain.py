@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ltc.backends.llvm.schedule import ProgramStep, planned_steps
 from ltc.ir.graph import Graph, show
@@ -29,7 +29,7 @@ def explained(
     yield "assembly", _of_each_kernel(steps, graph, llvm_binding.assembly)
 
 
-def _of_each_kernel(steps: list[ProgramStep], graph: Graph, form) -> str:
+def _of_each_kernel(steps: list[ProgramStep], graph: Graph, form: Callable[[str], str]) -> str:
     """The form of every kernel's text, equal ones once, behind the users' lines it computes."""
     lines: dict[str, dict[str, None]] = {}
     for step in steps:

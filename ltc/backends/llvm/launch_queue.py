@@ -43,7 +43,7 @@ class LlvmLaunch:
 class LlvmQueue:
     """A `LaunchQueue` of backends/interface.py."""
 
-    def __init__(self, blocks: Blocks):
+    def __init__(self, blocks: Blocks) -> None:
         self._ring, self._blocks = Ring(), blocks
         self._taken: list[WorkBlock] = []  # that queued launches work in
 

@@ -12,13 +12,12 @@ from ltc.backends.llvm.schedule import ProgramStep, in_place, sent_by, stores_of
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node
-from ltc.ir.tensor_type import TensorType
 from ltc.llvm.ops.dispatch import ScratchBuffer
 from ltc.passes.memory_planner import Lifetime, OutputBuffer
 
 
-def nbytes_of(type: TensorType) -> int:
-    return type.size * type.dtype.itemsize
+def nbytes_of(node: Node) -> int:
+    return node.size * node.dtype.itemsize
 
 
 class Lifetimes:
@@ -31,7 +30,7 @@ class Lifetimes:
     def __init__(
         self, steps: list[ProgramStep], graph: Graph, shares: dict[Node, Node],
         placed: Container[Node], fixed: Container[Node],
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         """
         shares  what the reference gives -> the node whose memory it may lie in
         placed  nodes that have their memory already
@@ -53,9 +52,7 @@ class Lifetimes:
 
     def all(self) -> list[Lifetime]:
         values = [
-            Lifetime(
-                node, nbytes_of(node.type), first, self._last[node], in_block=node in self._fixed
-            )
+            Lifetime(node, nbytes_of(node), first, self._last[node], in_block=node in self._fixed)
             for node, first in self._first.items()
             if node not in self.over
         ]
@@ -72,7 +69,7 @@ class Lifetimes:
         """The buffers that a launch makes for outputs, until the steps that fill them."""
         wanted = set(made)
         return [
-            OutputBuffer(node, nbytes_of(node.type), position)
+            OutputBuffer(node, nbytes_of(node), position)
             for position, step in enumerate(self._steps)
             for node in step.writes
             if node in wanted
@@ -99,7 +96,8 @@ class Lifetimes:
         }
         for unit in units:
             for node in sent_by(unit):
-                yield self._shares.get(node, node), waits.get(unit, ends)
+                until = waits.get(unit, ends) if isinstance(unit, Node) else ends
+                yield self._shares.get(node, node), until
 
     def _choose_places(self, position: int, step: ProgramStep) -> None:
         """Each value that may: in the place of one that this step reads as the last one."""
@@ -112,7 +110,9 @@ class Lifetimes:
             and node not in operands
             and self._last[self.over.get(node, node)] == position
         }
-        for store in kernel.stores if kernel is not None and dying else ():
+        if kernel is None or not dying:
+            return
+        for store in kernel.stores:
             if store.node in self._first and store.node not in self._fixed:
                 target = in_place(kernel, store, dying)
                 if target is not None:

@@ -43,5 +43,5 @@ def _floats(kernel: Kernel, narrow_too: set[Node]) -> list[Node]:
         for node in kernel.writes()
         if node.dtype == torch.float32
         and node.op.kind != "reduce"
-        and (node in narrow_too or node.type.size == prod(kernel.space))
+        and (node in narrow_too or node.size == prod(kernel.space))
     ]

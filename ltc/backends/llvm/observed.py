@@ -32,7 +32,7 @@ class ObservedLlvmComputation:
         stepped: SteppedPlan,
         kernels: Mapping[str, LoadedKernel],
         stages: Sequence[tuple[str, Graph]],
-    ):
+    ) -> None:
         self.stages = stages
         self._stepped = _Stepped(stepped, kernels)
 
@@ -43,7 +43,7 @@ class ObservedLlvmComputation:
 class _Stepped(LlvmComputation):
     """A program with a run for each step."""
 
-    def __init__(self, stepped: SteppedPlan, kernels: Mapping[str, LoadedKernel]):
+    def __init__(self, stepped: SteppedPlan, kernels: Mapping[str, LoadedKernel]) -> None:
         super().__init__(stepped.plan, kernels)
         self._stepped = stepped
         self._observer: Observer | None = None
@@ -55,19 +55,22 @@ class _Stepped(LlvmComputation):
         return twin
 
     def _run(self, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
+        observer = self._observer
+        assert observer is not None
         done: list[int] = []  # positions of the inputs that were written over
         for step, run in zip(self._stepped.steps, self._runs, strict=True):
             for node in filter(self._is_shown, step.reads):
-                self._observer.reads(node, self._value(node, frame, values))
+                observer.reads(node, self._value(node, frame, values))
             try:
                 run(self.plan, frame, block, values)
             except Exception as error:
-                error.overwritten = (*done, *getattr(error, "overwritten", ()))
+                written = (*done, *getattr(error, "overwritten", ()))
+                error.overwritten = written  # type: ignore[attr-defined]  # see Computation.launch
                 raise
             done.extend(run.overwrites)
             shown = step.writes if not step.is_native else filter(self._is_shown, step.writes)
             made = {node: self._value(node, frame, values) for node in shown}
-            self._observer.makes(made, is_reference=not step.is_native)
+            observer.makes(made, is_reference=not step.is_native)
 
     def _is_shown(self, node: Node) -> bool:
         is_there = node in self._stepped.place or node in self._stepped.value
@@ -82,7 +85,7 @@ class _Stepped(LlvmComputation):
     def _in_memory(self, node: Node, frame: WorkBlock) -> torch.Tensor:
         word, offset = self._stepped.place[node]
         (address,) = struct.unpack_from("=q", frame.memory, WORD * word)
-        nbytes = node.type.size * node.dtype.itemsize
+        nbytes = node.size * node.dtype.itemsize
         if not nbytes:
             return torch.empty(node.shape, dtype=node.dtype)
         memory = (ctypes.c_uint8 * nbytes).from_address(address + offset)

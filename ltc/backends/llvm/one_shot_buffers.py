@@ -39,7 +39,7 @@ class Meetings:
     words  of the frame that all of them have
     """
 
-    def __init__(self, meetings: tuple[Meeting, ...] = ()):
+    def __init__(self, meetings: tuple[Meeting, ...] = ()) -> None:
         self.all = meetings
         self.words = sum(meeting.words for meeting in meetings)
 
@@ -50,7 +50,7 @@ class MeetingPlaces:
     meetings  all of them
     """
 
-    def __init__(self, steps: Iterable[Any]):
+    def __init__(self, steps: Iterable[Any]) -> None:
         nodes = [step.unit.node for step in steps if isinstance(step.unit, Product)]
         self._starts = [node for node in nodes if node.op is ops.COLLECTIVE_START]
         awaited = {node.inputs[0] for node in nodes if node.op is ops.COLLECTIVE_WAIT}
@@ -62,7 +62,7 @@ class MeetingPlaces:
             tuple(
                 Meeting(
                     node.attr("collective"),
-                    tuple(n.type for n in sent_with(node)),
+                    _types(node),
                     word_count(node),
                     node in awaited,
                 )
@@ -94,10 +94,14 @@ class MeetingPlaces:
         for part in self._parts:
             start = part.inputs[0].inputs[0]
             member, index = divmod(part.attr("index"), start.attr("count"))
-            sharers, types = start.attr("collective").sharers, [n.type for n in sent_with(start)]
+            sharers, types = start.attr("collective").sharers, _types(start)
             word = firsts[start] + MEMBERS + sharers + member
             found[part] = (word, _offsets(types)[index])
         return found
+
+
+def _types(start: Node) -> tuple[TensorType, ...]:
+    return tuple(TensorType(n.dtype, n.shape) for n in sent_with(start))
 
 
 def _offsets(types: Iterable[TensorType]) -> list[int]:

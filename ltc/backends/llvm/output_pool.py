@@ -30,7 +30,7 @@ _HAS_HUGE_PAGES = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 class Stretch:
     """Private memory that begins at a huge page and is as long as so many of them."""
 
-    def __init__(self, nbytes: int):
+    def __init__(self, nbytes: int) -> None:
         """`nbytes`: at least; the rest of the last huge page belongs to it too."""
         self.nbytes = nbytes = _whole_pages(nbytes)
         # One page more than needed: the system aligns to small pages only.
@@ -64,10 +64,10 @@ class OutputPool:
     is_used  whether it has ever been asked for memory
     """
 
-    def __init__(self, most_free_bytes: int = MOST_FREE_BYTES):
+    def __init__(self, most_free_bytes: int = MOST_FREE_BYTES) -> None:
         self._most = most_free_bytes
         self._free: list[Stretch] = []
-        self._views: dict[int, weakref.ref] = {}
+        self._views: dict[int, weakref.ref[memoryview]] = {}
         self.is_used = False
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -97,6 +97,9 @@ class ReferenceCall:
         return self.node.op not in MAY_SHARE
 
 
+PlannedRun = tuple[PlannedCall, ...] | ReferenceCall
+
+
 @dataclass(frozen=True)
 class ProgramPlan:
     """One program.
@@ -131,7 +134,7 @@ class ProgramPlan:
     frame: int
     block: int
     in_block: tuple[tuple[int, InBlock], ...]
-    runs: tuple[tuple[PlannedCall, ...] | ReferenceCall, ...]
+    runs: tuple[PlannedRun, ...]
     outputs: tuple[tuple[int, int], ...]
     meetings: Meetings = Meetings()
     memory: MemoryChecks | None = None
@@ -193,9 +196,10 @@ class _Planner:
 
     def __init__(
         self, graph: Graph, steps: list[ProgramStep], donated: frozenset[int], checked: bool
-    ):
+    ) -> None:
         self.texts: dict[str, str] = {}
-        self._checked, self._checks = checked, None
+        self._checked = checked
+        self._checks: CheckedSteps | None = None
         self._names: dict[str, str] = {}  # of texts
         self._graph, self._steps = graph, steps
         self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
@@ -284,7 +288,7 @@ class _Planner:
     def _number_results(self) -> None:
         """Values of their own for what the reference makes."""
         for step in self._steps:
-            if not step.is_native:
+            if isinstance(step.unit, Node):
                 self._place[step.unit] = (self._new_value(step.unit), 0)
 
     def _new_value(self, node: Node) -> int:
@@ -315,24 +319,23 @@ class _Planner:
         self._place.update(self._meetings.places(first_meeting, self._frame_value))
         words = self._first_check + len(self._faults) + self._most_arguments()
         self._frame_bytes = WORD * words
-        for node, (host, offset) in places.items():
-            if host is memory_planner.BLOCK:
-                self._place[node] = (self._block_value, offset)
-            else:
-                self._place[node] = (self._number[host], offset)
+        for name, (host, offset) in places.items():
+            value = self._number[host] if isinstance(host, Node) else self._block_value
+            self._place[name] = (value, offset)
         self._block_bytes = scratch_bytes
         self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
 
     def _check_memory(self, lives: Lifetimes) -> memory_planner.Lifetime:
         """The steps check what they do; what they need in the block for it."""
-        self._checks = CheckedSteps(self._steps, lives, self._made, self._graph.origins)
+        checks = CheckedSteps(self._steps, lives, self._made, self._graph.origins)
+        self._checks = checks
         self._faults = _faults_of(self._steps)
         self._place[FRAME] = (self._frame_value, 0)
         first = ALIGNMENT * len(self._constants)
-        for rows in self._checks.parts:
+        for rows in checks.parts:
             place = first + WORD * ROW_WORDS * rows.first
             self._place[rows] = (self._constants_value, place)
-        room = self._checks.room
+        room = checks.room
         return memory_planner.Lifetime(room, room.nbytes, 0, len(self._steps), in_block=True)
 
     def _there(self, node: Node) -> InBlock:
@@ -348,7 +351,7 @@ class _Planner:
 
     # --- what runs -------------------------------------------------------------------------------
 
-    def _runs(self) -> Iterable[tuple[PlannedCall, ...] | ReferenceCall]:
+    def _runs(self) -> Iterable[PlannedRun]:
         waiting: list[PlannedCall] = []
         for run in self._run_of_each_step():
             if not isinstance(run, ReferenceCall):
@@ -361,13 +364,13 @@ class _Planner:
         if waiting:
             yield tuple(waiting)
 
-    def _run_of_each_step(self) -> Iterator[tuple[PlannedCall, ...] | ReferenceCall]:
+    def _run_of_each_step(self) -> Iterator[PlannedRun]:
         dead = self._dead_after()
         for step in self._steps:
-            if step.is_native:
+            node = step.unit
+            if not isinstance(node, Node):
                 yield tuple(self._calls(step))
                 continue
-            node = step.unit
             yield ReferenceCall(
                 node, tuple(self._number[n] for n in node.inputs), self._number[node],
                 node in self._by_kernels, tuple(self._number[n] for n in dead[step]),
@@ -447,7 +450,7 @@ def _faults_of(steps: Iterable[ProgramStep]) -> dict[Fault, int]:
     return {fault: number for number, fault in enumerate(found)}
 
 
-def _words(run: tuple[PlannedCall, ...] | ReferenceCall) -> int:
+def _words(run: PlannedRun) -> int:
     if isinstance(run, ReferenceCall):
         return 0
     return sum(len(call.arguments) for call in run) // 2

@@ -49,7 +49,7 @@ class TouchedAhead:
             self._thread.join()
 
     def _touch(self) -> None:
-        while not self._pool.is_used:
+        while not self._pool.is_used and madvise is not None:
             try:
                 stretch = Stretch(self._sizes.popleft())
             except IndexError:

@@ -19,7 +19,14 @@ import torch
 
 from ltc import config
 from ltc.backends.llvm.checked_steps import MemoryChecks
-from ltc.backends.llvm.plan import FailedCheck, InBlock, PlannedCall, ProgramPlan, ReferenceCall
+from ltc.backends.llvm.plan import (
+    FailedCheck,
+    InBlock,
+    PlannedCall,
+    PlannedRun,
+    ProgramPlan,
+    ReferenceCall,
+)
 from ltc.ir.graph import Origin
 from ltc.ir.json_codec import Unrecordable, record_of, value_of
 from ltc.llvm.compiler import llvm_binding
@@ -76,11 +83,11 @@ def find(
 # --- writing -------------------------------------------------------------------------------------
 
 
-def _plan_record(plan: ProgramPlan) -> list:
+def _plan_record(plan: ProgramPlan) -> list[Any]:
     if plan.meetings.all:
         raise Unrecordable("a program that meets other replicas")
     names: dict[str, int] = {}  # a kernel that runs often is named once, and so is a type
-    types: dict[tuple, int] = {}
+    types: dict[tuple[Any, ...], int] = {}
     made = [types.setdefault(one, len(types)) for one in plan.made]
     runs = [_run_record(run, names) for run in plan.runs]
     return [
@@ -114,19 +121,19 @@ def _run_record(run: tuple[PlannedCall, ...] | ReferenceCall, names: dict[str, i
     }
 
 
-def _memory_record(checks: MemoryChecks | None) -> list | None:
+def _memory_record(checks: MemoryChecks | None) -> list[Any] | None:
     if checks is None:
         return None
     return [base64.b64encode(checks.rows).decode(), checks.names]
 
 
-def _check_record(check: FailedCheck) -> list:
+def _check_record(check: FailedCheck) -> list[Any]:
     operands = [o if isinstance(o, int) else record_of(_plain(o)) for o in check.operands]
     origin = _position(check.origin)
     return [record_of(check.node), check.error, check.message, origin, operands]
 
 
-def _plain(there: InBlock) -> tuple:
+def _plain(there: InBlock) -> tuple[Any, ...]:
     return (there.offset, there.dtype, there.shape)
 
 
@@ -137,7 +144,7 @@ def _position(origin: Origin | None) -> int:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _plan(record: list, origin_of: OriginOf) -> ProgramPlan:
+def _plan(record: list[Any], origin_of: OriginOf) -> ProgramPlan:
     values, arguments, frame, block, memory, names, runs, *rest = record
     checks, positions, made, outputs, *rest = rest
     types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
@@ -151,7 +158,7 @@ def _plan(record: list, origin_of: OriginOf) -> ProgramPlan:
     )  # fmt: skip
 
 
-def _run(record: dict[str, Any], names: list[str], origin_of: OriginOf):
+def _run(record: dict[str, Any], names: list[str], origin_of: OriginOf) -> PlannedRun:
     if "node" in record:
         return ReferenceCall(
             value_of(record["node"]), tuple(record["operands"]), record["result"],
@@ -166,14 +173,14 @@ def _run(record: dict[str, Any], names: list[str], origin_of: OriginOf):
     return tuple(calls)
 
 
-def _memory(record: list | None) -> MemoryChecks | None:
+def _memory(record: list[Any] | None) -> MemoryChecks | None:
     if record is None:
         return None
     rows, names = record
     return MemoryChecks(base64.b64decode(rows), tuple(names))
 
 
-def _check(record: list, origin_of: OriginOf) -> FailedCheck:
+def _check(record: list[Any], origin_of: OriginOf) -> FailedCheck:
     node, error, message, origin, operands = record
     found = tuple(o if isinstance(o, int) else InBlock(*value_of(o)) for o in operands)
     return FailedCheck(value_of(node), error, message, _origin(origin, origin_of), found)

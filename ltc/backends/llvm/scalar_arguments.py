@@ -21,7 +21,7 @@ _FORMATS = {
 class Cells:
     """How the scalars of one program are written."""
 
-    def __init__(self, cells: Sequence[tuple[int, torch.dtype]], offset: int):
+    def __init__(self, cells: Sequence[tuple[int, torch.dtype]], offset: int) -> None:
         """
         cells   (slot, dtype) of each, a word apart
         offset  of the first, in bytes from the beginning of the frame
@@ -29,12 +29,14 @@ class Cells:
         self._cells, self._offset = cells, offset
         self._slots = [slot for slot, _ in cells]
         formats = [_FORMATS.get(dtype) for _, dtype in cells]
-        self._together = None if None in formats else struct.Struct(f"={''.join(formats)}")
+        known = [text for text in formats if text is not None]
+        is_known = len(known) == len(formats)
+        self._together = struct.Struct(f"={''.join(known)}") if is_known else None
 
     def write(self, memory: memoryview, scalars: Sequence[Any]) -> None:
         """`scalars`: Python numbers or 0-dim CPU tensors, by slot."""
         if not self._slots:
-            return
+            return None
         if self._together is not None:
             try:
                 numbers = [scalars[slot] for slot in self._slots]

@@ -187,7 +187,9 @@ def _choose_overwrites(
         if step.may_fail:
             continue  # half an update would be left behind
         kernel, taken = stores_of(step.unit)
-        for store in kernel.stores if kernel is not None else ():
+        if kernel is None:
+            continue
+        for store in kernel.stores:
             able = store.node in outputs and store.node not in step.overwrites
             target = in_place(kernel, store, free - taken) if able else None
             if target is not None:
@@ -284,7 +286,7 @@ def _lenders(steps: list[ProgramStep], graph: Graph) -> Iterator[ProgramStep]:
 
 
 def _nbytes(node: Node) -> int:
-    return node.type.size * node.type.dtype.itemsize if isinstance(node.type, TensorType) else 0
+    return node.size * node.type.dtype.itemsize if isinstance(node.type, TensorType) else 0
 
 
 def _made_by(step: ProgramStep) -> tuple[Node, ...]:
@@ -313,8 +315,11 @@ class _Order:
     """
 
     def __init__(
-        self, given: list[ProgramStep], shares: dict[Node, Node], position: dict[ProgramStep, tuple]
-    ):
+        self,
+        given: list[ProgramStep],
+        shares: dict[Node, Node],
+        position: dict[ProgramStep, tuple[Any, ...]],
+    ) -> None:
         self.steps: list[ProgramStep] = []
         self._given, self._position = sorted(given, key=position.__getitem__), position
         maker = {node: step for step in given for node in step.writes}

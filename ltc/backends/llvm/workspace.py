@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -13,16 +13,18 @@ from ltc.backends.plain_dispatch import Undisturbed
 # huge page that a virtual machine has to get from its host takes 5 ms, and small ones lie ready.
 HUGE_BYTES = 64 << 20
 
+T = TypeVar("T")
+
 
 class WorkBlock:
     """A stretch of memory, as a tensor and as bytes that Python writes to."""
 
-    def __init__(self, nbytes: int):
+    def __init__(self, nbytes: int) -> None:
         with Undisturbed():
             self.tensor = empty((nbytes,), torch.uint8, HUGE_BYTES)
         self.nbytes = nbytes
         self.address = self.tensor.data_ptr()
-        self.memory = memoryview(self.tensor.numpy())
+        self.memory = memoryview(self.tensor.numpy())  # type: ignore[arg-type]  # numpy before Python 3.12
 
 
 class Blocks:
@@ -49,7 +51,7 @@ class Blocks:
         self._free.clear()
 
 
-def popped(free: list[Any]) -> Any:
+def popped(free: list[T]) -> T | None:
     """The last element, taken out; None where another thread left none."""
     try:
         return free.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +51,9 @@ def scores_of(
     return weights, logarithms
 
 
-def kept_of(shape: tuple[int, ...], seed: torch.Tensor, probability: float, dtype) -> torch.Tensor:
+def kept_of(
+    shape: tuple[int, ...], seed: torch.Tensor, probability: float, dtype: torch.dtype
+) -> torch.Tensor:
     """What each weight is multiplied by: 0, or 1 / (1 - probability)."""
     count = torch.Size(shape).numel()
     bits = random_bits(int(seed) & 0xFFFFFFFFFFFFFFFF, count, KEEP_BITS, 0)
@@ -64,7 +66,14 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.float64) else x.float()
 
 
-def _scores(query, key, scale, rest, node: Node, logarithms=None) -> ReferenceScores:
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scale: torch.Tensor,
+    rest: Sequence[torch.Tensor],
+    node: Node,
+    logarithms: torch.Tensor | None = None,
+) -> ReferenceScores:
     bias = _wide(rest[0]) if node.attr("biased") else None
     weights, logarithms = scores_of(
         query, key, scale, bias, node.attr("causal"), node.attr("safe"), logarithms
@@ -78,7 +87,13 @@ def _scores(query, key, scale, rest, node: Node, logarithms=None) -> ReferenceSc
 def attention(node: Node) -> Callable[..., Any]:
     order = node.attr("order")
 
-    def compute(query, key, value, scale, *rest):
+    def compute(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: torch.Tensor,
+        *rest: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
         scores = _scores(_wide(query), _wide(key), scale, rest, node)
         weights = scores.weights if scores.kept is None else scores.weights * scores.kept
         result = (weights @ _wide(value)).to(query.dtype)
@@ -90,7 +105,17 @@ def attention(node: Node) -> Callable[..., Any]:
 def attention_gradient(node: Node) -> Callable[..., Any]:
     orders = node.attr("orders")
 
-    def compute(gradient, query, key, value, result, logarithms, scale, factor, *rest):
+    def compute(
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        result: torch.Tensor,
+        logarithms: torch.Tensor,
+        scale: torch.Tensor,
+        factor: torch.Tensor,
+        *rest: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
         g, q, k, v = map(_wide, (gradient, query, key, value))
         weights, _, kept = _scores(q, k, scale, rest, node, logarithms)
         used, to_weights = weights, g @ v.mT
@@ -99,9 +124,9 @@ def attention_gradient(node: Node) -> Callable[..., Any]:
         along = (g * _wide(result)).sum(-1, keepdim=True)
         to_scores = weights * (to_weights - along)
         times = float(factor)
-        made = (to_scores @ k * times, to_scores.mT @ q * times, used.mT @ g)
+        wide = (to_scores @ k * times, to_scores.mT @ q * times, used.mT @ g)
         made = tuple(
-            x.to(query.dtype).permute(order).contiguous() for x, order in zip(made, orders)
+            x.to(query.dtype).permute(order).contiguous() for x, order in zip(wide, orders)
         )
         return made + ((to_scores.to(query.dtype),) if node.attr("wants_bias") else ())
 

@@ -44,7 +44,7 @@ def overwrites(graph: Graph, order: list[Node], donated: frozenset[int]) -> dict
 
 def _source(output: Node, free: set[Node]) -> Node | None:
     """The nearest free input of the output's type that elementwise nodes lead to it from."""
-    waiting, seen = [output], set()
+    waiting, seen = [output], set[Node]()
     for node in waiting:
         for operand in node.inputs:
             if operand in free and operand.type == output.type:
@@ -56,7 +56,7 @@ def _source(output: Node, free: set[Node]) -> Node | None:
     return None
 
 
-def writes_last(order: list[Node], chosen: dict[Node, Node]) -> tuple[list[Node], dict]:
+def writes_last(order: list[Node], chosen: dict[Node, Node]) -> tuple[list[Node], dict[Node, Node]]:
     """The order with overwriting outputs, and what depends on them, after all that can fail.
 
     An overwrite that some later node contradicts, by reading the old value or by being able to
@@ -81,7 +81,9 @@ def _dependants(order: list[Node], nodes: dict[Node, Node]) -> set[Node]:
     return late
 
 
-def _contradicted(moved, late, chosen, roots) -> set[Node]:
+def _contradicted(
+    moved: list[Node], late: set[Node], chosen: dict[Node, Node], roots: dict[Node, Node]
+) -> set[Node]:
     wrong: set[Node] = set()
     writer_of: dict[Node, Node] = {}  # inputs overwritten so far
     for node in moved:

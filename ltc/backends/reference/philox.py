@@ -44,12 +44,16 @@ def random_words(seed: int, count: int, stream: int) -> np.ndarray:
     zero = np.zeros_like(block)
     counter = (block & LOW, block >> HALF, np.full_like(block, stream), zero)
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    return np.stack(philox(counter, key), axis=1).reshape(-1)[:count]
+    words: np.ndarray = np.stack(philox(counter, key), axis=1).reshape(-1)[:count]
+    return words
 
 
 def random_bits(seed: int, count: int, bits: int, stream: int) -> np.ndarray:
     """`count` int64 below 2**bits: the top bits of word i, or of words 2i (low), 2i + 1 (high)."""
+    top: np.ndarray
     if bits <= 32:
-        return (random_words(seed, count, stream) >> np.uint64(32 - bits)).astype(np.int64)
+        top = random_words(seed, count, stream) >> np.uint64(32 - bits)
+        return top.astype(np.int64)
     low, high = random_words(seed, 2 * count, stream).reshape(count, 2).T
-    return ((high << HALF | low) >> np.uint64(64 - bits)).astype(np.int64)
+    top = (high << HALF | low) >> np.uint64(64 - bits)
+    return top.astype(np.int64)

@@ -7,13 +7,13 @@ what it returns shares no memory with its operands.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ltc.errors import InvalidGraph
-from ltc.ir.extern_call import Template, fill
+from ltc.ir.extern_call import Hole, Template, fill
 from ltc.ir.node import Node
 from ltc.support.torch_private import schema_of_overload
 
@@ -27,7 +27,7 @@ def overload_named(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
-def extern(node: Node) -> Callable[..., tuple[torch.Tensor, ...]]:
+def extern(node: Node) -> Callable[..., tuple[torch.Tensor | InvalidGraph, ...]]:
     """What an extern node computes from its operands: contiguous tensors of the recorded types.
 
     In place of one that turns out of another shape there is an error, for whoever reads it.
@@ -42,7 +42,7 @@ def extern(node: Node) -> Callable[..., tuple[torch.Tensor, ...]]:
         if template.seed is None:
             returned = overload(*args, **kwargs)
         else:
-            seed = operands[template.seed].item()
+            seed = int(operands[template.seed].item())
             returned = _call_random(overload, args, kwargs, seed, takes_generator)
         written = [_argument(args, kwargs, place) for place in template.mutated]
         found = _tensors(written) + (_tensors(returned) if template.returned else [])
@@ -52,14 +52,16 @@ def extern(node: Node) -> Callable[..., tuple[torch.Tensor, ...]]:
     return compute
 
 
-def _arguments(template: Template, operands: tuple[torch.Tensor, ...]) -> tuple[list, dict]:
-    def value_of(hole):
+def _arguments(
+    template: Template, operands: tuple[torch.Tensor, ...]
+) -> tuple[list[Any], dict[Any, Any]]:
+    def value_of(hole: Hole) -> Any:
         return operands[hole.operand].item() if hole.number else operands[hole.operand]
 
     args = fill(template.args, value_of)
     kwargs = {name: fill(argument, value_of) for name, argument in template.kwargs}
     for place in template.mutated:
-        holder = args if isinstance(place, int) else kwargs
+        holder: Any = args if isinstance(place, int) else kwargs
         holder[place] = _cloned(holder[place])
     return args, kwargs
 
@@ -70,11 +72,17 @@ def _cloned(argument: Any) -> Any:
     return argument if argument is None else argument.clone()
 
 
-def _argument(args: list, kwargs: dict, place: int | str) -> Any:
+def _argument(args: list[Any], kwargs: dict[Any, Any], place: int | str) -> Any:
     return args[place] if isinstance(place, int) else kwargs[place]
 
 
-def _call_random(overload, args, kwargs, seed: int, takes_generator: bool) -> Any:
+def _call_random(
+    overload: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    takes_generator: bool,
+) -> Any:
     if takes_generator:
         generator = torch.Generator().manual_seed(seed)
         return overload(*args, **{**kwargs, "generator": generator})
@@ -97,7 +105,7 @@ def _tensors(value: Any) -> list[Any]:
     return [torch.tensor(value)]
 
 
-def element(results: tuple, index: int) -> torch.Tensor:
+def element(results: tuple[torch.Tensor | InvalidGraph, ...], index: int) -> torch.Tensor:
     """One of what an extern node computes; raises its error where it is not as recorded."""
     result = results[index]
     if isinstance(result, InvalidGraph):
@@ -105,7 +113,12 @@ def element(results: tuple, index: int) -> torch.Tensor:
     return result
 
 
-def _settled(tensor, type, operands, template: Template) -> torch.Tensor | InvalidGraph:
+def _settled(
+    tensor: torch.Tensor | None,
+    type: TensorType,
+    operands: Sequence[torch.Tensor],
+    template: Template,
+) -> torch.Tensor | InvalidGraph:
     """The tensor as a node's result is: of the recorded type, contiguous, sharing no memory."""
     if tensor is None or tuple(tensor.shape) != type.shape:
         got = None if tensor is None else list(tensor.shape)

@@ -46,9 +46,9 @@ def in_either_layout(lower: Callable[[Node], Compute], *turned: int) -> Callable
         compute = lower(make(node.op, *inputs, **attrs))
         keeps = node.op is ops.CONVOLUTION_WEIGHT_GRADIENT
 
-        def turned_around(*operands):
-            operands = [x.movedim(-1, 1) if k in turned else x for k, x in enumerate(operands)]
-            result = compute(*operands)
+        def turned_around(*operands: torch.Tensor) -> Any:
+            moved = [x.movedim(-1, 1) if k in turned else x for k, x in enumerate(operands)]
+            result = compute(*moved)
             if keeps:
                 return result
             if isinstance(result, tuple):

@@ -43,7 +43,7 @@ ROUGHNESS = 8
 class Disturbance:
     """Adds to each value an error of the size of its own rounding; see Formula.values."""
 
-    def __init__(self, seed: int, in_double: bool = False):
+    def __init__(self, seed: int, in_double: bool = False) -> None:
         """`in_double`: the errors are those of values that are not rounded to their types."""
         self._in_double = in_double
         self._generator = torch.Generator().manual_seed(seed)
@@ -63,8 +63,8 @@ class Disturbance:
                 ]
             )
         if isinstance(value, tuple):
-            types = [t.dtype for t in node.type]
-            return tuple(self._rounded_off(v, t) for v, t in zip(value, types))
+            types: Any = node.type  # of several results, a tuple
+            return tuple(self._rounded_off(v, t.dtype) for v, t in zip(value, types))
         if not is_inexact(node.dtype):
             return value
         size = 2 * self._outer(node.dtype) * value.abs()
@@ -74,7 +74,7 @@ class Disturbance:
             size = torch.where(self._needs_no_rounding(node, value), 0, size)
         elif node.op in (ops.PROD, ops.CUMPROD):
             size = _steps_of(node) * size
-        elif node.op in _SUMS or node.op.kind == "scatter" and node.attr("mode") == "add":
+        elif node.op in _SUMS or (node.op.kind == "scatter" and node.attr("mode") == "add"):
             size = size + _steps_of(node) * self._inner(node.dtype) * _added(operands, compute)
         return self._off(value, size)
 
@@ -116,12 +116,14 @@ def _roundoff(dtype: torch.dtype) -> float:
 
 def _steps_of(node: Node) -> float:
     """How many roundings a sum of so many terms loses by, where it is made in pieces."""
-    terms = max(n.type.size for n in node.inputs)
+    terms = max(n.size for n in node.inputs)
     if node.op.kind == "reduce":
-        terms //= max(1, node.type.size)
+        terms //= max(1, node.size)
     return 1 + math.log2(max(2, terms))
 
 
 def _added(operands: list[torch.Tensor], compute: Callable[..., Any]) -> torch.Tensor:
     """What the absolute values of all terms come to."""
-    return compute(*[x.abs().to(x.dtype) if is_inexact(x.dtype) else x for x in operands]).abs()
+    terms = [x.abs().to(x.dtype) if is_inexact(x.dtype) else x for x in operands]
+    total: torch.Tensor = compute(*terms)
+    return total.abs()

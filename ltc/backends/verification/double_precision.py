@@ -42,7 +42,7 @@ class Formula:
     nodes     what is computed on the way, and the results, in order
     """
 
-    def __init__(self, results: Iterable[Node], known: Collection[Node]):
+    def __init__(self, results: Iterable[Node], known: Collection[Node]) -> None:
         """`known`: the nodes of which a value is there; none that leads to one of them is used."""
         self.results = tuple(dict.fromkeys(results))
         order = _back_to(self.results, known)
@@ -120,13 +120,16 @@ def _widened(node: Node) -> Callable[..., Any]:
     attrs = dict(node.attrs)
     if node.op is ops.CAST:
         attrs["dtype"] = wide(node.dtype)
+    compute: Callable[..., Any]
     if node.op is ops.GET:  # its operand is no tensor
-        return LOWERING.lower(node)
+        compute = LOWERING.lower(node)
+        return compute
     operands = [
         make(ops.INPUT, index=k, dtype=wide(n.dtype), shape=n.shape)
         for k, n in enumerate(node.inputs)
     ]
-    return LOWERING.lower(make(node.op, *operands, **attrs))
+    compute = LOWERING.lower(make(node.op, *operands, **attrs))
+    return compute
 
 
 def _in_own_type(node: Node) -> Callable[..., Any]:
@@ -134,7 +137,7 @@ def _in_own_type(node: Node) -> Callable[..., Any]:
     return lambda *operands: compute(*[x.to(dtype) for x, dtype in zip(operands, types)])
 
 
-def _settled(value: Any, type: TensorType | tuple, rounded: bool) -> Any:
+def _settled(value: Any, type: TensorType | tuple[Any, ...], rounded: bool) -> Any:
     if not isinstance(type, TensorType):
         return tuple(_settled(v, t, rounded) for v, t in zip(value, type, strict=True))
     return widen(value.to(type.dtype)) if rounded else widen(value)

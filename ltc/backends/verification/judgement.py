@@ -80,7 +80,13 @@ def _always_allowed(node: Node, exact: torch.Tensor) -> torch.Tensor:
     return 2 * limits.eps * _finite_size(exact) + 2 * least
 
 
-def _first_wrong(nodes, found, exact, away, allowed) -> Difference:
+def _first_wrong(
+    nodes: Sequence[Node],
+    found: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor],
+    away: Sequence[torch.Tensor],
+    allowed: Sequence[torch.Tensor],
+) -> Difference:
     for node, mine, theirs, a, b in zip(nodes, found, exact, away, allowed):
         wrong = a > b
         if wrong.any():

@@ -28,7 +28,9 @@ class _Alias(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         # It has run already, under its real name; importlib has just put the alias's spec on it.
-        module.__spec__ = module.__spec__.loader_state
+        alias = module.__spec__
+        assert alias is not None
+        module.__spec__ = alias.loader_state
 
 
 def _real(name: str) -> str:

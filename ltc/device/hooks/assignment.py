@@ -9,6 +9,7 @@ graph, keeps it.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.autograd.graph
@@ -27,7 +28,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def install() -> None:
     """Let `.data` be assigned across devices, and modules move by it.  Once per process."""
-    inherited = TensorBase.data
+    inherited: Any = TensorBase.data  # a descriptor
 
     def assign(self: torch.Tensor, value: torch.Tensor) -> None:
         if not isinstance(value, torch.Tensor) or self.device == value.device:
@@ -41,7 +42,7 @@ def install() -> None:
     compatible = IS_ASSIGNABLE.current
 
     @functools.wraps(compatible)
-    def is_assignable(*args, **kwargs):
+    def is_assignable(*args: Any, **kwargs: Any):
         return compatible(*args, **kwargs) or sum(map(is_lazy, (*args, *kwargs.values()))) == 1
 
     IS_ASSIGNABLE.replace(is_assignable)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -42,7 +44,7 @@ FLOAT32 = """
 WIDEST = "stack cat index_copy".split()
 
 
-def install(library, fallback_library) -> list[str]:
+def install(library: torch.library.Library, fallback_library: torch.library.Library) -> list[str]:
     """Register the autocast kernels; returns the listed names that this torch lacks."""
     _choose_default_dtype()
     fallback_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -73,9 +75,9 @@ def _choose_default_dtype() -> None:
     """
     choose = torch.set_autocast_dtype
 
-    def with_default(function):
+    def with_default(function: Callable[..., Any]):
         @functools.wraps(function)
-        def wrapped(*args, **kwargs):
+        def wrapped(*args: Any, **kwargs: Any):
             if not _this_thread.has_default:
                 _this_thread.has_default = True
                 choose(DEVICE_TYPE, torch.bfloat16)
@@ -87,8 +89,8 @@ def _choose_default_dtype() -> None:
     torch.set_autocast_dtype = with_default(choose)
 
 
-def _kernel(overload, dtype_for):
-    def kernel(*args, **kwargs):
+def _kernel(overload: Any, dtype_for: Callable[..., torch.dtype | None]):
+    def kernel(*args: Any, **kwargs: Any):
         try:
             with exclude_dispatch_keys(AUTOCAST_KEYS):
                 dtype = dtype_for([*args, *kwargs.values()])
@@ -103,22 +105,22 @@ def _kernel(overload, dtype_for):
     return kernel
 
 
-def _lower(operands) -> torch.dtype:
+def _lower(operands: Sequence[Any]) -> torch.dtype:
     return torch.get_autocast_dtype(DEVICE_TYPE)
 
 
-def _float32(operands) -> torch.dtype:
+def _float32(operands: Sequence[Any]) -> torch.dtype:
     return torch.float32
 
 
-def _widest(operands) -> torch.dtype | None:
+def _widest(operands: Sequence[Any]) -> torch.dtype | None:
     dtypes = {tensor.dtype for operand in operands for tensor in _eligible(operand)}
     if not dtypes:
         return None
     return torch.float32 if torch.float32 in dtypes else dtypes.pop()
 
 
-def _eligible(operand) -> list[torch.Tensor]:
+def _eligible(operand: Any) -> list[torch.Tensor]:
     """Tensors that autocast may touch: floating point on an ltc device, but not float64."""
     if isinstance(operand, (list, tuple)):
         return [tensor for part in operand for tensor in _eligible(part)]
@@ -131,7 +133,7 @@ def _eligible(operand) -> list[torch.Tensor]:
     return [operand] if fits else []
 
 
-def _cast(operand, dtype: torch.dtype | None):
+def _cast(operand: Any, dtype: torch.dtype | None):
     if dtype is None:
         return operand
     if isinstance(operand, (list, tuple)):

@@ -7,7 +7,9 @@ its own (Recorder.choose_paths).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import get_ident
+from typing import Any
 
 import torch
 
@@ -23,8 +25,8 @@ def install() -> None:
         setter.replace(_announced(setter.current))
 
 
-def _announced(setter):
-    def set_default(new) -> None:
+def _announced(setter: Callable[[Any], None]):
+    def set_default(new: Any) -> None:
         if new is torch.get_default_dtype():
             return
         recorders = [r for device in devices() for r in list(device.recorders.values())]

@@ -11,6 +11,7 @@ import functools
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def install() -> None:
     original = torch.compile
 
     @functools.wraps(original)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: Any, **kwargs: Any):
         compiled = original(*args, **kwargs)
         _hide_ltc()
         return compiled

@@ -9,16 +9,16 @@ from ltc.support.torch_private import DEVICE_TYPE
 from ltc.support.torch_private import Generator as NativeGenerator
 
 
-class _GeneratorType(type(NativeGenerator)):
+class _GeneratorType(type(NativeGenerator)):  # type: ignore[misc]  # it is `type` itself
     """Calling `torch.Generator` gives torch's own generator, except for device type ltc."""
 
-    def __instancecheck__(cls, instance) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return type.__instancecheck__(NativeGenerator, instance)
 
-    def __call__(cls, device="cpu"):
+    def __call__(cls, device: torch.device | str | int = "cpu") -> NativeGenerator:
         if torch.device(device).type != DEVICE_TYPE:
             return NativeGenerator(device)
-        generator = type.__call__(cls)
+        generator: Generator = type.__call__(cls)
         generator.ltc_device = device_of(torch.device(device)).torch_device
         return generator
 
@@ -30,10 +30,12 @@ class Generator(NativeGenerator, metaclass=_GeneratorType):
     object, not this one; a call on the device takes its seed from there.
     """
 
+    ltc_device: torch.device
+
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # never set
         return self.ltc_device
 
 
 def install() -> None:
-    torch.Generator = Generator
+    torch.Generator = Generator  # type: ignore[misc]  # in its place

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import types
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch.types import Device as DeviceLike
 
 from ltc.device.hooks.streams import Event, Stream  # noqa: F401  torch.ltc.Event
 from ltc.device.recording.recorder import Device, devices
@@ -20,14 +23,14 @@ from ltc.tracebacks import entrance
 _initialized = True  # torch.utils.checkpoint keeps a device's random state only where it says so
 
 
-def _device(device=None) -> Device:
+def _device(device: DeviceLike = None) -> Device:
     return _current_device() if device is None else device_of(device)
 
 
 class device(contextlib.ContextDecorator):
     """`with torch.ltc.device(1):` makes ltc:1 the thread's current device inside the block."""
 
-    def __init__(self, device=None) -> None:
+    def __init__(self, device: DeviceLike = None) -> None:
         self.entered = None if device is None else _device(device)
 
     def __enter__(self) -> None:
@@ -35,7 +38,7 @@ class device(contextlib.ContextDecorator):
         if self.entered is not None:
             set_current_device(self.entered)
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: Any) -> None:
         set_current_device(self.before)
 
 
@@ -64,32 +67,32 @@ def current_device() -> int:
     return _current_device().index
 
 
-def set_device(device) -> None:
+def set_device(device: DeviceLike) -> None:
     """Make a device the calling thread's current one."""
     set_current_device(_device(device))
 
 
-def get_device_name(device=None) -> str:
+def get_device_name(device: DeviceLike = None) -> str:
     return _information(device).name
 
 
-def get_device_capability(device=None) -> tuple[int, int]:
+def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
     return (0, 0)
 
 
-def get_device_properties(device=None):
+def get_device_properties(device: DeviceLike = None):
     """name, and total_memory in bytes."""
     information = _information(device)
     return types.SimpleNamespace(name=information.name, total_memory=information.memory_bytes)
 
 
-def _information(device):
+def _information(device: DeviceLike):
     known = backend().devices()
     return known[min(_device(device).index, len(known) - 1)]
 
 
 @entrance
-def synchronize(device=None) -> None:
+def synchronize(device: DeviceLike = None) -> None:
     """Run what is pending on the device (all of them where None) and wait; raises its errors."""
     _synchronize(None if device is None else _device(device))
 
@@ -126,12 +129,12 @@ def initial_seed() -> int:
     return _current_device().random.initial
 
 
-def get_rng_state(device=DEVICE_TYPE) -> torch.Tensor:
+def get_rng_state(device: DeviceLike = DEVICE_TYPE) -> torch.Tensor:
     """The random state of a device, as a ByteTensor on the CPU."""
     return _device(device).random.as_tensor()
 
 
-def set_rng_state(new_state: torch.Tensor, device=DEVICE_TYPE) -> None:
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = DEVICE_TYPE) -> None:
     _device(device).random.restore(new_state)
 
 
@@ -139,7 +142,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [one.random.as_tensor() for one in devices()]
 
 
-def set_rng_state_all(new_states) -> None:
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     for one, state in zip(devices(), new_states):
         one.random.restore(state)
 
@@ -147,35 +150,35 @@ def set_rng_state_all(new_states) -> None:
 # --- memory -----------------------------------------------------------------------------------
 
 
-def memory_allocated(device=None) -> int:
+def memory_allocated(device: DeviceLike = None) -> int:
     """Bytes held by live buffers of the device."""
     return account_of(_device(device).index).bytes
 
 
-def max_memory_allocated(device=None) -> int:
+def max_memory_allocated(device: DeviceLike = None) -> int:
     """The most bytes held at once since the start, or since reset_peak_memory_stats."""
     return account_of(_device(device).index).peak
 
 
-def memory_reserved(device=None) -> int:
+def memory_reserved(device: DeviceLike = None) -> int:
     return memory_allocated(device)
 
 
-def max_memory_reserved(device=None) -> int:
+def max_memory_reserved(device: DeviceLike = None) -> int:
     return max_memory_allocated(device)
 
 
-def reset_peak_memory_stats(device=None) -> None:
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     account = account_of(_device(device).index)
     account.peak = account.bytes
 
 
-def reset_accumulated_memory_stats(device=None) -> None:
+def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Count the buffers that are made and freed from here on."""
     account_of(_device(device).index).forget_freed()
 
 
-def memory_stats(device=None) -> dict[str, int]:
+def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """Bytes and numbers of live buffers, under the names that torch.cuda has for them."""
     account = account_of(_device(device).index)
     return {
@@ -189,7 +192,7 @@ def memory_stats(device=None) -> dict[str, int]:
     }
 
 
-def mem_get_info(device=None) -> tuple[int, int]:
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """(free, total) bytes of the device's memory."""
     total = _information(device).memory_bytes
     return max(total - memory_allocated(device), 0), total
@@ -214,19 +217,19 @@ def is_bf16_supported() -> bool:
     return True
 
 
-def current_stream(device=None):
+def current_stream(device: DeviceLike = None):
     """Everything on a device runs in one order, which is its only stream."""
     return Stream(_device(device).torch_device)
 
 
-def default_stream(device=None):
+def default_stream(device: DeviceLike = None):
     return current_stream(device)
 
 
-def set_stream(stream) -> None:
+def set_stream(stream: torch.Stream) -> None:
     """There is one stream per device; nothing to do."""
 
 
-def stream(stream):
+def stream(stream: torch.Stream | None):
     """A context in which calls run on `stream`, the only one there is."""
     return contextlib.nullcontext()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.types import Device as DeviceLike
 
 from ltc.device.recording.tensors import device_of, is_lazy
 from ltc.support.torch_private import DEVICE_TYPE, MODULE_APPLY, own_buffers, own_parameters
@@ -13,7 +17,7 @@ def install() -> None:
     module = torch.nn.Module
     apply = MODULE_APPLY.current
 
-    def _apply(self, function, recurse=True):
+    def _apply(self: torch.nn.Module, function: Callable[..., Any], recurse: bool = True):
         if isinstance(function, _Conversion):  # of a module that holds this one
             return apply(self, function, recurse)
         conversion = _Conversion(self, function)
@@ -25,7 +29,7 @@ def install() -> None:
         conversion.tell_scripts()
         return self
 
-    def move_to_ltc(self, device=None):
+    def move_to_ltc(self: torch.nn.Module, device: DeviceLike = None):
         return self.to(device_of(DEVICE_TYPE if device is None else device).torch_device)
 
     _apply.__doc__ = apply.__doc__
@@ -40,7 +44,7 @@ class _Conversion:
     values would take the memory of a second model.
     """
 
-    def __init__(self, module: torch.nn.Module, function) -> None:
+    def __init__(self, module: torch.nn.Module, function: Callable[..., Any]) -> None:
         self.function = function
         self.entries = [
             (own, dict(own))

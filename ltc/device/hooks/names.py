@@ -16,7 +16,7 @@ _REAL = re.compile(r"(CPU|TPU|GPU):(\d+)")
 _PREFERENCE = ("TPU", "GPU", "CPU")  # which kind is meant where none is asked for
 
 
-def device_index(device) -> int:
+def device_index(device: torch.device | str | int) -> int:
     """The index that a torch.device, a string or an int means; of a bare `ltc`, the current one."""
     if isinstance(device, int):
         return device

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -48,7 +50,7 @@ def _run_backwards_in_the_calling_thread() -> None:
     """A CPU loss may hang on an ltc graph, so no backward may use the engine's device threads."""
     run = RUN_BACKWARD.current
 
-    def run_backward(*args, **kwargs):
+    def run_backward(*args: Any, **kwargs: Any):
         before = is_multithreading_enabled()
         set_multithreading_enabled(False)
         try:
@@ -57,7 +59,7 @@ def _run_backwards_in_the_calling_thread() -> None:
             error = take_stashed_error()  # what a Python hook raised, see torch_device.DeviceGuard
             if error is None:
                 raise
-            raise error
+            raise error  # noqa: B904  the SystemError says nothing more
         finally:
             set_multithreading_enabled(before)
 
@@ -73,7 +75,7 @@ def _keep_recomputation() -> None:
     detach = checkpoint.detach_variable
     make_frame = CheckpointFrame.__init__
 
-    def detach_variable(inputs):
+    def detach_variable(inputs: tuple[Any, ...]):
         detached = detach(inputs)
         with torch.no_grad():
             for i, tensor in enumerate(detached):
@@ -81,8 +83,8 @@ def _keep_recomputation() -> None:
                     tensor.data = barrier(tensor)
         return detached
 
-    def __init__(self, recompute_fn, *args, **kwargs):
-        def recompute(*inputs):
+    def __init__(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        def recompute(*inputs: Any):
             return recompute_fn(*[_Barrier.apply(x) if is_lazy(x) else x for x in inputs])
 
         make_frame(self, recompute, *args, **kwargs)
@@ -111,11 +113,11 @@ def barrier(tensor: torch.Tensor) -> torch.Tensor:
 
 class _Barrier(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor):
+    def forward(ctx: Any, tensor: torch.Tensor):
         return barrier(tensor)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor):
         return gradient
 
 
@@ -147,11 +149,11 @@ def _answer_for_the_accelerator() -> None:
                 setattr(holder, name, _for_ltc(getattr(holder, name), answer))
 
 
-def _for_ltc(original, answer):
+def _for_ltc(original: Callable[..., Any], answer: Any):
     """`original`, but `answer` where ltc is the accelerator."""
 
     @functools.wraps(original)
-    def asked(*device):
+    def asked(*device: Any):
         current = torch.accelerator.current_accelerator()
         if current is None or current.type != DEVICE_TYPE:
             return original(*device)
@@ -164,7 +166,7 @@ def _print_after_one_read() -> None:
     """torch reads a tensor that it prints element by element, most of them twice."""
     original = TENSOR_TEXT.current
 
-    def _tensor_str(self, indent):
+    def _tensor_str(self: torch.Tensor, indent: int):
         return original(host_tensor(self) if is_lazy(self) else self, indent)
 
     TENSOR_TEXT.replace(entrance(_tensor_str))
@@ -174,11 +176,11 @@ def _copy_deeply() -> None:
     """copy.copy of a lazy tensor is a deep copy, as the lazy tensor core has it."""
     original = getattr(torch.Tensor, "__copy__", None)
 
-    def __copy__(self):
+    def __copy__(self: torch.Tensor):
         if is_lazy(self):
             return copy.deepcopy(self) if self.is_leaf else self.clone()
         if original is not None:
             return original(self)
-        return copy._reconstruct(self, None, *self.__reduce_ex__(4))
+        return copy._reconstruct(self, None, *self.__reduce_ex__(4))  # type: ignore[attr-defined]  # private
 
-    torch.Tensor.__copy__ = __copy__
+    torch.Tensor.__copy__ = __copy__  # type: ignore[attr-defined]  # torch has none

@@ -12,6 +12,8 @@ import io
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,21 +26,22 @@ from ltc.support.torch_private import DEVICE_TYPE, RecursiveScriptModule
 def install() -> None:
     """Let TorchScript save what is on ltc.  Once per process."""
     torch.jit.save, torch.jit.load = _saving_to(torch.jit.save), _loading_to(torch.jit.load)
+    kind: Any
     for kind in (RecursiveScriptModule, torch.jit.ScriptModule, torch.jit.ScriptFunction):
         to_buffer = kind.save_to_buffer
         kind.save = _saving_to(_through_buffer(to_buffer))
         kind.save_to_buffer = _saving_to_buffer(to_buffer)
 
 
-def _through_buffer(to_buffer):
+def _through_buffer(to_buffer: Callable[..., bytes]):
     return lambda script, file, **options: file.write(to_buffer(script, **options))
 
 
-def _saving_to(original):
+def _saving_to(original: Callable[..., Any]):
     """`original(script, file, …)`, for a path as well, with its content looked at first."""
 
     @functools.wraps(original)
-    def save(script, f, *args, **kwargs):
+    def save(script: torch.jit.ScriptModule, f: Any, *args: Any, **kwargs: Any) -> None:
         buffer = io.BytesIO()
         with _saying_what_to_do():
             original(_on_cpu(script), buffer, *args, **kwargs)
@@ -52,9 +55,9 @@ def _saving_to(original):
     return save
 
 
-def _saving_to_buffer(original):
+def _saving_to_buffer(original: Callable[..., Any]):
     @functools.wraps(original)
-    def save_to_buffer(script, *args, **kwargs):
+    def save_to_buffer(script: torch.jit.ScriptModule, *args: Any, **kwargs: Any):
         with _saying_what_to_do():
             content = original(_on_cpu(script), *args, **kwargs)
             _require_values(io.BytesIO(content))
@@ -63,11 +66,11 @@ def _saving_to_buffer(original):
     return save_to_buffer
 
 
-def _loading_to(original):
+def _loading_to(original: Callable[..., Any]):
     """torch.jit.load, which puts storages on the device: those of ltc hold nothing."""
 
     @functools.wraps(original)
-    def load(f, map_location=None, *args, **kwargs):
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any):
         if map_location is None or torch.device(map_location).type != DEVICE_TYPE:
             return original(f, map_location, *args, **kwargs)
         return original(f, "cpu", *args, **kwargs).to(map_location)
@@ -78,7 +81,7 @@ def _loading_to(original):
 # --- copies on the CPU ------------------------------------------------------------------------
 
 
-def _on_cpu(script):
+def _on_cpu(script: torch.jit.ScriptModule):
     """The same, or a copy of it without lazy parameters and buffers."""
     if not isinstance(script, torch.nn.Module):
         return script
@@ -95,7 +98,7 @@ def _on_cpu(script):
     return copied
 
 
-def _modules(script):
+def _modules(script: torch.jit.ScriptModule):
     return script.named_modules(remove_duplicate=False)
 
 
@@ -127,7 +130,7 @@ def _saying_what_to_do():
         ) from error
 
 
-def _require_values(file) -> None:
+def _require_values(file: Any) -> None:
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
             if name.endswith(".pkl") and _speaks_of_lazy_tensors(archive.read(name)):
@@ -143,23 +146,23 @@ def _speaks_of_lazy_tensors(pickled: bytes) -> bool:
 class _DeviceReader(pickle.Unpickler):
     """Reads where the tensors of a pickle are, and makes nothing of what it describes."""
 
-    def __init__(self, file) -> None:
+    def __init__(self, file: Any) -> None:
         super().__init__(file)
         self.places: list[str] = []
 
     def find_class(self, module: str, name: str):
         return _Anything
 
-    def persistent_load(self, identity):
+    def persistent_load(self, identity: Any) -> None:
         self.places.append(identity[3])  # ("storage", its type, its name, its place, its size)
 
 
 class _Anything:
-    def __new__(cls, *args):
+    def __new__(cls, *args: Any):
         return super().__new__(cls)
 
-    def __init__(self, *args) -> None:
+    def __init__(self, *args: Any) -> None:
         pass
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state: Any) -> None:
         pass

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
+from torch.types import Device as DeviceLike
 
 from ltc.device.recording.sync import synchronize
 from ltc.device.recording.tensors import device_of
@@ -14,14 +16,16 @@ from ltc.support.torch_private import DEVICE_TYPE
 class Stream(torch.Stream):
     """The one order in which a device runs; every stream of a device means the same."""
 
-    def __new__(cls, device=None, *args, **kwargs):
+    def __new__(cls, device: DeviceLike = None, *args: Any, **kwargs: Any):
         chosen = DEVICE_TYPE if device is None else device
         return super().__new__(cls, device=device_of(chosen).torch_device)
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing but the device matters."""
 
-    def record_event(self, event: "Event | None" = None) -> "Event":
+    def record_event(  # type: ignore[override]  # ltc's events alone
+        self, event: Event | None = None
+    ) -> Event:
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -38,11 +42,12 @@ class Event(torch.Event):
     time is another matter: it is reached when all that was recorded before it has run.
     """
 
-    def __new__(cls, enable_timing: bool = False, *args, **kwargs):
+    def __new__(cls, enable_timing: bool = False, *args: Any, **kwargs: Any):
         return super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
 
-    def __init__(self, enable_timing: bool = False, *args, **kwargs) -> None:
-        self._keeps_time, self._reached_at = enable_timing, None
+    def __init__(self, enable_timing: bool = False, *args: Any, **kwargs: Any) -> None:
+        self._keeps_time = enable_timing
+        self._reached_at: float | None = None
 
     def record(self, stream: torch.Stream | None = None) -> None:
         if self._keeps_time:
@@ -58,7 +63,7 @@ class Event(torch.Event):
     def synchronize(self) -> None:
         """See the class: there is nothing to wait for."""
 
-    def elapsed_time(self, end_event: "Event") -> float:
+    def elapsed_time(self, end_event: Event) -> float:  # type: ignore[override]  # likewise
         """Milliseconds from this event to another; both keep time and have been recorded."""
         if self._reached_at is None or end_event._reached_at is None:
             raise ValueError(

@@ -7,6 +7,8 @@ which is traced.  So, for as long as anything is traced, it does here as well.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.backends import cudnn
@@ -20,9 +22,9 @@ def install() -> None:
         setattr(torch.jit, name, _with_convolutions(getattr(torch.jit, name)))
 
 
-def _with_convolutions(trace):
+def _with_convolutions(trace: Callable[..., Any]):
     @functools.wraps(trace)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: Any, **kwargs: Any):
         with library_for_a_while("aten", "IMPL") as library:
             library.impl("convolution", _convolution, "AutogradPrivateUse1", allow_override=True)
             return trace(*args, **kwargs)
@@ -31,7 +33,15 @@ def _with_convolutions(trace):
 
 
 def _convolution(
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
 ) -> torch.Tensor:
     return torch.ops.aten._convolution.default(
         x,

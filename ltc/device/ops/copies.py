@@ -5,9 +5,13 @@ Each runs `exclusively`: register.py sees to that.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ltc.aten.call import Call
+import torch
+from torch.types import Device as DeviceLike
+
+from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.recording.fallback import assign_host
 from ltc.device.recording.sync import value_of
@@ -29,7 +33,7 @@ from ltc.errors import NotLazyTensor, Unsupported
 aten = torch.ops.aten
 
 
-def _recorded(value, overload, args: tuple, kwargs: dict):
+def _recorded(value: CallResult, overload: Any, args: tuple, kwargs: dict):
     """The value of one functional call on `value`."""
     recorder = value.recorder
     key = (overload, value, *args, *kwargs.values())
@@ -42,13 +46,13 @@ def _recorded(value, overload, args: tuple, kwargs: dict):
     return recorder.advance(key, make_call).value
 
 
-def _cast(value, dtype: torch.dtype):
+def _cast(value: CallResult, dtype: torch.dtype):
     if value.dtype is dtype:
         return value
     return _recorded(value, aten._to_copy.default, (), {"dtype": dtype})
 
 
-def _broadcast(value, shape: tuple):
+def _broadcast(value: CallResult, shape: tuple):
     if value.shape == shape:
         return value
     _require_broadcast(shape, value.shape)
@@ -92,14 +96,14 @@ def _copy_from_and_resize(self: torch.Tensor, destination: torch.Tensor) -> torc
 
 
 def _to_copy(
-    self,
+    self: torch.Tensor,
     *,
-    dtype=None,
-    layout=None,
-    device=None,
-    pin_memory=None,
-    non_blocking=False,
-    memory_format=None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool | None = False,
+    memory_format: torch.memory_format | None = None,
 ):
     """aten::_to_copy: a copy on another device, of another dtype, or both."""
     _require_strided(layout)
@@ -124,7 +128,13 @@ def _local_scalar_dense(self: torch.Tensor):
 
 
 def empty(
-    size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: DeviceLike = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """aten::empty: recorded as zeros, so that a program does the same every time it runs."""
     _require_strided(layout)
@@ -145,13 +155,19 @@ def empty(
 
 
 def empty_strided(
-    size, stride, *, dtype=None, layout=None, device=None, pin_memory=None
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: DeviceLike = None,
+    pin_memory: bool | None = None,
 ) -> torch.Tensor:
     """aten::empty_strided: like empty, since lazy tensors are always contiguous."""
     return empty(size, dtype=dtype, layout=layout, device=device)
 
 
-def _require_strided(layout) -> None:
+def _require_strided(layout: torch.layout | None) -> None:
     if layout is not None and layout is not torch.strided:
         raise Unsupported(
             f"An ltc device holds strided tensors only, not {layout}. Keep sparse tensors on the "
@@ -159,7 +175,9 @@ def _require_strided(layout) -> None:
         )
 
 
-def resize_(self: torch.Tensor, size, *, memory_format=None) -> torch.Tensor:
+def resize_(
+    self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
     """aten::resize_: the first elements stay, new ones are zero."""
     shape = tuple(size)
     if shape != tuple(self.shape):
@@ -197,14 +215,14 @@ def is_set_to(self: torch.Tensor, other: torch.Tensor) -> bool:
     return storage_of(self) is storage_of(other) and self.shape == other.shape
 
 
-def record_stream(self: torch.Tensor, stream) -> None:
+def record_stream(self: torch.Tensor, stream: Any) -> None:
     """aten::record_stream: streams of an ltc device are all the same one."""
 
 
-def view_in_place(functional):
+def view_in_place(functional: Callable[..., Any]):
     """The kernel of an overload such as aten::transpose_: the tensor becomes its own view."""
 
-    def kernel(self: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.data = functional(self, *args, **kwargs)
         return self
 

@@ -3,6 +3,9 @@ pieces of SyncBatchNorm, and a batch norm whose schema says what it writes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 aten = torch.ops.aten
@@ -11,18 +14,32 @@ aten = torch.ops.aten
 # --- recurrent cells --------------------------------------------------------------------------
 
 
-def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
+def lstm_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    cx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+):
     """aten::_thnn_fused_lstm_cell.  Source: torch.nn.LSTM's documentation."""
     gates = input_gates + hidden_gates
-    if input_bias is not None:
-        gates = gates + input_bias + hidden_bias
+    for bias in (input_bias, hidden_bias):
+        if bias is not None:
+            gates = gates + bias
     i, f, g, o = gates.chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cy = f * cx + i * g
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
 
 
-def lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
+def lstm_cell_backward(
+    grad_hy: torch.Tensor,
+    grad_cy: torch.Tensor | None,
+    cx: torch.Tensor,
+    cy: torch.Tensor,
+    workspace: torch.Tensor,
+    has_bias: bool,
+):
     """aten::_thnn_fused_lstm_cell_backward_impl: gradients of the gates, of cx, of the bias."""
     if grad_hy is None and grad_cy is None:
         return None, None, None
@@ -41,10 +58,18 @@ def lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
     return grad_gates, grad_c * f, grad_gates.sum(0) if has_bias else None
 
 
-def gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):
+def gru_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    hx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+):
     """aten::_thnn_fused_gru_cell.  Source: torch.nn.GRU's documentation."""
     if input_bias is not None:
-        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+        input_gates = input_gates + input_bias
+    if hidden_bias is not None:
+        hidden_gates = hidden_gates + hidden_bias
     input_r, input_z, input_n = input_gates.chunk(3, 1)
     hidden_r, hidden_z, hidden_n = hidden_gates.chunk(3, 1)
     r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
@@ -52,7 +77,7 @@ def gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):
     return n + z * (hx - n), torch.cat([r, z, n, hx, hidden_n], 1)
 
 
-def gru_cell_backward(grad_hy, workspace, has_bias):
+def gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool):
     """aten::_thnn_fused_gru_cell_backward: gradients of both gates, of hx, of both biases."""
     r, z, n, hx, hidden_n = workspace.chunk(5, 1)
     grad_z = aten.sigmoid_backward(grad_hy * (hx - n), z)
@@ -67,7 +92,7 @@ def gru_cell_backward(grad_hy, workspace, has_bias):
 # --- packed sequences -------------------------------------------------------------------------
 
 
-def pack_padded_sequence(x, lengths, batch_first):
+def pack_padded_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool):
     """aten::_pack_padded_sequence: the steps of all sequences, longest sequence first.
 
     lengths  of the sequences, descending; PyTorch wants them on the CPU, and so are the batch
@@ -85,7 +110,16 @@ def pack_padded_sequence(x, lengths, batch_first):
 # --- batch norm -------------------------------------------------------------------------------
 
 
-def native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+def native_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+):
     """aten::native_batch_norm, through the overload whose schema says that statistics change."""
     if running_mean is None:
         return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
@@ -98,22 +132,29 @@ def native_batch_norm(x, weight, bias, running_mean, running_var, training, mome
     )
 
 
-def _per_channel(x, vector):
+def _per_channel(x: torch.Tensor, vector: torch.Tensor):
     return vector.view([1, -1] + [1] * (x.dim() - 2))
 
 
-def _all_but_channel(x) -> list[int]:
+def _all_but_channel(x: torch.Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def batch_norm_stats(x, eps):
+def batch_norm_stats(x: torch.Tensor, eps: float):
     """aten::batch_norm_stats: mean and 1/std of every channel."""
     dims = _all_but_channel(x)
     return x.mean(dims), torch.rsqrt(x.var(dims, unbiased=False) + eps)
 
 
 def batch_norm_gather_stats_with_counts(
-    x, mean, invstd, running_mean, running_var, momentum, eps, counts
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: torch.Tensor,
 ):
     """aten::batch_norm_gather_stats_with_counts: statistics of all replicas from those of each."""
     n = counts.view(-1, 1).to(mean.dtype)
@@ -122,19 +163,38 @@ def batch_norm_gather_stats_with_counts(
     variance = ((invstd.pow(-2) - eps + (mean - all_mean).pow(2)) * n).sum(0) / total
     if running_mean is not None:
         running_mean.mul_(1 - momentum).add_(all_mean * momentum)
+    if running_var is not None:
         running_var.mul_(1 - momentum).add_(variance * total / (total - 1) * momentum)
     return all_mean, torch.rsqrt(variance + eps)
 
 
-def batch_norm_elemt(x, weight, bias, mean, invstd, eps):
+def batch_norm_elemt(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    eps: float,
+):
     """aten::batch_norm_elemt: the normalisation itself."""
     y = (x - _per_channel(x, mean)) * _per_channel(x, invstd)
     if weight is not None:
-        y = y * _per_channel(x, weight) + _per_channel(x, bias)
+        y = y * _per_channel(x, weight)
+    if bias is not None:
+        y = y + _per_channel(x, bias)
     return y
 
 
-def batch_norm_backward_reduce(grad, x, mean, invstd, weight, input_grad, weight_grad, bias_grad):
+def batch_norm_backward_reduce(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    input_grad: bool,
+    weight_grad: bool,
+    bias_grad: bool,
+):
     """aten::batch_norm_backward_reduce: sums of the gradient, per channel."""
     dims = _all_but_channel(x)
     sum_dy = grad.sum(dims)
@@ -143,7 +203,16 @@ def batch_norm_backward_reduce(grad, x, mean, invstd, weight, input_grad, weight
     return sum_dy, sum_dy_xmu, grad_weight, sum_dy.clone() if bias_grad else None
 
 
-def batch_norm_backward_elemt(grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
+def batch_norm_backward_elemt(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    sum_dy: torch.Tensor,
+    sum_dy_xmu: torch.Tensor,
+    count: torch.Tensor,
+):
     """aten::batch_norm_backward_elemt: the gradient of the input."""
     n = count.sum().to(x.dtype)
     centred = x - _per_channel(x, mean)
@@ -152,7 +221,7 @@ def batch_norm_backward_elemt(grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu,
     return result * _per_channel(x, weight) if weight is not None else result
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": pack_padded_sequence,
     "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,

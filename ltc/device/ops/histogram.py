@@ -6,6 +6,9 @@ the CPU's kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ltc.device.recording.fast_path import lazily_built
@@ -15,7 +18,7 @@ INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.u
 _of_any, _of_any_into = lazily_built("aten::histc"), lazily_built("aten::histc.out")
 
 
-def histc(self, bins=100, min=0, max=0):
+def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0):
     """aten::histc: how many elements lie in each of `bins` equal parts of [min, max].
 
     Without a range it is that of the elements; one without extent reaches 1 to either side.
@@ -31,25 +34,27 @@ def histc(self, bins=100, min=0, max=0):
     return counts.scatter_add(0, part, counted).to(self.dtype)
 
 
-def _range(x, low: int, high: int):
+def _range(x: torch.Tensor, low: int, high: int) -> tuple[Any, Any]:
     """Numbers where the caller gave a range, else 0-dim tensors: nothing is read."""
     if low != high:
         return low, high
     if x.numel() == 0:
         return low - 1, high + 1
-    low, high = x.amin().to(torch.int64), x.amax().to(torch.int64)
-    none = (low == high).to(torch.int64)
-    return low - none, high + none
+    least, most = x.amin().to(torch.int64), x.amax().to(torch.int64)
+    none = (least == most).to(torch.int64)
+    return least - none, most + none
 
 
-def _check(bins: int, low, high) -> None:
+def _check(bins: int, low: Any, high: Any) -> None:
     if bins <= 0:
         raise RuntimeError(f"torch.histc(): bins must be > 0, but got {bins}")
     if isinstance(low, int) and low > high:
         raise RuntimeError("torch.histc: max must be larger than min")
 
 
-def histc_out(self, bins=100, min=0, max=0, *, out):
+def histc_out(
+    self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out: torch.Tensor
+):
     """aten::histc.out"""
     if self.dtype not in INTEGERS:
         return _of_any_into(self, bins, min, max, out=out)
@@ -63,4 +68,4 @@ def histc_out(self, bins=100, min=0, max=0, *, out):
     return out.copy_(found)
 
 
-KERNELS = {"histc": histc, "histc.out": histc_out}
+KERNELS: dict[str, Callable[..., Any]] = {"histc": histc, "histc.out": histc_out}

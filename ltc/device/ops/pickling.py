@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -49,7 +51,7 @@ from ltc.tracebacks import entrance
 class _Saving(threading.local):
     """What the torch.save under way in this thread has met, by base; None where none is."""
 
-    met: dict[State, tuple[State, torch.UntypedStorage]] | None = None
+    met: dict[State, tuple[State, Any]] | None = None
 
 
 _saving = _Saving()
@@ -75,12 +77,13 @@ _BEFORE_CPU = 5  # torch asks in this order whose storage it is; the CPU, which 
 def _patch_save() -> None:
     original = torch.save
 
-    def save(*args, **kwargs):
-        before, _saving.met = _saving.met, {}
+    def save(*args: Any, **kwargs: Any):
+        before = _saving.met
+        met = _saving.met = {}
         try:
             return original(*args, **kwargs)
         finally:
-            for _, storage in _saving.met.values():
+            for _, storage in met.values():
                 del storage.saved_from
             _saving.met = before
 
@@ -91,7 +94,7 @@ def _patch_save() -> None:
 def _patch_reduce() -> None:
     original = REDUCE_TENSOR.current
 
-    def _reduce_ex_internal(self, protocol):
+    def _reduce_ex_internal(self: torch.Tensor, protocol: int):
         if not is_lazy(self):
             return original(self, protocol)
         return _pickled(self) if _saving.met is None else _saved(self)
@@ -108,16 +111,18 @@ def _saved(tensor: torch.Tensor) -> tuple:
     return rebuild_tensor, (typed_storage(storage, tensor.dtype), *described)
 
 
-def _storage_to_save(tensor: torch.Tensor) -> torch.UntypedStorage:
+def _storage_to_save(tensor: torch.Tensor) -> Any:
     """A CPU storage with the elements; raises spec 004's error for a view beside its base."""
     state = state_of(tensor)
     base = state if state.base is None else state.base
-    state.tensor_id  # numbered in the order of saving
-    if base not in _saving.met:
-        storage = _exact_storage(host_tensor(tensor.detach()))
-        storage.saved_from = str(tensor.device)
-        _saving.met[base] = state, storage
-    first, storage = _saving.met[base]
+    state.tensor_id  # noqa: B018  numbered in the order of saving
+    met = _saving.met
+    assert met is not None
+    if base not in met:
+        whole: Any = _exact_storage(host_tensor(tensor.detach()))
+        whole.saved_from = str(tensor.device)
+        met[base] = state, whole
+    first, storage = met[base]
     if first is not state:
         raise RuntimeError(
             f"Tensor ID {state.tensor_id} is sharing a view with tensor ID {first.tensor_id}. "
@@ -134,7 +139,7 @@ def _exact_storage(plain: torch.Tensor) -> torch.UntypedStorage:
     return storage
 
 
-def _saved_from(storage) -> str | None:
+def _saved_from(storage: Any) -> str | None:
     """The device a storage is saved from, where it is a lazy tensor's."""
     return getattr(storage, "saved_from", None)
 
@@ -145,7 +150,7 @@ def _saved_from(storage) -> str | None:
 class _Pickled:
     """The value of one state on its way into a pickle, which writes it once."""
 
-    def __init__(self, tensor: torch.Tensor):
+    def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
     @entrance
@@ -188,7 +193,7 @@ def _tied_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Param
 def _patch_queues() -> None:
     original = reductions.reduce_tensor
 
-    def reduce_tensor(tensor):
+    def reduce_tensor(tensor: torch.Tensor):
         if not is_lazy(tensor):
             return original(tensor)
         function, arguments = _pickled(tensor)
@@ -207,10 +212,11 @@ def _patch_deepcopy() -> None:
     # deepcopy then clones, which keeps the device, instead of copying a storage
     HAS_STORAGE.replace(lambda tensor: not is_lazy(tensor) and has_storage(tensor))
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]):
         if not is_lazy(self) or id(self) in memo or not self.is_leaf:
             return original(self, memo)
-        copies = memo.setdefault("ltc", {})  # by state: what shared a value shares its copy
+        others: Any = memo  # whose other keys are numbers
+        copies = others.setdefault("ltc", {})  # by state: what shared a value shares its copy
         copied = copies.get(state_of(self))
         if copied is None or self.grad is not None or vars(self):
             copied = copies[state_of(self)] = original(self, memo)
@@ -228,14 +234,17 @@ def _patch_deepcopy() -> None:
 _NO_ADDRESS = 1 << 60  # nothing can be read there: no processor has such addresses
 
 
-_STORAGE = torch.UntypedStorage
+# Any: their methods are replaced, and have others in C++ than they are declared with.
+_STORAGE: Any = torch.UntypedStorage
+_TYPED: Any = torch.TypedStorage
+_BASE: Any = StorageBase
 _new, _data_ptr = _STORAGE.__new__, _STORAGE.data_ptr
-_copy_, _resize_ = StorageBase.copy_, StorageBase.resize_
+_copy_, _resize_ = _BASE.copy_, _BASE.resize_
 
 
 def _patch_storages() -> None:
     _STORAGE.__new__, _STORAGE.copy_, _STORAGE.resize_ = _new_storage, _copy_bytes_, _resize_bytes_
-    for kind in (_STORAGE, torch.TypedStorage):
+    for kind in (_STORAGE, _TYPED):
         for name in ("tolist", "__getitem__", "__iter__"):
             setattr(kind, name, _refusing(getattr(kind, name)))
     _STORAGE.data_ptr = _identity
@@ -243,17 +252,17 @@ def _patch_storages() -> None:
     TYPED_STORAGE_SIZE.replace(_size_in_elements)
 
 
-def _new_storage(cls, *args, **kwargs):
+def _new_storage(cls: type, *args: Any, **kwargs: Any):
     device = kwargs.get("device")
     if device is None or torch.device(device).type != DEVICE_TYPE:
         return _new(cls, *args, **kwargs)
     size = args[0] if args and isinstance(args[0], int) else 0
-    made = storage_from_pointer(1, device_of(torch.device(device)).torch_device, size)
+    made: Any = storage_from_pointer(1, device_of(torch.device(device)).torch_device, size)
     made.bytes_on_host = torch.zeros(size, dtype=torch.uint8)
     return made
 
 
-def _copy_bytes_(self, source, non_blocking=None):
+def _copy_bytes_(self: Any, source: Any, non_blocking: bool | None = None):
     if self.device.type != DEVICE_TYPE and source.device.type != DEVICE_TYPE:
         return _copy_(self, source, non_blocking)
     content = _bytes_of(source)
@@ -266,7 +275,7 @@ def _copy_bytes_(self, source, non_blocking=None):
     return self
 
 
-def _resize_bytes_(self, size):
+def _resize_bytes_(self: Any, size: int):
     if self.device.type != DEVICE_TYPE:
         return _resize_(self, size)
     if hasattr(self, "lazy"):
@@ -274,7 +283,7 @@ def _resize_bytes_(self, size):
     return self
 
 
-def _size_in_bytes(self):
+def _size_in_bytes(self: Any):
     """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address."""
     state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
     return self.nbytes() if state is None else storage_bytes(state)
@@ -284,7 +293,7 @@ def _size_in_elements(self):
     return untyped_part(self).size() // element_bytes(self)
 
 
-def _identity(self):
+def _identity(self: Any):
     """Different for storages that share nothing: safetensors and others find ties by it."""
     state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
     if state is None:
@@ -292,8 +301,8 @@ def _identity(self):
     return _NO_ADDRESS + ((state if state.base is None else state.base).tensor_id << 32)
 
 
-def _refusing(original):
-    def read(self, *args):
+def _refusing(original: Callable[..., Any]):
+    def read(self: Any, *args: Any):
         if self.device.type == DEVICE_TYPE:
             raise LtcError(
                 "A lazy tensor has no storage to read: its values are where its backend keeps "
@@ -304,7 +313,7 @@ def _refusing(original):
     return read
 
 
-def _bytes_of(storage) -> torch.Tensor:
+def _bytes_of(storage: Any) -> torch.Tensor:
     if storage.device.type != DEVICE_TYPE:
         return torch.empty(0, dtype=torch.uint8).set_(storage)
     state = getattr(storage, "lazy", None)
@@ -315,7 +324,13 @@ def _bytes_of(storage) -> torch.Tensor:
     return host_tensor(wrap_buffer(state.buffer, state.device)).reshape(-1).view(torch.uint8)
 
 
-def _set_to_storage(self, source, storage_offset=0, size=None, stride=None):
+def _set_to_storage(
+    self: torch.Tensor,
+    source: torch.UntypedStorage,
+    storage_offset: int = 0,
+    size: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+):
     """aten::set_ to a storage: the tensor gets a copy of the part it is to show.
 
     Tensors set to the same part of one storage share that copy.

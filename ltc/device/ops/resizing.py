@@ -6,6 +6,8 @@ zeros again, which whoever asked for the memory writes over.  Other sizes are re
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ltc.device.recording.state import State
@@ -21,7 +23,7 @@ class Freed(Buffer):
 
     __slots__ = ()
 
-    def __init__(self, shape, dtype: torch.dtype, device: int) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> None:
         failure = Failure(
             LtcError(
                 f"A {dtype} tensor of shape {list(shape)} is read whose storage was freed by "
@@ -64,7 +66,7 @@ def _root(state: State) -> State:
 
 
 def _type(root: State) -> tuple:
-    holder = root.value if root.value is not None else root.buffer
+    holder: Any = root.value if root.value is not None else root.buffer
     return holder.shape, holder.dtype
 
 

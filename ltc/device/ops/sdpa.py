@@ -9,6 +9,8 @@ ltc::attention and ltc::attention_gradient.  What these do not hold for is left 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -32,15 +34,15 @@ FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
 def scaled_dot_product_attention(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: Any,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     *,
-    scale=None,
-    enable_gqa=False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ):
     """aten::scaled_dot_product_attention."""
     operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
@@ -54,7 +56,7 @@ def scaled_dot_product_attention(
     )[0]
 
 
-def _is_plain(operands, shares_heads: bool) -> bool:
+def _is_plain(operands: Sequence[Any], shares_heads: bool) -> bool:
     """Whether the fused pair holds for these; it has neither batching rules nor forward mode."""
     if is_transformed() or is_forward_mode():
         return False
@@ -97,15 +99,15 @@ def _fit(types: tuple, shares_heads: bool) -> bool:
 
 
 def fused_attention(
-    query,
-    key,
-    value,
-    attn_bias=None,
-    dropout_p=0.0,
-    is_causal=False,
-    return_debug_mask=False,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: Any,
+    attn_bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
     *,
-    scale=None,
+    scale: float | None = None,
 ):
     """aten::_scaled_dot_product_fused_attention_overrideable."""
     seed = None
@@ -120,24 +122,24 @@ def fused_attention(
 
 
 def fused_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    attn_bias,
-    grad_input_mask,
-    out,
-    logsumexp,
-    cum_seq_q,
-    cum_seq_k,
-    max_q,
-    max_k,
-    dropout_p,
-    is_causal,
-    philox_seed,
-    philox_offset,
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: Any,
+    attn_bias: torch.Tensor | None,
+    grad_input_mask: Sequence[bool],
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
     *,
-    scale=None,
+    scale: float | None = None,
 ):
     """aten::_scaled_dot_product_fused_attention_overrideable_backward."""
     wants_bias = attn_bias is not None and grad_input_mask[3]
@@ -160,24 +162,24 @@ def fused_attention_backward(
 
 
 def differentiable_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    attn_bias,
-    grad_input_mask,
-    out,
-    logsumexp,
-    cum_seq_q,
-    cum_seq_k,
-    max_q,
-    max_k,
-    dropout_p,
-    is_causal,
-    philox_seed,
-    philox_offset,
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: Any,
+    attn_bias: torch.Tensor | None,
+    grad_input_mask: Sequence[bool],
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
     *,
-    scale=None,
+    scale: float | None = None,
 ):
     """The same where the gradient itself may be differentiated: torch's own overloads then."""
     operands = [x for x in (grad_out, query, key, value, attn_bias) if x is not None]
@@ -210,25 +212,25 @@ def differentiable_backward(
     return made if wants_bias else (*made[:3], None)
 
 
-def is_left_aligned(x, mask) -> bool:
+def is_left_aligned(x: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """aten::_nested_tensor_from_mask_left_aligned: nn.TransformerEncoder makes a nested tensor of
     rows whose mask is, and ltc devices hold none."""
     return False
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,
     "_scaled_dot_product_fused_attention_overrideable": fused_attention,
     "_scaled_dot_product_fused_attention_overrideable_backward": fused_attention_backward,
 }
 
 
-def install(library) -> None:
+def install(library: torch.library.Library) -> None:
     """Put the kernels in the place of torch's own formula for this device."""
 
-    def without_modes(kernel):
+    def without_modes(kernel: Callable[..., Any]):
         @functools.wraps(kernel)
-        def guarded(*args, **kwargs):
+        def guarded(*args: Any, **kwargs: Any):
             with plain_functions():
                 return kernel(*args, **kwargs)
 

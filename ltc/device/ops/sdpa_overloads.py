@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ def recorded(name: str, overload: str = "default"):
 
 
 def _recorded_lazily(name: str, overload: str):
-    def kernel(*args, **kwargs):
+    def kernel(*args: Any, **kwargs: Any):
         return recorded(name, overload)(*args, **kwargs)
 
     return kernel
@@ -47,7 +48,7 @@ def _recorded_lazily(name: str, overload: str):
 # --- formulas -----------------------------------------------------------------------------------
 
 
-def groups_of(query, key) -> int:
+def groups_of(query: torch.Tensor, key: torch.Tensor) -> int:
     """How many heads of the query read one head of the key."""
     if min(query.dim(), key.dim()) < 3:
         return 1
@@ -55,16 +56,18 @@ def groups_of(query, key) -> int:
     return 1 if heads == 1 or shared in (0, 1) else heads // shared
 
 
-def _repeated(groups: int, *operands):
+def _repeated(groups: int, *operands: torch.Tensor):
     return tuple(x.repeat_interleave(groups, -3) if groups > 1 else x for x in operands)
 
 
-def _scale(query, scale) -> float:
+def _scale(query: torch.Tensor, scale: float | None) -> float:
     extent = query.shape[-1]
     return scale if scale is not None else 1 / math.sqrt(extent) if extent else 1.0
 
 
-def _scores(query, key, bias, causal, factor):
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, causal: bool, factor: float
+):
     scores = query @ key.mT * factor
     if bias is not None and bias.dtype == torch.bool:
         scores = scores.masked_fill(~bias, -math.inf)
@@ -76,13 +79,23 @@ def _scores(query, key, bias, causal, factor):
     return scores
 
 
-def _kept(seed, weights, probability):
+def _kept(seed: torch.Tensor, weights: torch.Tensor, probability: float):
     """What each weight is multiplied by."""
     kept = torch.ops.ltc.attention_kept(seed, weights.detach(), probability)
     return kept.to(weights.dtype) * (1 / (1 - probability))
 
 
-def gradient_formula(gradient, query, key, value, bias, seed, causal, scale, probability):
+def gradient_formula(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    probability: float | None,
+):
     """Gradients of query, key, value, and of a bias that is a number; all differentiable.
 
     seed  which weights dropout keeps; None without it
@@ -91,7 +104,7 @@ def gradient_formula(gradient, query, key, value, bias, seed, causal, scale, pro
     k, v = _repeated(groups, key, value)
     weights = torch.ops.aten._safe_softmax(_scores(query, k, bias, causal, factor), -1)
     to_weights, used = gradient @ v.mT, weights
-    if seed is not None:
+    if seed is not None and probability is not None:
         kept = _kept(seed, weights, probability)
         to_weights, used = to_weights * kept, weights * kept
     to_scores = weights * (to_weights - (weights * to_weights).sum(-1, keepdim=True))
@@ -106,13 +119,22 @@ def gradient_formula(gradient, query, key, value, bias, seed, causal, scale, pro
     return *made, to_scores.sum_to_size(bias.shape)
 
 
-def _sum_to(x, operand, groups: int):
+def _sum_to(x: torch.Tensor, operand: torch.Tensor, groups: int):
     if groups > 1:
         x = x.unflatten(-3, (-1, groups)).sum(-3)
     return x.sum_to_size(operand.shape)
 
 
-def _forward(query, key, value, bias, causal, scale, seed=None, probability=None):
+def _forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    seed: torch.Tensor | None = None,
+    probability: float = 0.0,
+):
     k, v = _repeated(groups_of(query, key), key, value)
     scores = _scores(query, k, bias, causal, _scale(query, scale))
     weights = torch.ops.aten._safe_softmax(scores, -1)
@@ -122,31 +144,66 @@ def _forward(query, key, value, bias, causal, scale, seed=None, probability=None
     return weights @ v, torch.logsumexp(scores.to(wide), -1)
 
 
-def _attention(query, key, value, bias, causal, scale):
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+):
     return _forward(query, key, value, bias, causal, scale)
 
 
-def _attention_with_dropout(query, key, value, bias, causal, scale, probability):
+def _attention_with_dropout(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    probability: float,
+):
     seed = torch.randint(2**62, ())
     return *_forward(query, key, value, bias, causal, scale, seed, probability), seed
 
 
-def _gradient(gradient, query, key, value, bias, result, logarithms, seed, *rest):
+def _gradient(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    result: torch.Tensor,
+    logarithms: torch.Tensor,
+    seed: torch.Tensor | None,
+    *rest: Any,
+):
     return gradient_formula(gradient, query, key, value, bias, seed, *rest)[:3]
 
 
-def _gradient_and_bias(gradient, query, key, value, bias, result, logarithms, seed, *rest):
+def _gradient_and_bias(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    result: torch.Tensor,
+    logarithms: torch.Tensor,
+    seed: torch.Tensor | None,
+    *rest: Any,
+):
     return gradient_formula(gradient, query, key, value, bias, seed, *rest)
 
 
-def _attention_kept(seed, like, probability):
+def _attention_kept(seed: torch.Tensor, like: torch.Tensor, probability: float):
     return kept_of(like.shape, seed, probability, torch.float32) > 0
 
 
 # --- result types -------------------------------------------------------------------------------
 
 
-def _results(query, key, value):
+def _results(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
     groups, batches = groups_of(query, key), [tuple(query.shape[:-2])]
     for x in (key, value):
         heads = (x.shape[-3] * groups,) if x.dim() > 2 else ()
@@ -156,23 +213,32 @@ def _results(query, key, value):
     return query.new_empty((*shape, value.shape[-1])), query.new_empty(shape, dtype=wide)
 
 
-def _types_of_attention(query, key, value, *rest):
+def _types_of_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any):
     return _results(query, key, value)
 
 
-def _types_with_dropout(query, key, value, *rest):
+def _types_with_dropout(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any):
     return *_results(query, key, value), query.new_empty((), dtype=torch.int64)
 
 
-def _types_of_gradient(gradient, query, key, value, *rest):
+def _types_of_gradient(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
+):
     return tuple(torch.empty_like(x) for x in (query, key, value))
 
 
-def _types_with_bias(gradient, query, key, value, bias, *rest):
+def _types_with_bias(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor,
+    *rest: Any,
+):
     return tuple(torch.empty_like(x) for x in (query, key, value, bias))
 
 
-def _types_of_kept(seed, like, probability):
+def _types_of_kept(seed: torch.Tensor, like: torch.Tensor, probability: float):
     return torch.empty_like(like, dtype=torch.bool)
 
 
@@ -186,7 +252,7 @@ OVERLOADS = {
 }
 
 
-def define(library) -> None:
+def define(library: torch.library.Library) -> None:
     """Define the overloads, each with a kernel that records it."""
     for schema in SCHEMAS:
         random = schema.startswith("attention.dropout")

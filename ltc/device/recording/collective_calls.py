@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -56,7 +57,7 @@ def record(
 
 
 def _add(
-    recorder: Recorder, collective: Collective, values: list[CallResult], types
+    recorder: Recorder, collective: Collective, values: list[CallResult], types: Sequence[Any]
 ) -> tuple[CallResult, ...]:
     token = recorder.token
     begun = recorder.advance(
@@ -69,10 +70,12 @@ def _add(
     over = recorder.advance(
         (WAIT, begun.value, types), lambda: _call(recorder, WAIT, (begun.value,), types)
     )
-    return over.call.results
+    recorded: Any = over.call  # an exchange gives tensors alone
+    results: tuple[CallResult, ...] = recorded.results
+    return results
 
 
-def _call(recorder: Recorder, name: str, args: tuple, types) -> Call:
+def _call(recorder: Recorder, name: str, args: tuple, types: Sequence[Any]) -> Call:
     call = Call(name, args, {}, line=user_line())
     recorder.values(call, [(type.shape, type.dtype) for type in types])
     return call

@@ -221,7 +221,7 @@ class _Look:
                 self._keep(state, len(live))
                 if state.base is not None:
                     self._outlive_base(state)
-                if state.base is None and state.buffer is None:
+                if state.base is None and state.buffer is None and state.value is not None:
                     self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
 
     def at_bound(self, bound: list[State], first_place: int) -> None:
@@ -229,7 +229,7 @@ class _Look:
             state, place = bound.pop(), first_place + len(bound)
             if not self._is_dead(place) and self._is_here(state):
                 self._keep(state, place)
-                if state.buffer is None and state.base is None:
+                if state.buffer is None and state.base is None and state.value is not None:
                     self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
                     self._replace(state.value, len(bound))
 
@@ -282,6 +282,9 @@ def _make_own(view: State) -> None:
 # --- its program ------------------------------------------------------------------------------
 
 
+_NOWHERE: dict[int, Buffer] = {}  # never changed
+
+
 def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
     program, binding = program_for(
         ended.binding or recorder.last.bindings.get(_signature(ended)),
@@ -299,6 +302,7 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
     if config.value("LTC_SAVE_TENSORS_FILE"):
         save_graph(program, binding.key[0], user_line())
     inputs = recorder.inputs
+    elsewhere = ended.elsewhere
     made = program.launch(
         recorder.device.index,
         binding.given_inputs(inputs),

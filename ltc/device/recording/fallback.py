@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ltc import config
@@ -64,7 +67,7 @@ def _call(signature: Signature, values: list):
         return signature.overload(*positional, **keywords)
 
 
-def _each_tensor(function, value):
+def _each_tensor(function: Callable[..., Any], value: Any):
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, list):
@@ -87,7 +90,7 @@ def _to_device(signature: Signature, tensor: torch.Tensor, device: Device) -> to
     return to_device(tensor, device)
 
 
-def _bring_back(target, result) -> None:
+def _bring_back(target: Any, result: Any) -> None:
     """Give the written arguments the values that the CPU kernel left in their copies."""
     if isinstance(target, (list, tuple)):
         for one, copy in zip(target, result):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from threading import get_ident
 from types import FunctionType
+from typing import Any
 
 import torch
 
@@ -90,18 +91,18 @@ def _build(kernel: FunctionType, name: str):
 # Their code runs with the globals of one overload.
 
 
-def _first_call(*args, **kwargs):
+def _first_call(*args: Any, **kwargs: Any):
     try:
-        kernel = build(kernel_so_far, name)  # noqa: F821
+        kernel = build(kernel_so_far, name)  # type: ignore[name-defined]  # noqa: F821
         return kernel(*args, **kwargs)
     except BaseException as error:
         shorten(error)
         raise
 
 
-def _thorough(*args, **kwargs):
+def _thorough(*args: Any, **kwargs: Any):
     try:
-        return record(signature, *args, **kwargs)  # noqa: F821
+        return record(signature, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
     except BaseException as error:
         shorten(error)
         raise
@@ -276,7 +277,7 @@ def _number_lines(i: int, name: str, argument: Argument) -> list[str]:
     conditions = []
     if argument.static:
         conditions.append(f"{name} not in static{i}")
-    if argument.has_default and argument.default is None or not argument.has_default:
+    if (argument.has_default and argument.default is None) or not argument.has_default:
         conditions.append(f"{name} is not None")
     line = f"recorder.scalars.append({name})"
     return [f"if {' and '.join(conditions)}:", f"    {line}"] if conditions else [line]

@@ -9,6 +9,7 @@ put on side lists, so a learning rate may change without anything being recorded
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -65,20 +66,20 @@ class Entry:
         "follow",
     )
 
-    def __init__(self, key, parent: "Entry | None", call: Call | None):
+    def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.follow = END, None, END
         self.bindings, self.ended, self.run = _NONE, None, None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
         self.depth = 0 if parent is None else parent.depth + 1
-        self.size = 0 if parent is None else parent.size + _bytes_of(call)
+        self.size = 0 if parent is None or call is None else parent.size + _bytes_of(call)
 
-    def branch(self, key: tuple) -> "Entry | None":
+    def branch(self, key: tuple) -> Entry | None:
         """The entry that has followed under this key, if any has; `next` is not looked at."""
         return self.branches.get(_hashable(key)) if self.branches is not None else None
 
-    def add_branch(self, entry: "Entry") -> None:
+    def add_branch(self, entry: Entry) -> None:
         """Let `entry` follow this one; the caller makes it `next`."""
         if self.next is END:
             return  # most entries are only ever followed by one: it needs no table
@@ -97,7 +98,7 @@ def _bytes_of(call: Call) -> int:
     return sum(byte_size(v.shape, v.dtype) for v in call.results if v is not None)
 
 
-def _hashable(key):
+def _hashable(key: Any):
     """`key` with its lists as tuples: attributes arrive as lists, which compare but do not hash."""
     return tuple([_hashable(p) if p.__class__ is list or p.__class__ is tuple else p for p in key])
 
@@ -152,7 +153,7 @@ class Recorder:
         "__weakref__",
     )
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Device) -> None:
         self.device, self.thread = device, get_ident()
         self.new_tensor, self.draw = device.new_tensor, device.random.draw
         self.live: list[State] = []
@@ -168,7 +169,7 @@ class Recorder:
 
     def _plant(self) -> None:
         self.roots: dict[torch.dtype, Entry] = {}
-        self.root = None
+        self.root: Any = None  # an Entry, from the next line on
         self.entries = 0
         self.choose_paths()
 
@@ -216,7 +217,7 @@ class Recorder:
         metrics.count("RecordedEntries")
         return entry
 
-    def values(self, call: Call, types) -> None:
+    def values(self, call: Call, types: Sequence[Any]) -> None:
         """Give `call` its results: a Value for each (shape, dtype); None for an undefined one."""
         call.results = tuple(
             None if one is None else CallResult(self, call, index, one[0], one[1])
@@ -229,6 +230,7 @@ class Recorder:
         What the state itself holds is the caller's business.
         """
         buffer = state.buffer
+        assert buffer is not None
         execution = buffer.execution
         if execution is not None and execution.failure is not None:
             buffer = state.buffer = buffer.settled()
@@ -242,7 +244,8 @@ class Recorder:
                 entry = self.advance(buffer.key, lambda: self._input_call(buffer))
         self.inputs.append(buffer)
         self.bound.append(state)
-        return entry.value
+        value: CallResult = entry.value
+        return value
 
     def bind_as_before(self, states: list[State]) -> list[CallResult] | None:
         """`bind` all of a list whose like was bound here before; None where it was not.
@@ -253,7 +256,7 @@ class Recorder:
         if first.run is None:
             return None
         keys, values, last = first.run
-        buffers = [state.buffer for state in states]
+        buffers: list[Any] = [state.buffer for state in states]
         if None in buffers or [buffer.key for buffer in buffers] != keys:
             return None
         if len(set(states)) < len(states):
@@ -270,7 +273,8 @@ class Recorder:
 
     def note_run(self, values: list[CallResult]) -> list[CallResult]:
         """Let `bind_as_before` know these values, where they are the inputs recorded last."""
-        entry, following = self.last, None
+        entry: Entry = self.last
+        following = entry
         for value in reversed(values):
             if entry.value is not value or value.call.overload != INPUT:
                 return values
@@ -287,6 +291,7 @@ class Recorder:
         """The value here of a state that another thread has bound, whose own is left alone."""
         value = self.foreign.get(state)
         if value is None:
+            assert state.buffer is not None
             state.buffer.shared = True
             value = self.foreign[state] = self.bind(state)
         return value
@@ -338,7 +343,7 @@ class Device:
         self.recorders: dict[int, Recorder] = {}
         self.warned_of_no_mark = False
 
-    def new_tensor(self, shape, dtype) -> torch.Tensor:
+    def new_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return empty_tensor(shape, dtype, self.index)
 
     def recorder(self) -> Recorder:

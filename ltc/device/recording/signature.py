@@ -69,14 +69,14 @@ class Argument:
     has_default: bool
     default: Any
     written: bool
-    static: frozenset | None | tuple = ()
+    static: frozenset | tuple | None = ()
     written_with: str | None = None
 
 
 class Signature:
     """An overload's arguments and what it does to them."""
 
-    def __init__(self, overload) -> None:
+    def __init__(self, overload: Any) -> None:
         self.overload = overload
         self.name = overload.name()
         self.op = self.name.partition(".")[0]
@@ -137,13 +137,11 @@ class Signature:
 
     def in_schema_order(self, args: tuple, kwargs: dict) -> list:
         """Every argument's value, defaults filled in: boxed calls leave them out."""
-        values = list(args)
-        for argument in self.arguments[len(args) :]:
-            values.append(kwargs.get(argument.name, argument.default))
-        return values
+        missing = self.arguments[len(args) :]
+        return [*args, *[kwargs.get(a.name, a.default) for a in missing]]
 
 
-def _argument(op: str, schema, static: dict) -> Argument:
+def _argument(op: str, schema: Any, static: dict) -> Argument:
     kind = IGNORED if schema.name in _IGNORED else _KINDS.get(str(schema.type), ATTRIBUTE)
     alias = schema.alias_info
     return Argument(

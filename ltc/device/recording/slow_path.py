@@ -3,6 +3,7 @@ recognise what comes next on its path ends up here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Scalar
 from ltc.debug import metrics
 from ltc.device.recording import fallback
-from ltc.device.recording.recorder import Device, Recorder
+from ltc.device.recording.recorder import Device, Entry, Recorder
 from ltc.device.recording.signature import (
     ATTRIBUTE,
     DEVICE,
@@ -23,8 +24,10 @@ from ltc.device.recording.signature import (
     OPTIONAL_TENSORS,
     TENSOR,
     TENSORS,
+    Argument,
     Signature,
 )
+from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
@@ -52,7 +55,7 @@ _INDEXING = frozenset(
 RESIZES = "resizes"  # in the key of an entry that changes the shape of what it writes to
 
 
-def record(signature: Signature, *args, **kwargs):
+def record(signature: Signature, *args: Any, **kwargs: Any):
     """Record one call and return what the overload returns; the way for every special case."""
     with metrics.timed("LazyTracing"), plain_functions():
         return _record(signature, signature.in_schema_order(args, kwargs))
@@ -154,20 +157,20 @@ class _Lowered:
                 generator = value
         return self._number(_draw(self.recorder, generator), "seed")
 
-    def _number(self, number, origin: str) -> Scalar:
+    def _number(self, number: Any, origin: str) -> Scalar:
         slot = self.first_slot + len(self.numbers)
         self.numbers.append(number)
         if isinstance(number, torch.Tensor):
             return Scalar(slot, number, number.dtype, False, origin)
         return Scalar(slot, number, _NUMBER_TYPES[type(number)], True, origin)
 
-    def _tensors(self, kind: str, operand):
+    def _tensors(self, kind: str, operand: Any):
         """Values in place of lazy tensors; numbers and 0-dim CPU tensors are left for later."""
         if kind in (TENSORS, OPTIONAL_TENSORS):
             return [self._tensor(part) for part in operand]
         return self._tensor(operand)
 
-    def _tensor(self, operand):
+    def _tensor(self, operand: Any):
         if not isinstance(operand, torch.Tensor):
             return operand
         if operand.device.type == "cpu" and operand.layout is torch.strided:
@@ -177,7 +180,7 @@ class _Lowered:
                 return value_of(adopt(operand, self.recorder.device))
         return value_of(state_of(operand, self.recorder.device))
 
-    def _name_numbers(self, argument, operand):
+    def _name_numbers(self, argument: Argument, operand: Any):
         """(part of the key, operand of the call) for what `_tensors` gave."""
         if operand.__class__ is list:
             pairs = [self._name_numbers(argument, part) for part in operand]
@@ -189,7 +192,7 @@ class _Lowered:
             return operand, operand
         return operand.__class__, self._number(operand, argument.name)
 
-    def _lower_number(self, argument, value):
+    def _lower_number(self, argument: Argument, value: Any):
         if value is None:
             return None.__class__, None
         static = argument.static
@@ -197,12 +200,12 @@ class _Lowered:
             return (value.__class__, value), value
         return value.__class__, self._number(value, argument.name)
 
-    def _lower_numbers(self, argument, values):
+    def _lower_numbers(self, argument: Argument, values: Sequence[Any]):
         if values is None:
             return None, None
         return [v.__class__ for v in values], [self._number(v, argument.name) for v in values]
 
-    def _lower_attribute(self, argument, value):
+    def _lower_attribute(self, argument: Argument, value: Any):
         return value, value
 
     def _resizes(self) -> bool:
@@ -276,7 +279,7 @@ _LOWER: dict[str, Any] = {
 _INDEX_TYPES = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
-def _draw(recorder: Recorder, generator) -> int:
+def _draw(recorder: Recorder, generator: torch.Generator | None) -> int:
     """The seed of a random call: the device's next one, or one drawn from the user's generator."""
     if generator is None:
         return recorder.draw()
@@ -286,7 +289,7 @@ def _draw(recorder: Recorder, generator) -> int:
 # --- results ----------------------------------------------------------------------------------
 
 
-def _results(recorder: Recorder, signature: Signature, values: list, entry):
+def _results(recorder: Recorder, signature: Signature, values: list, entry: Entry):
     results = iter(entry.call.results)
     for i in signature.written_by(values):
         operand = values[i]
@@ -314,7 +317,7 @@ def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None
     write(state_of(tensor, recorder.device), value)
 
 
-def _views(recorder: Recorder, signature: Signature, state, entry):
+def _views(recorder: Recorder, signature: Signature, state: State, entry: Entry):
     link = (entry.call.overload, entry.call.args[1:], entry.call.kwargs)
     if signature.returns == ("Tensor",):
         entry.link = (*link, None)

@@ -35,6 +35,13 @@ class State:
     """
 
     __slots__ = ("value", "device", "buffer", "views", "base", "chain", "number", "__weakref__")
+    value: CallResult | None
+    device: Any  # a Device, whose module imports this one
+    buffer: Buffer | None
+    views: list[ref[State]] | None
+    base: State | None
+    chain: tuple[Any, ...]
+    number: int
 
     @property
     def tensor_id(self) -> int:
@@ -85,7 +92,7 @@ class State:
                     self.views = views
 
 
-def new_state(value, device) -> State:
+def new_state(value: CallResult | None, device: Any) -> State:
     """The state of a tensor that is no view.
 
     A function, since `State` has no constructor: generated kernels spell these lines out, which

@@ -147,7 +147,8 @@ def _derive_uninterrupted(recorder: Recorder, state: State) -> CallResult:
 
 def derive_view(state: State) -> CallResult:
     """Apply a stale view's chain to the present value of its base; called exclusively."""
-    value = value_of(state.base)
+    base: Any = state.base
+    value = value_of(base)
     for overload, args, kwargs, index in state.chain:
         value = view_value(value, overload, args, kwargs)[index or 0]
     state.value = value
@@ -162,7 +163,7 @@ def view_value(value: CallResult, overload, args: tuple, kwargs: dict) -> tuple[
     return entry.call.results
 
 
-def _view_call(value: CallResult, overload, args: tuple, kwargs: dict) -> Call:
+def _view_call(value: CallResult, overload: Any, args: tuple, kwargs: dict) -> Call:
     call = Call(overload, (value, *args), kwargs, line=user_line())
     value.recorder.values(call, result_types(overload, (value, *args), kwargs))
     return call

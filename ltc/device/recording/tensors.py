@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ from ltc.runtime.transfers import download, upload
 from ltc.support.torch_private import DEVICE_TYPE, plain_functions
 
 
-def is_lazy(tensor) -> bool:
+def is_lazy(tensor: Any) -> bool:
     """Whether it is a tensor on an ltc device."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
 
@@ -72,7 +74,7 @@ def device_of_call(signature: Signature, values: list) -> Device | None:
     return device_among(values)
 
 
-def device_among(operands) -> Device:
+def device_among(operands: Iterable[Any]) -> Device:
     """The device of the first lazy tensor or ltc torch.device; the current one without any."""
     for operand in operands:
         for part in operand if isinstance(operand, (list, tuple)) else (operand,):
@@ -83,7 +85,7 @@ def device_among(operands) -> Device:
     return current_device()
 
 
-def device_of(device) -> Device:
+def device_of(device: torch.device | str | int) -> Device:
     """The Device of a torch.device, string or index; without an index, the thread's current one."""
     if isinstance(device, int):
         return device_at(device)
@@ -132,7 +134,7 @@ def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
     return _uploaded_together([tensor], device)[0]
 
 
-def _uploaded_together(tensors: list[torch.Tensor], device: Device) -> list[Buffer]:
+def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[Buffer]:
     """Buffers with copies of CPU tensors, counted as one transfer."""
     started = time.perf_counter_ns()
     buffers = []
@@ -144,7 +146,7 @@ def _uploaded_together(tensors: list[torch.Tensor], device: Device) -> list[Buff
                 key = input_key(tuple(plain.shape), plain.dtype)
                 buffers.append(Buffer(key, device.index, handle))
     except Exception as error:
-        raise out_of_memory.in_an_upload(error, device.index)
+        raise out_of_memory.in_an_upload(error, device.index)  # noqa: B904  it may be the same
     metrics.count("DeviceDataCacheMiss", len(buffers))
     elapsed = time.perf_counter_ns() - started
     metrics.record("TransferToDeviceTime", elapsed, "time")
@@ -163,7 +165,9 @@ def adopt(tensor: torch.Tensor, device: Device) -> State:
     return _holding(uploaded(tensor, device), device)
 
 
-def upload_many(tensors, device) -> list[torch.Tensor]:
+def upload_many(
+    tensors: Sequence[torch.Tensor], device: torch.device | str | int
+) -> list[torch.Tensor]:
     """Copies of CPU tensors on one device, in order; `requires_grad` is kept."""
     target = device_of(device)
     buffers = _uploaded_together(tensors, target)

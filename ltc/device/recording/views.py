@@ -6,6 +6,8 @@ stale and is derived again when read.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ltc.aten.call import Call, CallResult
@@ -75,7 +77,8 @@ def _write_base(state: State, value: CallResult) -> None:
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location. Please clone() the tensor before performing the operation."
         )
-    base, chain, recorder = state.base, state.chain, value.recorder
+    base: Any = state.base
+    chain, recorder = state.chain, value.recorder
     old = value_of(base)
     key = (WRITE_VIEW, old, value, *[part for link in chain for part in _key(link)])
 

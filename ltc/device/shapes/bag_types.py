@@ -5,6 +5,9 @@ torch's Meta kernels tell them for CUDA, or, asked for the CPU, not always right
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from ltc.support.torch_private import schema_of_overload
@@ -14,7 +17,7 @@ _SUM, _MAX = 0, 2
 _SUMMED_BY_STRETCHES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-def as_on_cpu(overload, args, kwargs: dict, types: tuple) -> tuple:
+def as_on_cpu(overload: Any, args: Sequence[Any], kwargs: dict, types: tuple) -> tuple:
     """The types of a call's results, given those that Meta tells; the same where it is no bag.
 
     In order: the bags' values, the bag of each index, how many rows each bag has, and whose row

@@ -6,6 +6,9 @@ would have them.  A call with few elements is cheap to ask directly, once per ki
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from ltc.aten.call import CallResult, Scalar
@@ -24,7 +27,7 @@ def is_small(operands: list, types: tuple) -> bool:
     return total + sum(byte_size(v.shape, v.dtype) for v in _values(operands)) <= FEW_BYTES
 
 
-def _values(operands) -> list[CallResult]:
+def _values(operands: Sequence[Any]) -> list[CallResult]:
     found = []
     for operand in operands:
         if operand.__class__ is CallResult:
@@ -34,7 +37,9 @@ def _values(operands) -> list[CallResult]:
     return found
 
 
-def run_on_stand_ins(overload, args, kwargs: dict, mutated) -> tuple:
+def run_on_stand_ins(
+    overload: Any, args: Sequence[Any], kwargs: dict, mutated: Sequence[int | str]
+) -> tuple[Any, list[Any], dict[str, Any]]:
     """(what the call returns, its arguments, its keywords) on stand-ins; raises Refused."""
     error: Exception | None = None
     for integer in (0, 1):  # 0 is a valid index, 1 a valid divisor
@@ -54,19 +59,19 @@ def run_on_stand_ins(overload, args, kwargs: dict, mutated) -> tuple:
 class _own_randomness:
     """The user's CPU random stream is not touched by a random stand-in call."""
 
-    def __init__(self, overload) -> None:
+    def __init__(self, overload: Any) -> None:
         self.random = torch.Tag.nondeterministic_seeded in overload.tags
 
     def __enter__(self) -> None:
         if self.random:
             self.before = torch.default_generator.get_state()
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self.random:
             torch.default_generator.set_state(self.before)
 
 
-def _stand_in(argument, values: dict, integer: int):
+def _stand_in(argument: Any, values: dict, integer: int):
     kind = argument.__class__
     if kind is CallResult:
         if argument not in values:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -43,7 +45,13 @@ _known: dict = {}
 _unknowable: dict = {}  # kinds of calls whose types depend on data, with the reason
 
 
-def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
+def result_types(
+    overload: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    mutated: Sequence[int | str] = (),
+    returned: bool = True,
+) -> Types:
     """(shape, dtype) of every result in the order of `Call.results`; None for an undefined tensor.
 
     Raises NoTypes where the shape depends on data, where there is no Meta kernel, or where that
@@ -73,7 +81,7 @@ def result_types(overload, args, kwargs, mutated=(), returned=True) -> Types:
     return types
 
 
-def _key(overload, args, kwargs) -> tuple:
+def _key(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple:
     """What the types of the results depend on, in one tuple: Python's collector counts those."""
     parts = [overload, torch.get_default_dtype()]
     _add_key(parts, args)
@@ -83,7 +91,7 @@ def _key(overload, args, kwargs) -> tuple:
     return tuple(parts)
 
 
-def _add_key(parts: list, arguments) -> None:
+def _add_key(parts: list, arguments: Iterable[Any]) -> None:
     for argument in arguments:
         kind = argument.__class__
         parts.append(kind)  # 1, 1.0 and True are equal but not the same argument
@@ -111,7 +119,13 @@ _ARITHMETIC = frozenset(
 _LISTWISE = re.compile(r"aten::_foreach_(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|neg)_?(\.\w+)?")
 
 
-def _by_arithmetic(overload, args, kwargs, mutated, returned) -> Types | None:
+def _by_arithmetic(
+    overload: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    mutated: Sequence[int | str],
+    returned: bool,
+) -> Types | None:
     """The types where they are plain to see; None for whatever a kernel might refuse."""
     name = overload.name()
     if not all(key == "alpha" and _is_real(value) for key, value in kwargs.items()):
@@ -123,7 +137,7 @@ def _by_arithmetic(overload, args, kwargs, mutated, returned) -> Types | None:
     return _first_types(args) if args and args[0].__class__ is list else None
 
 
-def _first_types(operands) -> Types | None:
+def _first_types(operands: Sequence[Any]) -> Types | None:
     """The types of the first list, if all lists agree with it and the rest are real numbers."""
     types = tuple([_float_type(value) for value in operands[0]])
     for operand in operands[1:]:
@@ -137,17 +151,23 @@ def _first_types(operands) -> Types | None:
     return None if None in types else types
 
 
-def _float_type(operand) -> tuple | None:
+def _float_type(operand: Any) -> tuple | None:
     is_float = operand.__class__ is CallResult and operand.dtype.is_floating_point
     return (tuple(operand.shape), operand.dtype) if is_float else None
 
 
-def _is_real(operand) -> bool:
+def _is_real(operand: Any) -> bool:
     number = operand.sample if operand.__class__ is Scalar else operand
     return number.__class__ in (int, float)
 
 
-def _infer(overload, args, kwargs, mutated, returned) -> Types:
+def _infer(
+    overload: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    mutated: Sequence[int | str],
+    returned: bool,
+) -> Types:
     metrics.count("MetaInference")
     types = _by_meta(overload, args, kwargs, mutated, returned)
     if not cpu_probe.is_small([*args, *kwargs.values()], types):
@@ -155,7 +175,13 @@ def _infer(overload, args, kwargs, mutated, returned) -> Types:
     return _by_probe(overload, args, kwargs, mutated, returned, types)
 
 
-def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
+def _by_meta(
+    overload: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    mutated: Sequence[int | str],
+    returned: bool,
+) -> Types:
     has_rule = rule_of(overload.name()) is not None
     device = torch.device("meta" if has_rule else "cpu")
     twins: dict[CallResult, torch.Tensor] = {}
@@ -172,7 +198,7 @@ def _by_meta(overload, args, kwargs, mutated, returned) -> Types:
     return _wanted(overload, args, kwargs, types)
 
 
-def _wanted(overload, args, kwargs, types: Types) -> Types:
+def _wanted(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Types) -> Types:
     """The types without those of gradients that `output_mask` leaves out.
 
     The CPU's kernels do not make these; some of Meta's make them all the same.
@@ -208,7 +234,14 @@ _refusals = _Refusals()
 fake_tensor_log.addFilter(lambda record: not _refusals.are_answers)
 
 
-def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Types:
+def _by_probe(
+    overload: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    mutated: Sequence[int | str],
+    returned: bool,
+    by_meta: Types,
+) -> Types:
     """The CPU kernel's own answer; the Meta kernel's where a rule, not that kernel, will run."""
     try:
         found = cpu_probe.run_on_stand_ins(overload, args, kwargs, mutated)
@@ -219,7 +252,13 @@ def _by_probe(overload, args, kwargs, mutated, returned, by_meta: Types) -> Type
     return by_meta if rule_of(overload.name()) else _types_of(*found, mutated, returned)
 
 
-def _types_of(result, args, kwargs, mutated, returned) -> Types:
+def _types_of(
+    result: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    mutated: Sequence[int | str],
+    returned: bool,
+) -> Types:
     types: list = []
     for name in mutated:
         _collect(args[name] if isinstance(name, int) else kwargs[name], types)
@@ -228,7 +267,7 @@ def _types_of(result, args, kwargs, mutated, returned) -> Types:
     return tuple(types)
 
 
-def _twin(argument, twins: dict, device: torch.device):
+def _twin(argument: Any, twins: dict, device: torch.device):
     kind = argument.__class__
     if kind is CallResult:
         if argument not in twins:
@@ -243,7 +282,7 @@ def _twin(argument, twins: dict, device: torch.device):
     return argument
 
 
-def _collect(result, types: list) -> None:
+def _collect(result: Any, types: list) -> None:
     if result is None:
         types.append(None)
     elif isinstance(result, torch.Tensor):

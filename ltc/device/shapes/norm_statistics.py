@@ -5,6 +5,9 @@ A backward asks its kernel with the statistics that the forward gave, so both ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from ltc.aten.call import CallResult
@@ -28,7 +31,7 @@ _NORMS: dict[str, bool | None] = {
 }
 
 
-def as_on_cpu(overload, args, kwargs: dict, types: tuple) -> tuple:
+def as_on_cpu(overload: Any, args: Sequence[Any], kwargs: dict, types: tuple) -> tuple:
     """The types of a call's results, given those that Meta tells; the same where it is no norm.
 
     Statistics are float32 where a narrow operand has float32 parameters, else of the operand's

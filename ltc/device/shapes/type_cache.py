@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import torch
 
@@ -23,13 +24,13 @@ _read: dict[str, _Found] = {}
 _unwritten: dict[str, _Found] = {}
 
 
-def look_up(overload, key: tuple) -> tuple | None:
+def look_up(overload: Any, key: tuple) -> tuple | None:
     """What `note` was told, in this process or in an earlier one."""
     text = _text_of(overload, key)
     return None if text is None else _known(overload.name()).get(text)
 
 
-def note(overload, key: tuple, types: tuple) -> None:
+def note(overload: Any, key: tuple, types: tuple) -> None:
     """Remember the types of a call.
 
     key  all that they depend on
@@ -79,7 +80,7 @@ def _type(record: list | None) -> tuple | None:
     return None if record is None else (tuple(record[0]), getattr(torch, record[1]))
 
 
-def _text_of(overload, key: tuple) -> str | None:
+def _text_of(overload: Any, key: tuple) -> str | None:
     """The key in words that mean the same in every process; None where there are no such words.
 
     What an operation of the user gives may be another thing tomorrow.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -78,7 +79,8 @@ def _allocate(recorder: Recorder) -> None:
     pending = [state for state in recorder.live if _is_zeros(state)]
     settled = set(pending)
     for state in pending:
-        zeros = torch.zeros(state.value.shape, dtype=state.value.dtype, device="cpu")
+        value: Any = state.value
+        zeros = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
         state.value, state.buffer = None, uploaded(zeros, state.device)
     for state in recorder.live:
         if state.base in settled:

@@ -159,7 +159,7 @@ def returned(overload: OpOverload, values: list, work: Work):
 
 def done(tensors) -> Work:
     """Work that is over, whose future holds `tensors`."""
-    future = torch.futures.Future()
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(tensors_in(tensors))
     return work_from_future(future)
 
@@ -174,7 +174,7 @@ def tensors_in(value) -> list[torch.Tensor]:
 class Receipt(Work):
     """A receive under way: the tensors get what arrived when it is waited for."""
 
-    _awaited: set["Receipt"] = set()  # C++ does not keep the Python part of a Work alive
+    _awaited: set[Receipt] = set()  # C++ does not keep the Python part of a Work alive
 
     def __init__(self, work: Work, tensors: list, copies: list) -> None:
         super().__init__()

@@ -143,7 +143,8 @@ class Ranks:
             self.kill()
             raise
         self._resources.close()
-        return [pickle.loads(member.word.pickled) for member in self._members]
+        words: list[Any] = [member.word for member in self._members]  # all have finished
+        return [pickle.loads(word.pickled) for word in words]
 
     def kill(self) -> None:
         """End every process that still runs, and what it started."""
@@ -228,7 +229,7 @@ class _Member:
         self._line = b""
 
     def start(self, start_method: str, role: Role, parcel: Parcel, daemon: bool) -> None:
-        context = multiprocessing.get_context(start_method)
+        context: Any = multiprocessing.get_context(start_method)
         theirs = (self._report_end, self._control_end, self._output_end)
         self.process = context.Process(
             target=run_rank, args=(role, parcel, *theirs), name=f"rank {self.rank}", daemon=daemon

@@ -66,14 +66,13 @@ def _by_value(fn: Callable, args: tuple, error: Exception | None) -> bytes:
             f"install 'ltc[notebook]'), move the function to a module, or pass "
             f"start_method='fork'."
         ) from error
-    cloudpickle = importlib.import_module("cloudpickle")
+    cloudpickle: Any = importlib.import_module("cloudpickle")
+    reducers: Any = ForkingPickler
 
     class Pickler(cloudpickle.Pickler):
         """Code by value, and everything else as ForkingPickler has it."""
 
-        dispatch_table = ChainMap(
-            ForkingPickler._extra_reducers, cloudpickle.Pickler.dispatch_table
-        )
+        dispatch_table = ChainMap(reducers._extra_reducers, cloudpickle.Pickler.dispatch_table)
 
     content = io.BytesIO()
     Pickler(content).dump((fn, args))

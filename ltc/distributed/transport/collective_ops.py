@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ class Exchange:
         self.wire, self.members, self.position, self.word = wire, members, position, word
         self.size = len(members)
 
-    def among(self, positions) -> "Exchange":
+    def among(self, positions) -> Exchange:
         """The same exchange among some of its members, this one included."""
         chosen = list(positions)
         members = tuple(self.members[p] for p in chosen)
@@ -132,16 +133,18 @@ def _reduce_by_hosts(exchange: Exchange, kind: str, source, target, per_host: in
     own = target[shares[local]]
     _reduce_across(across, kind, own)
     everyone = collective_schedule.others(local, per_host)
-    inside.trade({p: own for p in everyone}, {p: target[shares[p]] for p in everyone})
+    inside.trade(dict.fromkeys(everyone, own), {p: target[shares[p]] for p in everyone})
 
 
 def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
     """Reduce in place among members on different hosts, in the way chosen for their group."""
 
+    wire: Any = across.wire  # the way between hosts
+
     def run(way: str, flat: torch.Tensor) -> None:
         if way == BACKEND:
             across.agree()
-            across.wire.sum_by_backend(across.members, flat)
+            wire.sum_by_backend(across.members, flat)
             return
         most = across.elements(flat.dtype)
         steps = collective_schedule.ring_all_reduce(
@@ -154,7 +157,7 @@ def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
         reduce(across, "max", found, found)
         return found.tolist()
 
-    crossing = across.wire.crossing
+    crossing = wire.crossing
     run(crossing.way(across.members, not across.position, kind, own, run, slowest), own)
 
 
@@ -254,7 +257,7 @@ def _gathered(exchange: Exchange, x: torch.Tensor, dim: int) -> torch.Tensor:
     _require_message(exchange, x)
     flat = [part.view(-1) for part in parts]
     everyone = collective_schedule.others(exchange.position, exchange.size)
-    exchange.trade({p: flat[exchange.position] for p in everyone}, {p: flat[p] for p in everyone})
+    exchange.trade(dict.fromkeys(everyone, flat[exchange.position]), {p: flat[p] for p in everyone})
     return torch.cat(parts, dim)
 
 

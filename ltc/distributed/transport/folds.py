@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ class Fold:
         # Where own is among the first two, the result is made in place, without a running copy.
         self.direct = wide is None and position < 2
         self.first = position == 0
-        self.running = None if self.direct else torch.empty_like(own, dtype=wide or own.dtype)
+        self.running: Any = None if self.direct else torch.empty_like(own, dtype=wide or own.dtype)
         self.count = 0
 
     def take(self, operand: torch.Tensor) -> None:

@@ -55,7 +55,7 @@ class HostsWire:
         self._group = self._connected("pairs", tuple(range(self.replicas)))
         transport = config.value("LTC_TRANSPORT")
         self.crossing = Crossing(transport if transport in WAYS else "")
-        self._columns: dict[tuple[int, ...], dist.ProcessGroupGloo] = {}
+        self._columns: dict[tuple[int, ...], Any] = {}
         self._sending: list = []
 
     def _meet(self) -> None:
@@ -81,7 +81,7 @@ class HostsWire:
             f"{socket.gethostname()}, has waited for them."
         )
 
-    def _connected(self, name: str, members: tuple[int, ...]) -> dist.ProcessGroupGloo:
+    def _connected(self, name: str, members: tuple[int, ...]) -> Any:
         """A group of `members`, who are all about to make it."""
         limit = config.value("LTC_PEER_TIMEOUT")
         group = self._waiter.begin(

@@ -32,6 +32,7 @@ def private_folder() -> Iterator[str]:
     finally:
         if os.getpid() == owner:  # a forked child that ends leaves it to its parent
             shutil.rmtree(path, ignore_errors=True)
+            assert janitor.stdin is not None
             janitor.stdin.close()
             if not os.path.exists(path):  # where somebody still writes there it stays, for later
                 janitor.kill()  # processes forked meanwhile hold the pipe open while they live

@@ -121,11 +121,13 @@ class Progress:
 
     def begin(self, meetings: Any) -> list[int]:
         """The words of the meetings of a program that is about to run."""
-        self._shelf = sessions.of(self.place).shelf
-        return self._shelf.begin(meetings)
+        self._shelf = shelf = sessions.of(self.place).shelf
+        assert shelf is not None  # the program was compiled for it
+        return shelf.begin(meetings)
 
     def meet(self, number: int) -> None:
         """Block until all members of that meeting of the program are there."""
+        assert self._shelf is not None
         self._shelf.meet(number)
 
     def finish(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import traceback
+from typing import Any
 
 import torch.distributed as dist
 
@@ -171,7 +172,8 @@ def _replicas_here(place: world.Rank) -> int:
 def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
     if _hosts(place) == 1:
         kind = ThreadsWire if place.processes == 1 else SharedMemoryWire
-        wire, board = kind(region, place.ordinal), Board(region, place.ordinal)
+        wire: Any = kind(region, place.ordinal)
+        board: Any = Board(region, place.ordinal)
         _log_once(f"{place.replicas} replicas exchange through shared memory")
     else:
         first = place.ordinal // region.replicas * region.replicas
@@ -198,7 +200,7 @@ def _log_once(text: str) -> None:
 
 
 def _forget_in_child() -> None:
-    _sessions.__init__()
+    _sessions.__init__()  # type: ignore[misc]  # it is of this very class
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

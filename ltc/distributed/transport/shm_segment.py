@@ -89,11 +89,11 @@ class Region:
         self.letters: dict[int, deque] = {}  # by mailbox: messages between threads, see ThreadsWire
 
     @classmethod
-    def of_threads(cls, replicas: int) -> "Region":
+    def of_threads(cls, replicas: int) -> Region:
         return cls(replicas, mmap.mmap(-1, region_bytes(replicas)))
 
     @classmethod
-    def of_processes(cls, replicas: int, path: str) -> "Region":
+    def of_processes(cls, replicas: int, path: str) -> Region:
         """The region in the file `path`, made by whichever process comes first."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = region_bytes(replicas)

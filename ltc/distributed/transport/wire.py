@@ -13,7 +13,7 @@ from ltc.distributed.transport.shm_segment import LINE, SLOTS, Region
 _MOST_VIEWS = 4096  # a view takes longer to make than a small message to copy, so they are kept
 LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a circle shows
 
-Consume = Callable[[torch.Tensor], None]
+Consume = Callable[[torch.Tensor], object]
 
 
 class Mismatch(Exception):
@@ -31,11 +31,13 @@ class Wire(Protocol):
 
     replica, replicas   its number, and how many there are
     message_bytes       the largest message
+    late                called with whom it has waited for, and how long, in seconds
     """
 
     replica: int
     replicas: int
     message_bytes: int
+    late: Callable[[int, float], None]
 
     def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
         """Send a contiguous 1-D tensor.

@@ -31,7 +31,7 @@ OPERANDS = {
 
 def can_attend(node: Node, isa: Isa, dtypes: frozenset[torch.dtype]) -> bool:
     """Whether kernels are generated for the node."""
-    if any(n.type.size == 0 or 0 in n.shape for n in node.inputs):
+    if any(n.size == 0 or 0 in n.shape for n in node.inputs):
         return False
     if node.inputs[0].dtype not in dtypes:
         return False
@@ -61,6 +61,7 @@ def attention_codes(
         name: access.offset.constant * operand.dtype.itemsize
         for (name, access), operand in zip(operands.items(), node.inputs)
     }
+    assert not isinstance(node.type, TensorType)  # it has several results
     for name, result, type in zip(results, product.results, node.type):
         unread = scratch(name, type.size * type.dtype.itemsize)
         where[name] = unread if result is None else result

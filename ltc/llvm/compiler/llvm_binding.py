@@ -32,7 +32,7 @@ OPTIMIZATION = 2  # of code generation; no pass runs on the IR, which is written
 def _binding() -> ModuleType:
     """llvmlite.binding, imported when the first kernel is compiled: `import ltc` stays short."""
     try:
-        import llvmlite.binding
+        import llvmlite.binding  # noqa: PLC0415
     except ImportError as error:
         raise BackendMissing(
             f"The backend 'llvm' compiles with the package llvmlite, which Python can not import "

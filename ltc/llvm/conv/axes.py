@@ -122,7 +122,10 @@ def gradient_phases(operand, kernel, result, stride, padding, dilation) -> list[
         padded(operand, 1), padded(kernel, 1), padded(result, 1), padded(stride, 1),
         padded(padding, 0), padded(dilation, 1),
     ))  # fmt: skip
-    choices = [[_phase(*row, residue) for residue in range(min(row[3], row[0]))] for row in rows]
+    choices = [
+        [_phase(i, k, o, s, p, d, residue) for residue in range(min(s, i))]
+        for i, k, o, s, p, d in rows
+    ]
     return [(d, h, w) for d in choices[0] for h in choices[1] for w in choices[2]]
 
 

@@ -244,8 +244,9 @@ class PartialSums:
             if len(place) == len(order):
                 return position(place[0], place[1], place[2], values)
             axis = order[len(place)]
+            first, end = ends[axis]
             return b.loop(
-                *ends[axis], 1, v.typed(values), lambda k, inner: walk({**place, axis: k}, inner)
+                first, end, 1, v.typed(values), lambda k, inner: walk({**place, axis: k}, inner)
             )
 
         sums = walk({}, [v.zero] * len(places))

@@ -48,8 +48,8 @@ def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> 
         block = b.value(f"add <{blocks} x i64> {start}, {multiples(blocks, 1, 'i64')}")
         words = _philox(b, seed, block, stream)
         words = [_shifted(b, word, 32 - bits) for word in words]
-    pairs = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
-    return _interleaved(b, *pairs, 2 * blocks, 2)
+    first_pair, second_pair = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
+    return _interleaved(b, first_pair, second_pair, 2 * blocks, 2)
 
 
 def _interleaved(b: Builder, x: str, y: str, lanes: int, run: int) -> str:
@@ -114,12 +114,10 @@ def _keys(b: Builder, seed: str) -> list[tuple[str, str]]:
     """The two keys of each round, as scalars."""
     with b.lanes(1):
         key = [_low(b, seed), _shifted(b, seed, 32)]
-        keys = []
-        for number in range(ROUNDS):
-            keys.append(
-                tuple(
-                    _low(b, b.index(word) + (step * number & 0xFFFFFFFF))
-                    for word, step in zip(key, INCREMENTS)
-                )
+        return [
+            tuple(
+                _low(b, b.index(word) + (step * number & 0xFFFFFFFF))
+                for word, step in zip(key, INCREMENTS)
             )
-    return keys
+            for number in range(ROUNDS)
+        ]

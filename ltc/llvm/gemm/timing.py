@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ class Trial:
         names = [kernel_name(kernel.text) for kernel in kernels]
         self._loaded = load(dict(zip(names, (kernel.text for kernel in kernels))))
         self._buffers = buffers  # held, so that the addresses stay right
-        calls, frame = [], []
+        calls: list[Any] = []
+        frame: list[int] = []
         for name, kernel in zip(names, kernels):
             words = [*[buffers[a].data_ptr() for a in kernel.arguments], *kernel.numbers]
             arguments = tuple(n for k in range(len(words)) for n in (len(frame) + k, 0))

@@ -20,7 +20,7 @@ LONG = 4 * LANES  # from there on a contiguous line is read in vectors
 
 def can_arg_reduce(node: Node) -> bool:
     (x,) = node.inputs
-    return x.dtype in FORMS and x.dtype != torch.bool and x.type.size > 0
+    return x.dtype in FORMS and x.dtype != torch.bool and x.size > 0
 
 
 def arg_reduce_codes(product: Product) -> list[KernelCode]:

@@ -91,7 +91,9 @@ class _Epilogue:
         self.node, self.kernel, self.streamed = product.node, product.epilogue, streamed
         self._context: LoopContext | None = None
         if self.kernel is None:
-            self.main, self.others, self.nodes = product.results[0], [], ()
+            self.main: Any = product.results[0]
+            self.others: list[Store] = []
+            self.nodes: tuple[Node, ...] = ()
             return
         self.rows = _row_variables(product)
         stores = list(self.kernel.stores)
@@ -199,7 +201,7 @@ def _from_library(product: Product) -> list[KernelCode]:
             tuple(named[name] for name in names),
             kernel.tasks,
             numbers=kernel.numbers,
-        )  # fmt: skip
+        )
         for kernel, names in zip(made.kernels, made.pointers)
     ]
 
@@ -246,7 +248,7 @@ def can_multiply(node: Node) -> bool:
         return all(t.dtype in FLOATS and t.size for t in types)
     if node.op.kind == "attention":
         return can_attend(node, isa(), dtypes(isa()))
-    if node.op not in FROM_LIBRARY or any(n.type.size == 0 for n in node.inputs):
+    if node.op not in FROM_LIBRARY or any(n.size == 0 for n in node.inputs):
         return False
     if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node):
         return False

@@ -23,7 +23,7 @@ _STEPS = {ops.CUMSUM: (ops.ADD, 0), ops.CUMPROD: (ops.MUL, 1)}
 
 
 def can_scan(node: Node) -> bool:
-    return node.dtype in FORMS and node.dtype != torch.bool and node.type.size > 0
+    return node.dtype in FORMS and node.dtype != torch.bool and node.size > 0
 
 
 def scan_codes(product: Product) -> list[KernelCode]:

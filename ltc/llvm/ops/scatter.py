@@ -40,7 +40,7 @@ def scatter_codes(product: Product) -> list[KernelCode]:
     base, index, new = (one.node for one in product.operands)
     node, (result,) = product.node, product.results
     begin = fill_code if base.op is ops.CONSTANT else copy_code
-    first = begin(base, result, node.type.size, node.dtype)
+    first = begin(base, result, node.size, node.dtype)
     write = _put if node.op is ops.PUT else _scatter
     return [first, write(node, index, new, result)]
 
@@ -49,7 +49,7 @@ def _put(node: Node, index, new, result) -> KernelCode:
     """Whole rows: new[l, i, :] to result[l, index[i], :]."""
     dim = node.attr("dim")
     lead, rows, width = prod(node.shape[:dim]), node.shape[dim], prod(node.shape[dim + 1 :])
-    count = node.inputs[1].type.size
+    count = node.inputs[1].size
     parts = _parts(lead, rows, count * width, width)
     b, form = Builder(), FORMS[node.dtype]
     move = _mover(b, form, node.attr("mode"))

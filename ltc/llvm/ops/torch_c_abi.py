@@ -3,7 +3,8 @@
 A call that takes tensors, numbers, truth values, dtypes and strings goes through the dispatcher:
 operands are tensors around the program's buffers, results are copied into them.  What the dispatcher
 does not take (Scalar arguments, generators, arguments that are written to), or takes and then finds
-to be of another type (lists, in torch 2.13), has no kernel here.  A call that fails sets its fault, and the reference then finds torch's own error.
+to be of another type (lists, in torch 2.13), has no kernel here.  A call that fails sets its fault,
+and the reference then finds torch's own error.
 """
 
 from __future__ import annotations

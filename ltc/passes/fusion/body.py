@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ltc.ir import ops
@@ -11,6 +13,7 @@ from ltc.passes.fusion.draft import Draft, Index
 from ltc.passes.fusion.index_maps import (
     LOOKUPS,
     VIEWS,
+    Place,
     behind_barrier,
     looked_up,
     offset_of,
@@ -22,7 +25,7 @@ from ltc.passes.fusion.index_maps import (
 class Body:
     """The values of one kernel, equal ones once."""
 
-    def __init__(self, draft: Draft, home: dict[Node, Draft | Node]):
+    def __init__(self, draft: Draft, home: dict[Node, Draft | Node]) -> None:
         self.draft, self.home = draft, home
         # By offset: a draft that was joined to another has other variables than it was made with,
         # in which an index that was one position may be one of each dimension.
@@ -31,10 +34,10 @@ class Body:
             for node, places in draft.members.items()
             for index, guards in places
         }
-        self._made: dict[tuple, Value] = {}
-        self._interned: dict[tuple, Value] = {}
+        self._made: dict[tuple[Any, ...], Value] = {}
+        self._interned: dict[tuple[Any, ...], Value] = {}
 
-    def _intern(self, *key) -> Value:
+    def _intern(self, *key: Any) -> Value:
         value = self._interned.get(key)
         if value is None:
             value = self._interned[key] = Value(*key)
@@ -93,7 +96,9 @@ class Body:
             return self._chosen(node, operands, places, len(guards))
         return self._intern("cell", node.dtype, operands, node.op, node.attrs, ())
 
-    def _lookup(self, node: Node, index, guards: tuple[Guard, ...], position: Value) -> Value:
+    def _lookup(
+        self, node: Node, index: Index, guards: tuple[Guard, ...], position: Value
+    ) -> Value:
         base, offset, step = looked_up(node, index, self.draft.space)
         if base.op is ops.CONSTANT:
             return self._looked_at(position, self.value(base, (), ()))
@@ -106,7 +111,9 @@ class Body:
         inside = self._intern("cell", torch.bool, (position, zero), ops.GE, (), ())
         return self._intern("cell", value.dtype, (inside, value, value), ops.WHERE, (), ())
 
-    def _chosen(self, node, operands, places, outer: int) -> Value:
+    def _chosen(
+        self, node: Node, operands: tuple[Value, ...], places: list[Place], outer: int
+    ) -> Value:
         """A guarded operand where its own guards hold, else the one that has none left."""
         choices = [(v, place[2][outer:]) for v, place in zip(operands, places)]
         if node.op is ops.CONCAT:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
+from typing import Any
 
 from ltc.ir import ops
 from ltc.ir.loop_nest import ZERO, Affine, Guard, bounds, split, variable
@@ -61,10 +62,10 @@ def are_sums(draft: Draft) -> bool:
 
 def are_rows(draft: Draft) -> bool:
     """Whether a draft reduces its rows and stores something at every point."""
-    has_rows = draft.product is None and draft.depth is not None
-    return has_rows and any(
-        any(v >= draft.depth for v, _ in offset.terms) for offset in draft.stores.values()
-    )
+    depth = draft.depth
+    if draft.product is not None or depth is None:
+        return False
+    return any(any(v >= depth for v, _ in offset.terms) for offset in draft.stores.values())
 
 
 class Joint:
@@ -77,8 +78,9 @@ class Joint:
     pieces      how many rows of sums there are
     """
 
-    def __init__(self, rows: Draft, sums: Draft, along: list[Affine]):
+    def __init__(self, rows: Draft, sums: Draft, along: list[Affine]) -> None:
         """`along`: what each variable of the rows is in variables of the sums."""
+        assert sums.depth is not None
         columns = [form.terms[0][0] for form in along[rows.depth :] if form.terms]
         kept = [v for v in range(sums.depth) if v not in columns]
         summed = list(range(sums.depth, len(sums.space)))
@@ -102,7 +104,7 @@ def joint_of(rows: Draft, sums: Draft) -> Joint | None:
         ((index, guards),) = sums.members[node]
         ((operand, index, guards),) = operand_places(node, index, guards, sums)
         base, index = through_views(operand, index, sums.space)
-        if guards or base.type.size != prod(rows.space):
+        if guards or base.size != prod(rows.space):
             continue
         along = split(offset_of(base, index), rows.space, sums.space)
         if along is not None and _fits(rows, sums, list(along)):
@@ -124,6 +126,7 @@ def _is_like(rows: Draft, joint: Joint) -> bool:
 
 def _fits(rows: Draft, sums: Draft, along: list[Affine]) -> bool:
     """Whether each column of the rows is one of the sums', and no other variable is in it."""
+    assert sums.depth is not None
     columns: set[int] = set()
     for extent, form in zip(rows.space[rows.depth :], along[rows.depth :]):
         if extent == 1:
@@ -151,7 +154,7 @@ def agrees(rows: Draft, joint: Joint, places: Iterable[tuple[Node, ReadPlace]]) 
     )
 
 
-def _members(draft: Draft, by: Renaming) -> dict[Node, set[tuple]]:
+def _members(draft: Draft, by: Renaming) -> dict[Node, set[tuple[Any, ...]]]:
     return {
         node: {(renamed_index(i, by), renamed_guards(g, by)) for i, g in places}
         for node, places in draft.members.items()
@@ -172,7 +175,7 @@ def join(rows: Draft, sums: Draft, joint: Joint) -> None:
     rows.reads |= sums.reads
 
 
-def _totals(sums: Draft, by: Renaming) -> Iterator[tuple[Node, tuple]]:
+def _totals(sums: Draft, by: Renaming) -> Iterator[tuple[Node, tuple[Any, ...]]]:
     """For each sum: its offset, and what is added up, at which index, under which guards."""
     for node, offset in sums.stores.items():
         ((index, guards),) = sums.members[node]

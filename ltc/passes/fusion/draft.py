@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 from ltc.ir.loop_nest import Affine, Guard
 from ltc.ir.node import Node
 
 # An index of each dimension, or one position where a reshape leaves no such index.
-Index = tuple[Affine, ...] | Affine
+Index = tuple[Affine, ...] | Affine  # one of each dimension, or the place in memory
 
 
 @dataclass(eq=False)
@@ -28,12 +29,12 @@ class Draft:
 
     space: tuple[int, ...]
     depth: int | None = None
-    members: dict[Node, set[tuple]] = field(default_factory=lambda: defaultdict(set))
+    members: dict[Node, set[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(set))
     stores: dict[Node, Affine] = field(default_factory=dict)
     reads: set[Node] = field(default_factory=set)
     passes: int = 0
     product: Node | None = None
-    sums: dict[Node, tuple] = field(default_factory=dict)
+    sums: dict[Node, tuple[Any, ...]] = field(default_factory=dict)
 
 
 class ReadPlace:
@@ -41,8 +42,8 @@ class ReadPlace:
 
     __slots__ = ("draft", "index", "guards")
 
-    def __init__(self, draft: Draft, index: Index, guards: tuple[Guard, ...]):
+    def __init__(self, draft: Draft, index: Index, guards: tuple[Guard, ...]) -> None:
         self.draft, self.index, self.guards = draft, index, guards
 
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         return id(self.draft), self.index, self.guards

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import prod
+from typing import Any
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
@@ -75,7 +76,13 @@ def fuse(
 
 
 class _Fuser:
-    def __init__(self, graph, is_native, is_product, takes_strides):
+    def __init__(
+        self,
+        graph: Graph,
+        is_native: Callable[[Node], bool],
+        is_product: Callable[[Node], bool],
+        takes_strides: Callable[[Node], bool],
+    ) -> None:
         self.outputs = graph.outputs
         self.order = schedule(*graph.outputs)
         self.position = {node: i for i, node in enumerate(self.order)}
@@ -90,8 +97,8 @@ class _Fuser:
         self.needs: dict[Draft | Node, set[Draft | Node]] = defaultdict(set)
         self.readers: dict[Node, set[Draft | Node]] = defaultdict(set)
         self.drafts: list[Draft] = []
-        self.by_space: dict[tuple, list[Draft]] = defaultdict(list)
-        self.reducing: dict[tuple, list[Draft]] = defaultdict(list)
+        self.by_space: dict[tuple[Any, ...], list[Draft]] = defaultdict(list)
+        self.reducing: dict[tuple[Any, ...], list[Draft]] = defaultdict(list)
         self.reference: list[Node] = []
 
     def run(self) -> list[Unit]:
@@ -226,7 +233,7 @@ class _Fuser:
 
     def _begin(self, node: Node) -> None:
         """A kernel of its own, or one beside nodes that read the same over the same space."""
-        kept, reduced, depth = node.type.shape, (), None
+        kept, reduced, depth = node.shape, (), None
         if node.op.kind == "reduce":
             reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
             depth = len(kept)
@@ -240,7 +247,7 @@ class _Fuser:
         self._store(node, draft, flattened(index, kept))
         self._absorb(node, ReadPlace(draft, index, ()))
 
-    def _beside(self, node: Node, space: tuple, depth: int | None) -> Draft | None:
+    def _beside(self, node: Node, space: tuple[Any, ...], depth: int | None) -> Draft | None:
         for draft in reversed(self.by_space[space, depth][-4:]):
             has_room = len(draft.members) < MOST_MEMBERS // 2 and draft.passes < MOST_PASSES
             shares = any(base_of(n) in draft.reads or n in draft.members for n in node.inputs)
@@ -248,7 +255,7 @@ class _Fuser:
                 return draft
         return None
 
-    def _along_rows(self, node: Node, space: tuple, depth: int | None) -> Draft | None:
+    def _along_rows(self, node: Node, space: tuple[Any, ...], depth: int | None) -> Draft | None:
         """A kernel over rows of which the node needs a reduction that the kernel needs as well.
 
         A loss and its gradient: what the one has read and computed of a row is near for the other.
@@ -295,7 +302,7 @@ class _Fuser:
                 others.add(place.draft)
         return bool(others) and self._reaches(draft, others)
 
-    def _reaches(self, start: Draft | Node, goals: set) -> bool:
+    def _reaches(self, start: Draft | Node, goals: set[Any]) -> bool:
         seen, waiting = {start}, [start]
         while waiting:
             unit = waiting.pop()
@@ -319,13 +326,13 @@ class _Fuser:
                 return False
         if node.op.kind == "reduce":
             return may_reduce_in(node, place)
-        return times_computed(place) <= node.type.size or is_light(node)
+        return times_computed(place) <= node.size or is_light(node)
 
     def _is_awaited(self, node: Node, places: Iterable[ReadPlace]) -> bool:
         """Whether a large kernel waits for a number that is soon added up: it waits for no more."""
-        if node.op.kind != "reduce" or node.type.size != 1:
+        if node.op.kind != "reduce" or node.size != 1:
             return False
-        size = SMALL_BESIDE * node.inputs[0].type.size
+        size = SMALL_BESIDE * node.inputs[0].size
         return any(prod(place.draft.space) >= size for place in places)
 
     def _may_repeat(self, node: Node, places: Iterable[ReadPlace]) -> bool:
@@ -340,7 +347,7 @@ class _Fuser:
             fits(node, place)
             and len(place.draft.members) < MOST_MEMBERS
             and len(place.draft.reads) < MOST_READS
-            and times_computed(place) <= node.type.size
+            and times_computed(place) <= node.size
             for place in places
         )
 
@@ -349,17 +356,15 @@ class _Fuser:
         frontier, costly = {node}, 0
         for _ in range(LONGEST_REPEATED):
             latest = max(frontier, key=self.position.__getitem__, default=node)
-            if len(frontier) == 1 and latest is not node or not frontier:
+            if (len(frontier) == 1 and latest is not node) or not frontier:
                 return True
             costly += latest.op in COSTLY
-            same = latest.op in _SAME_SIZE and latest.type.size == latest.inputs[0].type.size
+            same = latest.op in _SAME_SIZE and latest.size == latest.inputs[0].size
             is_step = latest.op.kind == "elementwise" or same
             if not is_step or latest not in self.native or costly > MOST_COSTLY_REPEATED:
                 return False
             frontier.remove(latest)
-            frontier.update(
-                n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size
-            )
+            frontier.update(n for n in latest.inputs if SMALL_BESIDE * base_of(n).size > node.size)
         return False
 
     def _is_narrowest_draw(self, node: Node) -> bool:
@@ -371,9 +376,7 @@ class _Fuser:
         for _ in range(LONGEST_REPEATED):
             if latest.op.kind != "elementwise":  # what others read may be several tensors at once
                 return False
-            large = [
-                n for n in latest.inputs if SMALL_BESIDE * base_of(n).type.size > node.type.size
-            ]
+            large = [n for n in latest.inputs if SMALL_BESIDE * base_of(n).size > node.size]
             if len(large) != 1:
                 return False
             (latest,) = large
@@ -447,7 +450,7 @@ class _Fuser:
     def _becomes(self, old: Draft, new: Draft) -> None:
         """What was one draft's is another's; what only the two of them read is not stored."""
         self.drafts.remove(old)
-        self.home.update({node: new for node in old.stores})
+        self.home.update(dict.fromkeys(old.stores, new))
         for units in (*self.needs.values(), *self.readers.values()):
             if old in units:
                 units.discard(old)
@@ -467,7 +470,7 @@ class _Fuser:
         """Every unit after those it needs, otherwise as the graph was recorded."""
         units: list[Draft | Node] = [*self.drafts, *self.reference]
         units.sort(key=self._time)
-        done: set = set()
+        done: set[Any] = set()
         result: list[Unit] = []
         for unit in units:
             waiting = [(unit, False)]

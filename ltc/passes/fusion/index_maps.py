@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ltc.ir import ops
 from ltc.ir.loop_nest import ZERO, Affine, Guard, flattened, split, variable
 from ltc.ir.node import Node
@@ -15,28 +17,37 @@ def behind_barrier(node: Node) -> bool:
     return node.op is ops.BARRIER
 
 
+_Dims = tuple[Affine, ...]
+Place = tuple[Node, Index, tuple[Guard, ...]]
+
+
+def _by_dims(index: Index) -> _Dims:
+    """The index of a node that is no view: only those are read at a place in memory."""
+    return cast(_Dims, index)
+
+
 def offset_of(node: Node, index: Index) -> Affine:
     return index if isinstance(index, Affine) else flattened(index, node.shape)
 
 
 def operand_places(
     node: Node, index: Index, guards: tuple[Guard, ...], draft: Draft
-) -> list[tuple[Node, Index, tuple[Guard, ...]]]:
+) -> list[Place]:
     """Each operand with where it is read when the node is computed at `index`."""
     if node.op.kind == "reduce":
-        return [(node.inputs[0], _reduced_index(node, index, draft), guards)]
+        return [(node.inputs[0], _reduced_index(node, _by_dims(index), draft), guards)]
     if node.op is ops.PAD:
-        return _padded(node, index, guards)
+        return _padded(node, _by_dims(index), guards)
     if node.op is ops.CONCAT:
-        return _joined(node, index, guards)
+        return _joined(node, _by_dims(index), guards)
     if node.op is ops.INSERT:
-        return _inserted(node, index, guards)
+        return _inserted(node, _by_dims(index), guards)
     if node.op in VIEWS:
         return [(node, index, guards)]
     if node.op is ops.RANDOM_BITS:
         return [(node.inputs[0], (), guards)]
     if node.op in LOOKUPS:
-        return [(node.inputs[1], _index_of_index(node, index), guards)]
+        return [(node.inputs[1], _index_of_index(node, _by_dims(index)), guards)]
     return [(n, _broadcast_index(n, index, node), guards) for n in node.inputs]
 
 
@@ -49,7 +60,9 @@ def _broadcast_index(operand: Node, index: Index, node: Node) -> Index:
 
 def _reduced_index(node: Node, index: tuple[Affine, ...], draft: Draft) -> tuple[Affine, ...]:
     dims, shape = node.attr("dims"), node.inputs[0].shape
-    kept, result, inner = list(index), [], draft.depth
+    assert draft.depth is not None  # its rows are open where it has a reduction
+    kept, inner = list(index), draft.depth
+    result: list[Affine] = []
     for d, extent in enumerate(shape):
         if d in dims:
             result.append(variable(inner, extent))
@@ -59,7 +72,7 @@ def _reduced_index(node: Node, index: tuple[Affine, ...], draft: Draft) -> tuple
     return tuple(result)
 
 
-def _padded(node, index, guards):
+def _padded(node: Node, index: _Dims, guards: tuple[Guard, ...]) -> list[Place]:
     x, value = node.inputs
     moved = tuple(i.shifted(-low) for i, low in zip(index, node.attr("low")))
     sides = zip(moved, x.shape, node.attr("low"), node.attr("high"))
@@ -67,8 +80,9 @@ def _padded(node, index, guards):
     return [(x, moved, guards + inside), (value, (), guards)]
 
 
-def _joined(node, index, guards):
-    result, before, dim = [], 0, node.attr("dim")
+def _joined(node: Node, index: _Dims, guards: tuple[Guard, ...]) -> list[Place]:
+    result: list[Place] = []
+    before, dim = 0, node.attr("dim")
     for part in node.inputs:
         moved = list(index)
         moved[dim] = index[dim].shifted(-before)
@@ -78,7 +92,7 @@ def _joined(node, index, guards):
     return result
 
 
-def _inserted(node, index, guards):
+def _inserted(node: Node, index: _Dims, guards: tuple[Guard, ...]) -> list[Place]:
     base, new = node.inputs
     moved = tuple(i.shifted(-start) for i, start in zip(index, node.attr("starts")))
     sides = zip(moved, new.shape, base.shape)
@@ -94,15 +108,14 @@ def _index_of_index(node: Node, index: tuple[Affine, ...]) -> tuple[Affine, ...]
     return index[dim : dim + len(node.inputs[1].shape)]
 
 
-def looked_up(
-    node: Node, index: tuple[Affine, ...], space: tuple[int, ...]
-) -> tuple[Node, Affine, int]:
+def looked_up(node: Node, index: Index, space: tuple[int, ...]) -> tuple[Node, Affine, int]:
     """Where a lookup reads: (a node in memory, its element at index 0, elements to the next)."""
     x, dim = node.inputs[0], node.attr("dim")
     width = 1 if node.op is ops.GATHER else len(node.inputs[1].shape)
     found = len(space)  # a variable that stands for the index, whatever it is
-    place = (*index[:dim], Affine(0, ((found, 1),)), *index[dim + width :])
-    base, place = through_views(x, place, (*space, x.shape[dim]))
+    dims = _by_dims(index)
+    looked = (*dims[:dim], Affine(0, ((found, 1),)), *dims[dim + width :])
+    base, place = through_views(x, looked, (*space, x.shape[dim]))
     offset = offset_of(base, place)
     rest = Affine(offset.constant, tuple(term for term in offset.terms if term[0] != found))
     return (base.inputs[0] if behind_barrier(base) else base), rest, offset.coefficient(found)

@@ -36,7 +36,7 @@ def fits(node: Node, place: ReadPlace) -> bool:
         if node.op is ops.RANDOM_BITS:
             return True
         return node.op.kind == "elementwise" and all(
-            n.shape == node.shape or n.type.size == 1 for n in node.inputs
+            n.shape == node.shape or n.size == 1 for n in node.inputs
         )
     return True
 
@@ -55,7 +55,7 @@ def is_cheap(node: Node) -> bool:
         return True
     if node.op is ops.CAST and node.inputs[0].dtype in LOW_PRECISION and node.dtype is FLOAT32:
         return True
-    if node.type.size != 1 or node.op.kind not in ("elementwise", "view"):
+    if node.size != 1 or node.op.kind not in ("elementwise", "view"):
         return False
     return all(base_of(n).op in LEAVES for n in node.inputs)
 
@@ -72,13 +72,11 @@ def covers(node: Node, place: ReadPlace) -> bool:
         return False
     space, depth = place.draft.space, place.draft.depth
     offset = offset_of(node, place.index)
-    if node.type.size == prod(space) and offset == flattened(identity(space), space):
+    if node.size == prod(space) and offset == flattened(identity(space), space):
         return True
     rows = space[:depth] if depth is not None else None
     return (
-        rows is not None
-        and node.type.size == prod(rows)
-        and offset == flattened(identity(rows), rows)
+        rows is not None and node.size == prod(rows) and offset == flattened(identity(rows), rows)
     )
 
 
@@ -108,7 +106,7 @@ def _rows_used(place: ReadPlace, node: Node) -> int | None:
     candidates = [place.draft.depth] if place.draft.depth is not None else range(len(space) + 1)
     for k in candidates:
         rows = space[:k]
-        if prod(rows) == node.type.size and offset == flattened(identity(rows), rows):
+        if prod(rows) == node.size and offset == flattened(identity(rows), rows):
             if k < len(space) and space[k] == 1 and place.draft.depth is None:
                 continue  # a later k says the same and leaves what is reduced
             return k

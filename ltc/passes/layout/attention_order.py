@@ -39,18 +39,23 @@ def _order_read(result: Node, readers: list[Node]) -> tuple[int, ...] | None:
     whole, index = result.inputs[0], result.attr("index")
     if index not in ((0,) if whole.op is ops.ATTENTION else (0, 1, 2)):
         return None
-    dims = {n.attr("dims") if n.op is ops.PERMUTE else None for n in readers
-            if n.op not in READ_THROUGH_STRIDES}  # fmt: skip
-    if len(dims) != 1 or None in dims:
+    dims: set[tuple[int, ...] | None] = {
+        n.attr("dims") if n.op is ops.PERMUTE else None
+        for n in readers
+        if n.op not in READ_THROUGH_STRIDES
+    }
+    order = dims.pop() if len(dims) == 1 else None
+    if order is None:
         return None
-    (order,) = dims
     return order if order[-1] == len(order) - 1 else None  # rows stay rows of vectors
 
 
 class _Reordered:
     """The graph made again; `wanted` is the order of each result that gets another one."""
 
-    def __init__(self, graph: Graph, order: list[Node], wanted: dict[Node, tuple[int, ...]]):
+    def __init__(
+        self, graph: Graph, order: list[Node], wanted: dict[Node, tuple[int, ...]]
+    ) -> None:
         self.graph_before, self.wanted = graph, wanted
         self.orders: dict[Node, dict[int, tuple[int, ...]]] = defaultdict(dict)
         for result, dims in wanted.items():

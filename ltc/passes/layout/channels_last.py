@@ -60,7 +60,7 @@ def _reshaped(node: Node, shape: tuple[int, ...]) -> Node:
 
 
 class _Turner:
-    def __init__(self, graph: Graph, prefers: Callable[[Node], bool]):
+    def __init__(self, graph: Graph, prefers: Callable[[Node], bool]) -> None:
         self.graph, self.prefers = graph, prefers
         self.plain_forms: dict[Node, Node] = {}
         self.turned_forms: dict[Node, Node] = {}

@@ -20,14 +20,14 @@ class EveryNode:
 
     stages: Sequence[tuple[str, Graph]] = ()
 
-    def __init__(self, backend: BackendImplInterface, graph: Graph, device: int):
+    def __init__(self, backend: BackendImplInterface, graph: Graph, device: int) -> None:
         self._backend, self._count = backend, len(graph.outputs)
         self._nodes = [n for n in schedule(*graph.outputs) if is_computed(n)]
         wanted = graph.with_outputs((*graph.outputs, *self._nodes), graph.origins)
         self._computation = compiled(backend, wanted, device, frozenset())
 
     def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
-        results = self._computation.launch(buffers, scalars)
+        results: list[Any] = self._computation.launch(buffers, scalars)
         for node, value in zip(self._nodes, results[self._count :], strict=True):
             there = self._computation.download(value)
             observer.makes({node: there}, is_reference=not runs_on(self._backend, node))

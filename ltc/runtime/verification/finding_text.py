@@ -35,7 +35,7 @@ def _elements(finding: Finding) -> str:
     where = f"element {list(wrong.position)}" if wrong.position else "it"
     return (
         f"{where} is {_number(wrong.found)} and should be {_number(wrong.expected)} "
-        f"within {wrong.tolerance:.2g}; {wrong.count} of {wrong.node.type.size} elements are wrong"
+        f"within {wrong.tolerance:.2g}; {wrong.count} of {wrong.node.size} elements are wrong"
     )
 
 
@@ -49,7 +49,7 @@ def _asked_for(node: Node, origins: Mapping[Node, Origin]) -> str:
 
 def _origin(node: Node, origins: Mapping[Node, Origin]) -> Origin | None:
     """The recorded call that a node belongs to, or that of what it is made from."""
-    waiting, seen = [node], set()
+    waiting, seen = [node], set[Node]()
     for one in waiting:
         if one in origins and one.op is not ops.INPUT:
             return origins[one]

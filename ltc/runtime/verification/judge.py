@@ -41,7 +41,7 @@ class Judge:
         known: Mapping[Node, torch.Tensor],
         scalars: Sequence[Any],
         formulas: dict[tuple[Node, ...], Formula],
-    ):
+    ) -> None:
         """
         known     the values of the inputs
         formulas  what earlier launches of the program have found, and this one adds to

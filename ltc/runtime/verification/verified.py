@@ -12,7 +12,7 @@ A program that exchanges with other replicas runs once, one kernel after the oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from ltc.backends.interface import (
 from ltc.backends.plain_dispatch import Undisturbed
 from ltc.backends.verification.disturbance import Disturbance
 from ltc.backends.verification.double_precision import Formula
-from ltc.backends.verification.judgement import difference, far_apart, unequal
+from ltc.backends.verification.judgement import Difference, difference, far_apart, unequal
 from ltc.debug import metrics
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node
@@ -54,14 +54,15 @@ class VerifiedComputation:
         traced: Graph,
         device: int,
         donated: frozenset[int],
-    ):
+    ) -> None:
         """`traced`: the graph that the computation was made of, before the passes."""
         self.upload, self.download = computation.upload, computation.download
         self.wait = computation.wait
         aliased = ComputationCapabilities.of(computation).aliased_outputs
         self.capabilities = ComputationCapabilities(aliased)  # nothing runs ahead of its judgement
         self._computation, self._backend, self._device = computation, backend, device
-        self._donated, self._formulas = donated, {}
+        self._donated = donated
+        self._formulas: dict[tuple[Node, ...], Formula] = {}
         self._stages = [("tracing", traced)]
         for one in pipeline.PIPELINE:
             self._stages.append((one.name, one.run(self._stages[-1][1])))
@@ -93,7 +94,13 @@ class VerifiedComputation:
             self._conclude(finding, scalars)
             return results
 
-    def _untouched(self, launch, buffers: list[Any], scalars: list[Any], *observer: Any) -> list:
+    def _untouched(
+        self,
+        launch: Callable[..., list[Any]],
+        buffers: list[Any],
+        scalars: list[Any],
+        *observer: Any,
+    ) -> list[Any]:
         """The launch's results, from copies of what it may write over."""
         given = list(buffers)
         for position in self._donated:
@@ -101,14 +108,15 @@ class VerifiedComputation:
         try:
             return launch(given, scalars, *observer)
         except Exception as error:
-            error.overwritten = ()
+            error.overwritten = ()  # type: ignore[attr-defined]  # see Computation.launch
             raise
 
     def _exchanged(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
         """A launch that other replicas take part in: it happens once."""
         if isinstance(self._observed, EveryNode):
             metrics.count("verify.skipped")
-            return self._computation.launch(buffers, scalars)
+            unjudged: list[Any] = self._computation.launch(buffers, scalars)
+            return unjudged
         metrics.count("verify.passes_unjudged")
         judge = self._judge_of(buffers, scalars)
         results = self._untouched(self._observed.launch, buffers, scalars, judge)
@@ -126,9 +134,7 @@ class VerifiedComputation:
         if finding is None:
             return
         metrics.count("verify.findings")
-        if finding.formula is not None:
-            finding = self._in_one_node(finding, scalars)
-        raise error_of(finding, self._origins(), self._backend.name)
+        raise error_of(self._in_one_node(finding, scalars), self._origins(), self._backend.name)
 
     def _origins(self) -> Mapping[Node, Origin]:
         found: dict[Node, Origin] = {}
@@ -138,7 +144,9 @@ class VerifiedComputation:
 
     # --- the launch as a whole
 
-    def _finding_of_launch(self, buffers, scalars, results: list, again: list) -> Finding | None:
+    def _finding_of_launch(
+        self, buffers: list[Any], scalars: list[Any], results: list[Any], again: list[Any]
+    ) -> Finding | None:
         graph = self._stages[-1][1]
         pairs = [(self.download(x), self.download(y)) for x, y in zip(results, again)]
         if all(same_bits(x, y) for x, y in pairs):
@@ -172,7 +180,7 @@ class VerifiedComputation:
         exact = formula.values(inputs, scalars, rounded=False)
         sample = formula.values(inputs, scalars, Disturbance(0, in_double=True), rounded=False)
 
-        def change(graph: Graph):
+        def change(graph: Graph) -> Difference | None:
             others = dict(zip(traced.outputs, graph.outputs))
             other = Formula([others[node] for node in formula.results], inputs)
             by_node = dict(zip(other.results, other.values(inputs, scalars, rounded=False)))
@@ -191,8 +199,10 @@ class VerifiedComputation:
     # --- the node of a kernel
 
     def _in_one_node(self, finding: Finding, scalars: list[Any]) -> Finding:
-        """The first node of the kernel that is wrong where each of its nodes is kept apart."""
+        """The first node of the kernel, if it is one's, that is wrong where each is kept apart."""
         formula = finding.formula
+        if formula is None:
+            return finding
         nodes = [n for n in formula.nodes if is_computed(n)]
         if len(nodes) < 2:
             return finding
