@@ -21,7 +21,7 @@ try:
     from ltc.distributed import process_group as _process_group  # noqa: F401  and it what torch.distributed finds
     from ltc.distributed.lazy_multiprocessing import launch
     from ltc.runtime.physical_dtype import physical as _physical
-    from ltc.support.version import VERSION as __version__
+    from ltc.support.version import VERSION as __version__  # noqa: F401
     from ltc.tracebacks import entrance as _entrance
     from ltc.tracebacks import make_entrances as _make_entrances
     from ltc.utils import steps as _steps

@@ -15,7 +15,7 @@ import torch
 
 from ltc.backends.collective_runner import start, wait
 from ltc.backends.host_memory import new_copy
-from ltc.backends.interface import DeviceInfo, NodeLowering
+from ltc.backends.interface import Computation, DeviceInfo, NodeLowering
 from ltc.backends.plain_dispatch import Undisturbed
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last

@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 

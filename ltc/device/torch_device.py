@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interface import BackendImplInterface, ComputationCapabilities
+from ltc.backends.interface import BackendImplInterface, Computation, ComputationCapabilities
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule

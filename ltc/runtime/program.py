@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -116,6 +116,9 @@ class Program:
         is_long = self.seconds > SHORT_SECONDS and not self.is_verified
         executor.run(work, long=self.exchanges or is_long)
         return outputs
+
+
+_NOTHING: list[Any] = []  # what a work that is over has
 
 
 class _Work:

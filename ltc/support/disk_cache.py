@@ -4,6 +4,7 @@ A file is the four bytes "ltc2", the SHA-256 of its name and of what follows, th
 name is chosen by who writes it, so that it says all that the content depends on: the table in
 docs/codegen.md lists the kinds of files.  Any number of processes may read and write at once: a file
 appears whole.  What can not be read or written is as if it were not there.
+"""
 
 from __future__ import annotations
 

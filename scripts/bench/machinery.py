@@ -5,8 +5,8 @@
 Every variant lives in a process of its own, which is asked for a few steps at a time; the order is
 drawn anew for each round. A ratio is the median, over the rounds of a run, of the time without
 divided by the time with the machine: above 1, the machine gains. Each run starts new processes,
-because where their memory lies makes a difference of some per cent. LTC_PREFAULT_MB acts once in a process: its figures are those of the
-first step, in a process that finds compiled kernels on disk.
+because where their memory lies makes a difference of some per cent. LTC_PREFAULT_MB acts once in a
+process: its figures are those of the first step, in a process that finds compiled kernels on disk.
 
 A process may use as many processors as it has threads.
 """

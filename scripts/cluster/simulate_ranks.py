@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from ltc.distributed.rendezvous import meet  # noqa: E402
-from ltc.distributed.transport import collective_schedule  # noqa: E402
-from ltc.distributed.transport.collective_ops import Exchange, reduce  # noqa: E402
-from ltc.distributed.transport.inter_host_choice import RING, Crossing  # noqa: E402
+from ltc.distributed.rendezvous import meet
+from ltc.distributed.transport import collective_schedule
+from ltc.distributed.transport.collective_ops import Exchange, reduce
+from ltc.distributed.transport.inter_host_choice import RING, Crossing
 
 INSIDE = (2e-6, 10e9)  # seconds, bytes per second: shared memory of one host
 ACROSS = (30e-6, 1.25e9)  # a 10 Gbit/s network

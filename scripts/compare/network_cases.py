@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import timm  # noqa: E402
+import timm
 import torch
 import torch.nn.functional as F
-import torchvision  # noqa: E402
+import torchvision
 import torchvision_operators  # noqa: F401  # before the three packages that import torchvision
-import transformers  # noqa: E402
+import transformers
 from network_check import Network
 from torch import nn
 

@@ -170,7 +170,7 @@ class Pool:
     def wake(self, first: int, limit: int) -> Thread:
         for k in range(first, limit):
             state = yield from self.a.load("pool.wake.next", sleep(k), "seq_cst")
-            if state == ASLEEP or state == DOZING and not (yield from self.is_away(k)):
+            if state == ASLEEP or (state == DOZING and not (yield from self.is_away(k))):
                 yield from self.a.store("pool.wake.call", sleep(k), AWAKE, "seq_cst")
                 yield from self.a.wake("pool.wake.call", sleep(k))
 
@@ -201,9 +201,7 @@ def machine(
 
     callers  of each what it launches, (name, tasks)
     """
-    threads: list[Callable[[], Thread]] = []
-    for k in range(1, members):
-        threads.append(lambda k=k: pool.member(k))
+    threads: list[Callable[[], Thread]] = [lambda k=k: pool.member(k) for k in range(1, members)]
     threads += [lambda launches=launches: pool.caller(launches) for launches in callers]
     if has_recorder:
         threads.append(pool.recorder)

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 import ltc.core.lazy_model as ltm
-import ltc.debug.graphs as graphs
 from ltc import config
 from ltc.backends import interface
 from ltc.backends.interface import BackendRegistrar
-from ltc.debug import metrics
+from ltc.debug import graphs, metrics
 from ltc.errors import BackendMissing
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
@@ -125,7 +124,7 @@ class Describing(ToyBackend):
 def test_what_a_backend_and_its_programs_offer_besides_is_used(tmp_path):
     BackendRegistrar.register("describing", Describing)
     path = tmp_path / "graphs"
-    as_text = dict(LTC_SAVE_TENSORS_FILE=str(path), LTC_SAVE_TENSORS_FMT="backend")
+    as_text = {"LTC_SAVE_TENSORS_FILE": str(path), "LTC_SAVE_TENSORS_FMT": "backend"}
     with config.override(LTC_BACKEND="describing", **as_text):
         x = torch.ones(2).to("ltc")
         pending = x + 1

@@ -28,7 +28,6 @@ from ltc.backends.llvm.plan import (
     FailedCheck,
     InBlock,
     PlannedCall,
-    PlannedRun,
     ProgramPlan,
     ReferenceCall,
 )  # fmt: skip

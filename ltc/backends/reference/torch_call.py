@@ -15,6 +15,7 @@ import torch
 from ltc.errors import InvalidGraph
 from ltc.ir.extern_call import Hole, Template, fill
 from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType
 from ltc.support.torch_private import schema_of_overload
 
 _random_state = threading.Lock()  # held while the process's default generator is borrowed

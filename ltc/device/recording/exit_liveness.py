@@ -307,7 +307,7 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
         recorder.device.index,
         binding.given_inputs(inputs),
         binding.given_scalars(recorder.scalars),
-        ended.elsewhere and {o: inputs[position] for o, position in ended.elsewhere.items()},
+        {o: inputs[position] for o, position in elsewhere.items()} if elsewhere else _NOWHERE,
         recorder.replica,
     )
     return binding.recorded_outputs(made)

@@ -9,7 +9,7 @@ put on side lists, so a learning rate may change without anything being recorded
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 

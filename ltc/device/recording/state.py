@@ -8,11 +8,14 @@ Python.  Tensors always appear contiguous; a view is a state of its own that kno
 from __future__ import annotations
 
 import itertools
+from typing import Any
 from weakref import ref
 
 import torch
 
+from ltc.aten.call import CallResult
 from ltc.device.torch_device import empty_tensor, storage_of
+from ltc.runtime.buffer import Buffer
 from ltc.support.fork_safe_lock import renewed_lock
 from ltc.support.reference_counts import IN_TWO_LISTS, each_holder_counts, reference_counts
 

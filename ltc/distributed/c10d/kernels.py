@@ -6,7 +6,6 @@ Point-to-point calls, and those that treat one rank unlike the others, run at on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist

@@ -7,7 +7,6 @@ in recorded order, read or not: ranks may read their values in different orders.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist

@@ -18,7 +18,7 @@ def open_variables(nest: Nest, vector: int, moves_columns: bool) -> frozenset[in
     depth, last = nest.depth, len(nest.extents) - 1
     if last < 0:
         return frozenset()
-    is_open = {0} if not nest.reductions or depth != 0 and vector != 0 else set()
+    is_open = {0} if not nest.reductions or (depth != 0 and vector != 0) else set()
     if moves_columns and last <= 1:
         is_open.clear()
     if nest.reductions and depth <= last and _takes_any_extent(nest, depth, vector):
