@@ -20,6 +20,7 @@ import ctypes
 import functools
 import platform
 import sys
+
 from ltc.llvm.native import futex, thread_affinity
 from ltc.llvm.native.futex import filled
 
