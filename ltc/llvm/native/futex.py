@@ -40,6 +40,7 @@ def pause_text() -> tuple[str, str]:
 
 DECLARED = "declare i64 @syscall(i64, ...)\n"
 ALL = 2147483647  # threads that may be woken at once
+ANY = 4294967295  # of the kinds of sleepers that the system can tell apart
 
 
 def wait(f: NamedBlocks, word: str, expected: str) -> None:
@@ -55,9 +56,16 @@ def wake(f: NamedBlocks, word: str, threads: int) -> None:
     _system_call(f, word, "WAKE", f"i64 {threads}")
 
 
-def _system_call(f: NamedBlocks, word: str, request: str, value: str) -> None:
+def wait_until(f: NamedBlocks, word: str, expected: str, time: str) -> None:
+    """`wait`, until a time at most: the address of its seconds and nanoseconds, of @now()'s clock."""
+    _system_call(f, word, "WAIT_UNTIL", expected, time, mask=ANY)
+
+
+def _system_call(
+    f: NamedBlocks, word: str, request: str, value: str, time: str = "null", mask: int = 0
+) -> None:
     number = NUMBERS[platform.machine()]
-    call = f"ptr {word}, i64 {CALLS[request]}, {value}, ptr null, ptr null, i64 0"
+    call = f"ptr {word}, i64 {CALLS[request]}, {value}, ptr {time}, ptr null, i64 {mask}"
     f.let(f"answer.{request.lower()}", f"call i64 (i64, ...) @syscall(i64 {number}, {call})")
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from ltc.llvm.emit.builder import Builder
 
+_BYTES = {"i64": 8, "i32": 4, "ptr": 8}
+
 
 class NamedBlocks(Builder):
     """One function, block after block; `head` is what stands behind `define`."""
@@ -29,18 +31,34 @@ class NamedBlocks(Builder):
 
     def load(self, name: str, address: str, order: str = "", type: str = "i64") -> str:
         if not order:
-            return self.let(name, f"load {type}, ptr {address}, align 8")
-        return self.let(name, f"load atomic {type}, ptr {address} {order}, align 8")
+            return self.let(name, f"load {type}, ptr {address}, align {_BYTES[type]}")
+        return self.let(name, f"load atomic {type}, ptr {address} {order}, align {_BYTES[type]}")
 
-    def store(self, value: str | int, address: str, order: str = "") -> None:
+    def store(self, value: str | int, address: str, order: str = "", type: str = "i64") -> None:
         if order:
-            self.emit(f"store atomic i64 {value}, ptr {address} {order}, align 8")
+            self.emit(f"store atomic {type} {value}, ptr {address} {order}, align {_BYTES[type]}")
         else:
-            self.emit(f"store i64 {value}, ptr {address}, align 8")
+            self.emit(f"store {type} {value}, ptr {address}, align {_BYTES[type]}")
 
-    def change(self, name: str, kind: str, address: str, operand: int) -> str:
-        """What was there before an `xchg`, `add` or `sub`, at once and in one order for all."""
-        return self.let(name, f"atomicrmw {kind} ptr {address}, i64 {operand} seq_cst, align 8")
+    def change(
+        self, name: str, kind: str, address: str, operand: int, order: str = "seq_cst"
+    ) -> str:
+        """What was there before an `xchg`, `add` or `sub`, which nobody gets between."""
+        return self.let(name, f"atomicrmw {kind} ptr {address}, i64 {operand} {order}, align 8")
+
+    def compare_and_swap(
+        self, name: str, address: str, old: str, new: str, order: str, type: str = "i64"
+    ) -> str:
+        """Whether it was `old`, and is `new` now.
+
+        order  where it was, and where not
+        """
+        swap = f"cmpxchg ptr {address}, {type} {old}, {type} {new} {order}, align {_BYTES[type]}"
+        return self.let(name, f"extractvalue {{ {type}, i1 }} {self.let('pair', swap)}, 1")
+
+    def fence(self) -> None:
+        """What was stored before it is seen by whoever passes a fence of their own later."""
+        self.emit("fence seq_cst")
 
     # --- where it goes on
 
