@@ -93,8 +93,7 @@ POOL_VARIABLES = {
 GOES_WITH_ENTRY = {"@pool.arguments": "entry", "@pool.tasks": "entry"}
 RING_VARIABLES = {
     "%ring": "given", "%p.called": "called", "%p.done": "done", "%p.stopped": "stopped",
-    "%events": "events", "%p.events": "events", "%asleep": "asleep", "%p.asleep": "asleep",
-    "%p.waiters": "waiters", "%entry": "entry",
+    "%p.events": "events", "%p.asleep": "asleep", "%p.waiters": "waiters", "%entry": "entry",
 }  # fmt: skip
 NOT_NATIVE = ("kernel ", "python ")  # blocks of the models that stand for what calls the text
 # After a fork, when there is no other thread; where the system may run a thread, which is advice.

@@ -6,6 +6,8 @@ import platform
 import re
 from collections.abc import Mapping
 
+from ltc.llvm.native.named_blocks import NamedBlocks
+
 # What the system call is asked for: to wait, to wait until a time of the monotonic clock, to wake.
 CALLS = {"WAIT_UNTIL": 9 + 128, "WAIT": 128, "WAKE": 129}
 NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "riscv64": 98}
@@ -34,6 +36,37 @@ define internal i64 @now() #0 {
 def pause_text() -> tuple[str, str]:
     """What a loop that waits for another processor declares, and does."""
     return _PAUSE.get(platform.machine(), ("", ""))
+
+
+DECLARED = "declare i64 @syscall(i64, ...)\n"
+ALL = 2147483647  # threads that may be woken at once
+ANY = 4294967295  # of the kinds of sleepers that the system can tell apart
+
+
+def wait(f: NamedBlocks, word: str, expected: str) -> None:
+    """Sleep until woken, unless the word is already another; may end earlier.
+
+    expected  with its type
+    """
+    _system_call(f, word, "WAIT", expected)
+
+
+def wake(f: NamedBlocks, word: str, threads: int) -> None:
+    """Up to so many of those that sleep at the word."""
+    _system_call(f, word, "WAKE", f"i64 {threads}")
+
+
+def wait_until(f: NamedBlocks, word: str, expected: str, time: str) -> None:
+    """`wait`, until a time at most: the address of its seconds and nanoseconds, of @now()'s clock."""
+    _system_call(f, word, "WAIT_UNTIL", expected, time, mask=ANY)
+
+
+def _system_call(
+    f: NamedBlocks, word: str, request: str, value: str, time: str = "null", mask: int = 0
+) -> None:
+    number = NUMBERS[platform.machine()]
+    call = f"ptr {word}, i64 {CALLS[request]}, {value}, ptr {time}, ptr null, i64 {mask}"
+    f.let(f"answer.{request.lower()}", f"call i64 (i64, ...) @syscall(i64 {number}, {call})")
 
 
 def filled(text: str, words: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Launches that a thread takes one after another without Python, in LLVM's text form.
+"""Launches that a thread takes one after another without Python.
 
 A thread that waits for the interpreter's lock between two programs leaves its processor idle, and
 makes whoever holds the lock wake it up at every call. So the thread that runs programs stays in
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import platform
 
 import numpy as np
 
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import ATTRIBUTES
 from ltc.llvm.native import futex, runner
+from ltc.llvm.native.named_blocks import NamedBlocks
 
 ENTRIES = 64
 SPINS = 1500  # of the thread without work before it sleeps: about 20 us
@@ -32,193 +32,6 @@ _WORDS = {
 }  # fmt: skip
 _ENTRY = {"FRAME": 1, "THREADS": 2, "FAILED": 3, "TIME": 4}  # after the run; words of an entry
 _ENTRY_WORDS = 8
-
-_TEXT = """
-declare i64 @syscall(i64, ...)
-PAUSE_DECLARED
-
-define internal ptr @entry(ptr %ring, i64 %before) #0 {
-  %slot = urem i64 %before, ENTRIES
-  %words = mul i64 %slot, ENTRY_WORDS
-  %place = add i64 %words, FIRST
-  %entry = getelementptr i64, ptr %ring, i64 %place
-  ret ptr %entry
-}
-
-define internal void @wake.thread(ptr %ring) #0 {
-start:
-  %asleep = getelementptr i64, ptr %ring, i64 ASLEEP
-  %sleeps = atomicrmw xchg ptr %asleep, i64 0 seq_cst, align 8
-  %is.asleep = icmp ne i64 %sleeps, 0
-  br i1 %is.asleep, label %wake, label %end
-wake:
-  %woken = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAKE, i64 1, ptr null, ptr null, i64 0)
-  br label %end
-end:
-  ret void
-}
-
-define internal void @wake.waiters(ptr %ring) #0 {
-start:
-  %events = getelementptr i64, ptr %ring, i64 EVENTS
-  %event = atomicrmw add ptr %events, i64 1 seq_cst, align 8
-  %p.waiters = getelementptr i64, ptr %ring, i64 WAITERS
-  %waiters = load atomic i64, ptr %p.waiters seq_cst, align 8
-  %any = icmp ne i64 %waiters, 0
-  br i1 %any, label %wake, label %end
-wake:
-  %woken = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %events, i64 WAKE, i64 2147483647, ptr null, ptr null, i64 0)
-  br label %end
-end:
-  ret void
-}
-
-; The number of a new launch, or 0 where the ring is full or has stopped.
-define i64 @ring.push(ptr %ring, i64 %run, i64 %frame, i64 %threads) #0 {
-start:
-  %p.stopped = getelementptr i64, ptr %ring, i64 STOPPED
-  %stopped = load atomic i64, ptr %p.stopped seq_cst, align 8
-  %given = load i64, ptr %ring, align 8
-  %p.done = getelementptr i64, ptr %ring, i64 DONE
-  %done = load atomic i64, ptr %p.done acquire, align 8
-  %there = sub i64 %given, %done
-  %full = icmp sge i64 %there, ENTRIES
-  %has.stopped = icmp ne i64 %stopped, 0
-  %refused = or i1 %full, %has.stopped
-  br i1 %refused, label %no, label %put
-put:
-  %entry = call ptr @entry(ptr %ring, i64 %given)
-  store i64 %run, ptr %entry, align 8
-  %p.frame = getelementptr i64, ptr %entry, i64 FRAME
-  store i64 %frame, ptr %p.frame, align 8
-  %p.threads = getelementptr i64, ptr %entry, i64 THREADS
-  store i64 %threads, ptr %p.threads, align 8
-  %number = add i64 %given, 1
-  store atomic i64 %number, ptr %ring seq_cst, align 8
-  call void @wake.thread(ptr %ring)
-  ret i64 %number
-no:
-  ret i64 0
-}
-
-; The thread is to come back to Python once everything given is done.
-define void @ring.call(ptr %ring) #0 {
-  %p.called = getelementptr i64, ptr %ring, i64 CALLED
-  store atomic i64 1, ptr %p.called seq_cst, align 8
-  call void @wake.thread(ptr %ring)
-  ret void
-}
-
-; Runs what is given, until it is called back (0) or a launch has failed (1).
-define i64 @ring.serve(ptr %ring) #0 {
-start:
-  %p.called = getelementptr i64, ptr %ring, i64 CALLED
-  %p.done = getelementptr i64, ptr %ring, i64 DONE
-  %p.stopped = getelementptr i64, ptr %ring, i64 STOPPED
-  %p.asleep = getelementptr i64, ptr %ring, i64 ASLEEP
-  %p.leave.from = getelementptr i64, ptr %ring, i64 LEAVE_FROM
-  %p.leave.for = getelementptr i64, ptr %ring, i64 LEAVE_FOR
-  %p.run.code = getelementptr i64, ptr %ring, i64 RUN_CODE
-  %run.code = load ptr, ptr %p.run.code, align 8
-  %p.leave.code = getelementptr i64, ptr %ring, i64 LEAVE_CODE
-  %leave.code = load ptr, ptr %p.leave.code, align 8
-  br label %look
-look:
-  %spins = phi i64 [ 0, %start ], [ %spins.more, %pause ], [ 0, %over ], [ 0, %slept ], [ 0, %called.back ]
-  %done = load i64, ptr %p.done, align 8
-  %given = load atomic i64, ptr %ring acquire, align 8
-  %none = icmp eq i64 %given, %done
-  br i1 %none, label %idle, label %take
-idle:
-  %called = load atomic i64, ptr %p.called seq_cst, align 8
-  %is.called = icmp ne i64 %called, 0
-  br i1 %is.called, label %called.back, label %pause
-called.back:
-  %given.before = load atomic i64, ptr %ring seq_cst, align 8
-  %still.none = icmp eq i64 %given.before, %done
-  br i1 %still.none, label %back, label %look
-back:
-  ret i64 0
-pause:
-  PAUSE
-  %spins.more = add i64 %spins, 1
-  %tired = icmp ugt i64 %spins.more, SPINS
-  br i1 %tired, label %lie.down, label %look
-lie.down:
-  %was = atomicrmw xchg ptr %p.asleep, i64 1 seq_cst, align 8
-  %given.again = load atomic i64, ptr %ring seq_cst, align 8
-  %called.again = load atomic i64, ptr %p.called seq_cst, align 8
-  %none.again = icmp eq i64 %given.again, %done
-  %not.called = icmp eq i64 %called.again, 0
-  %sleeps = and i1 %none.again, %not.called
-  br i1 %sleeps, label %sleep, label %slept
-sleep:
-  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %p.asleep, i64 WAIT, i64 1, ptr null, ptr null, i64 0)
-  br label %slept
-slept:
-  store atomic i64 0, ptr %p.asleep seq_cst, align 8
-  br label %look
-take:
-  %entry = call ptr @entry(ptr %ring, i64 %done)
-  %run = load ptr, ptr %entry, align 8
-  %p.frame = getelementptr i64, ptr %entry, i64 FRAME
-  %frame = load ptr, ptr %p.frame, align 8
-  %p.threads = getelementptr i64, ptr %entry, i64 THREADS
-  %threads = load i64, ptr %p.threads, align 8
-  %began = call i64 @now()
-  %failed = call i64 %run.code(ptr %run, ptr %frame, i64 %threads)
-  %ended = call i64 @now()
-  %time = sub i64 %ended, %began
-  %p.time = getelementptr i64, ptr %entry, i64 TIME
-  store i64 %time, ptr %p.time, align 8
-  %p.failed = getelementptr i64, ptr %entry, i64 FAILED
-  store i64 %failed, ptr %p.failed, align 8
-  %well = icmp slt i64 %failed, 0
-  br i1 %well, label %went.well, label %stop
-went.well:
-  %for = atomicrmw xchg ptr %p.leave.for, i64 0 seq_cst, align 8
-  %leaves = icmp ne i64 %for, 0
-  br i1 %leaves, label %leave, label %over
-leave:
-  %from = load i64, ptr %p.leave.from, align 8
-  %until = add i64 %ended, %for
-  call void %leave.code(i64 %from, i64 %until)
-  br label %over
-over:
-  %done.now = add i64 %done, 1
-  store atomic i64 %done.now, ptr %p.done seq_cst, align 8
-  call void @wake.waiters(ptr %ring)
-  br label %look
-stop:
-  store atomic i64 1, ptr %p.stopped seq_cst, align 8
-  call void @wake.waiters(ptr %ring)
-  ret i64 1
-}
-
-; Sleeps while fewer than %number are done, at most until somebody is done or a signal comes.
-define void @ring.await(ptr %ring, i64 %number) #0 {
-start:
-  %p.done = getelementptr i64, ptr %ring, i64 DONE
-  %p.stopped = getelementptr i64, ptr %ring, i64 STOPPED
-  %p.waiters = getelementptr i64, ptr %ring, i64 WAITERS
-  %p.events = getelementptr i64, ptr %ring, i64 EVENTS
-  %before = atomicrmw add ptr %p.waiters, i64 1 seq_cst, align 8
-  %events = load atomic i64, ptr %p.events seq_cst, align 8
-  %done = load atomic i64, ptr %p.done seq_cst, align 8
-  %stopped = load atomic i64, ptr %p.stopped seq_cst, align 8
-  %early = icmp slt i64 %done, %number
-  %goes.on = icmp eq i64 %stopped, 0
-  %waits = and i1 %early, %goes.on
-  br i1 %waits, label %sleep, label %end
-sleep:
-  %low = trunc i64 %events to i32
-  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %p.events, i64 WAIT, i32 %low, ptr null, ptr null, i64 0)
-  br label %end
-end:
-  %after = atomicrmw sub ptr %p.waiters, i64 1 seq_cst, align 8
-  ret void
-}
-"""
 
 
 class Ring:
@@ -300,12 +113,195 @@ def _entry(number: int) -> int:
 
 def text() -> str:
     """@ring.push, @ring.call, @ring.serve and @ring.await; see `Ring`."""
-    declared, pause = futex.pause_text()
-    return futex.filled(futex.CLOCK + _TEXT, {
-        "ENTRY_WORDS": _ENTRY_WORDS, "ENTRIES": ENTRIES, "SPINS": SPINS,
-        "PAUSE_DECLARED": declared, "PAUSE": pause, "FUTEX": futex.NUMBERS[platform.machine()],
-        **futex.CALLS, **_WORDS, **_ENTRY,
-    })  # fmt: skip
+    declared = f"{futex.DECLARED}{futex.pause_text()[0]}\n"
+    functions = (
+        _entry_function, _wake_thread, _wake_waiters, _push, _call, _serve, _await,
+    )  # fmt: skip
+    return futex.CLOCK + declared + "\n".join(function() for function in functions)
+
+
+def _entry_function() -> str:
+    f = NamedBlocks("internal ptr @entry(ptr %ring, i64 %before)")
+    slot = f.let("slot", f"urem i64 %before, {ENTRIES}")
+    words = f.let("words", f"mul i64 {slot}, {_ENTRY_WORDS}")
+    place = f.let("place", f"add i64 {words}, {_WORDS['FIRST']}")
+    f.give(f"ptr {f.word('entry', '%ring', place)}")
+    return f.text()
+
+
+def _wake_thread() -> str:
+    f = NamedBlocks("internal void @wake.thread(ptr %ring)")
+    f.block("start")
+    asleep = _word(f, "asleep")
+    sleeps = f.change("sleeps", "xchg", asleep, 0)
+    f.choose(f"ne i64 {sleeps}, 0", "wake", "end")
+    f.block("wake")
+    futex.wake(f, asleep, 1)
+    f.go("end")
+    f.block("end")
+    f.give()
+    return f.text()
+
+
+def _wake_waiters() -> str:
+    f = NamedBlocks("internal void @wake.waiters(ptr %ring)")
+    f.block("start")
+    events = _word(f, "events")
+    f.change("event", "add", events, 1)
+    waiters = f.load("waiting", _word(f, "waiters"), "seq_cst")
+    f.choose(f"ne i64 {waiters}, 0", "wake", "end")
+    f.block("wake")
+    futex.wake(f, events, futex.ALL)
+    f.go("end")
+    f.block("end")
+    f.give()
+    return f.text()
+
+
+def _push() -> str:
+    """The number of a new launch, or 0 where the ring is full or has stopped."""
+    f = NamedBlocks("i64 @ring.push(ptr %ring, i64 %run, i64 %frame, i64 %threads)")
+    f.block("start")
+    stopped = f.load("has.stopped", _word(f, "stopped"), "seq_cst")
+    given = f.load("given", "%ring")
+    done = f.load("done.before", _word(f, "done"), "acquire")
+    there = f.let("there", f"sub i64 {given}, {done}")
+    full = f.let("full", f"icmp sge i64 {there}, {ENTRIES}")
+    ended = f.let("ended", f"icmp ne i64 {stopped}, 0")
+    f.choose(f.let("refused", f"or i1 {full}, {ended}"), "no", "put")
+    f.block("put")
+    entry = f.let("entry", f"call ptr @entry(ptr %ring, i64 {given})")
+    f.store("%run", entry)
+    f.store("%frame", f.word("p.frame", entry, _ENTRY["FRAME"]))
+    f.store("%threads", f.word("p.threads", entry, _ENTRY["THREADS"]))
+    number = f.let("number", f"add i64 {given}, 1")
+    f.store(number, "%ring", "seq_cst")
+    f.emit("call void @wake.thread(ptr %ring)")
+    f.give(f"i64 {number}")
+    f.block("no")
+    f.give("i64 0")
+    return f.text()
+
+
+def _call() -> str:
+    """The thread is to come back to Python once everything given is done."""
+    f = NamedBlocks("void @ring.call(ptr %ring)")
+    f.store(1, _word(f, "called"), "seq_cst")
+    f.emit("call void @wake.thread(ptr %ring)")
+    f.give()
+    return f.text()
+
+
+def _serve() -> str:
+    """Runs what is given, until it is called back (0) or a launch has failed (1)."""
+    f = NamedBlocks("i64 @ring.serve(ptr %ring)")
+    f.block("start")
+    for name in ("called", "done", "stopped", "asleep", "leave.from", "leave.for"):
+        _word(f, name)
+    f.load("run", _word(f, "run.code"), type="ptr")
+    f.load("leave.now", _word(f, "leave.code"), type="ptr")
+    f.go("look")
+    _look_for_a_launch(f)
+    _lie_down(f)
+    _run_one(f)
+    _say_how_it_ended(f)
+    return f.text()
+
+
+def _look_for_a_launch(f: NamedBlocks) -> None:
+    f.block("look")
+    again = ", ".join(f"[ 0, %{block} ]" for block in ("start", "over", "slept", "called.back"))
+    spins = f.let("spins", f"phi i64 {again}, [ %spins.more, %pause ]")
+    done = f.load("done", "%p.done")
+    f.choose(f"eq i64 {f.load('given', '%ring', 'acquire')}, {done}", "idle", "take")
+    f.block("idle")
+    f.choose(f"ne i64 {f.load('called', '%p.called', 'seq_cst')}, 0", "called.back", "pause")
+    f.block("called.back")
+    f.choose(f"eq i64 {f.load('given.before', '%ring', 'seq_cst')}, {done}", "back", "look")
+    f.block("back")
+    f.give("i64 0")
+    f.block("pause")
+    f.emit(futex.pause_text()[1])
+    more = f.let("spins.more", f"add i64 {spins}, 1")
+    f.choose(f"ugt i64 {more}, {SPINS}", "lie.down", "look")
+
+
+def _lie_down(f: NamedBlocks) -> None:
+    f.block("lie.down")
+    f.change("was", "xchg", "%p.asleep", 1)
+    given = f.load("given.again", "%ring", "seq_cst")
+    called = f.load("called.again", "%p.called", "seq_cst")
+    none = f.let("none.again", f"icmp eq i64 {given}, %done")
+    stays = f.let("not.called", f"icmp eq i64 {called}, 0")
+    f.choose(f.let("sleeps", f"and i1 {none}, {stays}"), "sleep", "slept")
+    f.block("sleep")
+    futex.wait(f, "%p.asleep", "i64 1")
+    f.go("slept")
+    f.block("slept")
+    f.store(0, "%p.asleep", "seq_cst")
+    f.go("look")
+
+
+def _run_one(f: NamedBlocks) -> None:
+    f.block("take")
+    entry = f.let("entry", "call ptr @entry(ptr %ring, i64 %done)")
+    run = f.load("what", entry, type="ptr")
+    frame = f.load("frame", f.word("p.frame", entry, _ENTRY["FRAME"]), type="ptr")
+    threads = f.load("threads", f.word("p.threads", entry, _ENTRY["THREADS"]))
+    began = f.let("began", "call i64 @now()")
+    failed = f.let("failed", f"call i64 %run(ptr {run}, ptr {frame}, i64 {threads})")
+    ended = f.let("ended", "call i64 @now()")
+    time = f.let("time", f"sub i64 {ended}, {began}")
+    f.store(time, f.word("p.time", entry, _ENTRY["TIME"]))
+    f.store(failed, f.word("p.failed", entry, _ENTRY["FAILED"]))
+    f.choose(f"slt i64 {failed}, 0", "went.well", "stop")
+
+
+def _say_how_it_ended(f: NamedBlocks) -> None:
+    f.block("went.well")
+    time = f.change("for", "xchg", "%p.leave.for", 0)
+    f.choose(f"ne i64 {time}, 0", "leave", "over")
+    f.block("leave")
+    first = f.load("from", "%p.leave.from")
+    until = f.let("until", f"add i64 %ended, {time}")
+    f.emit(f"call void %leave.now(i64 {first}, i64 {until})")
+    f.go("over")
+    f.block("over")
+    f.store(f.let("done.now", "add i64 %done, 1"), "%p.done", "seq_cst")
+    f.emit("call void @wake.waiters(ptr %ring)")
+    f.go("look")
+    f.block("stop")
+    f.store(1, "%p.stopped", "seq_cst")
+    f.emit("call void @wake.waiters(ptr %ring)")
+    f.give("i64 1")
+
+
+def _await() -> str:
+    """Sleeps while fewer than %number are done, at most until somebody is done or a signal comes."""
+    f = NamedBlocks("void @ring.await(ptr %ring, i64 %number)")
+    f.block("start")
+    p_done, p_stopped = _word(f, "done"), _word(f, "stopped")
+    p_waiters, p_events = _word(f, "waiters"), _word(f, "events")
+    f.change("before", "add", p_waiters, 1)
+    events = f.load("seen", p_events, "seq_cst")
+    done = f.load("done.now", p_done, "seq_cst")
+    stopped = f.load("has.stopped", p_stopped, "seq_cst")
+    early = f.let("early", f"icmp slt i64 {done}, %number")
+    goes_on = f.let("goes.on", f"icmp eq i64 {stopped}, 0")
+    f.choose(f.let("waits", f"and i1 {early}, {goes_on}"), "sleep", "end")
+    f.block("sleep")
+    low = f.let("low", f"trunc i64 {events} to i32")
+    futex.wait(f, p_events, f"i32 {low}")
+    f.go("end")
+    f.block("end")
+    f.change("after", "sub", p_waiters, 1)
+    f.give()
+    return f.text()
+
+
+def _word(f: NamedBlocks, name: str) -> str:
+    """The address of a word of the ring."""
+    return f.word(f"p.{name}", "%ring", _WORDS[name.upper().replace(".", "_")])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Threads of our own, in LLVM's text form: one pool in a process, whoever launches.
+"""Threads of our own: one pool in a process, whoever launches.
 
 OpenMP gives every thread that launches a team of its own. Programs run from the caller's thread
 and from an executor's, and libgomp, once it has more threads than there are processors, puts them
@@ -20,17 +20,21 @@ import ctypes
 import functools
 import platform
 import sys
+from collections.abc import Mapping
 
 from ltc.llvm.native import futex, thread_affinity
 from ltc.llvm.native.futex import filled
+from ltc.llvm.native.named_blocks import NamedBlocks
 
 MOST_MEMBERS = 128
+MOST_TASKS = (1 << 32) - 1  # what a range has room for, and the mask of it
 SPINS = 4000  # of a member without work before it sleeps: about 60 us
 SPINS_BEFORE_YIELD = 2000  # of the caller, whose last tasks are under way elsewhere
 
 # A member's line of 64 bytes: its range; how it sleeps, 0 being awake; its thread.
-_SLEEP = {"ASLEEP": 1, "DOZING": 2}  # until it is woken; at most until a time
-_TEXT = """
+ASLEEP, DOZING = 1, 2  # until it is woken; at most until a time
+
+_GLOBALS = """
 @pool.lock = internal global i32 0, align 64
 @pool.started = internal global i64 0, align 8
 @pool.launches = internal global i64 0, align 8
@@ -45,290 +49,312 @@ _TEXT = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
 declare i32 @sched_yield()
-declare i64 @syscall(i64, ...)
-PAUSE_DECLARED
-
-; Members %from and above take no task until %until, nanoseconds of the monotonic clock; with 0
-; they come back, to a launch that is under way at once.
-define void @pool.stay.away(i64 %from, i64 %until) #0 {
-start:
-  store atomic i64 %from, ptr @pool.away.from monotonic, align 8
-  store atomic i64 %until, ptr @pool.away.until monotonic, align 8
-  fence seq_cst
-  %over = icmp eq i64 %until, 0
-  %lock = load atomic i32, ptr @pool.lock monotonic, align 4
-  %busy = icmp ne i32 %lock, 0
-  %back = and i1 %over, %busy
-  br i1 %back, label %wake, label %end
-wake:
-  %members = load atomic i64, ptr @pool.members monotonic, align 8
-  call void @pool.wake(i64 %from, i64 %members)
-  br label %end
-end:
-  ret void
-}
-
-; Those of the members %first up to %limit that sleep are woken. Who stays away and dozes wakes up
-; in time by itself; who is away and fast asleep has to learn of the time.
-define internal void @pool.wake(i64 %first, i64 %limit) #0 {
-start:
-  SET_OF_PROCESSORS
-  %any = icmp slt i64 %first, %limit
-  br i1 %any, label %next, label %end
-next:
-  %k = phi i64 [ %first, %start ], [ %after, %woken ]
-  %line = getelementptr [8 x i64], ptr @pool.lines, i64 %k
-  %asleep = getelementptr i64, ptr %line, i64 1
-  %sleeps = load atomic i64, ptr %asleep seq_cst, align 8
-  switch i64 %sleeps, label %woken [ i64 ASLEEP, label %call
-                                     i64 DOZING, label %ask ]
-ask:
-  %away = call i1 @pool.is.away(i64 %k)
-  br i1 %away, label %woken, label %call
-call:
-  KEEP_OFF
-  store atomic i64 0, ptr %asleep seq_cst, align 8
-  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAKE, i64 1, ptr null, ptr null, i64 0)
-  LET_BACK
-  br label %woken
-woken:
-  %after = add i64 %k, 1
-  %more = icmp slt i64 %after, %limit
-  br i1 %more, label %next, label %end
-end:
-  ret void
-}
-
-; Whether this member, not the caller, is to stay away now.
-define internal i1 @pool.is.away(i64 %self) #0 {
-start:
-  %until = load atomic i64, ptr @pool.away.until monotonic, align 8
-  %set = icmp ne i64 %until, 0
-  %from = load atomic i64, ptr @pool.away.from monotonic, align 8
-  %above = icmp sge i64 %self, %from
-  %not.caller = icmp sgt i64 %self, 0
-  %concerned = and i1 %above, %not.caller
-  %asks = and i1 %set, %concerned
-  br i1 %asks, label %time, label %no
-time:
-  %now = call i64 @now()
-  %early = icmp slt i64 %now, %until
-  ret i1 %early
-no:
-  ret i1 false
-}
-
-; Every task that is left, those of the member's own range first.
-define internal void @pool.work(i64 %self) #0 {
-start:
-  br label %range
-range:
-  %passed = phi i64 [ 0, %start ], [ %passed.more, %exhausted ]
-  %members = load atomic i64, ptr @pool.members monotonic, align 8
-  %sum = add i64 %self, %passed
-  %whose = urem i64 %sum, %members
-  %line = getelementptr [8 x i64], ptr @pool.lines, i64 %whose
-  br label %take
-take:
-  %away = call i1 @pool.is.away(i64 %self)
-  br i1 %away, label %end, label %look
-look:
-  %word = load atomic i64, ptr %line acquire, align 8
-  %left = and i64 %word, 4294967295
-  %none = icmp eq i64 %left, 0
-  br i1 %none, label %exhausted, label %try
-try:
-  %entry.word = load atomic i64, ptr @pool.entry monotonic, align 8
-  %arguments.word = load atomic i64, ptr @pool.arguments monotonic, align 8
-  %tasks = load atomic i64, ptr @pool.tasks monotonic, align 8
-  %of = load atomic i64, ptr @pool.members monotonic, align 8
-  %less = sub i64 %word, 1
-  %pair = cmpxchg ptr %line, i64 %word, i64 %less acq_rel acquire, align 8
-  %taken = extractvalue { i64, i1 } %pair, 1
-  br i1 %taken, label %run, label %look
-run:
-  %next = add i64 %whose, 1
-  %scaled = mul i64 %tasks, %next
-  %limit = udiv i64 %scaled, %of
-  %task = sub i64 %limit, %left
-  %entry = inttoptr i64 %entry.word to ptr
-  %arguments = inttoptr i64 %arguments.word to ptr
-  call void %entry(ptr %arguments, i64 %task, i64 %tasks)
-  %before = atomicrmw add ptr @pool.done, i64 1 acq_rel, align 8
-  br label %take
-exhausted:
-  %passed.more = add i64 %passed, 1
-  %more = icmp ult i64 %passed.more, %members
-  br i1 %more, label %range, label %end
-end:
-  ret void
-}
-
-define internal ptr @pool.member(ptr %number) #0 {
-start:
-  %time = alloca [2 x i64], align 8
-  SET_OF_PROCESSORS
-  %self = ptrtoint ptr %number to i64
-  %line = getelementptr [8 x i64], ptr @pool.lines, i64 %self
-  %asleep = getelementptr i64, ptr %line, i64 1
-  NOTE_MEMBER
-  br label %look
-look:
-  %spins = phi i64 [ 0, %start ], [ 0, %apart ], [ %spins.more, %pause ], [ 0, %sleep ], [ 0, %return ]
-  %away = call i1 @pool.is.away(i64 %self)
-  br i1 %away, label %leave, label %stay
-stay:
-  %word = load atomic i64, ptr %line acquire, align 8
-  %left = and i64 %word, 4294967295
-  %none = icmp eq i64 %left, 0
-  br i1 %none, label %pause, label %work
-work:
-  store atomic i64 0, ptr %asleep seq_cst, align 8
-  MOVE_AWAY
-  br label %apart
-apart:
-  call void @pool.work(i64 %self)
-  br label %look
-pause:
-  PAUSE
-  %spins.more = add i64 %spins, 1
-  %tired = icmp ugt i64 %spins.more, SPINS
-  br i1 %tired, label %lie.down, label %look
-lie.down:
-  %before = atomicrmw xchg ptr %asleep, i64 ASLEEP seq_cst, align 8
-  %again = load atomic i64, ptr %line seq_cst, align 8
-  %left.again = and i64 %again, 4294967295
-  %still.none = icmp eq i64 %left.again, 0
-  br i1 %still.none, label %sleep, label %work
-sleep:
-  %woken = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAIT, i64 ASLEEP, ptr null, ptr null, i64 0)
-  br label %look
-leave:
-  %present = atomicrmw xchg ptr %asleep, i64 DOZING seq_cst, align 8
-  fence seq_cst
-  %still.away = call i1 @pool.is.away(i64 %self)
-  br i1 %still.away, label %doze, label %return
-doze:
-  %until = load atomic i64, ptr @pool.away.until monotonic, align 8
-  %seconds = udiv i64 %until, 1000000000
-  %part = urem i64 %until, 1000000000
-  %rest = getelementptr i64, ptr %time, i64 1
-  store i64 %seconds, ptr %time, align 8
-  store i64 %part, ptr %rest, align 8
-  %called = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %asleep, i64 WAIT_UNTIL, i64 DOZING, ptr %time, ptr null, i64 4294967295)
-  br label %return
-return:
-  store atomic i64 0, ptr %asleep seq_cst, align 8
-  call void @pool.work(i64 %self)
-  br label %look
-}
-
-; Members 1 to %wanted exist afterwards, or as many of them as the system allows.
-define internal i64 @pool.grow(i64 %wanted) #0 {
-start:
-  %thread = alloca i64, align 8
-  br label %look
-look:
-  %started = load i64, ptr @pool.started, align 8
-  %enough = icmp sge i64 %started, %wanted
-  br i1 %enough, label %end, label %one
-one:
-  %number = add i64 %started, 1
-  %argument = inttoptr i64 %number to ptr
-  %error = call i32 @pthread_create(ptr %thread, ptr null, ptr @pool.member, ptr %argument)
-  %failed = icmp ne i32 %error, 0
-  br i1 %failed, label %end, label %made
-made:
-  %handle = load i64, ptr %thread, align 8
-  call i32 @pthread_detach(i64 %handle)
-  store i64 %number, ptr @pool.started, align 8
-  br label %look
-end:
-  %result = load i64, ptr @pool.started, align 8
-  ret i64 %result
-}
-
-define internal void @pool.launch(ptr %entry, ptr %arguments, i64 %tasks, i64 %threads) #0 {
-start:
-  %pair = cmpxchg ptr @pool.lock, i32 0, i32 1 acquire monotonic, align 4
-  %ours = extractvalue { i32, i1 } %pair, 1
-  br i1 %ours, label %count, label %alone
-alone:
-  call void @tasks(ptr %entry, ptr %arguments, i64 %tasks, i64 0, i64 %tasks)
-  ret void
-count:
-  %most = call i64 @llvm.smin.i64(i64 %threads, i64 MOST)
-  %others.wanted = sub i64 %most, 1
-  %started = call i64 @pool.grow(i64 %others.wanted)
-  %there = add i64 %started, 1
-  %members = call i64 @llvm.smin.i64(i64 %most, i64 %there)
-  NOTE_CALLER
-  %entry.word = ptrtoint ptr %entry to i64
-  %arguments.word = ptrtoint ptr %arguments to i64
-  store atomic i64 %entry.word, ptr @pool.entry monotonic, align 8
-  store atomic i64 %arguments.word, ptr @pool.arguments monotonic, align 8
-  store atomic i64 %tasks, ptr @pool.tasks monotonic, align 8
-  store atomic i64 %members, ptr @pool.members monotonic, align 8
-  store atomic i64 0, ptr @pool.done monotonic, align 8
-  %launch.before = load i64, ptr @pool.launches, align 8
-  %launch = add i64 %launch.before, 1
-  store i64 %launch, ptr @pool.launches, align 8
-  %high = shl i64 %launch, 32
-  br label %publish
-publish:
-  %j = phi i64 [ 0, %count ], [ %j.after, %publish ]
-  %j.after = add i64 %j, 1
-  %a = mul i64 %tasks, %j
-  %first = udiv i64 %a, %members
-  %b = mul i64 %tasks, %j.after
-  %limit = udiv i64 %b, %members
-  %length = sub i64 %limit, %first
-  %word = or i64 %high, %length
-  %line = getelementptr [8 x i64], ptr @pool.lines, i64 %j
-  store atomic i64 %word, ptr %line release, align 8
-  %more = icmp slt i64 %j.after, %members
-  br i1 %more, label %publish, label %published
-published:
-  fence seq_cst
-  %any = icmp sgt i64 %members, 1
-  br i1 %any, label %wake, label %join
-wake:
-  call void @pool.wake(i64 1, i64 %members)
-  br label %join
-join:
-  call void @pool.work(i64 0)
-  br label %wait
-wait:
-  %spins = phi i64 [ 0, %join ], [ %spins.after, %again ]
-  %done = load atomic i64, ptr @pool.done acquire, align 8
-  %over = icmp eq i64 %done, %tasks
-  br i1 %over, label %end, label %pause
-pause:
-  PAUSE
-  %spins.more = add i64 %spins, 1
-  %long = icmp ugt i64 %spins.more, YIELD
-  br i1 %long, label %yield, label %again
-yield:
-  call i32 @sched_yield()
-  br label %again
-again:
-  %spins.after = phi i64 [ %spins.more, %pause ], [ 0, %yield ]
-  br label %wait
-end:
-  store atomic i32 0, ptr @pool.lock release, align 4
-  ret void
-}
 declare i64 @llvm.smin.i64(i64, i64)
-
-; After a fork the child has no member left.
-define void @pool.forget() #0 {
-  store i32 0, ptr @pool.lock, align 4
-  store i64 0, ptr @pool.started, align 8
-  store i64 0, ptr @pool.away.until, align 8
-  call void @llvm.memset.p0.i64(ptr @pool.lines, i8 0, i64 LINES_BYTES, i1 false)
-  ret void
-}
 """
+
+
+# --- the functions, one after another -----------------------------------------------------------
+
+
+def _stay_away() -> str:
+    """Members %from and above take no task until %until, nanoseconds of the monotonic clock; with
+    0 they come back, to a launch that is under way at once."""
+    f = NamedBlocks("void @pool.stay.away(i64 %from, i64 %until)")
+    f.block("start")
+    f.store("%from", "@pool.away.from", "monotonic")
+    f.store("%until", "@pool.away.until", "monotonic")
+    f.fence()
+    over = f.let("over", "icmp eq i64 %until, 0")
+    lock = f.load("lock", "@pool.lock", "monotonic", "i32")
+    busy = f.let("busy", f"icmp ne i32 {lock}, 0")
+    f.choose(f.let("back", f"and i1 {over}, {busy}"), "wake", "end")
+    f.block("wake")
+    members = f.load("members", "@pool.members", "monotonic")
+    f.emit(f"call void @pool.wake(i64 %from, i64 {members})")
+    f.go("end")
+    f.block("end")
+    f.give()
+    return f.text()
+
+
+def _wake(affinity: Mapping[str, str]) -> str:
+    """Those of the members %first up to %limit that sleep are woken. Who stays away and dozes wakes
+    up in time by itself; who is away and fast asleep has to learn of the time."""
+    f = NamedBlocks("internal void @pool.wake(i64 %first, i64 %limit)")
+    f.block("start")
+    f.emit(affinity["SET_OF_PROCESSORS"])
+    f.choose("slt i64 %first, %limit", "next", "end")
+    f.block("next")
+    k = f.let("k", "phi i64 [ %first, %start ], [ %after, %woken ]")
+    asleep = f.word("asleep", _line(f, k), 1)
+    sleeps = f.load("sleeps", asleep, "seq_cst")
+    f.emit(
+        f"switch i64 {sleeps}, label %woken [ i64 {ASLEEP}, label %call i64 {DOZING}, label %ask ]"
+    )
+    f.block("ask")
+    f.choose(f.let("away", f"call i1 @pool.is.away(i64 {k})"), "woken", "call")
+    f.block("call")
+    f.emit(affinity["KEEP_OFF"])
+    f.store(0, asleep, "seq_cst")
+    futex.wake(f, asleep, 1)
+    f.emit(affinity["LET_BACK"])
+    f.go("woken")
+    f.block("woken")
+    after = f.let("after", f"add i64 {k}, 1")
+    f.choose(f"slt i64 {after}, %limit", "next", "end")
+    f.block("end")
+    f.give()
+    return f.text()
+
+
+def _is_away() -> str:
+    """Whether this member, not the caller, is to stay away now."""
+    f = NamedBlocks("internal i1 @pool.is.away(i64 %self)")
+    f.block("start")
+    until = f.load("until", "@pool.away.until", "monotonic")
+    some = f.let("set", f"icmp ne i64 {until}, 0")
+    first = f.load("from", "@pool.away.from", "monotonic")
+    above = f.let("above", f"icmp sge i64 %self, {first}")
+    f.let("not.caller", "icmp sgt i64 %self, 0")
+    concerned = f.let("concerned", f"and i1 {above}, %not.caller")
+    f.choose(f.let("asks", f"and i1 {some}, {concerned}"), "time", "no")
+    f.block("time")
+    now = f.let("now", "call i64 @now()")
+    f.give(f"i1 {f.let('early', f'icmp slt i64 {now}, {until}')}")
+    f.block("no")
+    f.give("i1 false")
+    return f.text()
+
+
+def _work() -> str:
+    """Every task that is left, those of the member's own range first."""
+    f = NamedBlocks("internal void @pool.work(i64 %self)")
+    f.block("start")
+    f.go("range")
+    f.block("range")
+    passed = f.let("passed", "phi i64 [ 0, %start ], [ %passed.more, %exhausted ]")
+    members = f.load("members", "@pool.members", "monotonic")
+    whose = f.let("whose", f"urem i64 {f.let('sum', f'add i64 %self, {passed}')}, {members}")
+    _line(f, whose)
+    f.go("take")
+    _take(f)
+    f.block("exhausted")
+    more = f.let("passed.more", f"add i64 {passed}, 1")
+    f.choose(f"ult i64 {more}, {members}", "range", "end")
+    f.block("end")
+    f.give()
+    return f.text()
+
+
+def _take(f: NamedBlocks) -> None:
+    """One task after another of the range in %line."""
+    f.block("take")
+    f.choose(f.let("away", "call i1 @pool.is.away(i64 %self)"), "end", "look")
+    f.block("look")
+    word = f.load("word", "%line", "acquire")
+    left = f.let("left", f"and i64 {word}, {MOST_TASKS}")
+    f.choose(f"eq i64 {left}, 0", "exhausted", "try")
+    f.block("try")
+    entry = f.load("entry.word", "@pool.entry", "monotonic")
+    arguments = f.load("arguments.word", "@pool.arguments", "monotonic")
+    tasks = f.load("tasks", "@pool.tasks", "monotonic")
+    members = f.load("of", "@pool.members", "monotonic")
+    less = f.let("less", f"sub i64 {word}, 1")
+    f.choose(f.compare_and_swap("taken", "%line", word, less, "acq_rel acquire"), "run", "look")
+    f.block("run")
+    scaled = f.let("scaled", f"mul i64 {tasks}, {f.let('next', 'add i64 %whose, 1')}")
+    task = f.let("task", f"sub i64 {f.let('limit', f'udiv i64 {scaled}, {members}')}, {left}")
+    code = f.let("entry", f"inttoptr i64 {entry} to ptr")
+    given = f.let("arguments", f"inttoptr i64 {arguments} to ptr")
+    f.emit(f"call void {code}(ptr {given}, i64 {task}, i64 {tasks})")
+    f.change("before", "add", "@pool.done", 1, "acq_rel")
+    f.go("take")
+
+
+def _member(affinity: Mapping[str, str]) -> str:
+    """What a thread of the pool does for as long as the process lives."""
+    f = NamedBlocks("internal ptr @pool.member(ptr %number)")
+    f.block("start")
+    f.let("time", "alloca [2 x i64], align 8")
+    f.emit(affinity["SET_OF_PROCESSORS"])
+    line = _line(f, f.let("self", "ptrtoint ptr %number to i64"))
+    f.word("asleep", line, 1)
+    f.emit(affinity["NOTE_MEMBER"])
+    f.go("look")
+    _look_for_work(f, affinity["MOVE_AWAY"])
+    _lie_down(f)
+    _leave(f)
+    return f.text()
+
+
+def _look_for_work(f: NamedBlocks, move_away: str) -> None:
+    f.block("look")
+    again = ", ".join(f"[ 0, %{block} ]" for block in ("start", "apart", "sleep", "return"))
+    spins = f.let("spins", f"phi i64 {again}, [ %spins.more, %pause ]")
+    f.choose(f.let("away", "call i1 @pool.is.away(i64 %self)"), "leave", "stay")
+    f.block("stay")
+    left = f.let("left", f"and i64 {f.load('word', '%line', 'acquire')}, {MOST_TASKS}")
+    f.choose(f"eq i64 {left}, 0", "pause", "work")
+    f.block("work")
+    f.store(0, "%asleep", "seq_cst")
+    f.emit(move_away)
+    f.go("apart")
+    f.block("apart")
+    f.emit("call void @pool.work(i64 %self)")
+    f.go("look")
+    f.block("pause")
+    f.emit(futex.pause_text()[1])
+    more = f.let("spins.more", f"add i64 {spins}, 1")
+    f.choose(f"ugt i64 {more}, {SPINS}", "lie.down", "look")
+
+
+def _lie_down(f: NamedBlocks) -> None:
+    f.block("lie.down")
+    f.change("before", "xchg", "%asleep", ASLEEP)
+    again = f.load("again", "%line", "seq_cst")
+    left = f.let("left.again", f"and i64 {again}, {MOST_TASKS}")
+    f.choose(f"eq i64 {left}, 0", "sleep", "work")
+    f.block("sleep")
+    futex.wait(f, "%asleep", f"i64 {ASLEEP}")
+    f.go("look")
+
+
+def _leave(f: NamedBlocks) -> None:
+    """Somebody else needs the processor, until a time."""
+    f.block("leave")
+    f.change("present", "xchg", "%asleep", DOZING)
+    f.fence()
+    f.choose(f.let("still.away", "call i1 @pool.is.away(i64 %self)"), "doze", "return")
+    f.block("doze")
+    until = f.load("until", "@pool.away.until", "monotonic")
+    seconds = f.let("seconds", f"udiv i64 {until}, 1000000000")
+    part = f.let("part", f"urem i64 {until}, 1000000000")
+    rest = f.word("rest", "%time", 1)
+    f.store(seconds, "%time")
+    f.store(part, rest)
+    futex.wait_until(f, "%asleep", f"i64 {DOZING}", "%time")
+    f.go("return")
+    f.block("return")
+    f.store(0, "%asleep", "seq_cst")
+    f.emit("call void @pool.work(i64 %self)")
+    f.go("look")
+
+
+def _grow() -> str:
+    """Members 1 to %wanted exist afterwards, or as many of them as the system allows."""
+    f = NamedBlocks("internal i64 @pool.grow(i64 %wanted)")
+    f.block("start")
+    thread = f.let("thread", "alloca i64, align 8")
+    f.go("look")
+    f.block("look")
+    started = f.load("started", "@pool.started")
+    f.choose(f"sge i64 {started}, %wanted", "end", "one")
+    f.block("one")
+    number = f.let("number", f"add i64 {started}, 1")
+    argument = f.let("argument", f"inttoptr i64 {number} to ptr")
+    made = f"ptr {thread}, ptr null, ptr @pool.member, ptr {argument}"
+    error = f.let("error", f"call i32 @pthread_create({made})")
+    f.choose(f"ne i32 {error}, 0", "end", "made")
+    f.block("made")
+    f.emit(f"call i32 @pthread_detach(i64 {f.load('handle', thread)})")
+    f.store(number, "@pool.started")
+    f.go("look")
+    f.block("end")
+    f.give(f"i64 {f.load('result', '@pool.started')}")
+    return f.text()
+
+
+def _launch(affinity: Mapping[str, str]) -> str:
+    """Runs all tasks of a kernel, whoever takes them, and returns when the last is over."""
+    head = "(ptr %entry, ptr %arguments, i64 %tasks, i64 %threads)"
+    f = NamedBlocks(f"internal void @pool.launch{head}")
+    f.block("start")
+    ours = f.compare_and_swap("ours", "@pool.lock", "0", "1", "acquire monotonic", "i32")
+    f.choose(ours, "count", "alone")
+    f.block("alone")
+    f.emit("call void @tasks(ptr %entry, ptr %arguments, i64 %tasks, i64 0, i64 %tasks)")
+    f.give()
+    _describe(f, affinity["NOTE_CALLER"])
+    _publish(f)
+    f.block("published")
+    f.fence()
+    f.choose("sgt i64 %members, 1", "wake", "join")
+    f.block("wake")
+    f.emit("call void @pool.wake(i64 1, i64 %members)")
+    f.go("join")
+    f.block("join")
+    f.emit("call void @pool.work(i64 0)")
+    f.go("wait")
+    _wait_for_others(f)
+    f.block("end")
+    f.store(0, "@pool.lock", "release", "i32")
+    f.give()
+    return f.text()
+
+
+def _describe(f: NamedBlocks, note_caller: str) -> None:
+    f.block("count")
+    most = f.let("most", f"call i64 @llvm.smin.i64(i64 %threads, i64 {MOST_MEMBERS})")
+    others = f.let("others.wanted", f"sub i64 {most}, 1")
+    started = f.let("started", f"call i64 @pool.grow(i64 {others})")
+    there = f.let("there", f"add i64 {started}, 1")
+    members = f.let("members", f"call i64 @llvm.smin.i64(i64 {most}, i64 {there})")
+    f.emit(note_caller)
+    entry = f.let("entry.word", "ptrtoint ptr %entry to i64")
+    arguments = f.let("arguments.word", "ptrtoint ptr %arguments to i64")
+    f.store(entry, "@pool.entry", "monotonic")
+    f.store(arguments, "@pool.arguments", "monotonic")
+    f.store("%tasks", "@pool.tasks", "monotonic")
+    f.store(members, "@pool.members", "monotonic")
+    f.store(0, "@pool.done", "monotonic")
+    launch = f.let("launch", f"add i64 {f.load('launch.before', '@pool.launches')}, 1")
+    f.store(launch, "@pool.launches")
+    f.let("high", f"shl i64 {launch}, 32")
+    f.go("publish")
+
+
+def _publish(f: NamedBlocks) -> None:
+    """A range for each member."""
+    f.block("publish")
+    j = f.let("j", "phi i64 [ 0, %count ], [ %j.after, %publish ]")
+    after = f.let("j.after", f"add i64 {j}, 1")
+    first = f.let("first", f"udiv i64 {f.let('a', f'mul i64 %tasks, {j}')}, %members")
+    limit = f.let("limit", f"udiv i64 {f.let('b', f'mul i64 %tasks, {after}')}, %members")
+    word = f.let("word", f"or i64 %high, {f.let('length', f'sub i64 {limit}, {first}')}")
+    f.store(word, _line(f, j), "release")
+    f.choose(f"slt i64 {after}, %members", "publish", "published")
+
+
+def _wait_for_others(f: NamedBlocks) -> None:
+    f.block("wait")
+    spins = f.let("spins", "phi i64 [ 0, %join ], [ %spins.after, %again ]")
+    f.choose(f"eq i64 {f.load('done', '@pool.done', 'acquire')}, %tasks", "end", "pause")
+    f.block("pause")
+    f.emit(futex.pause_text()[1])
+    more = f.let("spins.more", f"add i64 {spins}, 1")
+    f.choose(f"ugt i64 {more}, {SPINS_BEFORE_YIELD}", "yield", "again")
+    f.block("yield")
+    f.emit("call i32 @sched_yield()")
+    f.go("again")
+    f.block("again")
+    f.let("spins.after", f"phi i64 [ {more}, %pause ], [ 0, %yield ]")
+    f.go("wait")
+
+
+def _forget() -> str:
+    """After a fork the child has no member left."""
+    f = NamedBlocks("void @pool.forget()")
+    f.store(0, "@pool.lock", type="i32")
+    f.store(0, "@pool.started")
+    f.store(0, "@pool.away.until")
+    nothing = f"ptr @pool.lines, i8 0, i64 {64 * MOST_MEMBERS}, i1 false"
+    f.emit(f"call void @llvm.memset.p0.i64({nothing})")
+    f.give()
+    return f.text()
+
+
+def _line(f: NamedBlocks, member: str) -> str:
+    return f.let("line", f"getelementptr [8 x i64], ptr @pool.lines, i64 {member}")
 
 
 @functools.cache
@@ -346,14 +372,17 @@ def is_possible() -> bool:
 def text() -> str:
     """@pool.launch(entry, arguments, tasks, threads), @pool.stay.away(from, until) and @pool.forget;
     needs @tasks."""
-    declared, pause = futex.pause_text()
     calls, affinity = dict.fromkeys(thread_affinity.CALLS, ""), ""
     if thread_affinity.is_wanted():
-        calls, affinity = thread_affinity.CALLS, thread_affinity.TEXT
-    words = {
-        "LINES_BYTES": 64 * MOST_MEMBERS, "MOST": MOST_MEMBERS, "SPINS": SPINS,
-        "YIELD": SPINS_BEFORE_YIELD, "FUTEX": futex.NUMBERS[platform.machine()],
-        "PAUSE_DECLARED": declared, "PAUSE": pause, **futex.CALLS, **_SLEEP,
-        **thread_affinity.WORDS,
-    }  # fmt: skip
-    return filled(futex.CLOCK + affinity + filled(_TEXT, calls), words)
+        calls = {word: _filled(call) for word, call in thread_affinity.CALLS.items()}
+        affinity = _filled(thread_affinity.TEXT)
+    functions = (
+        _stay_away(), _wake(calls), _is_away(), _work(), _member(calls), _grow(), _launch(calls),
+        _forget(),
+    )  # fmt: skip
+    declared = f"{futex.DECLARED}{futex.pause_text()[0]}\n"
+    return "".join((futex.CLOCK, affinity, _filled(_GLOBALS), declared, *functions))
+
+
+def _filled(text: str) -> str:
+    return filled(text, {"MOST": MOST_MEMBERS, **thread_affinity.WORDS})
