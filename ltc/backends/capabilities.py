@@ -17,11 +17,12 @@ from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
 
 
+@dataclass(frozen=True)
 class _Capabilities:
     @classmethod
     def of(cls, holder: Any) -> Self:
         """What a backend or a computation can do besides."""
-        declared = getattr(holder, "capabilities", None)
+        declared: Self | None = getattr(holder, "capabilities", None)
         if declared is not None:
             return declared
         named = {field.name: getattr(holder, field.name, None) for field in fields(cls)}
@@ -36,15 +37,14 @@ class ComputationCapabilities(_Capabilities):
                      of a group is written over as long as another of it is left
     prepared         (buffers, scalars, queue, lent) -> Launch or None: `launch` as far as Python is
                      needed for it; None where this program cannot be queued now.
+                     queue: one that `queue` of its BackendCapabilities gave
                      lent: output position -> a buffer of its type that may become this output: what
                      a launch before it in the queue leaves there is read by nobody
     text             the program in the backend's own words, for LTC_SAVE_TENSORS_FMT=backend
     """
 
     aliased_outputs: tuple[tuple[int, ...], ...] = ()
-    prepared: (
-        Callable[[list[Any], list[Any], LaunchQueue, Mapping[int, Any]], Launch | None] | None
-    ) = None
+    prepared: Callable[[list[Any], list[Any], Any, Mapping[int, Any]], Launch | None] | None = None
     text: Callable[[], str] | None = None
 
 
@@ -116,8 +116,11 @@ class LaunchQueue(Protocol):
     done: int
     has_stopped: bool
 
-    def give(self, launch: Launch) -> int:
-        """Have it run after all before; its number, or 0 where the queue takes none now."""
+    def give(self, launch: Any) -> int:
+        """Have it run after all before; its number, or 0 where the queue takes none now.
+
+        launch  what `prepared` of one of its backend's programs gave
+        """
 
     def serve(self) -> bool:
         """Run what is given until called back, or until a launch fails: then True."""

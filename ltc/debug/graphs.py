@@ -108,4 +108,6 @@ def _shown(stage: str, calls: list[Call], outputs: tuple[CallResult, ...]) -> st
         graph = one.run(graph)
         if one.name == stage:
             return graph_text(graph)
-    return next(shown for name, shown in capabilities().explain(graph) if name == stage)
+    explain = capabilities().explain
+    assert explain is not None  # whoever names stages of its own explains them
+    return next(shown for name, shown in explain(graph) if name == stage)

@@ -114,7 +114,7 @@ def _without_modes(kernel: Callable[..., Any]):
     return guarded
 
 
-def _exclusive(kernel):
+def _exclusive(kernel: Callable[..., Any]):
     """A kernel that changes the recording by hand: no other thread may end it meanwhile."""
 
     def guarded(*args: Any, **kwargs: Any):

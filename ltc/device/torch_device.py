@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ from ltc.support.torch_private import (
     reinterpret_tensor,
 )
 
-storage_of = torch.Tensor.untyped_storage  # its Python object lives as long as the C++ storage
+# Its Python object lives as long as the C++ storage; Any, since it has attributes of ltc's.
+storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage
 
 # --- tensors of device index >= 1 -------------------------------------------------------------
 # create_empty_tensor makes tensors of index 0 only; a DLPack capsule may carry any index, and
@@ -184,9 +185,8 @@ def register_device(module: Any) -> None:
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend()
     register_device_module(DEVICE_TYPE, module)
-    register_device.kept = (Hooks(), DeviceGuard())  # C++ holds plain pointers to them
-    register_hooks(register_device.kept[0])
-    register_device_guard(register_device.kept[1])
+    register_hooks(_HOOKS)
+    register_device_guard(_GUARD)
 
 
 def self_test() -> None:

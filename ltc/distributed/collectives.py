@@ -110,7 +110,7 @@ def all_reduce(
     for tensor in tensors:
         check_reduction(kind, tensor.dtype)
     if replica_count() == 1 or not tensors:
-        return inputs.clone() if single else inputs
+        return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     results = reduced(kind, tensors, frozen(groups), user_line())
     results = [_scaled(result, scale) for result in results]
     if single:

@@ -66,5 +66,5 @@ def _text(argument: Any, positions: dict[Any, int]) -> str:
     if isinstance(argument, torch.Generator):
         return "generator"  # what it draws reaches the program as a seed
     if isinstance(argument, OpOverload):
-        return argument.name()
+        return str(argument.name())
     return f"{type(argument).__name__} {argument!r}"

@@ -69,7 +69,7 @@ class ProgramBinding:
         return _picked(outputs, self.outputs)
 
 
-def _picked(given: list, positions: tuple[int, ...]) -> list:
+def _picked(given: list[Any], positions: tuple[int, ...]) -> list[Any]:
     # a recording has its inputs, scalars and outputs in the program's order most often
     if positions is _counted(len(given)):
         return given

@@ -39,6 +39,7 @@ def _text(program: Program) -> str:
     own_text = program.capabilities.text
     if form == "backend" and own_text is not None:
         return own_text()
+    assert program.graph_of is not None
     graph = program.graph_of()
     return dot(graph) if form == "dot" else text(graph)
 

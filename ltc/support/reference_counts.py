@@ -17,6 +17,7 @@ def reference_counts(objects: list) -> list[int]:
 
 class _Probe:
     __slots__ = ("base",)
+    base: object
 
 
 def _in_one_list() -> int:

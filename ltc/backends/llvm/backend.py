@@ -12,7 +12,13 @@ import torch
 
 from ltc import config
 from ltc.backends.eager import LOWERING
-from ltc.backends.interface import BackendCapabilities, DeviceInfo, NodeLowering, OneShotSums
+from ltc.backends.interface import (
+    BackendCapabilities,
+    Computation,
+    DeviceInfo,
+    NodeLowering,
+    OneShotSums,
+)  # fmt: skip
 from ltc.backends.llvm import saved_program
 from ltc.backends.llvm.executable import LlvmComputation, new_queue
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
@@ -79,7 +85,7 @@ class LlvmBackend:
     """Compiles graphs for this machine's CPU."""
 
     name = "llvm"
-    computation = LlvmComputation
+    computation: type[Computation] = LlvmComputation
 
     def __init__(self) -> None:
         # Every op runs: what has no kernel goes through the reference.

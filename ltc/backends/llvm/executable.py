@@ -28,6 +28,7 @@ from ltc.backends.llvm.plan import (
     FailedCheck,
     InBlock,
     PlannedCall,
+    PlannedRun,
     ProgramPlan,
     ReferenceCall,
 )  # fmt: skip
@@ -65,16 +66,21 @@ def new_queue() -> LlvmQueue | None:
 class LlvmComputation:
     """A program on this machine's CPU; its buffers are contiguous CPU tensors."""
 
-    download = staticmethod(EagerComputation.download)
-    wait = staticmethod(EagerComputation.wait)
-
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
         if tensor.is_floating_point():
             _touched_ahead.expect(tensor.nbytes)
         return EagerComputation.upload(tensor, device)
 
-    def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]):
+    @staticmethod
+    def download(buffer: torch.Tensor) -> torch.Tensor:
+        return buffer
+
+    @staticmethod
+    def wait(device: int) -> None:
+        """A launch returns when it has finished."""
+
+    def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]) -> None:
         """`kernels`: those that the plan names."""
         self.plan, self._kernels = plan, kernels  # which stay loaded as long as this is held
         self.frames = Blocks()
@@ -111,7 +117,7 @@ class LlvmComputation:
         """Made when asked for: kept, it would hold the computation that holds it."""
         return ComputationCapabilities(self._aliased_outputs, self.prepared)
 
-    def _made_ready(self, run):
+    def _made_ready(self, run: PlannedRun) -> _Kernels | _Reference:
         if isinstance(run, ReferenceCall):
             return _Reference(run)
         first_check = self.plan.first_check

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ltc.errors import InvalidGraph
 from ltc.ir.extern_call import Hole, Template, fill
 from ltc.ir.node import Node
-from ltc.ir.tensor_type import TensorType
+from ltc.ir.tensor_type import TensorType, TupleType
 from ltc.support.torch_private import schema_of_overload
 
 _random_state = threading.Lock()  # held while the process's default generator is borrowed
@@ -34,7 +34,8 @@ def extern(node: Node) -> Callable[..., tuple[torch.Tensor | InvalidGraph, ...]]
     In place of one that turns out of another shape there is an error, for whoever reads it.
     """
     template: Template = node.attr("template")
-    overload, types = overload_named(template.overload), node.type
+    overload = overload_named(template.overload)
+    types = cast(TupleType, node.type)  # one of each result
     takes_generator = any(a.name == "generator" for a in schema_of_overload(overload).arguments)
 
     def compute(*operands: torch.Tensor) -> tuple[torch.Tensor | InvalidGraph, ...]:

@@ -38,7 +38,8 @@ def install() -> None:
         else:
             inherited.__set__(self, value)
 
-    torch.Tensor.data = property(inherited.__get__, assign, doc=inherited.__doc__)
+    described = property(inherited.__get__, assign, doc=inherited.__doc__)
+    torch.Tensor.data = described  # type: ignore[assignment]  # a descriptor
     compatible = IS_ASSIGNABLE.current
 
     @functools.wraps(compatible)

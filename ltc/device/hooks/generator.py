@@ -33,7 +33,7 @@ class Generator(NativeGenerator, metaclass=_GeneratorType):
     ltc_device: torch.device
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]  # never set
+    def device(self) -> torch.device:
         return self.ltc_device
 
 

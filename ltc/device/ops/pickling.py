@@ -105,7 +105,8 @@ def _patch_reduce() -> None:
 def _saved(tensor: torch.Tensor) -> tuple:
     """How torch.save is to write a lazy tensor; tensors of one value share a storage."""
     storage, size = _storage_to_save(tensor), tuple(tensor.shape)
-    described = (0, size, contiguous_strides(size), tensor.requires_grad, OrderedDict())
+    hooks: OrderedDict[int, Any] = OrderedDict()
+    described = (0, size, contiguous_strides(size), tensor.requires_grad, hooks)
     if tensor.dtype in dtypes_without_typed_storage():  # there is no typed storage of them
         return rebuild_tensor_with_dtype, (storage, *described, tensor.dtype)
     return rebuild_tensor, (typed_storage(storage, tensor.dtype), *described)
@@ -289,7 +290,7 @@ def _size_in_bytes(self: Any):
     return self.nbytes() if state is None else storage_bytes(state)
 
 
-def _size_in_elements(self):
+def _size_in_elements(self: Any):
     return untyped_part(self).size() // element_bytes(self)
 
 

@@ -8,6 +8,7 @@ what follows from these and from the path.  So the end of a steady step is a com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -260,7 +261,7 @@ class _Look:
         """
         (references,) = reference_counts([view.base])  # the recorder's list holds it as well
         is_last = references == IN_TWO_LISTS_AND_A_VIEW and self.alone
-        base = view.base
+        base: Any = view.base  # a State: of views only
         if not is_last or base.buffer is not None or hasattr(base, "number"):
             return
         if all(link[0] in REORDERINGS for link in view.chain):

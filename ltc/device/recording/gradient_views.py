@@ -56,6 +56,7 @@ def call_engine(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _make_independent(view: State) -> None:
     if view.value is None:
+        assert view.base is not None  # the caller has looked
         if not _is_settled(view.base):
             return  # its base was written to or freed since: what a formula has used and left
         value_of(view)  # a step was cut off since

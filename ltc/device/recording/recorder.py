@@ -9,7 +9,7 @@ put on side lists, so a learning rate may change without anything being recorded
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -65,6 +65,17 @@ class Entry:
         "run",
         "follow",
     )
+    next: Entry
+    parent: Any  # an Entry; None of a root
+    call: Any  # a Call; None of a root
+    link: Any
+    ended: Any  # of exit_liveness.py
+    follow: Entry
+    branches: dict[Any, Entry] | None
+    depth: int
+    size: int
+    value: Any  # a CallResult, but where the call has no result at all
+    run: tuple[list[Any], list[CallResult], Entry] | None
 
     def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
         self.key, self.parent, self.call = key, parent, call
@@ -195,7 +206,7 @@ class Recorder:
 
     # --- along the path
 
-    def advance(self, key: tuple, make_call) -> Entry:
+    def advance(self, key: tuple, make_call: Callable[[], Call]) -> Entry:
         """Move to the entry of `key`, made by `make_call() -> Call` where it is new there."""
         last = self.last
         entry = last.next

@@ -156,7 +156,9 @@ def derive_view(state: State) -> CallResult:
     return value
 
 
-def view_value(value: CallResult, overload, args: tuple, kwargs: dict) -> tuple[CallResult, ...]:
+def view_value(
+    value: CallResult, overload: Any, args: tuple, kwargs: dict
+) -> tuple[CallResult, ...]:
     """The results of a view overload on `value`, as an entry of the recording."""
     key = (overload, value, args, tuple(kwargs.items()))
     entry = value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs))
