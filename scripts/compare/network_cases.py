@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import timm
 import torch
 import torch.nn.functional as F
-import torchvision
 import torchvision_operators  # noqa: F401  # before the three packages that import torchvision
-import transformers
 from network_check import Network
 from torch import nn
+
+# isort: split
+import timm
+import torchvision
+import transformers
 
 CLASSES, WORDS = 10, 99
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
