@@ -142,7 +142,7 @@ FLAGS = (
     Flag(
         "LTC_AFFINITY",
         boolean,
-        True,
+        False,
         "a thread that wakes up is kept off the processor of the one that woke it; up to 4 cores",
     ),
     Flag(

@@ -53,6 +53,7 @@ MACHINES = {
     "LTC_THREADS=openmp": Machine("thread pool", ("llvm/native/thread_pool.py",)),
     "LTC_PREFAULT_MB=0": Machine("pages ahead", ("backends/llvm/prefault.py",)),
 }
+ALL_ON = {"LTC_AFFINITY": "1"}  # which is off by itself
 FIRST_STEP = "LTC_PREFAULT_MB=0"
 WORKLOADS = ("mlp", "mnist_cnn", "resnet18", "gpt", "lstm", "tiny", "adamw_many")
 FIRST_STEP_WORKLOADS = ("mlp", "resnet18", "gpt")  # with tensors as large as the machine acts on
@@ -91,7 +92,7 @@ def keep_to(processors: int) -> None:
 
 def environment_of(switch: str) -> dict[str, str]:
     name, _, setting = switch.partition("=")
-    return {**os.environ, **({name: setting} if name else {})}
+    return {**os.environ, **ALL_ON, **({name: setting} if name else {})}
 
 
 def command(kind: str, asked: argparse.Namespace, *more: str) -> list[str]:

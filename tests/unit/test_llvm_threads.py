@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from ltc import config
 from ltc.errors import Unsupported
 from ltc.llvm.compiler import llvm_binding, symbols
 from ltc.llvm.emit.builder import ATTRIBUTES, Builder, function_text
@@ -206,7 +207,8 @@ def sleeping_thread():
 
 def parted(thread: int, processor: int) -> tuple[bool, set[int]]:
     """Whether the thread was kept off the processor, and where it might run before."""
-    text = runner._SERIAL + thread_pool.text() + PART + ATTRIBUTES
+    with config.override(LTC_AFFINITY=1):
+        text = runner._SERIAL + thread_pool.text() + PART + ATTRIBUTES
     text += "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
     words = np.zeros(thread_affinity.MASK_WORDS, dtype=np.int64)
     part = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
@@ -274,13 +276,13 @@ def runner_text(monkeypatch, **settings: str) -> str:
 @needs_pool
 def test_up_to_four_processors_members_are_kept_off_the_callers(monkeypatch):
     monkeypatch.setattr(processors, "count", lambda: 4)
-    assert "@sched_setaffinity(" in runner_text(monkeypatch)
+    assert "@sched_setaffinity(" in runner_text(monkeypatch, LTC_AFFINITY="1")
 
 
 @needs_pool
 def test_above_four_processors_no_thread_is_moved(monkeypatch):
     monkeypatch.setattr(processors, "count", lambda: 5)
-    assert "affinity" not in runner_text(monkeypatch)
+    assert "affinity" not in runner_text(monkeypatch, LTC_AFFINITY="1")
 
 
 @needs_pool
@@ -317,7 +319,7 @@ print(weight.sum().item())
 @pytest.mark.parametrize(
     "setting",
     [
-        "LTC_THREADS=openmp", "LTC_THREADS=one", "LTC_AFFINITY=0", "LTC_RESERVE_CORE=0",
+        "LTC_THREADS=openmp", "LTC_THREADS=one", "LTC_AFFINITY=1", "LTC_RESERVE_CORE=0",
         "LTC_QUEUE=0", "LTC_PREFAULT_MB=0",
     ],
 )  # fmt: skip
