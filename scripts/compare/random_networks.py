@@ -214,7 +214,7 @@ def run(options: argparse.Namespace) -> int:
                 if whole.is_over():
                     return
 
-    with tempfile.TemporaryDirectory(prefix="ltc-networks-") as kernels:
+    with tempfile.TemporaryDirectory(prefix="ltc-networks-", ignore_cleanup_errors=True) as kernels:
         threads = [threading.Thread(target=work, args=(kernels,)) for _ in range(options.processes)]
         for thread in threads:
             thread.start()
