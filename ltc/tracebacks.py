@@ -112,6 +112,13 @@ def _generator_entrance(function: Callable) -> Callable:
     return entered
 
 
+def clear_frames(error: BaseException, function: Callable) -> None:
+    """Let go of the variables of that function's calls, which the error has left."""
+    for entry in _entries(error.__traceback__):
+        if entry.tb_frame.f_code is function.__code__:
+            entry.tb_frame.clear()
+
+
 def make_entrances(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Let each function that a module defines under one of these names be an entrance."""
     for name in names:

@@ -158,7 +158,8 @@ IS_ASSIGNABLE = Replaceable("torch", "_has_compatible_shallow_copy_type")
 HAS_STORAGE = Replaceable("torch._C", "_has_storage")
 REDUCE_TENSOR = Replaceable("torch", "Tensor._reduce_ex_internal")
 TYPED_STORAGE_SIZE = Replaceable("torch", "TypedStorage._size")
-TENSOR_TEXT = Replaceable("torch._tensor_str", "_tensor_str")
+TENSOR_TEXT = Replaceable("torch._tensor_str", "_tensor_str")  # of its elements
+TENSOR_REPR = Replaceable("torch._tensor_str", "_str")  # with its device, dtype, gradient
 DEFAULT_DTYPE_SETTERS = (
     Replaceable("torch._C", "_set_default_dtype"),
     Replaceable("torch._C", "_set_default_tensor_type"),

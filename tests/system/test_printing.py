@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ltc import config
 from ltc.debug import metrics
 
 TENSORS = {
@@ -71,3 +72,17 @@ def test_tensors_of_other_kinds_print_as_ever():
     assert str(torch.eye(2).to_sparse()).startswith("tensor(indices=tensor([[0, 1],")
     assert str(torch.nested.nested_tensor([torch.ones(2)])).startswith("nested_tensor([")
     assert str(torch.ones(2, device="meta")) == "tensor(..., device='meta', size=(2,))"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_error_of_a_print_that_somebody_keeps_leaves_torch_func_as_it_was(debug, equal):
+    def gradients():
+        x = torch.arange(6.0).reshape(2, 3)
+        return torch.func.vmap(torch.func.grad(lambda row: row.square().sum()))(x)
+
+    expected = gradients()
+    rows = torch.ones(3, 4).to("ltc")[torch.tensor([7]).to("ltc")]
+    with config.override(LTC_DEBUG=debug), pytest.raises(IndexError) as kept:
+        str(rows)
+    equal(gradients(), expected)
+    assert kept.value.__traceback__ is not None

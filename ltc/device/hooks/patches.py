@@ -20,12 +20,13 @@ from ltc.device.torch_device import take_stashed_error
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     RUN_BACKWARD,
+    TENSOR_REPR,
     TENSOR_TEXT,
     CheckpointFrame,
     is_multithreading_enabled,
     set_multithreading_enabled,
 )
-from ltc.tracebacks import entrance
+from ltc.tracebacks import clear_frames, entrance
 
 
 def install() -> None:
@@ -33,6 +34,7 @@ def install() -> None:
     _run_backwards_in_the_calling_thread()
     _answer_for_the_accelerator()
     _print_after_one_read()
+    _print_without_a_trace()
     _copy_deeply()
     _keep_recomputation()
     assignment.install()
@@ -169,7 +171,24 @@ def _print_after_one_read() -> None:
     def _tensor_str(self: torch.Tensor, indent: int):
         return original(host_tensor(self) if is_lazy(self) else self, indent)
 
-    TENSOR_TEXT.replace(entrance(_tensor_str))
+    TENSOR_TEXT.replace(_tensor_str)
+
+
+def _print_without_a_trace() -> None:
+    """A local variable of torch's function turns torch.func's transforms off until it is gone.
+
+    An error's traceback holds the variables of each frame, as long as somebody holds the error.
+    """
+    original = TENSOR_REPR.current
+
+    def _str(self: torch.Tensor, **contents: Any):
+        try:
+            return original(self, **contents)
+        except BaseException as error:
+            clear_frames(error, original)
+            raise
+
+    TENSOR_REPR.replace(entrance(_str))
 
 
 def _copy_deeply() -> None:
