@@ -159,7 +159,7 @@ def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
     recorder.live.clear()  # now dead views no longer keep their bases alive
     recorder.bound.clear()
     for number in ended.own:
-        _make_own(alive[number])
+        alive[number].leave_base()
     return ended, alive
 
 
@@ -266,18 +266,13 @@ class _Look:
             return
         if all(link[0] in REORDERINGS for link in view.chain):
             self.own.append(len(self.alive) - 1)
-            _make_own(view)
+            view.leave_base()
             self._leave_base(self.places[-1])
 
 
 def _is_of(state: State, recorder: Recorder) -> bool:
     value = state.value
     return value is not None and value.recorder is recorder
-
-
-def _make_own(view: State) -> None:
-    view.base = view.views = None
-    view.chain = ()
 
 
 # --- its program ------------------------------------------------------------------------------
