@@ -51,13 +51,12 @@ def call_engine(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for view in made:
             state = view()
             if state is not None and state.base is not None:
-                _make_independent(state)
+                _make_independent(state, state.base)
 
 
-def _make_independent(view: State) -> None:
+def _make_independent(view: State, base: State) -> None:
     if view.value is None:
-        assert view.base is not None  # the caller has looked
-        if not _is_settled(view.base):
+        if not _is_settled(base):
             return  # its base was written to or freed since: what a formula has used and left
         value_of(view)  # a step was cut off since
     view.leave_base()
