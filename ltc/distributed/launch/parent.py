@@ -23,6 +23,7 @@ from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Sta
 from ltc.distributed.launch.pickled_call import Parcel
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.errors import LtcError
+from ltc.support import processors
 from ltc.tracebacks import entrance
 
 POLL_SECONDS = 0.1  # how soon a death is seen that no pipe tells of
@@ -195,17 +196,11 @@ def _settings(rank: int, count: int, folder: str, devices: int | None) -> dict[s
         "XRT_SHARD_LOCAL_ORDINAL": rank,
         "LOCAL_WORLD_SIZE": count,
         "LTC_RENDEZVOUS": folder,
-        "OMP_NUM_THREADS": config.value("OMP_NUM_THREADS") or max(_cores() // count, 1),
+        "OMP_NUM_THREADS": config.value("OMP_NUM_THREADS") or max(processors.count() // count, 1),
     }
     if devices is not None:
         settings["LTC_NUM_DEVICES"] = devices
     return settings
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 _starting = threading.Lock()  # the environment belongs to all threads
