@@ -168,46 +168,21 @@ def differentiable_backward(
     value: Any,
     attn_bias: torch.Tensor | None,
     grad_input_mask: Sequence[bool],
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    cum_seq_q: torch.Tensor | None,
-    cum_seq_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: torch.Tensor,
-    philox_offset: torch.Tensor,
-    *,
+    *rest: Any,
     scale: float | None = None,
 ):
-    """The same where the gradient itself may be differentiated: torch's own overloads then."""
-    operands = [x for x in (grad_out, query, key, value, attn_bias) if x is not None]
+    """The same where the gradient itself may be differentiated: torch's own overloads then.
+
+    rest  as of fused_attention_backward, from `out` on
+    """
+    inputs = (grad_out, query, key, value, attn_bias)
+    operands = [x for x in inputs if x is not None]
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
         with below_autograd():
-            return fused_attention_backward(
-                grad_out,
-                query,
-                key,
-                value,
-                attn_bias,
-                grad_input_mask,
-                out,
-                logsumexp,
-                cum_seq_q,
-                cum_seq_k,
-                max_q,
-                max_k,
-                dropout_p,
-                is_causal,
-                philox_seed,
-                philox_offset,
-                scale=scale,
-            )
+            return fused_attention_backward(*inputs, grad_input_mask, *rest, scale=scale)
+    *_, dropout_p, is_causal, philox_seed, _ = rest
     seed = philox_seed if dropout_p else None
-    made = gradient_formula(
-        grad_out, query, key, value, attn_bias, seed, is_causal, scale, dropout_p
-    )
+    made = gradient_formula(*inputs, seed, is_causal, scale, dropout_p)
     wants_bias = attn_bias is not None and grad_input_mask[3]
     return made if wants_bias else (*made[:3], None)
 

@@ -168,20 +168,6 @@ def _attention_with_dropout(
     return *_forward(query, key, value, bias, causal, scale, seed, probability), seed
 
 
-def _gradient(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    result: torch.Tensor,
-    logarithms: torch.Tensor,
-    seed: torch.Tensor | None,
-    *rest: Any,
-):
-    return gradient_formula(gradient, query, key, value, bias, seed, *rest)[:3]
-
-
 def _gradient_and_bias(
     gradient: torch.Tensor,
     query: torch.Tensor,
@@ -194,6 +180,10 @@ def _gradient_and_bias(
     *rest: Any,
 ):
     return gradient_formula(gradient, query, key, value, bias, seed, *rest)
+
+
+def _gradient(*operands: Any):
+    return _gradient_and_bias(*operands)[:3]
 
 
 def _attention_kept(seed: torch.Tensor, like: torch.Tensor, probability: float):
