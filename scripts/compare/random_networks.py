@@ -41,10 +41,15 @@ SETTINGS = {
 }
 
 
-def tries(first: int, count: int) -> None:
-    """In a process of its own: one line of JSON before and after each network."""
+def tries(first: int, count: int, level: int) -> None:
+    """In a process of its own: one line of JSON before and after each network.
+
+    level  of LLVM's code generation
+    """
+    from ltc.llvm.compiler import llvm_binding
     from tests.random_networks import tried
 
+    llvm_binding.OPTIMIZATION = level
     for seed in range(first, first + count):
         print(json.dumps({"begins": seed}), flush=True)
         _, verdict = tried(seed)
@@ -75,13 +80,14 @@ def texts(seed: int) -> None:
 class Worker:
     """Processes that try networks, one after the other; a network that ends one has failed."""
 
-    def __init__(self, backend: str, kernels: str) -> None:
+    def __init__(self, options: argparse.Namespace, kernels: str) -> None:
         """
-        backend  what LTC_BACKEND is to be, or nothing
+        options  backend: what LTC_BACKEND is to be, or nothing; level: of code generation
         kernels  the folder of the kernels that a process before has compiled
         """
+        self.level = options.level
         self.environment = os.environ | SETTINGS | {"LTC_CACHE_DIR": kernels}
-        self.environment |= {"LTC_BACKEND": backend} if backend else {}
+        self.environment |= {"LTC_BACKEND": options.backend} if options.backend else {}
 
     def results(self, first: int, count: int) -> Iterator[dict]:
         """A verdict for each seed."""
@@ -112,7 +118,7 @@ class Worker:
     def _process(self, what: str, first: int, count: int) -> subprocess.Popen:
         command = [sys.executable, __file__, what, str(first), "--count", str(count)]
         return subprocess.Popen(
-            command,
+            [*command, "--level", str(self.level)],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -203,7 +209,7 @@ def run(options: argparse.Namespace) -> int:
         batches.put((first + start, min(size, count - start)))
 
     def work(kernels: str) -> None:
-        worker = Worker(options.backend, kernels)
+        worker = Worker(options, kernels)
         while not whole.is_over():
             try:
                 batch = batches.get_nowait()
@@ -235,6 +241,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
     parser.add_argument("--backend", default="", help="what LTC_BACKEND is to be")
+    level = "of LLVM's code generation: at 0 the same kernels are compiled in half the time"
+    parser.add_argument("--level", type=int, default=2, choices=(0, 1, 2, 3), help=level)
     parser.add_argument("--report", default="", help="a file that gets a line for each failure")
     parser.add_argument("--every", type=float, default=60, help="seconds between lines")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
@@ -243,7 +251,7 @@ def main() -> int:
     parser.add_argument("--shrinks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.tries is not None:
-        return tries(options.tries, options.count) or 0
+        return tries(options.tries, options.count, options.level) or 0
     if options.shrinks is not None:
         return shrinks(options.shrinks) or 0
     if options.text:
