@@ -34,6 +34,7 @@ class Backward(NamedTuple):
     views: list[ref[State]]
 
 
+is_grad_enabled, getframe = torch.is_grad_enabled, sys._getframe
 running: dict[int, Backward] = {}  # by thread: the innermost
 _FORMULA = BackwardCFunction.apply.__code__  # it calls a Function's backward
 
@@ -75,7 +76,11 @@ def watch(state: State) -> None:
     With create_graph, autograd copies what it accumulates, and knows of views itself.
     """
     backward = running.get(get_ident())
-    if backward is not None and not torch.is_grad_enabled() and _is_a_formulas(backward.engine):
+    if backward is None or is_grad_enabled():
+        return
+    engine = backward.engine
+    # mostly the engine has called the kernel that calls link_view, the caller of this
+    if getframe(3).f_code is engine or _is_a_formulas(engine):
         backward.views.append(ref(state))
 
 
@@ -84,7 +89,7 @@ def _is_a_formulas(engine: CodeType) -> bool:
 
     Not what such a body calls: a library may arrange the memory of its parameters there.
     """
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = getframe(2)
     others = []
     while frame is not None and frame.f_code is not engine:
         if not frame.f_globals.get("__name__", "ltc.").startswith("ltc."):

@@ -68,26 +68,27 @@ class State:
                 view.views = self.views
 
     def leave_base(self) -> None:
-        """A view becomes a tensor of its own, of the value that it has."""
-        with _views_change:
-            if self.views is not None:
-                self.views.remove(ref(self))
+        """A view becomes a tensor of its own, of the value that it has.
+
+        Its base's list of views keeps an entry until ended ones are forgotten.
+        """
         self.base = self.views = None
         self.chain = ()
 
     def living_views(self) -> list[State]:
         """All views of the same base that somebody holds, where there may be any."""
         views = [view() for view in list(self.views or ())]  # a copy: another thread may add one
-        return [view for view in views if view is not None]
+        return [view for view in views if view is not None and view.base is not None]
 
     def forget_ended_views(self) -> None:
-        """Of a base: drop the references to views that are gone."""
+        """Of a base: drop the references to views that are gone, or have left it."""
         with _views_change:
             views = self.views
             if views is None:  # another thread was first
                 return
             for place in reversed(range(len(views))):
-                if views[place]() is None:
+                view = views[place]()
+                if view is None or view.base is None:
                     del views[place]  # one by one: another thread may add one meanwhile
             if not views:
                 self.views = None
