@@ -140,12 +140,6 @@ FLAGS = (
         "who runs a kernel's tasks: ltc's own threads, OpenMP's, or the caller alone",
     ),
     Flag(
-        "LTC_AFFINITY",
-        boolean,
-        False,
-        "a thread that wakes up is kept off the processor of the one that woke it; up to 4 cores",
-    ),
-    Flag(
         "LTC_RESERVE_CORE",
         boolean,
         True,
@@ -244,7 +238,6 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_CACHE_MB",
         "LTC_MAX_ASYNC_QUEUE",
         "LTC_THREADS",
-        "LTC_AFFINITY",
         "LTC_RESERVE_CORE",
         "LTC_QUEUE",
         "LTC_PREFAULT_MB",

@@ -40,7 +40,6 @@ class Machine:
 
 
 MACHINES = {
-    "LTC_AFFINITY=0": Machine("thread affinity", ("llvm/native/thread_affinity.py",)),
     "LTC_RESERVE_CORE=0": Machine("core reservation", ("runtime/core_reservation.py",)),
     "LTC_QUEUE=0": Machine(
         "launch queue",
@@ -53,7 +52,6 @@ MACHINES = {
     "LTC_THREADS=openmp": Machine("thread pool", ("llvm/native/thread_pool.py",)),
     "LTC_PREFAULT_MB=0": Machine("pages ahead", ("backends/llvm/prefault.py",)),
 }
-ALL_ON = {"LTC_AFFINITY": "1"}  # which is off by itself
 FIRST_STEP = "LTC_PREFAULT_MB=0"
 WORKLOADS = ("mlp", "mnist_cnn", "resnet18", "gpt", "lstm", "tiny", "adamw_many")
 FIRST_STEP_WORKLOADS = ("mlp", "resnet18", "gpt")  # with tensors as large as the machine acts on
@@ -92,7 +90,7 @@ def keep_to(processors: int) -> None:
 
 def environment_of(switch: str) -> dict[str, str]:
     name, _, setting = switch.partition("=")
-    return {**os.environ, **ALL_ON, **({name: setting} if name else {})}
+    return {**os.environ, **({name: setting} if name else {})}
 
 
 def command(kind: str, asked: argparse.Namespace, *more: str) -> list[str]:

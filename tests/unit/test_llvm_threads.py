@@ -1,8 +1,6 @@
 """One team runs a list of kernels: every task once, in order, whoever takes it."""
 
 import concurrent.futures
-import contextlib
-import ctypes
 import os
 import subprocess
 import sys
@@ -12,11 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from ltc import config
 from ltc.errors import Unsupported
-from ltc.llvm.compiler import llvm_binding, symbols
-from ltc.llvm.emit.builder import ATTRIBUTES, Builder, function_text
-from ltc.llvm.native import kernel_cache, runner, thread_affinity, thread_pool
+from ltc.llvm.compiler import symbols
+from ltc.llvm.emit.builder import Builder, function_text
+from ltc.llvm.native import kernel_cache, runner, thread_pool
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 from ltc.support import processors
 
@@ -172,98 +169,6 @@ def test_more_processors_than_threads_leave_one_without_being_asked(
     assert two_take_part(run, 400)
 
 
-# --- who runs where -----------------------------------------------------------------------------
-
-ALLOWED = os.sched_getaffinity(0) if thread_pool.is_possible() else set()
-needs_pool = pytest.mark.skipif(not thread_pool.is_possible(), reason="OpenMP's own threads")
-needs_two_processors = pytest.mark.skipif(len(ALLOWED) < 2, reason="needs a second processor")
-PART = """
-define i32 @part(i32 %thread, i32 %processor, ptr %set) #0 {
-  %parted = call i1 @pool.part(i32 %thread, i32 %processor, ptr %set)
-  %result = zext i1 %parted to i32
-  ret i32 %result
-}
-"""
-
-
-@pytest.fixture
-def sleeping_thread():
-    """The system's number of a thread that waits."""
-    over, number = threading.Event(), []
-    begun = threading.Event()
-
-    def sleep():
-        number.append(threading.get_native_id())
-        begun.set()
-        over.wait()
-
-    thread = threading.Thread(target=sleep)
-    thread.start()
-    begun.wait()
-    yield number[0]
-    over.set()
-    thread.join()
-
-
-def parted(thread: int, processor: int) -> tuple[bool, set[int]]:
-    """Whether the thread was kept off the processor, and where it might run before."""
-    with config.override(LTC_AFFINITY=1):
-        text = runner._SERIAL + thread_pool.text() + PART + ATTRIBUTES
-    text += "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-    words = np.zeros(thread_affinity.MASK_WORDS, dtype=np.int64)
-    part = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
-    result = part(llvm_binding.compile_kernels(text, "part")["part"])(
-        thread, processor, words.ctypes.data
-    )
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    return bool(result), set(np.flatnonzero(bits).tolist())
-
-
-@needs_two_processors
-def test_a_thread_is_kept_off_one_processor_and_its_own_are_known(sleeping_thread):
-    one = min(ALLOWED)
-    assert parted(sleeping_thread, one) == (True, ALLOWED)
-    assert os.sched_getaffinity(sleeping_thread) == ALLOWED - {one}
-
-
-@pytest.mark.skipif(not ALLOWED, reason="the system's own team")
-def test_a_thread_that_has_one_processor_keeps_it(sleeping_thread):
-    one = {max(ALLOWED)}
-    os.sched_setaffinity(sleeping_thread, one)
-    assert not parted(sleeping_thread, max(ALLOWED))[0]
-    assert os.sched_getaffinity(sleeping_thread) == one
-
-
-def affinities() -> dict[str, set[int]]:
-    """Of every thread of this process but this one."""
-    found = {}
-    for number in os.listdir("/proc/self/task"):
-        if int(number) != threading.get_native_id():
-            with contextlib.suppress(ProcessLookupError):  # it ended
-                found[number] = os.sched_getaffinity(int(number))
-    return found
-
-
-@needs_two_processors
-def test_a_pool_leaves_its_threads_the_processors_they_may_use(two_threads_on_two_processors):
-    """The caller sits on each processor in turn, so that members meet it there."""
-    run = run_that_notes_threads(4)
-    threads_of(run, 4)
-    try:
-        for turn in range(40):
-            os.sched_setaffinity(0, {sorted(ALLOWED)[turn % 2]})
-            threads_of(run, 4)
-            time.sleep(0.001)  # the members sleep
-    finally:
-        os.sched_setaffinity(0, ALLOWED)
-    for _ in range(6000):  # a member may be on its way when the launch is over
-        found = affinities()
-        if all(allowed == ALLOWED for allowed in found.values()):
-            return
-        time.sleep(0.01)
-    raise AssertionError(found)
-
-
 # --- what may be switched off -------------------------------------------------------------------
 
 
@@ -271,23 +176,6 @@ def runner_text(monkeypatch, **settings: str) -> str:
     for name, setting in settings.items():
         monkeypatch.setenv(name, setting)
     return runner.runner_source()[0]
-
-
-@needs_pool
-def test_up_to_four_processors_members_are_kept_off_the_callers(monkeypatch):
-    monkeypatch.setattr(processors, "count", lambda: 4)
-    assert "@sched_setaffinity(" in runner_text(monkeypatch, LTC_AFFINITY="1")
-
-
-@needs_pool
-def test_above_four_processors_no_thread_is_moved(monkeypatch):
-    monkeypatch.setattr(processors, "count", lambda: 5)
-    assert "affinity" not in runner_text(monkeypatch, LTC_AFFINITY="1")
-
-
-@needs_pool
-def test_switched_off_no_thread_is_moved(monkeypatch):
-    assert "affinity" not in runner_text(monkeypatch, LTC_AFFINITY="0")
 
 
 def test_kernels_may_run_on_openmps_threads_or_on_none(monkeypatch):
@@ -319,7 +207,7 @@ print(weight.sum().item())
 @pytest.mark.parametrize(
     "setting",
     [
-        "LTC_THREADS=openmp", "LTC_THREADS=one", "LTC_AFFINITY=1", "LTC_RESERVE_CORE=0",
+        "LTC_THREADS=openmp", "LTC_THREADS=one", "LTC_RESERVE_CORE=0",
         "LTC_QUEUE=0", "LTC_PREFAULT_MB=0",
     ],
 )  # fmt: skip

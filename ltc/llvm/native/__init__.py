@@ -3,6 +3,6 @@
 parallel_compile, kernel_cache   kernels compiled side by side, kept by name
 kernel_run, runner               a list of kernels run by one native call
 named_blocks, futex              text that threads run together; how one waits for another
-thread_affinity, thread_pool     the threads that share its tasks, and where they run
+thread_pool                      the threads that share its tasks
 launch_ring                      launches without Python
 """

@@ -8,7 +8,7 @@ The tasks of a kernel are cut into one range for each member, the caller being m
 member finds in its cache what it wrote before; who is done takes from the others. A range is a
 word: the number of the launch above, below it how many tasks are left. Taking one is a compare and
 exchange of the word, which fails where the launch is over, so that nobody waits for a member that
-is asleep or kept off its processor. A second launch at the same time runs in its caller alone.
+is asleep or waits for a processor. A second launch at the same time runs in its caller alone.
 
 For a time that the caller names, the members from some number on stay away: whoever needs their
 processor would otherwise take it in the midst of a task, and the launch would wait for that task.
@@ -20,9 +20,8 @@ import ctypes
 import functools
 import platform
 import sys
-from collections.abc import Mapping
 
-from ltc.llvm.native import futex, thread_affinity
+from ltc.llvm.native import futex
 from ltc.llvm.native.futex import filled
 from ltc.llvm.native.named_blocks import NamedBlocks
 
@@ -77,12 +76,11 @@ def _stay_away() -> str:
     return f.text()
 
 
-def _wake(affinity: Mapping[str, str]) -> str:
+def _wake() -> str:
     """Those of the members %first up to %limit that sleep are woken. Who stays away and dozes wakes
     up in time by itself; who is away and fast asleep has to learn of the time."""
     f = NamedBlocks("internal void @pool.wake(i64 %first, i64 %limit)")
     f.block("start")
-    f.emit(affinity["SET_OF_PROCESSORS"])
     f.choose("slt i64 %first, %limit", "next", "end")
     f.block("next")
     k = f.let("k", "phi i64 [ %first, %start ], [ %after, %woken ]")
@@ -94,10 +92,8 @@ def _wake(affinity: Mapping[str, str]) -> str:
     f.block("ask")
     f.choose(f.let("away", f"call i1 @pool.is.away(i64 {k})"), "woken", "call")
     f.block("call")
-    f.emit(affinity["KEEP_OFF"])
     f.store(0, asleep, "seq_cst")
     futex.wake(f, asleep, 1)
-    f.emit(affinity["LET_BACK"])
     f.go("woken")
     f.block("woken")
     after = f.let("after", f"add i64 {k}, 1")
@@ -171,25 +167,23 @@ def _take(f: NamedBlocks) -> None:
     f.go("take")
 
 
-def _member(affinity: Mapping[str, str]) -> str:
+def _member() -> str:
     """What a thread of the pool does for as long as the process lives."""
     f = NamedBlocks("internal ptr @pool.member(ptr %number)")
     f.block("start")
     f.let("time", "alloca [2 x i64], align 8")
-    f.emit(affinity["SET_OF_PROCESSORS"])
     line = _line(f, f.let("self", "ptrtoint ptr %number to i64"))
     f.word("asleep", line, 1)
-    f.emit(affinity["NOTE_MEMBER"])
     f.go("look")
-    _look_for_work(f, affinity["MOVE_AWAY"])
+    _look_for_work(f)
     _lie_down(f)
     _leave(f)
     return f.text()
 
 
-def _look_for_work(f: NamedBlocks, move_away: str) -> None:
+def _look_for_work(f: NamedBlocks) -> None:
     f.block("look")
-    again = ", ".join(f"[ 0, %{block} ]" for block in ("start", "apart", "sleep", "return"))
+    again = ", ".join(f"[ 0, %{block} ]" for block in ("start", "work", "sleep", "return"))
     spins = f.let("spins", f"phi i64 {again}, [ %spins.more, %pause ]")
     f.choose(f.let("away", "call i1 @pool.is.away(i64 %self)"), "leave", "stay")
     f.block("stay")
@@ -197,9 +191,6 @@ def _look_for_work(f: NamedBlocks, move_away: str) -> None:
     f.choose(f"eq i64 {left}, 0", "pause", "work")
     f.block("work")
     f.store(0, "%asleep", "seq_cst")
-    f.emit(move_away)
-    f.go("apart")
-    f.block("apart")
     f.emit("call void @pool.work(i64 %self)")
     f.go("look")
     f.block("pause")
@@ -264,7 +255,7 @@ def _grow() -> str:
     return f.text()
 
 
-def _launch(affinity: Mapping[str, str]) -> str:
+def _launch() -> str:
     """Runs all tasks of a kernel, whoever takes them, and returns when the last is over."""
     head = "(ptr %entry, ptr %arguments, i64 %tasks, i64 %threads)"
     f = NamedBlocks(f"internal void @pool.launch{head}")
@@ -274,7 +265,7 @@ def _launch(affinity: Mapping[str, str]) -> str:
     f.block("alone")
     f.emit("call void @tasks(ptr %entry, ptr %arguments, i64 %tasks, i64 0, i64 %tasks)")
     f.give()
-    _describe(f, affinity["NOTE_CALLER"])
+    _describe(f)
     _publish(f)
     f.block("published")
     f.fence()
@@ -292,14 +283,13 @@ def _launch(affinity: Mapping[str, str]) -> str:
     return f.text()
 
 
-def _describe(f: NamedBlocks, note_caller: str) -> None:
+def _describe(f: NamedBlocks) -> None:
     f.block("count")
     most = f.let("most", f"call i64 @llvm.smin.i64(i64 %threads, i64 {MOST_MEMBERS})")
     others = f.let("others.wanted", f"sub i64 {most}, 1")
     started = f.let("started", f"call i64 @pool.grow(i64 {others})")
     there = f.let("there", f"add i64 {started}, 1")
     members = f.let("members", f"call i64 @llvm.smin.i64(i64 {most}, i64 {there})")
-    f.emit(note_caller)
     entry = f.let("entry.word", "ptrtoint ptr %entry to i64")
     arguments = f.let("arguments.word", "ptrtoint ptr %arguments to i64")
     f.store(entry, "@pool.entry", "monotonic")
@@ -363,8 +353,7 @@ def is_possible() -> bool:
     if not sys.platform.startswith("linux") or platform.machine() not in futex.NUMBERS:
         return False
     names = (
-        "pthread_create", "pthread_detach", "sched_yield", "syscall", "clock_gettime", "gettid",
-        "sched_getcpu", "sched_getaffinity", "sched_setaffinity",
+        "pthread_create", "pthread_detach", "sched_yield", "syscall", "clock_gettime",
     )  # fmt: skip
     return all(hasattr(ctypes.CDLL(None), name) for name in names)
 
@@ -372,17 +361,8 @@ def is_possible() -> bool:
 def text() -> str:
     """@pool.launch(entry, arguments, tasks, threads), @pool.stay.away(from, until) and @pool.forget;
     needs @tasks."""
-    calls, affinity = dict.fromkeys(thread_affinity.CALLS, ""), ""
-    if thread_affinity.is_wanted():
-        calls = {word: _filled(call) for word, call in thread_affinity.CALLS.items()}
-        affinity = _filled(thread_affinity.TEXT)
     functions = (
-        _stay_away(), _wake(calls), _is_away(), _work(), _member(calls), _grow(), _launch(calls),
-        _forget(),
+        _stay_away(), _wake(), _is_away(), _work(), _member(), _grow(), _launch(), _forget(),
     )  # fmt: skip
     declared = f"{futex.DECLARED}{futex.pause_text()[0]}\n"
-    return "".join((futex.CLOCK, affinity, _filled(_GLOBALS), declared, *functions))
-
-
-def _filled(text: str) -> str:
-    return filled(text, {"MOST": MOST_MEMBERS, **thread_affinity.WORDS})
+    return "".join((futex.CLOCK, filled(_GLOBALS, {"MOST": MOST_MEMBERS}), declared, *functions))
