@@ -22,7 +22,7 @@ from ltc.support import processors
 # A run is eight words: how many kernels and their records, how many arguments and for each a
 # place of the frame and a number to add, where in the frame the arguments begin, how many faults
 # and where they are.
-RUN_WORDS = 8
+
 # A record is four words: the address of the kernel's entry, its tasks, and where in the frame its
 # arguments and its fault are; places are in words, and the fault of a kernel without one is 0.
 RECORD_WORDS = 4

@@ -13,7 +13,6 @@ from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import TensorType
 
-CONVOLUTIONS = frozenset({ops.CONVOLUTION, ops.CONVOLUTION_INPUT_GRADIENT})
 POOLS = frozenset({ops.MAX_POOL, ops.AVERAGE_POOL, ops.MAX_POOL_GRADIENT,
                    ops.AVERAGE_POOL_GRADIENT})  # fmt: skip
 REDUCTIONS = frozenset({ops.SUM, ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE})
