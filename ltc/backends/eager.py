@@ -37,7 +37,6 @@ from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node, constant_value
 from ltc.ir.ops import Op
 
-aten = torch.ops.aten
 Compute = Callable[..., Any]
 
 # --- the meaning of each op: a node -> what computes it from its operands ------------------------

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ltc.ir import ops
-from ltc.ir.infer import broadcast
 from ltc.ir.node import Node, constant, like, make, paired
 from ltc.ir.ops import Op
 
@@ -115,11 +114,6 @@ def expand(x: Node, shape: Shape) -> Node:
     offset = len(shape) - len(x.shape)
     shape = tuple(x.shape[i - offset] if n == -1 else n for i, n in enumerate(shape))
     return x if shape == x.shape else make(ops.EXPAND, x, shape=shape)
-
-
-def broadcast_together(*operands: Node) -> tuple[Node, ...]:
-    shape = broadcast(*[x.shape for x in operands])
-    return tuple(expand(x, shape) for x in operands)
 
 
 def unsqueeze(x: Node, dim: int) -> Node:

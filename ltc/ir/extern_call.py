@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -69,11 +69,3 @@ def fill(argument: Any, value_of: Callable[[Hole], Any]) -> Any:
     if isinstance(argument, tuple):
         return [fill(a, value_of) for a in argument]
     return argument
-
-
-def holes(argument: Any) -> Iterator[Hole]:
-    if isinstance(argument, Hole):
-        yield argument
-    elif isinstance(argument, tuple):
-        for a in argument:
-            yield from holes(a)

@@ -136,7 +136,7 @@ class Execution:
         return self._lost.get(id(buffer))
 
 
-class Twins:
+class Aliases:
     """Buffers that lie in the same memory: each is shared as long as another one is left."""
 
     __slots__ = ("_left",)
@@ -165,7 +165,7 @@ class Buffer:
     execution  the latest launch that fills it or replaces its value, over or not; None where a copy
                from elsewhere filled it
     shared     whether anything but one tensor may still read it: then it is not overwritten. Of one
-               that lies where another does, their Twins
+               that lies where another does, their Aliases
     previous   the buffer this one replaces, kept until it is certain that nothing failed:
                a parameter whose step failed keeps the value it had before
     """
@@ -183,7 +183,7 @@ class Buffer:
         """`key`: what `input_key` gives for its type."""
         self.key, self.device, self.handle = key, device, handle
         self.execution, self.previous = execution, previous
-        self.shared: bool | Twins = False
+        self.shared: bool | Aliases = False
         self.account = account_of(device)
         self.account.add(key[3])
 

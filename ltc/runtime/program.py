@@ -12,7 +12,7 @@ from ltc.backends.collective_runner import abort, running_as
 from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.runtime import out_of_memory
-from ltc.runtime.buffer import Buffer, Execution, Failure, Twins, input_key, under_way
+from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.transfers import copy_of
@@ -107,7 +107,7 @@ class Program:
                     continue
             outputs.append(Buffer(key, device, None, execution, old))
         for positions in self.capabilities.aliased_outputs:
-            Twins([outputs[position] for position in positions])
+            Aliases([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
         work = _Work(

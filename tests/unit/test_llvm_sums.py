@@ -1,12 +1,17 @@
 """Sums of generated code against exact ones: no further away than eager's, for any thread count."""
 
+import re
+
 import pytest
 import torch
 
 from ltc.backends.llvm.backend import LlvmBackend
+from ltc.backends.llvm.schedule import is_native
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make
+from ltc.llvm.loops.emitter import kernel_code
+from ltc.passes.fusion.fuse import fuse
 
 CASES = [
     ((100_003,), (0,)), ((300, 700), (0, 1)), ((4, 40_000), (1,)), ((40_000, 4), (0,)),
@@ -73,3 +78,15 @@ def test_a_function_that_several_passes_over_a_row_read_is_computed_once(width, 
     torch.testing.assert_close(
         result.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=0, check_dtype=False
     )
+
+
+@pytest.mark.parametrize("dtype, align", [(torch.float32, 4), (torch.float64, 8)], ids=str)
+def test_a_row_that_is_kept_is_read_and_written_as_it_is_aligned(dtype, align):
+    x = make(ops.INPUT, index=0, dtype=dtype, shape=(37, 64))
+    z = build.exp(x - build.max_of(x, 1, keepdim=True))
+    (kernel,) = fuse(Graph((x,), (), (z / build.sum_of(z, 1, keepdim=True),)), is_native)
+    text = kernel_code(kernel).text
+    (row,) = re.findall(r"(%\w+) = alloca", text)
+    addresses = re.findall(rf"(%\w+) = getelementptr inbounds \w+, ptr {row},", text)
+    found = {re.search(rf"ptr {address}, align (\d+)", text)[1] for address in addresses}
+    assert found == {str(align)}

@@ -11,7 +11,7 @@ import torch
 from ltc.backends.host_memory import madvise
 from ltc.backends.llvm import output_pool
 from ltc.backends.llvm.executable import LlvmComputation
-from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
+from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputBlock, OutputPool
 from ltc.backends.llvm.prefault import TouchedAhead
 
 pytestmark = pytest.mark.skipif(
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.skipif(
 MiB = 1 << 20
 
 
-def resident(stretch: Stretch) -> float:
+def resident(block: OutputBlock) -> float:
     """Which part of it the system has found pages for."""
-    pages = stretch.nbytes // os.sysconf("SC_PAGE_SIZE")
+    pages = block.nbytes // os.sysconf("SC_PAGE_SIZE")
     found = (ctypes.c_ubyte * pages)()
     mincore = ctypes.CDLL(None).mincore
     mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    assert mincore(stretch.address, stretch.nbytes, found) == 0
+    assert mincore(block.address, block.nbytes, found) == 0
     return sum(byte & 1 for byte in found) / pages
 
 
 def can_be_asked() -> bool:
     """Whether this system knows the advice."""
-    stretch = Stretch(LARGE_BYTES)
-    return madvise(stretch.address, stretch.nbytes, 23) == 0
+    block = OutputBlock(LARGE_BYTES)
+    return madvise(block.address, block.nbytes, 23) == 0
 
 
 def test_as_much_as_was_moved_is_touched_and_serves_the_next_output_of_its_size():
@@ -41,16 +41,16 @@ def test_as_much_as_was_moved_is_touched_and_serves_the_next_output_of_its_size(
     ahead = TouchedAhead(pool)
     ahead.expect(5 * MiB)
     ahead.wait()
-    (stretch,) = pool._free
-    assert stretch.nbytes == 6 * MiB
+    (block,) = pool._free
+    assert block.nbytes == 6 * MiB
     if can_be_asked():
-        assert resident(stretch) == 1
+        assert resident(block) == 1
     output = pool.empty((5 * MiB,), torch.uint8)
-    assert output.data_ptr() == stretch.address and not pool._free
+    assert output.data_ptr() == block.address and not pool._free
 
 
 def test_a_new_stretch_is_not_touched():
-    assert resident(Stretch(4 * MiB)) == 0
+    assert resident(OutputBlock(4 * MiB)) == 0
 
 
 def test_small_tensors_and_more_than_the_limit_are_not_expected(monkeypatch):
@@ -60,7 +60,7 @@ def test_small_tensors_and_more_than_the_limit_are_not_expected(monkeypatch):
     for nbytes in (LARGE_BYTES - 1, 11 * MiB, 6 * MiB, 6 * MiB, 4 * MiB, 2 * MiB):
         ahead.expect(nbytes)
         ahead.wait()
-    assert sorted(stretch.nbytes for stretch in pool._free) == [4 * MiB, 6 * MiB]
+    assert sorted(block.nbytes for block in pool._free) == [4 * MiB, 6 * MiB]
 
 
 def test_nothing_is_touched_once_a_program_has_asked_for_an_output():
@@ -85,7 +85,7 @@ def test_many_threads_move_at_one_time():
     ahead.expect(2 * MiB)  # what two threads left to one that had just ended
     ahead.wait()
     assert 1 <= len(pool._free) <= 9
-    assert len({stretch.address for stretch in pool._free}) == len(pool._free)
+    assert len({block.address for block in pool._free}) == len(pool._free)
 
 
 def test_a_forked_process_goes_on_with_a_thread_of_its_own():

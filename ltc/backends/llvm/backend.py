@@ -40,7 +40,7 @@ from ltc.passes.pipeline import Pass
 from ltc.passes.split_reductions import split_reductions
 
 
-def turned(graph: Graph) -> Graph:
+def with_channels_last(graph: Graph) -> Graph:
     return channels_last(graph, prefers_channels_last)
 
 
@@ -51,7 +51,7 @@ def recognised(graph: Graph) -> Graph:
 PASSES = (
     Pass("recognise", recognised, "attention that is written out makes no matrix of scores"),
     Pass("order", order_attention, "what attention makes is not copied before it is read"),
-    Pass("channels_last", turned, "the lanes of convolutions are channels"),
+    Pass("channels_last", with_channels_last, "the lanes of convolutions are channels"),
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),

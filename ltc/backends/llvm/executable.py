@@ -20,11 +20,11 @@ from ltc.backends.llvm import launch_queue
 from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
 from ltc.backends.llvm.output_pool import copied, maker_of, pool
 from ltc.backends.llvm.plan import (
+    ALIAS,
     COPIED,
     ITSELF,
     OWN_VALUES,
     OWNED,
-    TWIN,
     FailedCheck,
     InBlock,
     PlannedCall,
@@ -97,7 +97,7 @@ class LlvmComputation:
         self._ways = [
             (position, _WAYS[way])
             for position, (_, way) in enumerate(plan.outputs)
-            if way not in (ITSELF, TWIN)
+            if way not in (ITSELF, ALIAS)
         ]
         self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
@@ -250,9 +250,9 @@ class LlvmComputation:
 
 def _aliased(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Positions of outputs that are one value in one place."""
-    places: dict[int, list[int]] = {value: [] for value, way in outputs if way == TWIN}
+    places: dict[int, list[int]] = {value: [] for value, way in outputs if way == ALIAS}
     for position, (value, way) in enumerate(outputs):
-        if value in places and way in (ITSELF, TWIN):
+        if value in places and way in (ITSELF, ALIAS):
             places[value].append(position)
     return tuple(map(tuple, places.values()))
 

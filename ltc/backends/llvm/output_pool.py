@@ -1,7 +1,7 @@
 """Memory of large outputs, used again when their tensors are gone.
 
-The system hands out large stretches of memory as pages that are cleared when they are first
-touched: for an output that is made at every step this takes longer than computing it. A stretch
+The system hands out large blocks of memory as pages that are cleared when they are first
+touched: for an output that is made at every step this takes longer than computing it. A block
 here comes back when the last tensor that lies in it is freed, whoever held it.
 """
 
@@ -27,7 +27,7 @@ MOST_FREE_BYTES = 512 << 20  # kept for outputs to come; what is more goes back 
 _HAS_HUGE_PAGES = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
 
 
-class Stretch:
+class OutputBlock:
     """Private memory that begins at a huge page and is as long as so many of them."""
 
     def __init__(self, nbytes: int) -> None:
@@ -56,7 +56,7 @@ def _whole_pages(nbytes: int) -> int:
 
 
 class OutputPool:
-    """Stretches that no tensor lies in at the moment, those that were freed last at the end.
+    """Blocks that no tensor lies in at the moment, those that were freed last at the end.
 
     Tensors are freed in any thread at any time, and processes fork: there is no lock, and what
     changes the list does so in one atomic step.
@@ -66,7 +66,7 @@ class OutputPool:
 
     def __init__(self, most_free_bytes: int = MOST_FREE_BYTES) -> None:
         self._most = most_free_bytes
-        self._free: list[Stretch] = []
+        self._free: list[OutputBlock] = []
         self._views: dict[int, weakref.ref[memoryview]] = {}
         self.is_used = False
 
@@ -75,38 +75,38 @@ class OutputPool:
         self.is_used = True
         count = prod(shape)
         nbytes = _whole_pages(count * dtype.itemsize)
-        stretch = self._taken(nbytes) or Stretch(nbytes)
-        view = stretch.view()
-        self._views[id(stretch)] = weakref.ref(view, lambda _: self._give_back(stretch))
+        block = self._taken(nbytes) or OutputBlock(nbytes)
+        view = block.view()
+        self._views[id(block)] = weakref.ref(view, lambda _: self._give_back(block))
         # The tensor's storage holds the view until the last tensor of it is gone.
         return torch.frombuffer(view, dtype=dtype, count=count).view(shape)
 
-    def add(self, stretch: Stretch) -> None:
+    def add(self, block: OutputBlock) -> None:
         """One that no tensor lies in."""
-        self._free.append(stretch)
+        self._free.append(block)
         if self.free_bytes > self._most:
             self._removed(self._free[0])
 
     @property
     def free_bytes(self) -> int:
-        return sum(stretch.nbytes for stretch in list(self._free))
+        return sum(block.nbytes for block in list(self._free))
 
-    def _taken(self, nbytes: int) -> Stretch | None:
-        for stretch in reversed(list(self._free)):
-            if stretch.nbytes == nbytes and self._removed(stretch):
-                return stretch
+    def _taken(self, nbytes: int) -> OutputBlock | None:
+        for block in reversed(list(self._free)):
+            if block.nbytes == nbytes and self._removed(block):
+                return block
         return None
 
-    def _removed(self, stretch: Stretch) -> bool:
+    def _removed(self, block: OutputBlock) -> bool:
         try:
-            self._free.remove(stretch)
+            self._free.remove(block)
         except ValueError:  # another thread has it
             return False
         return True
 
-    def _give_back(self, stretch: Stretch) -> None:
-        del self._views[id(stretch)]
-        self.add(stretch)
+    def _give_back(self, block: OutputBlock) -> None:
+        del self._views[id(block)]
+        self.add(block)
 
 
 pool = OutputPool()

@@ -27,7 +27,7 @@ from ltc.llvm.ops.memory_checks import FRAME, ROW_WORDS
 from ltc.passes import memory_planner
 from ltc.passes.memory_planner import ALIGNMENT
 
-ITSELF, OWNED, COPIED, TWIN = range(4)  # how a value becomes an output
+ITSELF, OWNED, COPIED, ALIAS = range(4)  # how a value becomes an output
 OWN_VALUES = 4  # of a launch: its frame, the constants, nothing, its block
 SHORT_LIVES = 32  # a program has so many one after the other: what lives longer left the caches
 
@@ -426,7 +426,7 @@ class _Planner:
         return dead
 
     def _outputs(self) -> Iterable[tuple[int, int]]:
-        """How each output becomes a buffer of its own, or the twin of an earlier one."""
+        """How each output becomes a buffer of its own, or an alias of an earlier one."""
         stored = {n for s in self._steps if s.is_native for n in s.writes}
         replacing = {n for s in self._steps for n in s.overwrites}
         seen: set[Node] = set()
@@ -437,7 +437,7 @@ class _Planner:
             if fresh and (node in stored or node in self._given_up):
                 way = ITSELF
             elif node in stored and node not in replacing:
-                way = TWIN
+                way = ALIAS
             elif fresh and self._shares.get(node) is node:
                 way = OWNED
             yield self._number[node], way

@@ -13,13 +13,13 @@ from collections import deque
 
 from ltc import config
 from ltc.backends.host_memory import HUGE_PAGE, madvise
-from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputPool, Stretch
+from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputBlock, OutputPool
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14: asm-generic/mman-common.h
 
 
 class TouchedAhead:
-    """Stretches of a pool that are touched before it is first asked for any.
+    """Blocks of a pool that are touched before it is first asked for any.
 
     Processes fork: there is no lock. A size that is asked for just when the thread ends is left to
     the next one; the memory is then touched by whoever writes to it.
@@ -51,12 +51,12 @@ class TouchedAhead:
     def _touch(self) -> None:
         while not self._pool.is_used and madvise is not None:
             try:
-                stretch = Stretch(self._sizes.popleft())
+                block = OutputBlock(self._sizes.popleft())
             except IndexError:
                 return
-            for offset in range(0, stretch.nbytes, HUGE_PAGE):
+            for offset in range(0, block.nbytes, HUGE_PAGE):
                 if self._pool.is_used:  # others compute now, and touch what they need themselves
                     break
                 # advice only: where the system is older, nothing happens
-                madvise(stretch.address + offset, HUGE_PAGE, _MADV_POPULATE_WRITE)
-            self._pool.add(stretch)
+                madvise(block.address + offset, HUGE_PAGE, _MADV_POPULATE_WRITE)
+            self._pool.add(block)

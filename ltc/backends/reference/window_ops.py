@@ -28,26 +28,26 @@ def _geometry(node: Node) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def in_either_layout(lower: Callable[[Node], Compute], *turned: int) -> Callable[[Node], Compute]:
-    """The row of an op that may have its channels last: those operands, and the results."""
+def in_either_layout(lower: Callable[[Node], Compute], *places: int) -> Callable[[Node], Compute]:
+    """The row of an op that may have its channels last: operands in those places, and the results."""
 
     def row(node: Node) -> Compute:
         if not is_channels_last(node):
             return lower(node)
         attrs = dict(node.attrs)
         del attrs["channels_last"]
-        if "shape" in attrs and 0 in turned and node.op is not ops.CONVOLUTION_WEIGHT_GRADIENT:
+        if "shape" in attrs and 0 in places and node.op is not ops.CONVOLUTION_WEIGHT_GRADIENT:
             attrs["shape"] = _channels_second(attrs["shape"])
         inputs = [
             make(ops.INPUT, index=k, dtype=n.dtype, shape=_channels_second(n.shape))
-            if k in turned else n
+            if k in places else n
             for k, n in enumerate(node.inputs)
         ]  # fmt: skip
         compute = lower(make(node.op, *inputs, **attrs))
         keeps = node.op is ops.CONVOLUTION_WEIGHT_GRADIENT
 
-        def turned_around(*operands: torch.Tensor) -> Any:
-            moved = [x.movedim(-1, 1) if k in turned else x for k, x in enumerate(operands)]
+        def computed(*operands: torch.Tensor) -> Any:
+            moved = [x.movedim(-1, 1) if k in places else x for k, x in enumerate(operands)]
             result = compute(*moved)
             if keeps:
                 return result
@@ -55,7 +55,7 @@ def in_either_layout(lower: Callable[[Node], Compute], *turned: int) -> Callable
                 return tuple(x.movedim(1, -1).contiguous() for x in result)
             return result.movedim(1, -1).contiguous()
 
-        return turned_around
+        return computed
 
     return row
 

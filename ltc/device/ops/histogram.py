@@ -13,7 +13,6 @@ import torch
 
 from ltc.device.recording.fast_path import lazily_built
 
-aten = torch.ops.aten
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 _of_any, _of_any_into = lazily_built("aten::histc"), lazily_built("aten::histc.out")
 

@@ -89,29 +89,29 @@ def _result_names(node: Node) -> tuple[str, ...]:
 
 
 def _attention(node: Node, operands: dict[str, Access]) -> Attention:
-    types = {name: n.type for name, n in zip(_names(node), node.inputs)}
-    query, key, value = (types[name] for name in ("query", "key", "value"))
+    named = dict(zip(_names(node), node.inputs))
+    query, key, value = (named[name] for name in ("query", "key", "value"))
     *batch, length, extent = query.shape
 
     def lies(name: str) -> Matrix | None:
-        if name not in types:
+        if name not in named:
             return None
-        return _matrix(operands.get(name), types[name])
+        return _matrix(operands.get(name), named[name])
 
     return Attention(
         query.dtype, tuple(batch), length, key.shape[-2], extent, value.shape[-1],
         lies("query"), lies("key"), lies("value"), lies("bias"),
-        "bias" in types and types["bias"].dtype == torch.bool,
+        "bias" in named and named["bias"].dtype == torch.bool,
         node.attr("causal"), node.attr("dropped"), node.attr("safe"),
     )  # fmt: skip
 
 
-def _matrix(access: Access | None, type: TensorType) -> Matrix:
+def _matrix(access: Access | None, node: Node) -> Matrix:
     """Where an operand's matrices lie; contiguous ones where no one says."""
     if access is None:
-        *batch, row, column = strides_of(type.shape)
+        *batch, row, column = strides_of(node.shape)
     else:
-        *batch, row, column = (access.offset.coefficient(v) for v in range(type.rank))
+        *batch, row, column = (access.offset.coefficient(v) for v in range(len(node.shape)))
     return Matrix(row, column, tuple(batch))
 
 
@@ -128,12 +128,12 @@ def _forward(node: Node, attention: Attention, operands, isa: Isa) -> KernelSequ
 
 
 def _gradient(node: Node, attention: Attention, operands, isa: Isa) -> KernelSequence:
-    types = dict(zip(_names(node), [n.type for n in node.inputs]))
+    named = dict(zip(_names(node), node.inputs))
     logarithms = operands["logarithms"].offset
-    *batch, row = (logarithms.coefficient(v) for v in range(types["logarithms"].rank))
+    *batch, row = (logarithms.coefficient(v) for v in range(len(named["logarithms"].shape)))
     return attention_gradient(
-        NAME, attention, _matrix(operands["result"], types["result"]),
-        _matrix(operands["gradient"], types["gradient"]), Matrix(row, 1, tuple(batch)),
+        NAME, attention, _matrix(operands["result"], named["result"]),
+        _matrix(operands["gradient"], named["gradient"]), Matrix(row, 1, tuple(batch)),
         tuple(_ordered(t, o) for t, o in zip(node.type, node.attr("orders"))),
         node.attr("wants_bias"), isa,
     )  # fmt: skip

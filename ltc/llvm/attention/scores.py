@@ -199,27 +199,28 @@ class Scores:
     def pack_bias(self, start: Index, count: Index) -> None:
         """The bias of a tile, its rows being keys; -inf where a mask says no."""
         a, v, b = self.a, self.v, self.b
-        if a.bias is None:
+        bias = a.bias
+        if bias is None:
             return
         element = "i8" if a.is_mask else v.stored
-        first = self.first_query * a.bias.row + start * a.bias.column
-        here = Rows(v.at(self.bias_at, first, element), a.bias.row, a.bias.column)
-        if a.bias.row != 0 and a.bias.column == 1:
+        first = self.first_query * bias.row + start * bias.column
+        here = Rows(v.at(self.bias_at, first, element), bias.row, bias.column)
+        if bias.row != 0 and bias.column == 1:
             self.t.pack_transposed(
                 here, self.count, self.vectors, count, self.bias_tile, load=self.bias_vector
             )
             return
 
         def key(k: Index, _) -> None:
-            offset, place = k * a.bias.column, k * self.block
-            if a.bias.row == 0:
+            offset, place = k * bias.column, k * self.block
+            if bias.row == 0:
                 number = v.splat(self.bias_number(here.pointer, offset))
                 for j in range(self.vectors):
                     v.store_computed(number, self.bias_tile, place + j * v.width)
                 return
 
             def query(q: Index, _) -> None:
-                number = self.bias_number(here.pointer, offset + q * a.bias.row)
+                number = self.bias_number(here.pointer, offset + q * bias.row)
                 at = v.at(self.bias_tile, place + q, v.element)
                 b.emit(f"store {v.element} {number}, ptr {at}")
 

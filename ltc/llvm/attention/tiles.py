@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -182,12 +183,12 @@ class Tiles:
         load = load or self.vector
         pitch = vectors * w
 
-        def square(c: Index, j: int) -> None:
+        def square(j: int, c: Index, _) -> None:
             is_whole = isinstance(columns, int) and columns % w == 0
             mask = None if is_whole else v.first(columns - c)
             lines = []
             for i in range(w):
-                row = j * w + i
+                row: Index = j * w + i
                 if not (isinstance(count, int) and row < count):
                     row = least(row, count - 1)
                 lines.append(load(x, row * x.row + c, mask))
@@ -196,7 +197,7 @@ class Tiles:
                 v.store_computed(finish(line), target, place)
 
         for j in range(vectors):
-            b.loop(0, columns, w, [], lambda c, _, j=j: square(c, j))
+            b.loop(0, columns, w, [], partial(square, j))
 
     def unpack_transposed(
         self,
@@ -214,13 +215,13 @@ class Tiles:
         v, b, w = self.v, self.b, self.v.width
         pitch, padded = vectors * w, -(-columns // w) * w
 
-        def square(c: Index, j: int) -> None:
+        def square(j: int, c: Index, _) -> None:
             lines = [finish(v.load_computed(source, (c + i) * pitch + j * w), j) for i in range(w)]
             for i, line in enumerate(transposed(b, lines, v.element)):
                 v.store_computed(line, target, c + (j * w + i) * padded)
 
         for j in range(vectors):
-            b.loop(0, columns, w, [], lambda c, _, j=j: square(c, j))
+            b.loop(0, columns, w, [], partial(square, j))
 
     def store_rows(self, source: str, count: Index, columns: int, target: Rows) -> None:
         """`count` rows from a buffer to the tensor's memory, rounded to its dtype."""

@@ -52,7 +52,7 @@ def chosen() -> Mapping[str, int]:
 
 def _addresses(library: ctypes.CDLL, names: tuple[str, ...]) -> dict[str, int]:
     return {
-        name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
         for name in names
         if hasattr(library, name)
     }

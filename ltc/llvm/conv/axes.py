@@ -82,7 +82,8 @@ def _rounded_up(x: Index, by: int) -> Index:
 
 def padded(values: tuple[int, ...], missing: int) -> tuple[int, int, int]:
     """Three values, of which the leading ones are `missing`."""
-    return (*[missing] * (3 - len(values)), *values)
+    deep, high, wide = (*[missing] * (3 - len(values)), *values)
+    return deep, high, wide
 
 
 def forward_axes(operand, kernel, result, stride, padding, dilation) -> Axes:
@@ -91,7 +92,8 @@ def forward_axes(operand, kernel, result, stride, padding, dilation) -> Axes:
         padded(operand, 1), padded(kernel, 1), padded(result, 1), padded(stride, 1),
         padded(padding, 0), padded(dilation, 1),
     )  # fmt: skip
-    return tuple(Axis(i, o, s, -p, d, k, result=o) for i, k, o, s, p, d in rows)
+    deep, high, wide = (Axis(i, o, s, -p, d, k, result=o) for i, k, o, s, p, d in rows)
+    return deep, high, wide
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Sums:
         lines = least(self.strip, self.lines - line)
         if self.lines % self.strip == 0:
             lines = self.strip
-        width = self.width
+        width: Index = self.width
         if self.segments > 1:
             width = least(self.segment, self.width - column)
         count = lines * width

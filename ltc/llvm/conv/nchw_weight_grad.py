@@ -193,10 +193,10 @@ class _PartialSums:
             down = axis.input_index(deep, d)
             across = line * high.stride + high.first + i
             limit = count_inside(b, self.axes, down, across, wide.extent)
-            source = (c * axis.extent + down) * high.extent + across
-            source = v.at(operand, source * wide.extent + wide.first)
-            target = c * self.channel_pitch + d * self.plane + i * self.pitch
-            target = v.at(self.copied, target, v.element)
+            row = (c * axis.extent + down) * high.extent + across
+            source = v.at(operand, row * wide.extent + wide.first)
+            place = c * self.channel_pitch + d * self.plane + i * self.pitch
+            target = v.at(self.copied, place, v.element)
 
             def vector(j: Index, _) -> None:
                 mask = v.between(j + wide.first, limit)
@@ -242,7 +242,8 @@ class _PartialSums:
             while rest > 1:  # what is left, in halves: any number of channels by few codes
                 rest = (rest + 1) // 2
                 fits = b.value(f"icmp sle i64 {c + rest}, {count}")
-                (c,) = b.when(fits, [("i64", c)], partial(block, c, rest))
+                (after,) = b.when(fits, [("i64", c)], partial(block, c, rest))
+                c = b.index(after)
 
         b.nest(self.kernel_taps, [], tap)
 

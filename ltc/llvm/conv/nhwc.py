@@ -136,8 +136,8 @@ class _Tiles:
         self.taps = self.kernel_taps[0] * self.kernel_taps[1] * self.kernel_taps[2]
         _, high, wide = self.axes
         size = BYTES[v.element]
-        together = most_images(self.axes, sizes.left, size, STRIP_BYTES)
-        self.tile = tile_shape(self.axes, sizes.right, isa, v.width, sizes.images, together)
+        images = most_images(self.axes, sizes.left, size, STRIP_BYTES)
+        self.tile = tile_shape(self.axes, sizes.right, isa, v.width, sizes.images, images)
         self.panel = self.tile.vectors * v.width
         self.panels = -(-sizes.right // self.panel)
         together = self.tile.images, self.tile.height
@@ -212,7 +212,7 @@ class _Tiles:
         self.first_image = block * self.images
         self.image_count = least(self.images, b.number(0) - self.first_image)
         self.first_line = number * self.lines
-        self.line_count = self.lines
+        self.line_count: Index = self.lines
         if high.count % self.lines:
             self.line_count = least(self.lines, high.count - self.first_line)
         self.group = group
@@ -308,7 +308,8 @@ class _Tiles:
         line = self.first_line + spot[1]
         low_deep, end_deep = self.axes[0].taps_inside(self.deep, self.deep)
         low, end = self.axes[1].taps_inside(line, line + (shape[0] - 1))
-        first, last = 0, wide
+        first: Index = 0
+        last: Index = wide
         if self.tile.across_images:
             first, last = self.axes[2].taps_inside(spot[2], spot[2])
 

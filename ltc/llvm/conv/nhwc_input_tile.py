@@ -20,7 +20,8 @@ FETCHED_COLUMNS = 8  # ahead of the one that is read where it lies
 
 def ascending(axes: Axes) -> Axes:
     """The same axes with their taps in the order in which the operand's elements lie."""
-    return tuple(_reversed(axis) if axis.step < 0 else axis for axis in axes)
+    deep, high, wide = (_reversed(axis) if axis.step < 0 else axis for axis in axes)
+    return deep, high, wide
 
 
 def _reversed(axis: Axis) -> Axis:
@@ -80,8 +81,8 @@ class InputTile:
             )
             at = (down * high.extent + across) * wide.extent + wide.first
             source = v.at(operand, at * self.apart + channel + (first + n) * size)
-            target = n * self.image + d * self.plane + i * self.line
-            target = v.at(self.memory, target, v.element)
+            place = n * self.image + d * self.plane + i * self.line
+            target = v.at(self.memory, place, v.element)
             if self.channels % v.width and self.apart == self.pixel:
                 columns = b.where(inside, wide.extent, 0)
                 self._short_pixels(source, target, columns)

@@ -7,6 +7,8 @@ of sums over all positions, some rows at a time in registers.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ltc.llvm.conv.axes import forward_axes
@@ -83,7 +85,7 @@ class PartialSums:
         # The longest loop is the innermost: where it ends, the processor guesses wrong.
         self.images_last = self.images > axes[2].count
         shape = (v, axes, self.outputs * self.groups, self.outputs, vectors)
-        self.gradient = CopiedGradientPanel(*shape, self.images, self.lines)
+        self.gradient: GradientPanel = CopiedGradientPanel(*shape, self.images, self.lines)
         if self.split.rows <= min(most, self.run):
             self.gradient = GradientPanel(*shape)
 
@@ -187,7 +189,7 @@ class PartialSums:
 
     def _strip(self, group, column, image, count, deep, line) -> None:
         v, b, (_, high, wide) = self.v, self.b, self.axes
-        lines = self.lines
+        lines: Index = self.lines
         if high.count % self.lines:
             lines = least(self.lines, high.count - line)
         channel = group * self.channels
@@ -199,7 +201,7 @@ class PartialSums:
         split = (self.height + 1) * self.taller
 
         def segment(d: Index, h: Index, w: Index, _) -> None:
-            down = (0, lines)
+            down: tuple[Index, Index] = (0, lines)
             if not self.joins_lines:
                 first, end = (x - line for x in high.positions_inside(h))
                 down = most(0, first), least(lines, end)
@@ -208,14 +210,14 @@ class PartialSums:
             source = v.at(self.input_tile.memory, self.input_tile.tap(d, h, w), v.element)
             target = v.at(self.partial, tap * (self.channels * self.panel), v.element)
 
-            def block(k: Index, rows: int) -> None:
+            def block(rows: int, k: Index, _) -> None:
                 here = v.at(source, k, v.element)
                 there = v.at(target, k * self.panel, v.element)
                 self._block(here, there, rows, count, down, across)
 
             for rows, low, end in ((self.height + 1, 0, split), (self.height, split, self.run)):
                 if low < end:
-                    b.loop(low, end, rows, [], lambda k, _, rows=rows: block(k, rows))
+                    b.loop(low, end, rows, [], functools.partial(block, rows))
 
         b.nest((self.axes[0].taps, self.down, self.across), [], segment)
 

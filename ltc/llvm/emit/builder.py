@@ -201,8 +201,8 @@ class Builder:
         low: Index,
         high: Index,
         step: int,
-        carried: Sequence[tuple[str, str]],
-        body: Callable[[IndexRegister, list[str]], list[str] | None],
+        carried: Sequence[tuple[str, str | int]],
+        body: Callable[[IndexRegister, list[str]], Sequence[str | int] | None],
     ) -> list[str]:
         """for i in range(low, high, step): carried = body(i, carried); what is carried at the end.
 
@@ -260,8 +260,8 @@ class Builder:
     def when(
         self,
         condition: str,
-        carried: Sequence[tuple[str, str]],
-        body: Callable[[], list[str] | None],
+        carried: Sequence[tuple[str, str | int]],
+        body: Callable[[], Sequence[str | int] | None],
     ) -> list[str]:
         """What `body` gives where the scalar i1 holds; what was carried in where not."""
         number, before = self._blocks, self._block

@@ -332,6 +332,7 @@ def computed(b: Builder, value: Value, operands: list[str]) -> str:
         return cast(b, source, target, operands[0])
     if value.op is ops.BITCAST:
         return _bitcast(b, source, target, operands[0])
+    assert value.op is not None  # a cell has one
     result = ROWS[value.op](b, source, *operands)
     exact = value.op in _EXACT or not target.is_float
     return result if exact else rounded(b, target, result)

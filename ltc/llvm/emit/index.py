@@ -112,7 +112,8 @@ def most(x: Index, y: Index) -> Index:
 
 
 def _chosen(predicate: str, x: Index, y: Index, known: Callable[[int, int], int]) -> Index:
-    if isinstance(x, int) and isinstance(y, int):
-        return known(x, y)
-    register = x if isinstance(x, IndexRegister) else y
-    return register.chosen(predicate, x, y)
+    if isinstance(x, IndexRegister):
+        return x.chosen(predicate, x, y)
+    if isinstance(y, IndexRegister):
+        return y.chosen(predicate, x, y)
+    return known(x, y)

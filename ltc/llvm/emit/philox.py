@@ -110,7 +110,7 @@ def _mixed(b: Builder, product: str, word: str, key: str) -> str:
     return b.binary("xor", "i64", high, b.splat("i64", key))
 
 
-def _keys(b: Builder, seed: str) -> list[tuple[str, str]]:
+def _keys(b: Builder, seed: str) -> list[tuple[str, ...]]:
     """The two keys of each round, as scalars."""
     with b.lanes(1):
         key = [_low(b, seed), _shifted(b, seed, 32)]

@@ -97,7 +97,7 @@ class PackedPanel:
         def one(k: Index, j: Index, _) -> None:
             offset = (start + k) * self.plan.right.row + (column + j) * self.plan.right.column
             if pairs:
-                x = b.effect(f"load i16, ptr {v.at(right, offset)}, align 2")
+                x: str = b.effect(f"load i16, ptr {v.at(right, offset)}, align 2")
                 row, parity = divmod(k, 2)
                 spot = (row * self.plan.panel_width + j) * 2 + parity
             else:

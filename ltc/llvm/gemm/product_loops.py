@@ -89,6 +89,7 @@ class ProductLoops:
         """The panels from `first_panel` on of a strip of blocks, whose rows are packed."""
         self.first_of_strip = strip * self.strip_blocks
         last = least(self.first_of_strip + self.strip_blocks, self.blocks)
+        assert self.strip is not None  # where the plan packs the left operand
         self.strip.fill(self.left_at, self.first_of_strip, last, self.plan.rows or self.m)
         self.b.loop(first_panel, last_panel, 1, [], lambda panel, _: self._panel(
             panel, self.first_of_strip, last
@@ -154,6 +155,7 @@ class ProductLoops:
 
         def piece(start: Index, _) -> None:
             depth = least(self.plan.depth, self.k - start)
+            assert self.panel is not None  # where K is split, all of it is packed
             self.panel.fill(self.right_at, self.column, width, start, depth)
             self.b.loop(first, last, 1, [], lambda number, _: self._each_height(
                 number, start, depth, spot(number)
@@ -251,7 +253,7 @@ class ProductLoops:
         line = v.at(self.result_at, row * self.plan.result.row + self.column)
         flat = self.batch_index * m + row
 
-        def one(r: str, _) -> None:
+        def one(r: Index, _) -> None:
             at = v.at(line, r * self.plan.result.row)
             for j, mask in enumerate(self.masks):
                 place = spot + (r * self._line() + j * v.width)

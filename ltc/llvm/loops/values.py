@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ltc.ir import ops
 from ltc.ir.loop_nest import Value
 from ltc.llvm.emit.builder import multiples
-from ltc.llvm.emit.dtype import FORMS
+from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.elementwise import computed
 from ltc.llvm.emit.philox import adjacent_bits, random_bits
 from ltc.llvm.loops.bounds_checks import Report, report_where, wrapped
@@ -69,9 +69,9 @@ def kept(ctx: LoopContext, value: Value, row: str, width: int) -> str:
     b, type = ctx.b, FORMS[value.dtype].computed
     address = b.address(row, ctx.variables[ctx.schedule.vector], type)
     if value in ctx.kept.stored:
-        return b.effect(f"load {b.of(type)}, ptr {address}, align 4")
+        return b.effect(f"load {b.of(type)}, ptr {address}, align {BYTES[type]}")
     register = make(ctx, value, width)
-    b.emit(f"store {b.of(type)} {register}, ptr {address}, align 4")
+    b.emit(f"store {b.of(type)} {register}, ptr {address}, align {BYTES[type]}")
     ctx.kept.begun.add(value)
     return register
 

@@ -22,7 +22,7 @@ from ltc.support import processors
 # A run is eight words: how many kernels and their records, how many arguments and for each a
 # place of the frame and a number to add, where in the frame the arguments begin, how many faults
 # and where they are.
-RUN_WORDS = 8
+
 # A record is four words: the address of the kernel's entry, its tasks, and where in the frame its
 # arguments and its fault are; places are in words, and the fault of a kernel without one is 0.
 RECORD_WORDS = 4
@@ -178,7 +178,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def runner_source() -> tuple[str, tuple[str, ...]]:
     """The text that `runner` is compiled from, and its functions."""
-    names, text, threads = ("run",), _SERIAL, _threads()
+    names: tuple[str, ...] = ("run",)
+    text, threads = _SERIAL, _threads()
     if threads == "pool":
         names += ("pool.forget", "pool.stay.away")
         text += thread_pool.text() + _RUN.replace("LAUNCH", _POOLED)
@@ -233,7 +234,8 @@ def runner():
 def addresses() -> tuple[int, int]:
     """Of run() and of what tells the members of the pool to stay away; the pool is possible."""
     functions = runner(), _stay_away[0]
-    return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    run, away = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return run, away
 
 
 def leave_processor(until: int) -> None:

@@ -103,7 +103,7 @@ class _Search:
 
     def _across(self, b: Builder, best: list[str]) -> str:
         type, vector, words = self.form.computed, b.of(self.form.computed), b.of("i64")
-        lanes = [
+        lanes: list[list[str]] = [
             [
                 b.value(f"extractelement {vector} {best[0]}, i64 {k}"),
                 b.value(f"extractelement {words} {best[1]}, i64 {k}"),

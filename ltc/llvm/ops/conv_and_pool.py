@@ -162,8 +162,13 @@ def _weight_gradient(node: Node, isa: Isa, epilogue: Epilogue | None = None, ope
     return _named(sequence, {"gradient": gradient, "operand": x}, ("result",))
 
 
-def _window(node: Node) -> list[tuple[int, ...]]:
-    return [tuple(node.attr(name)) for name in ("kernel", "stride", "padding", "dilation")]
+_Extents = tuple[int, ...]  # of each spatial dimension
+
+
+def _window(node: Node) -> tuple[_Extents, _Extents, _Extents, _Extents]:
+    names = ("kernel", "stride", "padding", "dilation")
+    kernel, stride, padding, dilation = (tuple(node.attr(name)) for name in names)
+    return kernel, stride, padding, dilation
 
 
 def _pool(node: Node, operand: tuple[int, ...], result: tuple[int, ...]) -> Pool:
@@ -218,8 +223,8 @@ def _average_pool_gradient(node: Node, isa: Isa):
         pool = _channels_last_pool(node, node.shape, gradient.shape)
         kernel = channels_last_average_pool_gradient(NAME, node.dtype, pool, isa, *counted)
         return _named(kernel, {"gradient": gradient}, ("result",))
-    pool = _pool(node, node.shape, gradient.shape)
-    kernel = average_pool_gradient(NAME, node.dtype, pool, isa, *counted)
+    planes = _pool(node, node.shape, gradient.shape)
+    kernel = average_pool_gradient(NAME, node.dtype, planes, isa, *counted)
     return _named(kernel, {"gradient": gradient}, ("result",))
 
 

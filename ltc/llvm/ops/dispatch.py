@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltc.ir import ops
-from ltc.ir.loop_nest import Affine, Product, Store, Value, flattened, identity
+from ltc.ir.loop_nest import Affine, Kernel, Product, Store, Value, flattened, identity
 from ltc.ir.node import Node, is_channels_last
+from ltc.ir.tensor_type import TensorType
 from ltc.llvm.attention.lower import attention_codes, can_attend
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.emit.builder import Builder
@@ -58,13 +59,12 @@ def product_codes(product: Product, streamed: frozenset[Node] = frozenset()) -> 
     return _from_library(product)
 
 
-def _row_variables(product: Product) -> int:
+def _row_variables(node: Node, epilogue: Kernel) -> int:
     """How many leading variables of its epilogue number the rows that the epilogue is told."""
-    node = product.node
     if node.op is ops.CONVOLUTION_WEIGHT_GRADIENT:
         return 1
     if node.op is ops.MATMUL or is_channels_last(node):
-        return len(product.epilogue.space) - 1
+        return len(epilogue.space) - 1
     return 2
 
 
@@ -72,9 +72,9 @@ def holds_epilogue(product: Product) -> bool:
     """Whether the columns of the result are one variable of its epilogue, and can be stored."""
     kernel, node = product.epilogue, product.node
     able = WITH_EPILOGUE | CHANNELS_LAST_WITH_EPILOGUE if is_channels_last(node) else WITH_EPILOGUE
-    if node.op not in able:
+    if kernel is None or node.op not in able:
         return False
-    nest = nest_of(kernel, boundary=_row_variables(product))
+    nest = nest_of(kernel, boundary=_row_variables(node, kernel))
     columns = nest.extents[nest.depth :]
     return len(columns) == 1 and any(s.node.dtype == node.dtype for s in kernel.stores)
 
@@ -95,7 +95,7 @@ class _Epilogue:
             self.others: list[Store] = []
             self.nodes: tuple[Node, ...] = ()
             return
-        self.rows = _row_variables(product)
+        self.rows = _row_variables(self.node, self.kernel)
         stores = list(self.kernel.stores)
         able = [s for s in stores if s.node.dtype == self.node.dtype]
         main: Store = min(able, key=lambda store: store.node in streamed)
@@ -150,7 +150,7 @@ class _Epilogue:
     @property
     def fetches(self) -> bool:
         """Whether there is anything to ask memory for; what all rows read stays in the caches."""
-        return any(map(self._differs_by_row, self.kernel.values()))
+        return self.kernel is not None and any(map(self._differs_by_row, self.kernel.values()))
 
     def _differs_by_row(self, value: Value) -> bool:
         if value.kind != "load" or value.data[0] is self.node:
@@ -182,6 +182,7 @@ def _matrix(offset: Affine, rank: int) -> Matrix:
 def _from_library(product: Product) -> list[KernelCode]:
     node, epilogue = product.node, _Epilogue(product)
     made = kernels_of(node, isa(), epilogue.function, len(epilogue.nodes))
+    assert made is not None  # it was asked before: can_multiply
     named: dict[str, Any] = {}
     for name, nbytes in made.scratch.items():
         named[name] = ScratchBuffer(product, name, nbytes)
@@ -191,7 +192,7 @@ def _from_library(product: Product) -> list[KernelCode]:
     named.update((f"read{k}", where[n]) for k, n in enumerate(made.reads))
     named.update((f"operand{k}", n) for k, n in enumerate(epilogue.nodes))
     results = (epilogue.main,) if product.epilogue else product.results
-    types = node.type if len(results) > 1 else (node.type,)
+    types = (node.type,) if isinstance(node.type, TensorType) else node.type
     for k, (result, type) in enumerate(zip(results, types)):
         unread = ScratchBuffer(product, f"result{k}", type.size * type.dtype.itemsize)
         named[f"result{k}"] = unread if result is None else result
@@ -244,8 +245,7 @@ def can_multiply(node: Node) -> bool:
     if node.op in PRIMITIVES:
         return PRIMITIVES[node.op].supports(node)
     if node.op is ops.MATMUL:
-        types = [node.type, *[n.type for n in node.inputs]]
-        return all(t.dtype in FLOATS and t.size for t in types)
+        return all(n.dtype in FLOATS and n.size for n in (node, *node.inputs))
     if node.op.kind == "attention":
         return can_attend(node, isa(), dtypes(isa()))
     if node.op not in FROM_LIBRARY or any(n.size == 0 for n in node.inputs):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ltc.llvm.emit.builder import Builder, function_text
-from ltc.llvm.emit.index import IndexRegister
+from ltc.llvm.emit.index import Index, IndexRegister
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.loops.bounds_checks import NUMBER_BITS
 
@@ -158,7 +158,7 @@ def _rows_text() -> str:
         def report(place: str) -> None:
             _report(b, i + b.number(1), place)
 
-        def tell(first: str, told: Callable[[], str]) -> None:
+        def tell(first: str, told: Callable[[], str | int]) -> None:
             b.when(b.value(f"icmp sge i64 {first}, 0"), (), lambda: report(told()))
 
         def look() -> None:
@@ -221,7 +221,7 @@ def _report(b: Builder, row: str, place: str) -> None:
     b.when(is_first, (), lambda: b.emit(f"store i64 {word}, ptr %p2, align 8"))
 
 
-def _words_of(b: Builder, nbytes: str) -> tuple[IndexRegister, IndexRegister]:
+def _words_of(b: Builder, nbytes: str) -> tuple[Index, Index]:
     """(how many whole words so many bytes are, how many bytes those have)"""
     words = b.index(nbytes) // WORD_BYTES
     return words, words * WORD_BYTES
@@ -245,14 +245,14 @@ def _digest(b: Builder, memory: str, nbytes: str) -> str:
     """The value of a polynomial whose coefficients the bytes are."""
     words, whole = _words_of(b, nbytes)
 
-    def next_of(carried: list[str], word: str) -> list[str]:
+    def next_of(carried: list[str], word: str) -> list[Index]:
         return [b.index(carried[0]) * _FACTOR + b.index(word)]
 
-    def take_word(i: str, carried: list[str]) -> list[str]:
+    def take_word(i: Index, carried: list[str]) -> list[Index]:
         address = b.address(memory, i, "i64")
         return next_of(carried, b.effect(f"load i64, ptr {address}, align 1"))
 
-    def take_byte(i: str, carried: list[str]) -> list[str]:
+    def take_byte(i: Index, carried: list[str]) -> list[Index]:
         byte = b.effect(f"load i8, ptr {b.address(memory, i, 'i8')}")
         return next_of(carried, b.value(f"zext i8 {byte} to i64"))
 

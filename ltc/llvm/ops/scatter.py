@@ -31,9 +31,8 @@ FEWEST_ELEMENTS_OF_A_TASK = 1 << 13
 
 def can_scatter(node: Node) -> bool:
     """Whether kernels are generated for a PUT or SCATTER."""
-    types = [node.type, *[n.type for n in node.inputs]]
     adds_truths = node.attr("mode") == "add" and node.dtype == torch.bool
-    return all(t.dtype in FORMS and t.size for t in types) and not adds_truths
+    return all(n.dtype in FORMS and n.size for n in (node, *node.inputs)) and not adds_truths
 
 
 def scatter_codes(product: Product) -> list[KernelCode]:

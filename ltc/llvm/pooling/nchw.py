@@ -264,9 +264,9 @@ def _divisors(
     places = (*lines, columns)
     for place, axis, padding in zip(places, pool.axes, padded(pool.padding, 0)):
         at = place if place is columns else v.splat(v.narrow(place), "i32")
-        start = b.value(f"mul {words} {at}, splat (i32 {axis.stride})")
+        start: str = b.value(f"mul {words} {at}, splat (i32 {axis.stride})")
         start = b.value(f"add {words} {start}, splat (i32 {axis.first})")
-        end = b.value(f"add {words} {start}, splat (i32 {axis.taps})")
+        end: str = b.value(f"add {words} {start}, splat (i32 {axis.taps})")
         end = _bounded(v, "smin", end, axis.extent + padding)
         if not count_padding:
             start, end = _bounded(v, "smax", start, 0), _bounded(v, "smin", end, axis.extent)
