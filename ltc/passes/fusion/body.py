@@ -25,8 +25,8 @@ from ltc.passes.fusion.index_maps import (
 class Body:
     """The values of one kernel, equal ones once."""
 
-    def __init__(self, draft: Draft, home: dict[Node, Draft | Node]) -> None:
-        self.draft, self.home = draft, home
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
         # By offset: a draft that was joined to another has other variables than it was made with,
         # in which an index that was one position may be one of each dimension.
         self._computed = {
