@@ -79,7 +79,7 @@ class BackendCapabilities(_Capabilities):
 class OneShotSums:
     """Sums whose operands a program lays where the other replicas of the host see them.
 
-    Each adds what all have laid: see passes/one_shot_all_reduce.py.
+    Each adds what all have written: see passes/one_shot_all_reduce.py.
 
     dtypes        of what it adds
     most_members  of a sum: each of them reads everyone's operand

@@ -91,7 +91,7 @@ class LlvmComputation:
         given = len(plan.positions) + len(plan.made)
         self._addresses = struct.Struct(f"={given + OWN_VALUES}q")
         self._cells = Cells(plan.cells, WORD * plan.values)
-        self._meetings = struct.Struct(f"={plan.meetings.words}q")
+        self._sum_words = struct.Struct(f"={plan.sums.words}q")
         self._runs = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]
         self._ways = [
@@ -109,7 +109,7 @@ class LlvmComputation:
         self._dispatches = not native or bool(self._ways) or asks
         self._runs_ahead = (
             native and len(self._runs) == 1 and not self._ways and not self._aliased_outputs
-            and not plan.meetings.all and launch_queue.may_run_ahead(plan.made)
+            and not plan.sums.all and launch_queue.may_run_ahead(plan.made)
         )  # fmt: skip
 
     @property
@@ -220,9 +220,9 @@ class LlvmComputation:
             *map(_address_of, values), frame.address, self._constants_address, 0, block.address,
         )  # fmt: skip
         self._cells.write(frame.memory, scalars)
-        if plan.meetings.all:
-            words = collective_runner.begin(plan.meetings)
-            self._meetings.pack_into(frame.memory, WORD * plan.first_meeting, *words)
+        if plan.sums.all:
+            words = collective_runner.begin(plan.sums)
+            self._sum_words.pack_into(frame.memory, WORD * plan.first_sum, *words)
         if self._more_values:
             values += [None] * (OWN_VALUES + self._more_values)
             self._begin_reference(block, values, scalars)
@@ -288,7 +288,7 @@ class _Kernels:
         """Wait for the other replicas in place of a call that has given up."""
         call = self._calls[number]
         try:
-            collective_runner.meet(call.awaits)
+            collective_runner.wait_for_members(call.awaits)
         except Exception as error:
             error.overwritten = self._overwritten(number)  # type: ignore[attr-defined]  # see Computation.launch
             origin = plan.checks[call.check].origin

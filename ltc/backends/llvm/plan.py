@@ -16,7 +16,7 @@ import torch
 
 from ltc.backends.llvm.checked_steps import GUARD_BYTES, CheckedSteps, MemoryChecks
 from ltc.backends.llvm.liveness import Lifetimes
-from ltc.backends.llvm.one_shot_buffers import MeetingPlaces, Meetings
+from ltc.backends.llvm.one_shot_buffers import PlannedSums, SumPlaces
 from ltc.backends.llvm.schedule import MAY_SHARE, ProgramStep, memory_of, planned_steps
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
@@ -63,7 +63,7 @@ class PlannedCall(NamedTuple):
                 thousands of objects that Python's collector goes through
     check       number of its fault, or -1
     overwrites  positions of the inputs that it writes over
-    awaits      the number of the meeting that it waits for, or -1
+    awaits      the number of the one-shot sum that it waits for, or -1
     """
 
     kernel: str
@@ -118,7 +118,7 @@ class ProgramPlan:
     in_block    (value, where): what the reference reads of the block
     runs        kernels that run without anything else between them, and calls of the reference
     outputs     (value, how it becomes an output)
-    meetings    with other replicas
+    sums        one-shot sums with other replicas
     memory      what the kernels do to it is checked: by kernels that find this behind the constants
     """
 
@@ -136,7 +136,7 @@ class ProgramPlan:
     in_block: tuple[tuple[int, InBlock], ...]
     runs: tuple[PlannedRun, ...]
     outputs: tuple[tuple[int, int], ...]
-    meetings: Meetings = Meetings()
+    sums: PlannedSums = PlannedSums()
     memory: MemoryChecks | None = None
 
     @property
@@ -145,14 +145,14 @@ class ProgramPlan:
         return 0 if self.memory is None else GUARD_BYTES
 
     @property
-    def first_meeting(self) -> int:
-        """Where in the frame the words of the meetings begin."""
+    def first_sum(self) -> int:
+        """Where in the frame the words of the sums begin."""
         return self.values + len(self.cells)
 
     @property
     def first_check(self) -> int:
         """Where in the frame the faults begin."""
-        return self.first_meeting + self.meetings.words
+        return self.first_sum + self.sums.words
 
 
 def plan_of(
@@ -205,7 +205,7 @@ class _Planner:
         self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
         self._shares = memory_of(steps)
         self._place: dict[Any, tuple[int, int]] = {}
-        self._meetings = MeetingPlaces(steps)
+        self._sums = SumPlaces(steps)
         self._number: dict[Node, int] = {}  # of a node's value as a tensor
         native = [step for step in steps if step.is_native]
         self._by_kernels = {n for s in native for n in s.reads}
@@ -218,7 +218,7 @@ class _Planner:
         self._place_inputs_and_outputs()
         self._place_constants()
         self._place_scalars()
-        self._place.update(self._meetings.places(0, self._frame_value))  # known in `_place_block`
+        self._place.update(self._sums.places(0, self._frame_value))  # known in `_place_block`
         self._number_results()
         self._place_block()
         runs = tuple(self._runs())
@@ -237,7 +237,7 @@ class _Planner:
             tuple(self._in_block),
             runs,
             tuple(self._outputs()),
-            self._meetings.meetings,
+            self._sums.planned,
             self._checks.table(self._place) if self._checks is not None else None,
         )
 
@@ -310,13 +310,13 @@ class _Planner:
         numbers = [self._new_value(n) for n in in_block]
         # From here on the number of values is known, and with it the length of the frame.
         self._first_cell = self._values
-        first_meeting = self._first_cell + len(self._cells)
-        self._first_check = first_meeting + self._meetings.meetings.words
+        first_sum = self._first_cell + len(self._cells)
+        self._first_check = first_sum + self._sums.planned.words
         for k, node in enumerate(self._cells):
             self._place[node] = (self._frame_value, WORD * (self._first_cell + k))
         for k, fault in enumerate(self._faults):
             self._place[fault] = (self._frame_value, WORD * (self._first_check + k))
-        self._place.update(self._meetings.places(first_meeting, self._frame_value))
+        self._place.update(self._sums.places(first_sum, self._frame_value))
         words = self._first_check + len(self._faults) + self._most_arguments()
         self._frame_bytes = WORD * words
         for name, (host, offset) in places.items():
@@ -390,7 +390,7 @@ class _Planner:
             checks = [self._faults[n] for n in code.nodes if isinstance(n, Fault)]
             yield PlannedCall(
                 self._named(code.text), tuple(arguments), code.tasks,
-                checks[0] if checks else -1, overwrites, self._meetings.awaited_by(step),
+                checks[0] if checks else -1, overwrites, self._sums.awaited_by(step),
             )  # fmt: skip
 
     def _named(self, text: str) -> str:

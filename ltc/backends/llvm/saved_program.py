@@ -84,7 +84,7 @@ def find(
 
 
 def _plan_record(plan: ProgramPlan) -> list[Any]:
-    if plan.meetings.all:
+    if plan.sums.all:
         raise Unrecordable("a program that meets other replicas")
     names: dict[str, int] = {}  # a kernel that runs often is named once, and so is a type
     types: dict[tuple[Any, ...], int] = {}

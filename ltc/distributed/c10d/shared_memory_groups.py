@@ -17,7 +17,7 @@ from ltc import config
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.distributed.transport.shm_segment import Region
-from ltc.distributed.transport.status_board import Board
+from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.ir.collective import Collective
 from ltc.support.torch_private import default_store
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.005
 _folders = contextlib.ExitStack()
 atexit.register(_folders.close)
 _of_group: dict[str, Communicator | None] = {}
-_meetings: Counter[str] = Counter()  # a group that is made anew must not find what the old one left
+_made: Counter[str] = Counter()  # a group that is made anew must not find what the old one left
 os.register_at_fork(after_in_child=_of_group.clear)
 
 
@@ -96,10 +96,10 @@ def _meet(group: dist.ProcessGroup) -> Communicator | None:
     The first rank of the group makes it.  Whoever does not find it, or finds another one, says so.
     """
     name = group.group_name
-    _meetings[name] += 1
+    _made[name] += 1
     ranks, attempt = dist.get_process_group_ranks(group), config.value("TORCHELASTIC_RESTART_COUNT")
     store = dist.PrefixStore(
-        f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_meetings[name]}",
+        f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_made[name]}",
         default_store(),
     )
     store.set_timeout(timedelta(seconds=config.value("LTC_PEER_TIMEOUT")))
@@ -118,7 +118,7 @@ def _meet(group: dist.ProcessGroup) -> Communicator | None:
     if store.add("not seen", 0):
         return None
     region = Region.of_processes(size, os.path.join(folder, "region"))
-    return Communicator(SharedMemoryWire(region, rank), Board(region, rank))
+    return Communicator(SharedMemoryWire(region, rank), StatusBoard(region, rank))
 
 
 def _read(path: str) -> str:

@@ -59,14 +59,14 @@ class Role:
 
 @dataclass(frozen=True)
 class ReturnedValue:
-    """A rank's last word: its function returned this, pickled."""
+    """How a rank ended: its function returned this, pickled."""
 
     pickled: bytes
 
 
 @dataclass(frozen=True)
 class Error:
-    """A rank's last word: its function ended with an error.
+    """How a rank ended: its function ended with an error.
 
     pickled  the exception; None where it can not travel
     time     on the clock that all processes of a machine share (time.monotonic)

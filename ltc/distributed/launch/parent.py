@@ -143,8 +143,8 @@ class Ranks:
             self.kill()
             raise
         self._resources.close()
-        words: list[Any] = [member.word for member in self._members]  # all have finished
-        return [pickle.loads(word.pickled) for word in words]
+        outcomes: list[Any] = [member.outcome for member in self._members]  # all have finished
+        return [pickle.loads(outcome.pickled) for outcome in outcomes]
 
     def kill(self) -> None:
         """End every process that still runs, and what it started."""
@@ -212,7 +212,7 @@ _starting = threading.Lock()  # the environment belongs to all threads
 
 
 class _Member:
-    """One rank: its process, the pipes to it, and its last word."""
+    """One rank: its process, the pipes to it, and how it ended."""
 
     def __init__(self, rank: int, folder: str, prefixed: bool):
         self.rank, self.crash_file = rank, str(Path(folder, f"crash-{rank}"))
@@ -223,7 +223,7 @@ class _Member:
             self.output, self._output_end = multiprocessing.Pipe(duplex=False)
             os.set_blocking(self.output.fileno(), False)
         self.ends = [end for end in (self.report, self.control, self.output) if end is not None]
-        self.word: ReturnedValue | Error | None = None
+        self.outcome: ReturnedValue | Error | None = None
         self.stacks = ""
         self.process: Any = None
         self._line = b""
@@ -254,12 +254,12 @@ class _Member:
     @property
     def finished(self) -> bool:
         """Whether it returned a value and has ended."""
-        return isinstance(self.word, ReturnedValue) and self.is_over
+        return isinstance(self.outcome, ReturnedValue) and self.is_over
 
     @property
     def failed(self) -> bool:
         """Whether it has reported an error, or ended without a word."""
-        return isinstance(self.word, Error) or (self.word is None and self.is_over)
+        return isinstance(self.outcome, Error) or (self.outcome is None and self.is_over)
 
     # --- what it says
 
@@ -282,7 +282,7 @@ class _Member:
         if isinstance(message, Stacks):
             self.stacks = message.text
         else:
-            self.word = message
+            self.outcome = message
 
     def _print(self, ended: bool) -> None:
         if self.output is None or self.output.closed:
@@ -309,8 +309,8 @@ class _Member:
 
     def cause(self) -> str:
         """How it ended, in a line."""
-        if isinstance(self.word, Error):
-            return self.word.cause
+        if isinstance(self.outcome, Error):
+            return self.outcome.cause
         return _describe_exit(self.process.exitcode, self._began())
 
     def _began(self) -> bool:
@@ -319,18 +319,18 @@ class _Member:
 
     def traceback(self) -> str:
         """What it left of its stack: the exception's traceback, or that of a crash."""
-        if isinstance(self.word, Error):
-            return self.word.traceback
+        if isinstance(self.outcome, Error):
+            return self.outcome.traceback
         with contextlib.suppress(OSError):
             return Path(self.crash_file).read_text(errors="replace")
         return ""
 
     def error(self) -> BaseException | None:
         """The exception it raised, where it could travel."""
-        if not isinstance(self.word, Error) or self.word.pickled is None:
+        if not isinstance(self.outcome, Error) or self.outcome.pickled is None:
             return None
         try:
-            return pickle.loads(self.word.pickled)
+            return pickle.loads(self.outcome.pickled)
         except Exception:
             return None  # of a class that only the rank has
 
@@ -338,7 +338,7 @@ class _Member:
         """Where it is while another fails; empty where it was done."""
         if self.failed:
             return f"It failed too: {self.cause()}"
-        if not self.runs or isinstance(self.word, ReturnedValue):
+        if not self.runs or isinstance(self.outcome, ReturnedValue):
             return ""
         return self.stacks or "It did not answer: it is starting, or inside native code."
 
@@ -363,7 +363,7 @@ class _Member:
 
 def _time_of_failure(member: _Member) -> float:
     """When it failed; one that died without a word is always the first: others only report it."""
-    return member.word.time if isinstance(member.word, Error) else 0.0
+    return member.outcome.time if isinstance(member.outcome, Error) else 0.0
 
 
 def _describe_exit(code: int, began: bool) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from ltc import config
 from ltc.distributed.transport.collective_ops import RUN, Exchange, post_reduce, reduce
-from ltc.distributed.transport.status_board import Board
+from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import Mismatch, Wire
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
@@ -19,18 +19,18 @@ from ltc.ir.tensor_type import TensorType
 GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree on
 CIRCLE_SECONDS = 1.0  # of waiting in a circle: a thread that would end it may have had no processor
 PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
-WORD_MASK = (1 << 62) - 1
+TAG_MASK = (1 << 62) - 1
 _DIFFERENT = "Replicas do not run the same collectives, of the same types, in the same order."
 
 
 class Communicator:
     """The collectives of one replica over one wire, one at a time, in the same order everywhere.
 
-    Every message carries a word: a running hash of what this group has done so far. Two replicas
+    Every message carries a tag: a running hash of what this group has done so far. Two replicas
     that do not do the same thus notice with the first message between them, whatever it holds.
     """
 
-    def __init__(self, wire: Wire, board: Board) -> None:
+    def __init__(self, wire: Wire, board: StatusBoard) -> None:
         self.wire, self.board = wire, board
         self.replica, self.replicas = wire.replica, wire.replicas
         self.count = board.count()
@@ -48,8 +48,8 @@ class Communicator:
         return self.guarded(
             self.members(collective),
             self.described_as(collective, operands),
-            lambda members, position, word: RUN[collective.kind](
-                Exchange(self.wire, members, position, word), collective, list(operands)
+            lambda members, position, tag: RUN[collective.kind](
+                Exchange(self.wire, members, position, tag), collective, list(operands)
             ),
         )
 
@@ -67,12 +67,12 @@ class Communicator:
         if posted is None:
             return None
         send, receive = posted
-        exchange.word = self._begin(members, self.described_as(collective, operands))
+        exchange.tag = self._begin(members, self.described_as(collective, operands))
         try:
             send()
         except BaseException as error:
             self.board.end()
-            self._prefer_verdict(error)
+            self._prefer_abort_report(error)
             raise
         return lambda: self._ended(receive)
 
@@ -83,24 +83,24 @@ class Communicator:
         self.guarded(
             self.members(collective),
             self.described_as(collective, [tensor]),
-            lambda members, position, word: reduce(
-                Exchange(self.wire, members, position, word), reduction, flat, flat
+            lambda members, position, tag: reduce(
+                Exchange(self.wire, members, position, tag), reduction, flat, flat
             ),
         )
 
     def guarded(self, members: tuple[int, ...], described: tuple[bytes, int], exchange: Callable):
-        """`exchange(members, position, word)` as the next collective among `members`."""
-        word = self._begin(members, described)
-        return self._ended(lambda: exchange(members, members.index(self.replica), word))
+        """`exchange(members, position, tag)` as the next collective among `members`."""
+        tag = self._begin(members, described)
+        return self._ended(lambda: exchange(members, members.index(self.replica), tag))
 
     def _begin(self, members: tuple[int, ...], described: tuple[bytes, int]) -> int:
-        """The word of the next collective among `members`, which the board shows from now on."""
-        self.board.region.raise_verdict()
+        """The tag of the next collective among `members`, which the board shows from now on."""
+        self.board.region.raise_abort_report()
         text, name = described
-        word = self._running[members] = hash((self._running.get(members, 0), name)) & WORD_MASK
+        tag = self._running[members] = hash((self._running.get(members, 0), name)) & TAG_MASK
         self.count += 1
         self.board.begin(self.count, text)
-        return word
+        return tag
 
     def _ended(self, rest: Callable):
         """What the rest of the collective gives, which is over then."""
@@ -112,7 +112,7 @@ class Communicator:
             self.disagree(mismatch)
             raise
         except RuntimeError as error:
-            self._prefer_verdict(error)
+            self._prefer_abort_report(error)
             raise
         finally:
             self.board.end()
@@ -140,7 +140,7 @@ class Communicator:
             types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
             agreed = f"{kind}{collective.text().removeprefix(collective.kind)} of {types}"
             text = f"{collective.text()} of {types} at {collective.site or 'an unknown line'}"
-            described = self._described[key] = (text.encode(), word_of(agreed))
+            described = self._described[key] = (text.encode(), tag_of(agreed))
         return described
 
     def show(self, text: bytes, begun: int) -> None:
@@ -151,26 +151,26 @@ class Communicator:
     # --- finding out
 
     def disagree(self, mismatch: Mismatch) -> None:
-        """Make the verdict about a message of another collective, and raise it."""
+        """Make the abort report about a message of another collective, and raise it."""
         time.sleep(GRACE_SECONDS)
         self.board.fail(
             f"{_DIFFERENT} Replica {self.replica} noticed it with a message from replica "
             f"{mismatch.peer}:"
         )
-        self.board.region.raise_verdict()
+        self.board.region.raise_abort_report()
 
-    def _prefer_verdict(self, error: BaseException) -> None:
-        """Raise the verdict, where there is one, in place of an error of the transport.
+    def _prefer_abort_report(self, error: BaseException) -> None:
+        """Raise the abort report, where there is one, in place of an error of the transport.
 
-        Replicas of another host end with the verdict, maybe before this one has asked for it: then
-        what it hears first is that they have closed their connections.
+        Replicas of another host end with the report, maybe before this one has asked for it: then what
+        it hears first is that they have closed their connections.
         """
         if isinstance(error, RuntimeError):
             self.board.ask()
-            self.board.region.raise_verdict()
+            self.board.region.raise_abort_report()
 
     def late(self, peer: int, waited_seconds: float) -> None:
-        """Whom this replica waits for, and how long it has: makes the verdict where that is due."""
+        """Whom this replica waits for, and how long it has: reports where that is due."""
         self._look_for_circle()
         board = self.board
         if waited_seconds < PROBE_SECONDS or peer < 0:
@@ -191,7 +191,7 @@ class Communicator:
             )
 
     def _look_for_circle(self) -> None:
-        """Make the verdict where replicas have been waiting for each other, unchanged, for a while.
+        """Report where replicas have been waiting for each other, unchanged, for a while.
 
         Each of them has said so after a long wait, and takes it back as soon as the wait is over.
         """
@@ -209,9 +209,9 @@ class Communicator:
             board.fail(f"{_DIFFERENT} {steps}:")
 
 
-def word_of(text: str) -> int:
+def tag_of(text: str) -> int:
     """A number for a text, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & WORD_MASK
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & TAG_MASK
 
 
 def _is_running(process: int) -> bool:

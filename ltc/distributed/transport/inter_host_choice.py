@@ -22,7 +22,7 @@ _ROUNDS = 3
 _log = logging.getLogger("ltc")
 
 
-class Crossing:
+class InterHostChoice:
     """The choice of one replica, the same on every member of a group.
 
     forced  RING or BACKEND: that one, wherever it can; "" to find out by timing

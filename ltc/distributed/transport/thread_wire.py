@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from ltc.distributed.transport.collective_schedule import ONE_CROSSING_BYTES
+from ltc.distributed.transport.collective_schedule import ONE_HOP_BYTES
 from ltc.distributed.transport.shm_segment import LINE, Region
 from ltc.distributed.transport.wire import Consume, Mismatch, Waiter
 
@@ -38,22 +38,22 @@ class ThreadsWire:
     def late(self, late) -> None:
         self._waiter.late = late
 
-    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
         mailbox = self._out[receiver]
-        if part.nbytes <= ONE_CROSSING_BYTES:
+        if part.nbytes <= ONE_HOP_BYTES:
             part = part.clone()
         else:
             self._to_be_read.add(receiver)
-        self._letters(mailbox).append((word, part))
+        self._letters(mailbox).append((tag, part))
         self._sent[receiver] += 1
         self.region.store(mailbox, self._sent[receiver])
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
+    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
         mailbox = self._in[sender]
         self._received[sender] += 1
         self._waiter.wait_at_least(mailbox, self._received[sender], sender)
         found, part = self._letters(mailbox).popleft()
-        if found != word or part.nbytes != like.nbytes:
+        if found != tag or part.nbytes != like.nbytes:
             raise Mismatch(sender, found)
         if consume is not None:
             consume(part.view(like.dtype))
