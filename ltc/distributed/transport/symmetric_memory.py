@@ -89,7 +89,7 @@ class _Slot:
         self.is_reserved = False
 
 
-class _Known:
+class _PreparedSum:
     """What is the same in every run of one sum of a program."""
 
     __slots__ = ("slot", "members", "counters", "starts", "text", "name", "is_awaited")
@@ -106,13 +106,13 @@ class _Known:
         self.name = tag_of(f"{name} at {self.slot.start}")
 
 
-class _UnderWay:
-    """One sum of the program that runs."""
+class _RunningSum:
+    """One sum of the program that runs: its number, its tag, and where its operands are."""
 
-    __slots__ = ("known", "number", "tag", "place")
+    __slots__ = ("prepared", "number", "tag", "place")
 
-    def __init__(self, known: _Known, number: int, tag: int, place: int) -> None:
-        self.known, self.number, self.tag, self.place = known, number, tag, place
+    def __init__(self, prepared: _PreparedSum, number: int, tag: int, place: int) -> None:
+        self.prepared, self.number, self.tag, self.place = prepared, number, tag, place
 
 
 class OneShotReducer:
@@ -124,10 +124,10 @@ class OneShotReducer:
         self.slots: list[_Slot] = []
         self._by_kind: dict[tuple, int] = {}
         self._filled = 0  # bytes of each part that slots have
-        self._recording: Any = None
-        self._in_recording: Counter[int] = Counter()  # recorded since the last end, by slot
-        self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._under_way: list[_UnderWay] = []
+        self._recording: Any = None  # the latest that had a sum
+        self._in_recording: Counter[int] = Counter()  # its sums, by slot
+        self._prepared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by PlannedSums
+        self._running: list[_RunningSum] = []
         # counters survive in the region, so that one made anew goes on where the old one was
         self.number = self.region.words[self.region.published(self.replica) // 8]
         self._settled = 0  # so many of them are known to have taken place
@@ -158,14 +158,16 @@ class OneShotReducer:
         return number
 
     def is_full(self, slot: int, recording: Any) -> bool:
-        """Whether a recording has as many sums of a slot as a program may have; else counts one."""
+        """Whether a recording has as many sums of a slot as a program may have."""
+        counted = self._in_recording[slot] if recording == self._recording else 0
+        return counted >= self.slots[slot].turns // 2
+
+    def count_recorded(self, slot: int, recording: Any) -> None:
+        """The recording has one more sum of that slot."""
         if recording != self._recording:
             self._recording = recording
             self._in_recording.clear()
-        if self._in_recording[slot] >= self.slots[slot].turns // 2:
-            return True
         self._in_recording[slot] += 1
-        return False
 
     def _new_slot(self, types: Sequence[TensorType], of_gradients: bool) -> int:
         nbytes = sum(_in_lines(t.size * t.dtype.itemsize) for t in types)
@@ -187,13 +189,13 @@ class OneShotReducer:
 
         Blocks where somebody still reads what lies where this program will write its operands.
         """
-        known = self._known.get(planned)
-        if known is None:
-            known = self._known[planned] = [_Known(self, one) for one in planned.all]
+        prepared = self._prepared.get(planned)
+        if prepared is None:
+            prepared = self._prepared[planned] = [_PreparedSum(self, one) for one in planned.all]
         self.region.raise_abort_report()
-        self._under_way, self._settled = [], 0
+        self._running, self._settled = [], 0
         words: list[int] = []
-        for one in known:
+        for one in prepared:
             place = self._next_place(one)
             self.number += 1
             self._tag = hash((self._tag, one.name)) & TAG_MASK
@@ -201,13 +203,13 @@ class OneShotReducer:
             words += (self.number, self._tag, self._counter, address + self._start)
             words += one.counters
             words += [address + start for start in one.starts]
-            self._under_way.append(_UnderWay(one, self.number, self._tag, place))
-        self.communicator.show(known[0].text, len(known))
+            self._running.append(_RunningSum(one, self.number, self._tag, place))
+        self.communicator.show(prepared[0].text, len(prepared))
         return words
 
-    def _next_place(self, known: _Known) -> int:
+    def _next_place(self, prepared: _PreparedSum) -> int:
         """Where the operands of the next turn lie in every part, once nobody reads the last."""
-        slot = known.slot
+        slot = prepared.slot
         if not slot.is_reserved:
             self.memory.reserve(self._start + slot.start, slot.turns * slot.step)
             slot.is_reserved = True
@@ -215,7 +217,7 @@ class OneShotReducer:
         slot.count += 1
         before, slot.used[turn] = slot.used[turn], self.number + 1
         words = self.region.words
-        for member in known.members:
+        for member in prepared.members:
             counter = self.region.released(member)
             if words[counter // 8] < before and member != self.replica:
                 self._waiter.wait_at_least(counter, before, member)
@@ -223,23 +225,23 @@ class OneShotReducer:
 
     def wait_for_members(self, number: int) -> None:
         """Block until all members of a sum of the running program have written their operands."""
-        begun = self._under_way[number]
-        known = begun.known
-        self.communicator.show(known.text, 0)
-        for member, start in zip(known.members, known.starts):
-            self._waiter.wait_at_least(self.region.published(member), begun.number, member)
-            found = self.memory.words[(start + begun.place - HEAD_BYTES) // 8]
-            if found != begun.tag:
+        running = self._running[number]
+        prepared = running.prepared
+        self.communicator.show(prepared.text, 0)
+        for member, start in zip(prepared.members, prepared.starts):
+            self._waiter.wait_at_least(self.region.published(member), running.number, member)
+            found = self.memory.words[(start + running.place - HEAD_BYTES) // 8]
+            if found != running.tag:
                 self.communicator.disagree(Mismatch(member, found))
 
     def settle(self) -> None:
-        """Block until all have written their operands of those sums whose own this replica has.
+        """Block until all members have written theirs, of each sum that this replica has published.
 
         An exchange of another kind begins after that, so that one in another order shows.
         """
         published = self.region.words[self.region.published(self.replica) // 8]
-        while self._settled < len(self._under_way):
-            if self._under_way[self._settled].number > published:
+        while self._settled < len(self._running):
+            if self._running[self._settled].number > published:
                 break
             self.wait_for_members(self._settled)
             self._settled += 1
@@ -247,13 +249,13 @@ class OneShotReducer:
     def end(self) -> None:
         """The program has run, and reads nothing of the others' any more.
 
-        Blocks until all have written their operands of those sums whose results it has not read.
+        Blocks until all members have written their operands of those sums that it did not wait for.
         """
-        if self._under_way:
-            for number, begun in enumerate(self._under_way):
-                if number >= self._settled and not begun.known.is_awaited:
+        if self._running:
+            for number, running in enumerate(self._running):
+                if number >= self._settled and not running.prepared.is_awaited:
                     self.wait_for_members(number)
-            self._under_way = []
+            self._running = []
             self.region.store(self.region.released(self.replica), self.number)
             self.communicator.board.end()
 
