@@ -275,7 +275,7 @@ def test_a_region_takes_memory_only_for_what_is_used():
     assert region_bytes(64) < 512 << 20
 
 
-def test_a_wait_that_is_over_is_part_of_no_circle():
+def test_a_wait_that_is_over_is_part_of_no_deadlock():
     region = Region.of_threads(2)
     counter = region.mailbox(1, 0)
     region.say_waiting(0, 1, counter, 1)

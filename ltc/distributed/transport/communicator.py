@@ -17,7 +17,7 @@ from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 
 GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree on
-CIRCLE_SECONDS = 1.0  # of waiting in a circle: a thread that would end it may have had no processor
+DEADLOCK_SECONDS = 1.0  # of a cycle of waits: a thread that would end it may have had no processor
 PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
 TAG_MASK = (1 << 62) - 1
 _DIFFERENT = "Replicas do not run the same collectives, of the same types, in the same order."
@@ -34,7 +34,7 @@ class Communicator:
         self.wire, self.board = wire, board
         self.replica, self.replicas = wire.replica, wire.replicas
         self.count = board.count()
-        self._circle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
+        self._cycle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
         self._running: dict[tuple[int, ...], int] = {}
         self._described: dict[tuple, tuple[bytes, int]] = {}
         wire.late = self.late
@@ -162,50 +162,60 @@ class Communicator:
     def _prefer_abort_report(self, error: BaseException) -> None:
         """Raise the abort report, where there is one, in place of an error of the transport.
 
-        Replicas of another host end with the report, maybe before this one has asked for it: then what
-        it hears first is that they have closed their connections.
+        Replicas of another host end with the report, maybe before this one has asked for it: then
+        what it hears first is that they have closed their connections.
         """
         if isinstance(error, RuntimeError):
             self.board.ask()
             self.board.region.raise_abort_report()
 
     def late(self, peer: int, waited_seconds: float) -> None:
-        """Whom this replica waits for, and how long it has: reports where that is due."""
-        self._look_for_circle()
+        """Make the abort report where this replica waits for one that will not come.
+
+        Called now and then while it waits.
+        peer  for whom; -1 where that is not known
+        """
+        self._report_deadlock()
+        if waited_seconds >= PROBE_SECONDS and peer >= 0:
+            self._report_if_gone(peer)
+            if waited_seconds > config.value("LTC_PEER_TIMEOUT"):
+                self._report_absent(peer)
+
+    def _report_if_gone(self, peer: int) -> None:
         board = self.board
-        if waited_seconds < PROBE_SECONDS or peer < 0:
-            return
         process = board.entry(peer)[2] if board.is_here(peer) else 0
         if process and not _is_running(process):
             board.fail(
                 f"Replica {peer} is gone (process {process}) while replica {self.replica} waits "
                 f"for it:"
             )
-        limit = config.value("LTC_PEER_TIMEOUT")
-        if waited_seconds > limit:
-            absent = [r for r in board.ordinals() if not board.entry(r)[1]]
-            names = ", ".join(map(str, sorted({*absent, peer} if absent == [] else absent)))
-            board.fail(
-                f"Replica(s) {names} did not come within {limit:g} s (LTC_PEER_TIMEOUT) to the "
-                f"collective that replica {self.replica} waits in:"
-            )
 
-    def _look_for_circle(self) -> None:
+    def _report_absent(self, peer: int) -> None:
+        """Name the replicas of this host that are in no collective; where all are, `peer`."""
+        board = self.board
+        absent = [r for r in board.ordinals() if not board.entry(r)[1]] or [peer]
+        board.fail(
+            f"Replica(s) {', '.join(map(str, absent))} did not come within "
+            f"{config.value('LTC_PEER_TIMEOUT'):g} s (LTC_PEER_TIMEOUT) to the collective that "
+            f"replica {self.replica} waits in:"
+        )
+
+    def _report_deadlock(self) -> None:
         """Report where replicas have been waiting for each other, unchanged, for a while.
 
         Each of them has said so after a long wait, and takes it back as soon as the wait is over.
         """
         board = self.board
-        circle, replica = [self.replica], board.waits_for(self.replica)
-        while replica is not None and replica not in circle:
-            circle.append(replica)
+        cycle, replica = [self.replica], board.waits_for(self.replica)
+        while replica is not None and replica not in cycle:
+            cycle.append(replica)
             replica = board.waits_for(replica)
-        seen = None if replica is None else [(r, board.entry(r)[0]) for r in circle]
+        seen = None if replica is None else [(r, board.entry(r)[0]) for r in cycle]
         now = time.monotonic()
-        if seen is None or seen != self._circle[0]:
-            self._circle = (seen, now)
-        elif now - self._circle[1] > CIRCLE_SECONDS:
-            steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in circle)
+        if seen is None or seen != self._cycle[0]:
+            self._cycle = (seen, now)
+        elif now - self._cycle[1] > DEADLOCK_SECONDS:
+            steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in cycle)
             board.fail(f"{_DIFFERENT} {steps}:")
 
 

@@ -11,7 +11,7 @@ import torch
 from ltc.distributed.transport.shm_segment import LINE, SLOTS, Region
 
 _MOST_VIEWS = 4096  # a view takes longer to make than a small message to copy, so they are kept
-LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a circle shows
+LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a deadlock shows
 
 Consume = Callable[[torch.Tensor], object]
 
