@@ -137,12 +137,11 @@ def _reduce_by_hosts(exchange: Exchange, kind: str, source, target, per_host: in
 
 
 def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
-    """Reduce in place among members on different hosts, in the way chosen for their group."""
+    """Reduce in place among members on different hosts, by the engine chosen for their group."""
+    wire: Any = across.wire  # a HostsWire, which has both engines
 
-    wire: Any = across.wire  # the way between hosts
-
-    def run(way: str, flat: torch.Tensor) -> None:
-        if way == BACKEND:
+    def run(engine: str, flat: torch.Tensor) -> None:
+        if engine == BACKEND:
             across.agree()
             wire.sum_by_backend(across.members, flat)
             return
@@ -158,7 +157,7 @@ def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
         return found.tolist()
 
     choice = wire.inter_host_choice
-    run(choice.way(across.members, not across.position, kind, own, run, slowest), own)
+    run(choice.engine(across.members, not across.position, kind, own, run, slowest), own)
 
 
 def _scatter_flat(exchange: Exchange, kind: str, parts: list[torch.Tensor], target) -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.distributed.transport.inter_host_choice import WAYS, InterHostChoice
+from ltc.distributed.transport.inter_host_choice import ENGINES, InterHostChoice
 from ltc.distributed.transport.shm_segment import NAP_SECONDS, PeerFailure, Region
 from ltc.distributed.transport.wire import LONG_SECONDS, Consume, Mismatch, SharedMemoryWire
 
@@ -46,15 +46,15 @@ class HostsWire:
         self.region, self.store = region, store
         self.inside = SharedMemoryWire(region, local)
         self.message_bytes = min(self.inside.message_bytes, MESSAGE_BYTES)
-        self._waiter = _Waiter()
+        self._blocking_calls = _BlockingCalls()
         self._asked = 0.0
         self.ask = lambda: None  # looks whether another host has found a fault
         self.late = lambda peer, waited_seconds: None
-        self.inside.late = lambda peer, waited: self._wait(self._first + peer, waited)
+        self.inside.late = lambda peer, waited: self._waits(self._first + peer, waited)
         self._meet()
         self._group = self._connected("pairs", tuple(range(self.replicas)))
         transport = config.value("LTC_TRANSPORT")
-        self.inter_host_choice = InterHostChoice(transport if transport in WAYS else "")
+        self.inter_host_choice = InterHostChoice(transport if transport in ENGINES else "")
         self._columns: dict[tuple[int, ...], Any] = {}
         self._sending: list = []
 
@@ -84,7 +84,7 @@ class HostsWire:
     def _connected(self, name: str, members: tuple[int, ...]) -> Any:
         """A group of `members`, who are all about to make it."""
         limit = config.value("LTC_PEER_TIMEOUT")
-        group = self._waiter.begin(
+        group = self._blocking_calls.begin(
             lambda: dist.ProcessGroupGloo(
                 dist.PrefixStore(name, self.store),
                 members.index(self.replica),
@@ -93,7 +93,7 @@ class HostsWire:
             )
         )
         deadline = time.monotonic() + limit
-        while not _is_over(group):
+        while not _is_done(group):
             self.region.raise_abort_report()
             if time.monotonic() > deadline:
                 raise PeerFailure(
@@ -163,14 +163,15 @@ class HostsWire:
         self._await(self._group.recv([into], sender, gloo_tag), sender)
 
     def _await(self, work, peer: int) -> None:
-        """Wait in another thread, since gloo's wait cannot be interrupted by an abort report."""
-        waiting = self._waiter.begin(work.wait)
+        """Wait until a transfer of gloo is over, whose own wait no abort report could interrupt."""
+        ended = self._blocking_calls.begin(work.wait)
         started = time.monotonic()
-        while not _is_over(waiting):
-            self._wait(peer, time.monotonic() - started)
+        while not _is_done(ended):
+            self._waits(peer, time.monotonic() - started)
             self.region.raise_abort_report()
 
-    def _wait(self, peer: int, waited_seconds: float) -> None:
+    def _waits(self, peer: int, waited_seconds: float) -> None:
+        """Called now and then while this replica waits: has others hear of it, and hears of them."""
         now = time.monotonic()
         if now - self._asked > _POLL_SECONDS:
             self._asked = now
@@ -179,8 +180,8 @@ class HostsWire:
             self.late(peer, waited_seconds)
 
 
-def _is_over(future: Future) -> bool:
-    """Whether it is over, after a while at most; raises its error."""
+def _is_done(future: Future) -> bool:
+    """Whether the call has ended, waiting for NAP_SECONDS at most; raises its error."""
     try:
         future.result(NAP_SECONDS)
     except NotYet:
@@ -188,7 +189,7 @@ def _is_over(future: Future) -> bool:
     return True
 
 
-class _Waiter:
+class _BlockingCalls:
     """Calls that cannot be interrupted, one after another in a thread.
 
     The thread is a daemon: one that waits for a replica that never comes must not keep the process.
@@ -199,7 +200,7 @@ class _Waiter:
         threading.Thread(target=self._loop, name="ltc host messages", daemon=True).start()
 
     def begin(self, call: Callable[[], Any]) -> Future:
-        """The call's outcome to be."""
+        """Have the thread make the call after those before it."""
         future: Future = Future()
         self._queue.put((future, call))
         return future
