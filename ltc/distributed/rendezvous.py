@@ -1,4 +1,4 @@
-"""A barrier that passes notes: every replica of it gets everyone's payload, in ordinal order."""
+"""A barrier with payloads: every replica that comes to it gets everyone's, in ordinal order."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def rendezvous(
     return session.host.guarded(
         members,
         (text, tag_of(described)),
-        lambda members, position, tag: meet(
-            session.host.wire, members, position, tag, bytes(payload)
+        lambda members, position, message_tag: gather_payloads(
+            session.host.wire, members, position, message_tag, bytes(payload)
         ),
     )
 
@@ -75,11 +75,11 @@ def _members(tag: str, replicas, size: int, ordinal: int) -> tuple[int, ...]:
     return members
 
 
-def meet(
+def gather_payloads(
     wire: Wire, members: tuple[int, ...], position: int, tag: int, payload: bytes
 ) -> list[bytes]:
     """The payloads of `members`, of which this replica is number `position`, over a wire."""
-    return _Gathering(wire, members, position, tag).meet(payload)
+    return _Gathering(wire, members, position, tag).run(payload)
 
 
 class _Gathering:
@@ -88,7 +88,7 @@ class _Gathering:
     def __init__(self, wire: Wire, members: tuple[int, ...], position: int, tag: int) -> None:
         self.wire, self.members, self.position, self.tag = wire, members, position, tag
 
-    def meet(self, payload: bytes) -> list[bytes]:
+    def run(self, payload: bytes) -> list[bytes]:
         gathered = {self.position: payload}
         children = tree_children(self.position, len(self.members))
         for child in children:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from ltc.distributed.rendezvous import meet
+from ltc.distributed.rendezvous import gather_payloads
 from ltc.distributed.transport import collective_schedule
 from ltc.distributed.transport.collective_ops import Exchange, reduce
 from ltc.distributed.transport.inter_host_choice import RING, InterHostChoice
@@ -97,7 +97,9 @@ def run(ranks: int, action) -> list[ModelledWire]:
 
 
 def rendezvous(wire: ModelledWire) -> None:
-    found = meet(wire, tuple(range(wire.replicas)), wire.replica, 1, b"%d" % wire.replica)
+    found = gather_payloads(
+        wire, tuple(range(wire.replicas)), wire.replica, 1, b"%d" % wire.replica
+    )
     assert found == [b"%d" % rank for rank in range(wire.replicas)]
 
 

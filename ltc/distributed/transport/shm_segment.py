@@ -82,7 +82,7 @@ class Region:
         self._mailbox_bytes = _COUNTERS + SLOTS * (_SLOT_HEADER + self.slot_bytes)
         self._lock = threading.Lock()
         self.symmetric_memory: Any = None  # for operands of one-shot sums: see symmetric_memory.py
-        self.letters: dict[int, deque] = {}  # by mailbox: messages between threads, see ThreadsWire
+        self.thread_messages: dict[int, deque] = {}  # by mailbox: see ThreadsWire
 
     @classmethod
     def of_threads(cls, replicas: int) -> Region:
