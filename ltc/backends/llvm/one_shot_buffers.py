@@ -1,4 +1,4 @@
-"""Where a program's one-shot sums have their words, and what of it lies in symmetric memory."""
+"""Where a program's one-shot sums have their words, and their operands in symmetric memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlannedSum:
     """One one-shot sum.
 
     types       of what each member writes
-    words       it has so many in the frame
+    words       how many of the frame it has
     is_awaited  whether the program waits for it; otherwise nobody reads its results
     """
 
@@ -34,8 +34,9 @@ class PlannedSum:
 
 
 class PlannedSums:
-    """All one-shot sums of a program, in the order in which they begin; a name for them as well.
+    """All one-shot sums of a program, in the order in which they begin.
 
+    The object itself is the key of what is prepared for them: see OneShotReducer.begin.
     words  of the frame that all of them have
     """
 

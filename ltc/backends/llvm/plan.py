@@ -221,6 +221,7 @@ class _Planner:
         self._place.update(self._sums.places(0, self._frame_value))  # known in `_place_block`
         self._number_results()
         self._place_block()
+        self._place_frame()
         runs = tuple(self._runs())
         return ProgramPlan(
             tuple(n.attr("index") for n in self._inputs),
@@ -278,7 +279,7 @@ class _Planner:
         scalars = self._graph.scalars
         self._cells = [n for n in scalars if n in self._by_kernels]
         for k, node in enumerate(self._cells):
-            self._place[node] = (self._frame_value, k)  # its word: `_place_block` adds the first
+            self._place[node] = (self._frame_value, k)  # its word: `_place_frame` adds the first
         self._scalars = [
             (self._new_value(n), n.attr("slot"), n.dtype)
             for n in scalars
@@ -297,33 +298,35 @@ class _Planner:
         return number
 
     def _place_block(self) -> None:
+        """What kernels make and nobody gets: in the block, or in outputs that are filled later."""
         long = max(1, len(self._steps) // SHORT_LIVES)
         lives = Lifetimes(self._steps, self._graph, self._shares, self._place, self._by_reference)
         values = lives.all()
         if self._checked:
             values.append(self._check_memory(lives))
-        places, scratch_bytes = memory_planner.plan(
+        places, self._block_bytes = memory_planner.plan(
             values, lives.hosts(self._made), long, GUARD_BYTES if self._checked else 0
         )
         places.update({node: places[other] for node, other in lives.over.items()})
         in_block = [n for n in places if isinstance(n, Node) and n in self._by_reference]
         numbers = [self._new_value(n) for n in in_block]
-        # From here on the number of values is known, and with it the length of the frame.
-        self._first_cell = self._values
-        first_sum = self._first_cell + len(self._cells)
-        self._first_check = first_sum + self._sums.planned.words
-        for k, node in enumerate(self._cells):
-            self._place[node] = (self._frame_value, WORD * (self._first_cell + k))
-        for k, fault in enumerate(self._faults):
-            self._place[fault] = (self._frame_value, WORD * (self._first_check + k))
-        self._place.update(self._sums.places(first_sum, self._frame_value))
-        words = self._first_check + len(self._faults) + self._most_arguments()
-        self._frame_bytes = WORD * words
         for name, (host, offset) in places.items():
             value = self._number[host] if isinstance(host, Node) else self._block_value
             self._place[name] = (value, offset)
-        self._block_bytes = scratch_bytes
         self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
+
+    def _place_frame(self) -> None:
+        """What kernels find in the frame: called when the number of values is known."""
+        first_cell = self._values
+        first_sum = first_cell + len(self._cells)
+        first_check = first_sum + self._sums.planned.words
+        for k, node in enumerate(self._cells):
+            self._place[node] = (self._frame_value, WORD * (first_cell + k))
+        for k, fault in enumerate(self._faults):
+            self._place[fault] = (self._frame_value, WORD * (first_check + k))
+        self._place.update(self._sums.places(first_sum, self._frame_value))
+        words = first_check + len(self._faults) + self._most_arguments()
+        self._frame_bytes = WORD * words
 
     def _check_memory(self, lives: Lifetimes) -> memory_planner.Lifetime:
         """The steps check what they do; what they need in the block for it."""
@@ -433,14 +436,14 @@ class _Planner:
         for node in self._graph.outputs:
             fresh = node not in seen
             seen.add(node)
-            way = COPIED
+            how = COPIED
             if fresh and (node in stored or node in self._given_up):
-                way = ITSELF
+                how = ITSELF
             elif node in stored and node not in replacing:
-                way = TWIN
+                how = TWIN
             elif fresh and self._shares.get(node) is node:
-                way = OWNED
-            yield self._number[node], way
+                how = OWNED
+            yield self._number[node], how
 
 
 def _faults_of(steps: Iterable[ProgramStep]) -> dict[Fault, int]:
