@@ -16,7 +16,7 @@ import torch
 from ltc.backends.collective_runner import start, wait
 from ltc.backends.host_memory import new_copy
 from ltc.backends.interface import Computation, DeviceInfo, NodeLowering
-from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.backends.reference import movement_ops, reduction_calls
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
@@ -337,7 +337,7 @@ class EagerComputation:
         return steps
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        with Undisturbed():
+        with PlainDispatch():
             values = self._start.copy()
             for position, slot in self._inputs:
                 values[slot] = buffers[position]

@@ -35,7 +35,7 @@ from ltc.backends.llvm.plan import (
 from ltc.backends.llvm.prefault import TouchedAhead
 from ltc.backends.llvm.scalar_arguments import Cells
 from ltc.backends.llvm.workspace import Blocks, WorkBlock
-from ltc.backends.plain_dispatch import Undisturbed, is_alone
+from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
 from ltc.backends.reference.torch_call import element
 from ltc.debug import metrics
 from ltc.ir import ops
@@ -55,7 +55,8 @@ def _owned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 
-_WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: copied}
+# What makes an output of a value that is not one as it is.
+_MADE_OUTPUT: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: copied}
 
 
 def new_queue() -> LlvmQueue | None:
@@ -94,10 +95,10 @@ class LlvmComputation:
         self._sum_words = struct.Struct(f"={plan.sums.words}q")
         self._runs = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]
-        self._ways = [
-            (position, _WAYS[way])
-            for position, (_, way) in enumerate(plan.outputs)
-            if way not in (ITSELF, TWIN)
+        self._made_outputs = [
+            (position, _MADE_OUTPUT[how])
+            for position, (_, how) in enumerate(plan.outputs)
+            if how not in (ITSELF, TWIN)
         ]
         self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
@@ -106,10 +107,10 @@ class LlvmComputation:
         native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
         # Whether a launch asks torch for anything that the caller's modes could change.
         asks = any(asks for _, asks in makers.values())
-        self._dispatches = not native or bool(self._ways) or asks
+        self._dispatches = not native or bool(self._made_outputs) or asks
         self._runs_ahead = (
-            native and len(self._runs) == 1 and not self._ways and not self._aliased_outputs
-            and not plan.sums.all and launch_queue.may_run_ahead(plan.made)
+            native and len(self._runs) == 1 and not self._made_outputs
+            and not self._aliased_outputs and not plan.sums.all and launch_queue.may_run_ahead(plan.made)
         )  # fmt: skip
 
     @property
@@ -134,8 +135,8 @@ class LlvmComputation:
         return _Kernels(run, KernelRun(calls, checks.stop, checks), rests)
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        if self._dispatches or not is_alone():
-            with Undisturbed():
+        if self._dispatches or not has_plain_dispatch():
+            with PlainDispatch():
                 return self._launched(buffers, scalars)
         return self._launched(buffers, scalars)
 
@@ -149,8 +150,8 @@ class LlvmComputation:
         """A launch for that queue; None where this program needs Python, or much memory ahead."""
         if not self._runs_ahead:
             return None
-        if self._dispatches or not is_alone():
-            with Undisturbed():
+        if self._dispatches or not has_plain_dispatch():
+            with PlainDispatch():
                 return self._prepared(buffers, scalars, queue, lent)
         return self._prepared(buffers, scalars, queue, lent)
 
@@ -186,8 +187,8 @@ class LlvmComputation:
             values = self._begin(frame, block, buffers, scalars)
             self._run(frame, block, values)
             outputs = [values[value] for value in self._outputs]
-            for position, own in self._ways:
-                outputs[position] = own(outputs[position])
+            for position, made in self._made_outputs:
+                outputs[position] = made(outputs[position])
             return outputs
         finally:
             self.frames.give_back(frame)
@@ -250,9 +251,9 @@ class LlvmComputation:
 
 def _aliased(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Positions of outputs that are one value in one place."""
-    places: dict[int, list[int]] = {value: [] for value, way in outputs if way == TWIN}
-    for position, (value, way) in enumerate(outputs):
-        if value in places and way in (ITSELF, TWIN):
+    places: dict[int, list[int]] = {value: [] for value, how in outputs if how == TWIN}
+    for position, (value, how) in enumerate(outputs):
+        if value in places and how in (ITSELF, TWIN):
             places[value].append(position)
     return tuple(map(tuple, places.values()))
 

@@ -40,7 +40,7 @@ _ROUGH = frozenset({ops.POW, ops.LGAMMA, ops.DIGAMMA, ops.ERFINV})
 ROUGHNESS = 8
 
 
-class Disturbance:
+class Perturbation:
     """Adds to each value an error of the size of its own rounding; see Formula.values."""
 
     def __init__(self, seed: int, in_double: bool = False) -> None:
