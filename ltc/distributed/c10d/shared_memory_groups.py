@@ -42,7 +42,7 @@ def communicator_of(group: dist.ProcessGroup) -> Communicator | None:
     name = group.group_name
     if name not in _of_group:
         possible = group.size() > 1 and config.value("LTC_TRANSPORT") != "hosts"
-        _of_group[name] = _meet(group) if possible else None
+        _of_group[name] = _new_communicator(group) if possible else None
     return _of_group[name]
 
 
@@ -90,20 +90,31 @@ def _movable(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8) if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x
 
 
-def _meet(group: dist.ProcessGroup) -> Communicator | None:
-    """Try to see one file from every rank: equal names of hosts would prove nothing.
+def _new_communicator(group: dist.ProcessGroup) -> Communicator | None:
+    rank, size = group.rank(), group.size()
+    folder = _folder_that_all_see(_store_of(group), rank, size)
+    if folder is None:
+        return None
+    region = Region.of_processes(size, os.path.join(folder, "region"))
+    return Communicator(SharedMemoryWire(region, rank), StatusBoard(region, rank))
 
-    The first rank of the group makes it.  Whoever does not find it, or finds another one, says so.
-    """
+
+def _store_of(group: dist.ProcessGroup) -> dist.Store:
+    """A store for this group alone, and for this time that it is made."""
     name = group.group_name
     _made[name] += 1
     ranks, attempt = dist.get_process_group_ranks(group), config.value("TORCHELASTIC_RESTART_COUNT")
-    store = dist.PrefixStore(
-        f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_made[name]}",
-        default_store(),
-    )
+    prefix = f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_made[name]}"
+    store = dist.PrefixStore(prefix, default_store())
     store.set_timeout(timedelta(seconds=config.value("LTC_PEER_TIMEOUT")))
-    rank, size = group.rank(), group.size()
+    return store
+
+
+def _folder_that_all_see(store: dist.Store, rank: int, size: int) -> str | None:
+    """A folder in which every rank finds the same file: equal names of hosts would prove nothing.
+
+    The first rank of the group makes it.  Whoever does not find it, or finds another one, says so.
+    """
     if rank == 0:
         folder = _folders.enter_context(private_folder())
         token = secrets.token_hex(16)
@@ -115,10 +126,7 @@ def _meet(group: dist.ProcessGroup) -> Communicator | None:
     store.add("looked", 1)
     while store.add("looked", 0) < size:
         time.sleep(_POLL_SECONDS)
-    if store.add("not seen", 0):
-        return None
-    region = Region.of_processes(size, os.path.join(folder, "region"))
-    return Communicator(SharedMemoryWire(region, rank), StatusBoard(region, rank))
+    return None if store.add("not seen", 0) else folder
 
 
 def _read(path: str) -> str:

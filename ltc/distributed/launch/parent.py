@@ -20,15 +20,15 @@ import torch.multiprocessing  # noqa: F401  lets the memory of CPU tensors trave
 
 from ltc import config
 from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Stacks, run_rank
-from ltc.distributed.launch.pickled_call import Parcel
+from ltc.distributed.launch.pickled_call import PickledCall
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.errors import LtcError
 from ltc.tracebacks import entrance
 
 POLL_SECONDS = 0.1  # how soon a death is seen that no pipe tells of
-BLAME_SECONDS = 0.3  # how long others may take to report, so that the first cause is found
+FIRST_CAUSE_SECONDS = 0.3  # how long others may take to report before the first to fail is named
 STACKS_SECONDS = 1.0  # how long a rank may take to say where it is
-MERCY_SECONDS = 1.0  # between asking a process to end and ending it
+TERMINATE_SECONDS = 1.0  # between asking a process to end and ending it
 END_SECONDS = 60.0  # what the end of a killed one may take where processors or disks are busy
 
 
@@ -95,7 +95,7 @@ class Ranks:
         """
         self._resources = contextlib.ExitStack()
         self._members: list[_Member] = []
-        parcel = Parcel(fn, args)
+        user_call = PickledCall(fn, args)
         self._folder = self._resources.enter_context(private_folder())
         try:
             for rank in range(count):
@@ -112,7 +112,7 @@ class Ranks:
                     member.crash_file,
                     inherited,
                 )
-                member.start(start_method, role, parcel, daemon)
+                member.start(start_method, role, user_call, daemon)
         except BaseException:
             self.kill()
             raise
@@ -148,7 +148,7 @@ class Ranks:
 
     def kill(self) -> None:
         """End every process that still runs, and what it started."""
-        for number, seconds in ((signal.SIGTERM, MERCY_SECONDS), (signal.SIGKILL, END_SECONDS)):
+        for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, END_SECONDS)):
             for member in self._members:
                 member.signal(number)
             deadline = time.monotonic() + seconds
@@ -169,9 +169,9 @@ class Ranks:
         return any(member.failed for member in self._members)
 
     def _raise_failure(self) -> None:
-        deadline = time.monotonic() + BLAME_SECONDS
+        deadline = time.monotonic() + FIRST_CAUSE_SECONDS
         while time.monotonic() < deadline and any(member.runs for member in self._members):
-            self._listen(min(POLL_SECONDS, BLAME_SECONDS))
+            self._listen(min(POLL_SECONDS, FIRST_CAUSE_SECONDS))
         first = min((member for member in self._members if member.failed), key=_time_of_failure)
         waiting = self._whereabouts(first)
         pid, cause, text, error = first.process.pid, first.cause(), first.traceback(), first.error()
@@ -228,11 +228,14 @@ class _Member:
         self.process: Any = None
         self._line = b""
 
-    def start(self, start_method: str, role: Role, parcel: Parcel, daemon: bool) -> None:
+    def start(self, start_method: str, role: Role, user_call: PickledCall, daemon: bool) -> None:
         context: Any = multiprocessing.get_context(start_method)
         theirs = (self._report_end, self._control_end, self._output_end)
         self.process = context.Process(
-            target=run_rank, args=(role, parcel, *theirs), name=f"rank {self.rank}", daemon=daemon
+            target=run_rank,
+            args=(role, user_call, *theirs),
+            name=f"rank {self.rank}",
+            daemon=daemon,
         )
         with _starting, config.override(**role.settings):
             self.process.start()
@@ -258,7 +261,7 @@ class _Member:
 
     @property
     def failed(self) -> bool:
-        """Whether it has reported an error, or ended without a word."""
+        """Whether it has reported an error, or ended without reporting anything."""
         return isinstance(self.outcome, Error) or (self.outcome is None and self.is_over)
 
     # --- what it says
@@ -362,7 +365,7 @@ class _Member:
 
 
 def _time_of_failure(member: _Member) -> float:
-    """When it failed; one that died without a word is always the first: others only report it."""
+    """When it failed; one that died without a report is the first: others fail because of it."""
     return member.outcome.time if isinstance(member.outcome, Error) else 0.0
 
 
