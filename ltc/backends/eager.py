@@ -232,7 +232,7 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.EXTERN: extern,
     ops.GET: _get,
     ops.BARRIER: _barrier,
-    ops.LAID: _barrier,
+    ops.TO_SYMMETRIC: _barrier,
 }
 
 # --- from a graph to a list of steps -------------------------------------------------------------

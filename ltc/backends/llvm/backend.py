@@ -55,7 +55,7 @@ PASSES = (
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),
-    Pass("meetings", one_shot_sums, "sums over few replicas are made where they are needed"),
+    Pass("one_shot_sums", one_shot_sums, "sums over few replicas are made where they are needed"),
 )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.loop_nest import Product
-from ltc.ir.meeting import is_meeting, sent_with
 from ltc.ir.node import Node
+from ltc.ir.one_shot import is_one_shot, sent_with
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.native.kernel_run import WORD
 from ltc.llvm.ops.one_shot_sync import MEMBERS, OWN, Words, word_count
@@ -57,7 +57,7 @@ class SumPlaces:
         awaited = {node.inputs[0] for node in nodes if node.op is ops.COLLECTIVE_WAIT}
         self._number = {node: number for number, node in enumerate(self._starts)}
         self._parts = [
-            n for step in steps for n in step.writes if n.op is ops.GET and is_meeting(n.inputs[0])
+            n for step in steps for n in step.writes if n.op is ops.GET and is_one_shot(n.inputs[0])
         ]
         self.planned = PlannedSums(
             tuple(

@@ -26,7 +26,7 @@ from ltc.backends.interface import OneShotSums
 from ltc.distributed.transport.communicator import TAG_MASK, Communicator, tag_of
 from ltc.distributed.transport.shm_segment import Region
 from ltc.distributed.transport.wire import Mismatch, Waiter
-from ltc.ir.meeting import HEAD_BYTES
+from ltc.ir.one_shot import HEAD_BYTES
 from ltc.ir.tensor_type import TensorType
 
 MOST_BYTES = 8 << 20  # of one sum: larger ones leave the caches, and travel better in pieces

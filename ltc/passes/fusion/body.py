@@ -84,7 +84,7 @@ class Body:
             data = (offset_of(node, index), node.attr("bits"), node.attr("stream"))
             return self._intern("random", node.dtype, (self.operand(*places[0]),), None, data, ())
         operands = tuple(self.operand(*place) for place in places)
-        if node.op in VIEWS or node.op is ops.LAID:
+        if node.op in VIEWS or node.op is ops.TO_SYMMETRIC:
             return operands[0]
         if node.op in LOOKUPS:
             return self._lookup(node, index, guards, operands[0])

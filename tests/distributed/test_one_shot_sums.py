@@ -1,4 +1,4 @@
-"""Sums over few replicas of a host: each lays its operands where the others add them up."""
+"""Sums over few replicas of a host: each writes its operands where the others read and add them."""
 
 import sys
 import threading
@@ -77,7 +77,7 @@ def slots_of_a_new_sum(ordinal, device):
 
 
 @pytest.mark.parametrize("backend, slots", [("eager", 0), ("llvm", 1)])
-def test_only_a_backend_that_can_add_gets_a_place_to_lay_operands(backend, slots):
+def test_only_a_backend_that_can_add_gets_a_place_for_operands(backend, slots):
     with config.override(LTC_BACKEND=backend):
         assert values(in_threads(slots_of_a_new_sum, 2)) == [slots, slots]
 
@@ -102,7 +102,7 @@ def test_operands_may_be_views_inputs_and_the_same_twice():
         assert all(map(torch.equal, found, [x.t(), x[1:3, ::2], x, x, x, x.t()]))
 
 
-def test_groups_meet_among_themselves():
+def test_groups_add_among_themselves():
     def add(i, d):
         x = torch.full((5,), float(i), device=d)
         near = ltm.all_reduce("sum", x, groups=[[0, 1], [2, 3]])
@@ -243,8 +243,10 @@ def test_the_pass_adds_the_operands_of_all_members():
     wait = make(ops.COLLECTIVE_WAIT, start, results=(TensorType(torch.float32, (2, 3)),))
     graph = Graph((x,), (), (make(ops.GET, wait, index=0),))
     (total,) = one_shot_sums(graph).outputs
-    counts = {op: sum(n.op is op for n in schedule(total)) for op in (ops.ADD, ops.GET, ops.LAID)}
-    assert counts == {ops.ADD: 2, ops.GET: 3, ops.LAID: 1}
+    counts = {
+        op: sum(n.op is op for n in schedule(total)) for op in (ops.ADD, ops.GET, ops.TO_SYMMETRIC)
+    }
+    assert counts == {ops.ADD: 2, ops.GET: 3, ops.TO_SYMMETRIC: 1}
     assert [n.attr("index") for n in schedule(total) if n.op is ops.GET] == [0, 1, 2]
     left, right = total.inputs
     assert left.op is ops.ADD and right.attr("index") == 2  # ((0 + 1) + 2)
