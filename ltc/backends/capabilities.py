@@ -77,9 +77,10 @@ class BackendCapabilities(_Capabilities):
 
 @dataclass(frozen=True)
 class OneShotSums:
-    """Sums whose operands a program lays where the other replicas of the host see them.
+    """Sums among the replicas of a host that its programs make without messages.
 
-    Each adds what all have laid: see passes/one_shot_all_reduce.py.
+    Each writes its operand where all see it, and adds what all have written: see
+    passes/one_shot_all_reduce.py.
 
     dtypes        of what it adds
     most_members  of a sum: each of them reads everyone's operand

@@ -28,14 +28,14 @@ class CollectiveRunner(Protocol):
     def wait(self, replica: Any, number: int) -> Sequence[torch.Tensor]:
         """The results of an exchange, new tensors; raises its error."""
 
-    def begin(self, replica: Any, meetings: Any) -> list[int]:
-        """The words of the meetings of a program that is about to run: see llvm/ops/one_shot_sync.py.
+    def begin(self, replica: Any, sums: Any) -> list[int]:
+        """What llvm/ops/one_shot_sync.py reads in the frame of a program that is about to run.
 
-        meetings  a Meetings of backends/llvm/one_shot_buffers.py, the same for each run of a program
+        sums  a PlannedSums of backends/llvm/one_shot_buffers.py, the same for each run of a program
         """
 
-    def meet(self, replica: Any, number: int) -> None:
-        """Block until all members of that meeting of the program are there; raises their error."""
+    def wait_for_members(self, replica: Any, number: int) -> None:
+        """Block until all members have written their operands of that sum; raises their error."""
 
     def finish(self, replica: Any) -> None:
         """Block until everything begun is over; raises the first error."""
@@ -86,14 +86,14 @@ def start(collective: Collective, operands: list[torch.Tensor]) -> torch.Tensor:
     return torch.tensor(RUNNER[0].start(_thread.replica, collective, operands), device="cpu")
 
 
-def begin(meetings: Any) -> list[int]:
-    """The words of the meetings of a program that the calling thread is about to run."""
-    return RUNNER[0].begin(_thread.replica, meetings)
+def begin(sums: Any) -> list[int]:
+    """The frame's words for the sums of a program that the calling thread is about to run."""
+    return RUNNER[0].begin(_thread.replica, sums)
 
 
-def meet(number: int) -> None:
-    """Return when all members of a meeting of the running program are there."""
-    RUNNER[0].meet(_thread.replica, number)
+def wait_for_members(number: int) -> None:
+    """Return when all members have written their operands of a sum of the running program."""
+    RUNNER[0].wait_for_members(_thread.replica, number)
 
 
 def wait(token: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,8 @@ import torch
 from ltc.backends.collective_runner import start, wait
 from ltc.backends.host_memory import new_copy
 from ltc.backends.interface import Computation, DeviceInfo, NodeLowering
-from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.plain_dispatch import PlainDispatch
+from ltc.backends.reference import movement_ops, reduction_calls
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.reference.philox import random_bits
@@ -81,132 +82,6 @@ def _wrap_index(node: Node) -> Compute:
         return torch.where(index < 0, index + size, index)
 
     return compute
-
-
-def _over_dims(function: Compute) -> Callable[[Node], Compute]:
-    def row(node: Node) -> Compute:
-        dims, dtype = node.attr("dims"), node.dtype
-        if not dims:  # torch would reduce all of them
-            return lambda x: x.to(dtype)
-        return lambda x: function(x, dims)
-
-    return row
-
-
-def _sum(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    return torch.sum(x, dims, dtype=x.dtype)
-
-
-def _prod(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    for dim in reversed(dims):
-        x = torch.prod(x, dim, dtype=x.dtype)
-    return x
-
-
-def _along_dim(function: Compute) -> Callable[[Node], Compute]:
-    def row(node: Node) -> Compute:
-        dim = node.attr("dim")
-        return lambda x: function(x, dim)
-
-    return row
-
-
-def _scan(function: Compute) -> Callable[[Node], Compute]:
-    def row(node: Node) -> Compute:
-        dim, dtype = node.attr("dim"), node.dtype
-        return lambda x: function(x, dim, dtype=dtype)
-
-    return row
-
-
-def _permute(node: Node) -> Compute:
-    dims = node.attr("dims")
-    return lambda x: x.permute(dims)
-
-
-def _slices(node: Node) -> tuple[slice, ...]:
-    return tuple(map(slice, node.attr("starts"), node.attr("limits"), node.attr("steps")))
-
-
-def _slice(node: Node) -> Compute:
-    slices = _slices(node)
-    return lambda x: x[slices]
-
-
-def _expand(node: Node) -> Compute:
-    shape = node.shape
-    return lambda x: x.expand(shape)
-
-
-def _reshape(node: Node) -> Compute:
-    shape = node.shape
-    return lambda x: x.reshape(shape)
-
-
-def _flip(node: Node) -> Compute:
-    dims = node.attr("dims")
-    return lambda x: torch.flip(x, dims)
-
-
-def _pad(node: Node) -> Compute:
-    inner = tuple(slice(a, a + n) for a, n in zip(node.attr("low"), node.inputs[0].shape))
-    shape = node.shape
-
-    def compute(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        result = torch.empty(shape, dtype=x.dtype)
-        result.copy_(value)
-        result[inner] = x
-        return result
-
-    return compute
-
-
-def _concat(node: Node) -> Compute:
-    dim = node.attr("dim")
-    return lambda *parts: torch.cat(parts, dim)
-
-
-def _insert(node: Node) -> Compute:
-    starts, steps, extents = node.attr("starts"), node.attr("steps"), node.inputs[1].shape
-    region = tuple(
-        slice(start, start + max((n - 1) * step + 1, 0) if n else start, step)
-        for start, step, n in zip(starts, steps, extents)
-    )
-
-    def compute(base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        result = base.clone(memory_format=torch.contiguous_format)
-        result[region] = new
-        return result
-
-    return compute
-
-
-def _take(node: Node) -> Compute:
-    dim, shape = node.attr("dim"), node.shape
-    return lambda x, index: torch.index_select(x, dim, index.reshape(-1)).reshape(shape)
-
-
-def _put(node: Node) -> Compute:
-    dim, base_shape = node.attr("dim"), node.shape
-    function = {"set": torch.index_copy, "add": torch.index_add}[node.attr("mode")]
-    lead, trail = base_shape[:dim], base_shape[dim + 1 :]
-    count = node.inputs[1].size
-
-    def compute(base: torch.Tensor, index: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        return function(base, dim, index.reshape(-1), new.reshape(*lead, count, *trail))
-
-    return compute
-
-
-def _gather(node: Node) -> Compute:
-    dim = node.attr("dim")
-    return lambda x, index: torch.gather(x, dim, index)
-
-
-def _scatter(node: Node) -> Compute:
-    dim = node.attr("dim")
-    function = {"set": torch.scatter, "add": torch.scatter_add}[node.attr("mode")]
-    return lambda base, index, new: function(base, dim, index, new)
 
 
 def _random_bits(node: Node) -> Compute:
@@ -318,28 +193,28 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.CAST: _cast,
     ops.BITCAST: _bitcast,
     ops.WRAP_INDEX: _wrap_index,
-    ops.SUM: _over_dims(_sum),
-    ops.PROD: _over_dims(_prod),
-    ops.MAX: _over_dims(torch.amax),
-    ops.MIN: _over_dims(torch.amin),
-    ops.ANY: _over_dims(torch.any),
-    ops.ALL_TRUE: _over_dims(torch.all),
-    ops.ARGMAX: _along_dim(torch.argmax),
-    ops.ARGMIN: _along_dim(torch.argmin),
-    ops.CUMSUM: _scan(torch.cumsum),
-    ops.CUMPROD: _scan(torch.cumprod),
-    ops.PERMUTE: _permute,
-    ops.SLICE: _slice,
-    ops.EXPAND: _expand,
-    ops.RESHAPE: _reshape,
-    ops.FLIP: _flip,
-    ops.PAD: _pad,
-    ops.CONCAT: _concat,
-    ops.INSERT: _insert,
-    ops.TAKE: _take,
-    ops.PUT: _put,
-    ops.GATHER: _gather,
-    ops.SCATTER: _scatter,
+    ops.SUM: reduction_calls.over_dims(reduction_calls.sum_of_dims),
+    ops.PROD: reduction_calls.over_dims(reduction_calls.product_of_dims),
+    ops.MAX: reduction_calls.over_dims(torch.amax),
+    ops.MIN: reduction_calls.over_dims(torch.amin),
+    ops.ANY: reduction_calls.over_dims(torch.any),
+    ops.ALL_TRUE: reduction_calls.over_dims(torch.all),
+    ops.ARGMAX: reduction_calls.along_dim(torch.argmax),
+    ops.ARGMIN: reduction_calls.along_dim(torch.argmin),
+    ops.CUMSUM: reduction_calls.scan(torch.cumsum),
+    ops.CUMPROD: reduction_calls.scan(torch.cumprod),
+    ops.PERMUTE: movement_ops.permute,
+    ops.SLICE: movement_ops.slice_of,
+    ops.EXPAND: movement_ops.expand,
+    ops.RESHAPE: movement_ops.reshape,
+    ops.FLIP: movement_ops.flip,
+    ops.PAD: movement_ops.pad,
+    ops.CONCAT: movement_ops.concat,
+    ops.INSERT: movement_ops.insert,
+    ops.TAKE: movement_ops.take,
+    ops.PUT: movement_ops.put,
+    ops.GATHER: movement_ops.gather,
+    ops.SCATTER: movement_ops.scatter,
     ops.MATMUL: _calls(torch.matmul),
     ops.CONVOLUTION: in_either_layout(convolution, 0),
     ops.CONVOLUTION_INPUT_GRADIENT: in_either_layout(convolution_input_gradient, 0),
@@ -356,7 +231,7 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.EXTERN: extern,
     ops.GET: _get,
     ops.BARRIER: _barrier,
-    ops.LAID: _barrier,
+    ops.TO_SYMMETRIC: _barrier,
 }
 
 # --- from a graph to a list of steps -------------------------------------------------------------
@@ -461,7 +336,7 @@ class EagerComputation:
         return steps
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        with Undisturbed():
+        with PlainDispatch():
             values = self._start.copy()
             for position, slot in self._inputs:
                 values[slot] = buffers[position]

@@ -48,8 +48,8 @@ def new_copy(x: torch.Tensor) -> torch.Tensor:
 _REFUSED = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes", re.DOTALL)
 
 
-def lacking(error: BaseException) -> OutOfMemory | None:
-    """The error as one of memory, where it is: torch's allocator and the system have their own."""
+def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """OutOfMemory for an error of torch's allocator or the system that says so; None for others."""
     if isinstance(error, OutOfMemory):
         return error
     refused = _REFUSED.search(str(error)) if isinstance(error, RuntimeError) else None

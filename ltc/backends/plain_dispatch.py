@@ -28,12 +28,12 @@ _EXCLUDED = _key_set(
 )
 
 
-def is_alone() -> bool:
-    """Whether no mode of the calling thread meets what does not pass torch's dispatcher."""
+def has_plain_dispatch() -> bool:
+    """Whether the thread is in no mode that changes calls which bypass torch's dispatcher."""
     return function_mode_depth() == 0 and not torch.is_inference_mode_enabled()
 
 
-class Undisturbed:
+class PlainDispatch:
     """Plain CPU kernels inside, whatever modes the calling thread is in.
 
     Autocast, dispatch and function modes, functorch levels, a default device and inference mode

@@ -3,7 +3,7 @@
 `groups` are lists of ordinals that exchange among themselves, every replica in exactly one of them,
 all of one size; None means all together. Results are the same bits on every replica. Inside a host
 they are so every time, since sums are taken in the order of the ordinals; between hosts, while the
-way is the same (see transport/inter_host.py).
+engine is the same (see transport/inter_host_choice.py).
 
 groups         who exchanges with whom
 recorded_sums  which engine adds

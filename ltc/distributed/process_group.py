@@ -61,7 +61,7 @@ def _gloo(store, rank: int, size: int, timeout):
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
-_meetings = itertools.count()  # a second process group of a run has a store of its own
+_stores = itertools.count()  # a second process group of a run has a store of its own
 
 
 def _meet(url: str, timeout=dist.default_pg_timeout, **_) -> Iterator[tuple]:
@@ -69,7 +69,7 @@ def _meet(url: str, timeout=dist.default_pg_timeout, **_) -> Iterator[tuple]:
     folder = config.value("LTC_RENDEZVOUS")
     world, rank = config.value("XRT_SHARD_WORLD_SIZE"), config.value("XRT_SHARD_ORDINAL")
     if folder:
-        yield dist.FileStore(str(Path(folder) / f"torch{next(_meetings)}"), world), rank, world
+        yield dist.FileStore(str(Path(folder) / f"torch{next(_stores)}"), world), rank, world
     elif world == 1:
         yield dist.HashStore(), 0, 1
     else:

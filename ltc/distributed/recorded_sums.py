@@ -53,16 +53,17 @@ def _all_reduce_at(kind: str, groups: tuple, line: str, place: int, sharers: int
 
 
 def _place_of(tensors, types: list[TensorType], groups: tuple, bucket: int) -> tuple[int, int]:
-    """The slot in which few replicas of one host lay a sum's operands, and how many; else (-1, 0)."""
+    """The slot for a sum's operands in symmetric memory, and how many replicas add; else (-1, 0)."""
     session = sessions.current()
-    if session is None or session.shelf is None:
+    reducer = None if session is None else session.one_shot_reducer
+    if session is None or reducer is None:
         return -1, 0
     sums = BackendCapabilities.of(backend()).one_shot_sums
-    slot = session.shelf.slot_for(sums, groups, types, bucket)
+    slot = reducer.slot_for(sums, groups, types, bucket)
     if slot < 0:
         return -1, 0
     recorder = state_of(tensors[0]).device.recorder()
-    if session.shelf.is_full(slot, (recorder, recorder.recordings)):
+    if reducer.is_full(slot, (recorder, recorder.recordings)):
         sync.start_collectives()  # what is recorded so far becomes a program of its own
-        session.shelf.is_full(slot, (recorder, recorder.recordings))
+    reducer.count_recorded(slot, (recorder, recorder.recordings))
     return slot, len(groups[0]) if groups else session.replicas

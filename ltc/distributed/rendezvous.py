@@ -1,4 +1,4 @@
-"""A barrier that passes notes: every replica of it gets everyone's payload, in ordinal order."""
+"""A barrier with payloads: every replica that comes to it gets everyone's, in ordinal order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ltc.device.recording.user_line import user_line
 from ltc.distributed import world
 from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
-from ltc.distributed.transport.communicator import word_of
+from ltc.distributed.transport.communicator import tag_of
 from ltc.distributed.transport.wire import Wire
 from ltc.tracebacks import entrance
 
@@ -52,9 +52,9 @@ def rendezvous(
     text = f"{described} at {user_line()}".encode()
     return session.host.guarded(
         members,
-        (text, word_of(described)),
-        lambda members, position, word: meet(
-            session.host.wire, members, position, word, bytes(payload)
+        (text, tag_of(described)),
+        lambda members, position, message_tag: gather_payloads(
+            session.host.wire, members, position, message_tag, bytes(payload)
         ),
     )
 
@@ -75,20 +75,20 @@ def _members(tag: str, replicas, size: int, ordinal: int) -> tuple[int, ...]:
     return members
 
 
-def meet(
-    wire: Wire, members: tuple[int, ...], position: int, word: int, payload: bytes
+def gather_payloads(
+    wire: Wire, members: tuple[int, ...], position: int, tag: int, payload: bytes
 ) -> list[bytes]:
     """The payloads of `members`, of which this replica is number `position`, over a wire."""
-    return _Meeting(wire, members, position, word).meet(payload)
+    return _Gathering(wire, members, position, tag).run(payload)
 
 
-class _Meeting:
+class _Gathering:
     """One rendezvous of one member: payloads of its subtree go up, those of all come down."""
 
-    def __init__(self, wire: Wire, members: tuple[int, ...], position: int, word: int) -> None:
-        self.wire, self.members, self.position, self.word = wire, members, position, word
+    def __init__(self, wire: Wire, members: tuple[int, ...], position: int, tag: int) -> None:
+        self.wire, self.members, self.position, self.tag = wire, members, position, tag
 
-    def meet(self, payload: bytes) -> list[bytes]:
+    def run(self, payload: bytes) -> list[bytes]:
         gathered = {self.position: payload}
         children = tree_children(self.position, len(self.members))
         for child in children:
@@ -106,18 +106,18 @@ class _Meeting:
 
     def _send(self, position: int, content: bytes) -> None:
         member, wire = self.members[position], self.wire
-        wire.send(member, torch.tensor([len(content)], device="cpu"), self.word)
+        wire.send(member, torch.tensor([len(content)], device="cpu"), self.tag)
         everything = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         for part in everything.split(wire.message_bytes):
-            wire.send(member, part, self.word)
+            wire.send(member, part, self.tag)
 
     def _receive(self, position: int) -> bytes:
         member, wire = self.members[position], self.wire
         length = torch.empty(1, dtype=torch.int64, device="cpu")
-        wire.receive(member, length, self.word, length.copy_)
+        wire.receive(member, length, self.tag, length.copy_)
         everything = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         for part in everything.split(wire.message_bytes):
-            wire.receive(member, part, self.word, part.copy_)
+            wire.receive(member, part, self.tag, part.copy_)
         return everything.numpy().tobytes()
 
 

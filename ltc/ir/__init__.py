@@ -3,6 +3,6 @@
 tensor_type, ops, infer   what a node's result is, the closed set of operations, their type rules
 node, build, graph        nodes, the functions that make them, and those reachable from outputs
 loop_nest and its kin     a fused group of nodes as loops, its key and its text
-collective, extern_call   exchanges between replicas; calls of torch's own kernels
+collective, one_shot, extern_call   exchanges between replicas; calls of torch's own kernels
 check, fingerprint, json_codec, lowering   verified, named, written to disk, consumed
 """

@@ -10,7 +10,7 @@ class Collective:
     """One exchange among replicas, equal on all that take part.
 
     kind        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast",
-                "send" or "receive"; in programs also "meeting": see passes/one_shot_all_reduce.py
+                "send" or "receive"; in programs also "one_shot_sum": see ltc/ir/one_shot.py
     reduction   "sum", "mul", "and", "or", "min" or "max", where the kind reduces
     groups      ordinals that exchange among themselves; () means all together
     dim         along which the result is joined or cut; of all_to_all, the one that is cut

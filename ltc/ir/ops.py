@@ -188,8 +188,8 @@ COLLECTIVE_START = _op(  # (token, *operands) collective, count of the operands
     "collective_start", infer.collective_start, "collective"
 )
 COLLECTIVE_WAIT = _op("collective_wait", infer.collective_wait, "collective")  # results
-# The identity, in memory that the other replicas see: what the start of a meeting sends.
-LAID = _op("laid", infer.same, "collective")  # meeting, index: which one, and of its operands which
+# The identity, in symmetric memory: what the start of a one-shot sum sends.
+TO_SYMMETRIC = _op("to_symmetric", infer.same, "collective")  # number, index: which sum, operand
 
 EXTERN = _op("extern", infer.extern, "extern")  # template, results: torch's own CPU kernel
 GET = _op("get", infer.element, "get")  # index: one result of a node that has several

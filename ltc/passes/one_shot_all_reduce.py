@@ -1,6 +1,6 @@
-"""Sums over few replicas as meetings: each lays its operands where the others see them, and adds.
+"""One-shot sums over few replicas: each writes its operands where the others see them, and adds.
 
-    all_reduce(x)  ->  start(laid(x)); wait gives the operands of member 0, 1, ...; their sum
+    all_reduce(x)  ->  start(to_symmetric(x)); wait gives the operands of member 0, 1, ...; their sum
 
 Kernels then write what is sent where the others read it, and what needs the sum adds it up itself:
 nothing is copied, and no thread but the program's takes part.
@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, schedule
-from ltc.ir.meeting import MEETING, is_meeting, sent_with
 from ltc.ir.node import Node, make
+from ltc.ir.one_shot import ONE_SHOT, is_one_shot, sent_with
 
 
-def meetings(graph: Graph) -> Graph:
-    """The graph with every sum whose members share memory as a meeting and additions."""
+def one_shot_sums(graph: Graph) -> Graph:
+    """The graph with every sum whose members share memory as a one-shot sum."""
     replaced: dict[Node, Node] = {}
     origins = dict(graph.origins)
     numbers = itertools.count()
@@ -27,12 +27,12 @@ def meetings(graph: Graph) -> Graph:
         inputs = [replaced[n] for n in node.inputs]
         if node.op is ops.COLLECTIVE_START and node.attr("collective").sharers:
             result = _start(node, inputs, next(numbers))
-            for laid, x in zip(sent_with(result), sent_with(node)):
-                if x in origins:  # it is made with what is laid, not when the sum was asked for
-                    origins.setdefault(laid, origins[x])
-        elif node.op is ops.COLLECTIVE_WAIT and is_meeting(inputs[0]):
+            for written, x in zip(sent_with(result), sent_with(node)):
+                if x in origins:  # it is made with what is written, not when the sum was asked for
+                    origins.setdefault(written, origins[x])
+        elif node.op is ops.COLLECTIVE_WAIT and is_one_shot(inputs[0]):
             result = _wait(node, inputs[0])
-        elif node.op is ops.GET and is_meeting(inputs[0]):
+        elif node.op is ops.GET and is_one_shot(inputs[0]):
             result = _sum(node, inputs[0])
             for part in _parts(result):
                 if node in origins:
@@ -48,15 +48,15 @@ def meetings(graph: Graph) -> Graph:
 
 
 def _start(node: Node, inputs: list[Node], number: int) -> Node:
-    """`number` tells apart what is laid of one operand in two meetings."""
+    """`number` tells apart what is written of one operand for two sums."""
     collective, count = node.attr("collective"), node.attr("count")
     before, sent = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
-    laid = [make(ops.LAID, x, meeting=number, index=i) for i, x in enumerate(sent)]
+    written = [make(ops.TO_SYMMETRIC, x, number=number, index=i) for i, x in enumerate(sent)]
     return make(
         ops.COLLECTIVE_START,
         *before,
-        *laid,
-        collective=replace(collective, kind=MEETING),
+        *written,
+        collective=replace(collective, kind=ONE_SHOT),
         count=count,
     )
 

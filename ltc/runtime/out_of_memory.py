@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ltc.backends.host_memory import lacking
+from ltc.backends.host_memory import as_out_of_memory
 from ltc.errors import OutOfMemory
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
@@ -16,7 +16,7 @@ def in_a_program(
     error: BaseException, device: int, graph_of: Callable[[], Graph] | None
 ) -> BaseException:
     """An error of a launch; one of memory names the largest value of its graph."""
-    found = lacking(error)
+    found = as_out_of_memory(error)
     if found is None:
         return error
     return _told(found, error, device, "" if graph_of is None else _largest(graph_of()))
@@ -24,7 +24,7 @@ def in_a_program(
 
 def in_an_upload(error: Exception, device: int) -> Exception:
     """An error of a copy to the device."""
-    found = lacking(error)
+    found = as_out_of_memory(error)
     return error if found is None else _told(found, error, device, "")
 
 

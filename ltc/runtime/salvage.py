@@ -14,7 +14,7 @@ import torch
 
 from ltc.backends.eager import LOWERING
 from ltc.backends.interface import Computation
-from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
@@ -37,7 +37,7 @@ def salvage(
     lost         positions of the inputs that are not there, and why
     """
     run = _Run(graph, computation, handles, scalars, device, lost)
-    with Undisturbed():
+    with PlainDispatch():
         run.go_through(schedule(*run.possible_outputs()))
         results = [run.buffer_of(node) for node in graph.outputs]
     run.tell_first()

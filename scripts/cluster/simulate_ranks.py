@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from ltc.distributed.rendezvous import meet
+from ltc.distributed.rendezvous import gather_payloads
 from ltc.distributed.transport import collective_schedule
 from ltc.distributed.transport.collective_ops import Exchange, reduce
-from ltc.distributed.transport.inter_host_choice import RING, Crossing
+from ltc.distributed.transport.inter_host_choice import RING, InterHostChoice
 
 INSIDE = (2e-6, 10e9)  # seconds, bytes per second: shared memory of one host
 ACROSS = (30e-6, 1.25e9)  # a 10 Gbit/s network
@@ -59,21 +59,21 @@ class ModelledWire:
     def __init__(self, network: Network, replica: int) -> None:
         self.network, self.replica = network, replica
         self.replicas, self.per_host = network.ranks, network.per_host
-        self.crossing = Crossing(RING)
+        self.inter_host_choice = InterHostChoice(RING)
         self.seconds = 0.0
         self.messages = self.bytes = 0
 
-    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
         self.messages += 1
         self.bytes += part.nbytes
         arrives = self.seconds + self.network.cost(self.replica, receiver, part.nbytes)
         # a sender is busy for as long as its bytes take to leave
         self.seconds += self.network.cost(self.replica, receiver, part.nbytes) - INSIDE[0]
-        self.network.link(self.replica, receiver).put((part.clone(), word, arrives))
+        self.network.link(self.replica, receiver).put((part.clone(), tag, arrives))
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume) -> None:
+    def receive(self, sender: int, like: torch.Tensor, tag: int, consume) -> None:
         part, found, arrives = self.network.link(sender, self.replica).get(timeout=600)
-        assert found == word and part.nbytes == like.nbytes
+        assert found == tag and part.nbytes == like.nbytes
         self.seconds = max(self.seconds, arrives)
         if consume is not None:
             consume(part)
@@ -97,7 +97,9 @@ def run(ranks: int, action) -> list[ModelledWire]:
 
 
 def rendezvous(wire: ModelledWire) -> None:
-    found = meet(wire, tuple(range(wire.replicas)), wire.replica, 1, b"%d" % wire.replica)
+    found = gather_payloads(
+        wire, tuple(range(wire.replicas)), wire.replica, 1, b"%d" % wire.replica
+    )
     assert found == [b"%d" % rank for rank in range(wire.replicas)]
 
 

@@ -64,21 +64,21 @@ def wait_until_others_are_in(collective: str, communicator) -> None:
 
 @contextlib.contextmanager
 def whole_tables() -> Iterator[None]:
-    """A verdict that is made inside tells what each replica is in, however late it comes to that."""
-    from ltc.distributed.transport.status_board import Board
+    """A report that is made inside tells what each replica is in, however late it comes to that."""
+    from ltc.distributed.transport.status_board import StatusBoard
 
-    rows = Board.rows
+    rows = StatusBoard.rows
 
     def complete(board) -> str:
         while not all(_line_of(board, r) for r in board.ordinals()) and not board.region.failed:
             time.sleep(0.01)
         return rows(board)
 
-    Board.rows = complete
+    StatusBoard.rows = complete
     try:
         yield
     finally:
-        Board.rows = rows
+        StatusBoard.rows = rows
 
 
 def _line_of(board, replica: int) -> str:

@@ -275,7 +275,7 @@ def test_a_region_takes_memory_only_for_what_is_used():
     assert region_bytes(64) < 512 << 20
 
 
-def test_a_wait_that_is_over_is_part_of_no_circle():
+def test_a_wait_that_is_over_is_part_of_no_deadlock():
     region = Region.of_threads(2)
     counter = region.mailbox(1, 0)
     region.say_waiting(0, 1, counter, 1)
@@ -284,22 +284,22 @@ def test_a_wait_that_is_over_is_part_of_no_circle():
     assert region.waits_for(0) is None
 
 
-def test_a_verdict_comes_before_the_transports_own_error():
+def test_an_abort_report_comes_before_the_transports_own_error():
     region = Region.of_threads(2)
-    here = status_board.Board(region, 0)
-    here.ask = lambda: region.fail("the verdict of another host")
+    here = status_board.StatusBoard(region, 0)
+    here.ask = lambda: region.fail("the abort report of another host")
 
     def exchange(*arguments):
         raise RuntimeError("Connection closed by peer")
 
     communicator = Communicator(ThreadsWire(region, 0), here)
-    with pytest.raises(PeerFailure, match="the verdict of another host"):
+    with pytest.raises(PeerFailure, match="the abort report of another host"):
         communicator.guarded((0, 1), (b"an exchange", 7), exchange)
 
 
-def test_the_first_verdict_counts():
+def test_the_first_abort_report_counts():
     region = Region.of_threads(2)
     region.fail("first")
     region.fail("second")
     with pytest.raises(RuntimeError, match="^first$"):
-        region.raise_verdict()
+        region.raise_abort_report()

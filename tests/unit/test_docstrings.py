@@ -39,7 +39,7 @@ MODULES = (
 IMPORTED = {"torch": torch, "ltc": ltc, "ltm": ltm, "__name__": "example"}
 # Public names without an example, each with the reason.
 WITHOUT_EXAMPLE = {
-    "ltc.distributed.rendezvous.meet": "it needs a wire: `rendezvous` and the simulation call it",
+    "ltc.distributed.rendezvous.gather_payloads": "it needs a wire: `rendezvous` calls it",
 }
 # Names of ltm and of collectives: the first says as much as the second, which it calls.
 FRONT_DOOR = (

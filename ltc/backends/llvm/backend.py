@@ -35,7 +35,7 @@ from ltc.passes.layout.attention_order import order_attention
 from ltc.passes.layout.channels_last import channels_last
 from ltc.passes.layout.transposes import layout
 from ltc.passes.match_attention import recognise_attention
-from ltc.passes.one_shot_all_reduce import meetings
+from ltc.passes.one_shot_all_reduce import one_shot_sums
 from ltc.passes.pipeline import Pass
 from ltc.passes.split_reductions import split_reductions
 
@@ -55,7 +55,7 @@ PASSES = (
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),
-    Pass("meetings", meetings, "sums over few replicas are made where they are needed"),
+    Pass("one_shot_sums", one_shot_sums, "sums over few replicas are made where they are needed"),
 )
 
 

@@ -35,7 +35,7 @@ from ltc.backends.llvm.plan import (
 from ltc.backends.llvm.prefault import TouchedAhead
 from ltc.backends.llvm.scalar_arguments import Cells
 from ltc.backends.llvm.workspace import Blocks, WorkBlock
-from ltc.backends.plain_dispatch import Undisturbed, is_alone
+from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
 from ltc.backends.reference.torch_call import element
 from ltc.debug import metrics
 from ltc.ir import ops
@@ -55,7 +55,8 @@ def _owned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 
-_WAYS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: copied}
+# What makes an output of a value that is not one as it is.
+_MADE_OUTPUT: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {OWNED: _owned, COPIED: copied}
 
 
 def new_queue() -> LlvmQueue | None:
@@ -91,13 +92,13 @@ class LlvmComputation:
         given = len(plan.positions) + len(plan.made)
         self._addresses = struct.Struct(f"={given + OWN_VALUES}q")
         self._cells = Cells(plan.cells, WORD * plan.values)
-        self._meetings = struct.Struct(f"={plan.meetings.words}q")
+        self._sum_words = struct.Struct(f"={plan.sums.words}q")
         self._runs = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]
-        self._ways = [
-            (position, _WAYS[way])
-            for position, (_, way) in enumerate(plan.outputs)
-            if way not in (ITSELF, ALIAS)
+        self._made_outputs = [
+            (position, _MADE_OUTPUT[how])
+            for position, (_, how) in enumerate(plan.outputs)
+            if how not in (ITSELF, ALIAS)
         ]
         self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
@@ -106,10 +107,10 @@ class LlvmComputation:
         native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
         # Whether a launch asks torch for anything that the caller's modes could change.
         asks = any(asks for _, asks in makers.values())
-        self._dispatches = not native or bool(self._ways) or asks
+        self._dispatches = not native or bool(self._made_outputs) or asks
         self._runs_ahead = (
-            native and len(self._runs) == 1 and not self._ways and not self._aliased_outputs
-            and not plan.meetings.all and launch_queue.may_run_ahead(plan.made)
+            native and len(self._runs) == 1 and not self._made_outputs
+            and not self._aliased_outputs and not plan.sums.all and launch_queue.may_run_ahead(plan.made)
         )  # fmt: skip
 
     @property
@@ -134,8 +135,8 @@ class LlvmComputation:
         return _Kernels(run, KernelRun(calls, checks.stop, checks), rests)
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        if self._dispatches or not is_alone():
-            with Undisturbed():
+        if self._dispatches or not has_plain_dispatch():
+            with PlainDispatch():
                 return self._launched(buffers, scalars)
         return self._launched(buffers, scalars)
 
@@ -149,8 +150,8 @@ class LlvmComputation:
         """A launch for that queue; None where this program needs Python, or much memory ahead."""
         if not self._runs_ahead:
             return None
-        if self._dispatches or not is_alone():
-            with Undisturbed():
+        if self._dispatches or not has_plain_dispatch():
+            with PlainDispatch():
                 return self._prepared(buffers, scalars, queue, lent)
         return self._prepared(buffers, scalars, queue, lent)
 
@@ -186,8 +187,8 @@ class LlvmComputation:
             values = self._begin(frame, block, buffers, scalars)
             self._run(frame, block, values)
             outputs = [values[value] for value in self._outputs]
-            for position, own in self._ways:
-                outputs[position] = own(outputs[position])
+            for position, made in self._made_outputs:
+                outputs[position] = made(outputs[position])
             return outputs
         finally:
             self.frames.give_back(frame)
@@ -220,9 +221,9 @@ class LlvmComputation:
             *map(_address_of, values), frame.address, self._constants_address, 0, block.address,
         )  # fmt: skip
         self._cells.write(frame.memory, scalars)
-        if plan.meetings.all:
-            words = collective_runner.begin(plan.meetings)
-            self._meetings.pack_into(frame.memory, WORD * plan.first_meeting, *words)
+        if plan.sums.all:
+            words = collective_runner.begin(plan.sums)
+            self._sum_words.pack_into(frame.memory, WORD * plan.first_sum, *words)
         if self._more_values:
             values += [None] * (OWN_VALUES + self._more_values)
             self._begin_reference(block, values, scalars)
@@ -250,9 +251,9 @@ class LlvmComputation:
 
 def _aliased(outputs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Positions of outputs that are one value in one place."""
-    places: dict[int, list[int]] = {value: [] for value, way in outputs if way == ALIAS}
-    for position, (value, way) in enumerate(outputs):
-        if value in places and way in (ITSELF, ALIAS):
+    places: dict[int, list[int]] = {value: [] for value, how in outputs if how == ALIAS}
+    for position, (value, how) in enumerate(outputs):
+        if value in places and how in (ITSELF, ALIAS):
             places[value].append(position)
     return tuple(map(tuple, places.values()))
 
@@ -288,7 +289,7 @@ class _Kernels:
         """Wait for the other replicas in place of a call that has given up."""
         call = self._calls[number]
         try:
-            collective_runner.meet(call.awaits)
+            collective_runner.wait_for_members(call.awaits)
         except Exception as error:
             error.overwritten = self._overwritten(number)  # type: ignore[attr-defined]  # see Computation.launch
             origin = plan.checks[call.check].origin

@@ -1,4 +1,4 @@
-"""Where a program's meetings have their words, and what of it lies in shared memory."""
+"""Where a program's one-shot sums have their words, and their operands in symmetric memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.loop_nest import Product
-from ltc.ir.meeting import is_meeting, sent_with
 from ltc.ir.node import Node
+from ltc.ir.one_shot import is_one_shot, sent_with
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.native.kernel_run import WORD
 from ltc.llvm.ops.one_shot_sync import MEMBERS, OWN, Words, word_count
@@ -19,11 +19,11 @@ from ltc.passes.memory_planner import ALIGNMENT
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """One meeting.
+class PlannedSum:
+    """One one-shot sum.
 
-    types       of what each member lays
-    words       it has so many in the frame
+    types       of what each member writes
+    words       how many of the frame it has
     is_awaited  whether the program waits for it; otherwise nobody reads its results
     """
 
@@ -33,21 +33,22 @@ class Meeting:
     is_awaited: bool
 
 
-class Meetings:
-    """All meetings of a program, in the order in which they begin; a name for them as well.
+class PlannedSums:
+    """All one-shot sums of a program, in the order in which they begin.
 
+    The object itself is the key of what is prepared for them: see OneShotReducer.begin.
     words  of the frame that all of them have
     """
 
-    def __init__(self, meetings: tuple[Meeting, ...] = ()) -> None:
-        self.all = meetings
-        self.words = sum(meeting.words for meeting in meetings)
+    def __init__(self, sums: tuple[PlannedSum, ...] = ()) -> None:
+        self.all = sums
+        self.words = sum(one.words for one in sums)
 
 
-class MeetingPlaces:
-    """What the meetings of a program's steps have in the frame and in shared memory.
+class SumPlaces:
+    """What the one-shot sums of a program's steps have in the frame and in shared memory.
 
-    meetings  all of them
+    planned  all of them
     """
 
     def __init__(self, steps: Iterable[Any]) -> None:
@@ -56,11 +57,11 @@ class MeetingPlaces:
         awaited = {node.inputs[0] for node in nodes if node.op is ops.COLLECTIVE_WAIT}
         self._number = {node: number for number, node in enumerate(self._starts)}
         self._parts = [
-            n for step in steps for n in step.writes if n.op is ops.GET and is_meeting(n.inputs[0])
+            n for step in steps for n in step.writes if n.op is ops.GET and is_one_shot(n.inputs[0])
         ]
-        self.meetings = Meetings(
+        self.planned = PlannedSums(
             tuple(
-                Meeting(
+                PlannedSum(
                     node.attr("collective"),
                     _types(node),
                     word_count(node),
@@ -71,7 +72,7 @@ class MeetingPlaces:
         )
 
     def awaited_by(self, step: Any) -> int:
-        """The number of the meeting that a step waits for, or -1."""
+        """The number of the sum that a step waits for, or -1."""
         node = step.unit.node if isinstance(step.unit, Product) else None
         if node is None or node.op is not ops.COLLECTIVE_WAIT:
             return -1
@@ -80,17 +81,17 @@ class MeetingPlaces:
     def places(self, first: int, frame: int) -> dict[Any, tuple[int, int]]:
         """(word of the frame that holds an address, bytes to add) of each buffer.
 
-        first  where in the frame the words of the meetings begin
+        first  where in the frame the words of the sums begin
         frame  the value that is the frame
         """
         found: dict[Any, tuple[int, int]] = {}
         firsts: dict[Node, int] = {}
-        for start, meeting in zip(self._starts, self.meetings.all):
+        for start, one in zip(self._starts, self.planned.all):
             firsts[start] = first
             found[Words(start)] = (frame, WORD * first)
-            for node, offset in zip(sent_with(start), _offsets(meeting.types)):
+            for node, offset in zip(sent_with(start), _offsets(one.types)):
                 found[node] = (first + OWN, offset)
-            first += meeting.words
+            first += one.words
         for part in self._parts:
             start = part.inputs[0].inputs[0]
             member, index = divmod(part.attr("index"), start.attr("count"))

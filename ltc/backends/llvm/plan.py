@@ -16,7 +16,7 @@ import torch
 
 from ltc.backends.llvm.checked_steps import GUARD_BYTES, CheckedSteps, MemoryChecks
 from ltc.backends.llvm.liveness import Lifetimes
-from ltc.backends.llvm.one_shot_buffers import MeetingPlaces, Meetings
+from ltc.backends.llvm.one_shot_buffers import PlannedSums, SumPlaces
 from ltc.backends.llvm.schedule import MAY_SHARE, ProgramStep, memory_of, planned_steps
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
@@ -63,7 +63,7 @@ class PlannedCall(NamedTuple):
                 thousands of objects that Python's collector goes through
     check       number of its fault, or -1
     overwrites  positions of the inputs that it writes over
-    awaits      the number of the meeting that it waits for, or -1
+    awaits      the number of the one-shot sum that it waits for, or -1
     """
 
     kernel: str
@@ -118,7 +118,7 @@ class ProgramPlan:
     in_block    (value, where): what the reference reads of the block
     runs        kernels that run without anything else between them, and calls of the reference
     outputs     (value, how it becomes an output)
-    meetings    with other replicas
+    sums        one-shot sums with other replicas
     memory      what the kernels do to it is checked: by kernels that find this behind the constants
     """
 
@@ -136,7 +136,7 @@ class ProgramPlan:
     in_block: tuple[tuple[int, InBlock], ...]
     runs: tuple[PlannedRun, ...]
     outputs: tuple[tuple[int, int], ...]
-    meetings: Meetings = Meetings()
+    sums: PlannedSums = PlannedSums()
     memory: MemoryChecks | None = None
 
     @property
@@ -145,14 +145,14 @@ class ProgramPlan:
         return 0 if self.memory is None else GUARD_BYTES
 
     @property
-    def first_meeting(self) -> int:
-        """Where in the frame the words of the meetings begin."""
+    def first_sum(self) -> int:
+        """Where in the frame the words of the sums begin."""
         return self.values + len(self.cells)
 
     @property
     def first_check(self) -> int:
         """Where in the frame the faults begin."""
-        return self.first_meeting + self.meetings.words
+        return self.first_sum + self.sums.words
 
 
 def plan_of(
@@ -205,7 +205,7 @@ class _Planner:
         self._given_up = {n for n in graph.inputs if n.attr("index") in donated}
         self._shares = memory_of(steps)
         self._place: dict[Any, tuple[int, int]] = {}
-        self._meetings = MeetingPlaces(steps)
+        self._sums = SumPlaces(steps)
         self._number: dict[Node, int] = {}  # of a node's value as a tensor
         native = [step for step in steps if step.is_native]
         self._by_kernels = {n for s in native for n in s.reads}
@@ -218,9 +218,10 @@ class _Planner:
         self._place_inputs_and_outputs()
         self._place_constants()
         self._place_scalars()
-        self._place.update(self._meetings.places(0, self._frame_value))  # known in `_place_block`
+        self._place.update(self._sums.places(0, self._frame_value))  # known in `_place_block`
         self._number_results()
         self._place_block()
+        self._place_frame()
         runs = tuple(self._runs())
         return ProgramPlan(
             tuple(n.attr("index") for n in self._inputs),
@@ -237,7 +238,7 @@ class _Planner:
             tuple(self._in_block),
             runs,
             tuple(self._outputs()),
-            self._meetings.meetings,
+            self._sums.planned,
             self._checks.table(self._place) if self._checks is not None else None,
         )
 
@@ -278,7 +279,7 @@ class _Planner:
         scalars = self._graph.scalars
         self._cells = [n for n in scalars if n in self._by_kernels]
         for k, node in enumerate(self._cells):
-            self._place[node] = (self._frame_value, k)  # its word: `_place_block` adds the first
+            self._place[node] = (self._frame_value, k)  # its word: `_place_frame` adds the first
         self._scalars = [
             (self._new_value(n), n.attr("slot"), n.dtype)
             for n in scalars
@@ -297,33 +298,35 @@ class _Planner:
         return number
 
     def _place_block(self) -> None:
+        """What kernels make and nobody gets: in the block, or in outputs that are filled later."""
         long = max(1, len(self._steps) // SHORT_LIVES)
         lives = Lifetimes(self._steps, self._graph, self._shares, self._place, self._by_reference)
         values = lives.all()
         if self._checked:
             values.append(self._check_memory(lives))
-        places, scratch_bytes = memory_planner.plan(
+        places, self._block_bytes = memory_planner.plan(
             values, lives.hosts(self._made), long, GUARD_BYTES if self._checked else 0
         )
         places.update({node: places[other] for node, other in lives.over.items()})
         in_block = [n for n in places if isinstance(n, Node) and n in self._by_reference]
         numbers = [self._new_value(n) for n in in_block]
-        # From here on the number of values is known, and with it the length of the frame.
-        self._first_cell = self._values
-        first_meeting = self._first_cell + len(self._cells)
-        self._first_check = first_meeting + self._meetings.meetings.words
-        for k, node in enumerate(self._cells):
-            self._place[node] = (self._frame_value, WORD * (self._first_cell + k))
-        for k, fault in enumerate(self._faults):
-            self._place[fault] = (self._frame_value, WORD * (self._first_check + k))
-        self._place.update(self._meetings.places(first_meeting, self._frame_value))
-        words = self._first_check + len(self._faults) + self._most_arguments()
-        self._frame_bytes = WORD * words
         for name, (host, offset) in places.items():
             value = self._number[host] if isinstance(host, Node) else self._block_value
             self._place[name] = (value, offset)
-        self._block_bytes = scratch_bytes
         self._in_block = [(number, self._there(n)) for number, n in zip(numbers, in_block)]
+
+    def _place_frame(self) -> None:
+        """What kernels find in the frame: called when the number of values is known."""
+        first_cell = self._values
+        first_sum = first_cell + len(self._cells)
+        first_check = first_sum + self._sums.planned.words
+        for k, node in enumerate(self._cells):
+            self._place[node] = (self._frame_value, WORD * (first_cell + k))
+        for k, fault in enumerate(self._faults):
+            self._place[fault] = (self._frame_value, WORD * (first_check + k))
+        self._place.update(self._sums.places(first_sum, self._frame_value))
+        words = first_check + len(self._faults) + self._most_arguments()
+        self._frame_bytes = WORD * words
 
     def _check_memory(self, lives: Lifetimes) -> memory_planner.Lifetime:
         """The steps check what they do; what they need in the block for it."""
@@ -390,7 +393,7 @@ class _Planner:
             checks = [self._faults[n] for n in code.nodes if isinstance(n, Fault)]
             yield PlannedCall(
                 self._named(code.text), tuple(arguments), code.tasks,
-                checks[0] if checks else -1, overwrites, self._meetings.awaited_by(step),
+                checks[0] if checks else -1, overwrites, self._sums.awaited_by(step),
             )  # fmt: skip
 
     def _named(self, text: str) -> str:
@@ -433,14 +436,14 @@ class _Planner:
         for node in self._graph.outputs:
             fresh = node not in seen
             seen.add(node)
-            way = COPIED
+            how = COPIED
             if fresh and (node in stored or node in self._given_up):
-                way = ITSELF
+                how = ITSELF
             elif node in stored and node not in replacing:
-                way = ALIAS
+                how = ALIAS
             elif fresh and self._shares.get(node) is node:
-                way = OWNED
-            yield self._number[node], way
+                how = OWNED
+            yield self._number[node], how
 
 
 def _faults_of(steps: Iterable[ProgramStep]) -> dict[Fault, int]:

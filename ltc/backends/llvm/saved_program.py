@@ -84,8 +84,8 @@ def find(
 
 
 def _plan_record(plan: ProgramPlan) -> list[Any]:
-    if plan.meetings.all:
-        raise Unrecordable("a program that meets other replicas")
+    if plan.sums.all:
+        raise Unrecordable("a program with sums among replicas")
     names: dict[str, int] = {}  # a kernel that runs often is named once, and so is a type
     types: dict[tuple[Any, ...], int] = {}
     made = [types.setdefault(one, len(types)) for one in plan.made]
@@ -110,7 +110,7 @@ def _run_record(run: tuple[PlannedCall, ...] | ReferenceCall, names: dict[str, i
             "node": record_of(run.node), "operands": run.operands, "result": run.result,
             "address": run.address, "dead": run.dead, "origin": _position(run.origin),
         }  # fmt: skip
-    # By columns: few objects to read again.  None awaits anything, where nothing meets.
+    # By columns: few objects to read again.  None waits for other replicas: see _plan_record.
     return {
         "kernels": [names.setdefault(call.kernel, len(names)) for call in run],
         "tasks": [call.tasks for call in run],

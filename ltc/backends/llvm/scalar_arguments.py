@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.plain_dispatch import PlainDispatch
 
 # How `struct` writes a number of that type into eight bytes.  Half floats are not among them: it
 # rounds once where torch, whose numbers kernels are compared with, rounds through a float.
@@ -43,7 +43,7 @@ class Cells:
                 return self._together.pack_into(memory, self._offset, *numbers)
             except (struct.error, OverflowError, TypeError, ValueError, RuntimeError):
                 pass  # torch decides what becomes of such a number
-        with Undisturbed():
+        with PlainDispatch():
             for k, (slot, dtype) in enumerate(self._cells):
                 word = memory[self._offset + 8 * k :][:8]
                 cell = torch.frombuffer(word, dtype=dtype, count=1)

@@ -11,8 +11,8 @@ from typing import Any
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.loop_nest import READS, Kernel, Product, Store, Unit
-from ltc.ir.meeting import sent_with
 from ltc.ir.node import Node
+from ltc.ir.one_shot import sent_with
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.elementwise import can_compute
@@ -42,7 +42,7 @@ def is_native(node: Node) -> bool:
     types = [node.type, *[n.type for n in node.inputs]]
     if not all(isinstance(t, TensorType) and t.dtype in FORMS and t.size for t in types):
         return False
-    if node.op in _MOVES or node.op in (ops.IOTA, ops.RANDOM_BITS, ops.LAID):
+    if node.op in _MOVES or node.op in (ops.IOTA, ops.RANDOM_BITS, ops.TO_SYMMETRIC):
         return True
     if node.op is ops.WRAP_INDEX or node.op in LOOKUPS:
         return True

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from ltc.backends.host_memory import empty
-from ltc.backends.plain_dispatch import Undisturbed
+from ltc.backends.plain_dispatch import PlainDispatch
 
 # From here on, in huge pages. Below, the faults of small pages cost a process some 20 ms once; a
 # huge page that a virtual machine has to get from its host takes 5 ms, and small ones lie ready.
@@ -20,7 +20,7 @@ class WorkBlock:
     """A stretch of memory, as a tensor and as bytes that Python writes to."""
 
     def __init__(self, nbytes: int) -> None:
-        with Undisturbed():
+        with PlainDispatch():
             self.tensor = empty((nbytes,), torch.uint8, HUGE_BYTES)
         self.nbytes = nbytes
         self.address = self.tensor.data_ptr()

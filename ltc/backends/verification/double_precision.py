@@ -23,7 +23,7 @@ IN_OWN_TYPE = frozenset({
 })  # fmt: skip
 
 # (node, its value, its operands, what computes it) -> the value with an error in it
-Disturbance = Callable[[Node, Any, list[Any], Callable[..., Any]], Any]
+Perturb = Callable[[Node, Any, list[Any], Callable[..., Any]], Any]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -57,13 +57,13 @@ class Formula:
         self,
         known: Mapping[Node, torch.Tensor],
         scalars: Sequence[Any],
-        disturbed: Disturbance | None = None,
+        perturb: Perturb | None = None,
         rounded: bool = True,
     ) -> list[torch.Tensor]:
         """Of the results; floats in double precision.
 
-        disturbed  what is done to each value before it is rounded
-        rounded    False: to nothing but double
+        perturb  what is done to each value before it is rounded
+        rounded  False: to nothing but double
         """
         found: dict[Node, Any] = {n: widen(known[n]) for n in self.operands}
         for node in self.scalars:
@@ -72,8 +72,8 @@ class Formula:
         for (node, compute), dead in zip(self._steps, self._dead):
             operands = [found[n] for n in node.inputs]
             value = compute(*operands)
-            if disturbed is not None:
-                value = disturbed(node, value, operands, compute)
+            if perturb is not None:
+                value = perturb(node, value, operands, compute)
             found[node] = _settled(value, node.type, rounded)
             for operand in dead:
                 found.pop(operand, None)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ltc.backends.verification.disturbance import Disturbance, is_inexact
 from ltc.backends.verification.double_precision import Formula, widen
+from ltc.backends.verification.perturbation import Perturbation, is_inexact
 from ltc.ir.node import Node
 
 SAMPLES = 8  # taken one by one, as long as there is a doubt
@@ -55,7 +55,7 @@ def difference(
     for number in range(SAMPLES):
         if _all_within(away, allowed):
             return None
-        sample = formula.values(known, scalars, Disturbance(number))
+        sample = formula.values(known, scalars, Perturbation(number))
         allowed = [
             torch.maximum(a, ALLOWED * deviation(s, x)) for a, s, x in zip(allowed, sample, exact)
         ]

@@ -70,7 +70,7 @@ def kernel_of(name: str) -> Callable:
             if name == "send":
                 return Work.boxed(work)  # the backend's own: it holds the copy until it has left
             if name.startswith("recv"):
-                return Work.boxed(Receipt(work, values[written], copies[written]))
+                return Work.boxed(PendingReceive(work, values[written], copies[written]))
             work.wait()
             metrics.count(f"c10d::{name}")
             if written is not None and not _is_bystander(name, group, values):
@@ -171,10 +171,10 @@ def tensors_in(value) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-class Receipt(Work):
-    """A receive under way: the tensors get what arrived when it is waited for."""
+class PendingReceive(Work):
+    """A receive that has begun: the tensors get what arrived when it is waited for."""
 
-    _awaited: set[Receipt] = set()  # C++ does not keep the Python part of a Work alive
+    _awaited: set[PendingReceive] = set()  # C++ does not keep the Python part of a Work alive
 
     def __init__(self, work: Work, tensors: list, copies: list) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from ltc import config
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.distributed.transport.shm_segment import Region
-from ltc.distributed.transport.status_board import Board
+from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.ir.collective import Collective
 from ltc.support.torch_private import default_store
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.005
 _folders = contextlib.ExitStack()
 atexit.register(_folders.close)
 _of_group: dict[str, Communicator | None] = {}
-_meetings: Counter[str] = Counter()  # a group that is made anew must not find what the old one left
+_made: Counter[str] = Counter()  # a group that is made anew must not find what the old one left
 os.register_at_fork(after_in_child=_of_group.clear)
 
 
@@ -42,7 +42,7 @@ def communicator_of(group: dist.ProcessGroup) -> Communicator | None:
     name = group.group_name
     if name not in _of_group:
         possible = group.size() > 1 and config.value("LTC_TRANSPORT") != "hosts"
-        _of_group[name] = _meet(group) if possible else None
+        _of_group[name] = _new_communicator(group) if possible else None
     return _of_group[name]
 
 
@@ -90,20 +90,31 @@ def _movable(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8) if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x
 
 
-def _meet(group: dist.ProcessGroup) -> Communicator | None:
-    """Try to see one file from every rank: equal names of hosts would prove nothing.
+def _new_communicator(group: dist.ProcessGroup) -> Communicator | None:
+    rank, size = group.rank(), group.size()
+    folder = _folder_that_all_see(_store_of(group), rank, size)
+    if folder is None:
+        return None
+    region = Region.of_processes(size, os.path.join(folder, "region"))
+    return Communicator(SharedMemoryWire(region, rank), StatusBoard(region, rank))
+
+
+def _store_of(group: dist.ProcessGroup) -> dist.Store:
+    """A store for this group alone, and for this time that it is made."""
+    name = group.group_name
+    _made[name] += 1
+    ranks, attempt = dist.get_process_group_ranks(group), config.value("TORCHELASTIC_RESTART_COUNT")
+    prefix = f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_made[name]}"
+    store = dist.PrefixStore(prefix, default_store())
+    store.set_timeout(timedelta(seconds=config.value("LTC_PEER_TIMEOUT")))
+    return store
+
+
+def _folder_that_all_see(store: dist.Store, rank: int, size: int) -> str | None:
+    """A folder in which every rank finds the same file: equal names of hosts would prove nothing.
 
     The first rank of the group makes it.  Whoever does not find it, or finds another one, says so.
     """
-    name = group.group_name
-    _meetings[name] += 1
-    ranks, attempt = dist.get_process_group_ranks(group), config.value("TORCHELASTIC_RESTART_COUNT")
-    store = dist.PrefixStore(
-        f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_meetings[name]}",
-        default_store(),
-    )
-    store.set_timeout(timedelta(seconds=config.value("LTC_PEER_TIMEOUT")))
-    rank, size = group.rank(), group.size()
     if rank == 0:
         folder = _folders.enter_context(private_folder())
         token = secrets.token_hex(16)
@@ -115,10 +126,7 @@ def _meet(group: dist.ProcessGroup) -> Communicator | None:
     store.add("looked", 1)
     while store.add("looked", 0) < size:
         time.sleep(_POLL_SECONDS)
-    if store.add("not seen", 0):
-        return None
-    region = Region.of_processes(size, os.path.join(folder, "region"))
-    return Communicator(SharedMemoryWire(region, rank), Board(region, rank))
+    return None if store.add("not seen", 0) else folder
 
 
 def _read(path: str) -> str:

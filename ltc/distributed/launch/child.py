@@ -26,7 +26,7 @@ from ltc import config
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import current_device, set_current_device
-from ltc.distributed.launch.pickled_call import Parcel
+from ltc.distributed.launch.pickled_call import PickledCall
 from ltc.support.thread_frames import thread_frames
 from ltc.tracebacks import shorten
 from ltc.utils import steps
@@ -59,14 +59,14 @@ class Role:
 
 @dataclass(frozen=True)
 class ReturnedValue:
-    """A rank's last word: its function returned this, pickled."""
+    """How a rank ended: its function returned this, pickled."""
 
     pickled: bytes
 
 
 @dataclass(frozen=True)
 class Error:
-    """A rank's last word: its function ended with an error.
+    """How a rank ended: its function ended with an error.
 
     pickled  the exception; None where it can not travel
     time     on the clock that all processes of a machine share (time.monotonic)
@@ -86,11 +86,15 @@ class Stacks:
 
 
 def run_rank(
-    role: Role, parcel: Parcel, report: Connection, control: Connection, output: Connection | None
+    role: Role,
+    user_call: PickledCall,
+    report: Connection,
+    control: Connection,
+    output: Connection | None,
 ) -> None:
     """The life of a rank, from its first line to its last.
 
-    report   takes a Value or an Error at the end, and Stacks in between
+    report   takes a ReturnedValue or an Error at the end, and Stacks in between
     control  brings questions; its end is the parent's end
     output   gets what the rank prints; None leaves it where it goes
     """
@@ -115,7 +119,7 @@ def run_rank(
             torch.set_num_threads(role.threads)
         set_current_device(device_at(0))
         try:
-            _send(report, ReturnedValue(pickle.dumps(_call(role.rank, parcel))))
+            _send(report, ReturnedValue(pickle.dumps(_called(role.rank, user_call))))
         except BaseException as error:  # the parent raises it
             _send(report, _described(error))
             _flush()
@@ -123,8 +127,9 @@ def run_rank(
         faulthandler.disable()
 
 
-def _call(rank: int, parcel: Parcel) -> Any:
-    fn, args = parcel.open()
+def _called(rank: int, user_call: PickledCall) -> Any:
+    """What the user's function returns, once all that it has begun is over."""
+    fn, args = user_call.open()
     value = fn(rank, *args)
     finish()
     return value

@@ -20,16 +20,16 @@ import torch.multiprocessing  # noqa: F401  lets the memory of CPU tensors trave
 
 from ltc import config
 from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Stacks, run_rank
-from ltc.distributed.launch.pickled_call import Parcel
+from ltc.distributed.launch.pickled_call import PickledCall
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.errors import LtcError
 from ltc.support import processors
 from ltc.tracebacks import entrance
 
 POLL_SECONDS = 0.1  # how soon a death is seen that no pipe tells of
-BLAME_SECONDS = 0.3  # how long others may take to report, so that the first cause is found
+FIRST_CAUSE_SECONDS = 0.3  # how long others may take to report before the first to fail is named
 STACKS_SECONDS = 1.0  # how long a rank may take to say where it is
-MERCY_SECONDS = 1.0  # between asking a process to end and ending it
+TERMINATE_SECONDS = 1.0  # between asking a process to end and ending it
 END_SECONDS = 60.0  # what the end of a killed one may take where processors or disks are busy
 
 
@@ -96,7 +96,7 @@ class Ranks:
         """
         self._resources = contextlib.ExitStack()
         self._members: list[_Member] = []
-        parcel = Parcel(fn, args)
+        user_call = PickledCall(fn, args)
         self._folder = self._resources.enter_context(private_folder())
         try:
             for rank in range(count):
@@ -113,7 +113,7 @@ class Ranks:
                     member.crash_file,
                     inherited,
                 )
-                member.start(start_method, role, parcel, daemon)
+                member.start(start_method, role, user_call, daemon)
         except BaseException:
             self.kill()
             raise
@@ -144,12 +144,12 @@ class Ranks:
             self.kill()
             raise
         self._resources.close()
-        words: list[Any] = [member.word for member in self._members]  # all have finished
-        return [pickle.loads(word.pickled) for word in words]
+        outcomes: list[Any] = [member.outcome for member in self._members]  # all have finished
+        return [pickle.loads(outcome.pickled) for outcome in outcomes]
 
     def kill(self) -> None:
         """End every process that still runs, and what it started."""
-        for number, seconds in ((signal.SIGTERM, MERCY_SECONDS), (signal.SIGKILL, END_SECONDS)):
+        for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, END_SECONDS)):
             for member in self._members:
                 member.signal(number)
             deadline = time.monotonic() + seconds
@@ -170,9 +170,9 @@ class Ranks:
         return any(member.failed for member in self._members)
 
     def _raise_failure(self) -> None:
-        deadline = time.monotonic() + BLAME_SECONDS
+        deadline = time.monotonic() + FIRST_CAUSE_SECONDS
         while time.monotonic() < deadline and any(member.runs for member in self._members):
-            self._listen(min(POLL_SECONDS, BLAME_SECONDS))
+            self._listen(min(POLL_SECONDS, FIRST_CAUSE_SECONDS))
         first = min((member for member in self._members if member.failed), key=_time_of_failure)
         waiting = self._whereabouts(first)
         pid, cause, text, error = first.process.pid, first.cause(), first.traceback(), first.error()
@@ -207,7 +207,7 @@ _starting = threading.Lock()  # the environment belongs to all threads
 
 
 class _Member:
-    """One rank: its process, the pipes to it, and its last word."""
+    """One rank: its process, the pipes to it, and how it ended."""
 
     def __init__(self, rank: int, folder: str, prefixed: bool):
         self.rank, self.crash_file = rank, str(Path(folder, f"crash-{rank}"))
@@ -218,16 +218,19 @@ class _Member:
             self.output, self._output_end = multiprocessing.Pipe(duplex=False)
             os.set_blocking(self.output.fileno(), False)
         self.ends = [end for end in (self.report, self.control, self.output) if end is not None]
-        self.word: ReturnedValue | Error | None = None
+        self.outcome: ReturnedValue | Error | None = None
         self.stacks = ""
         self.process: Any = None
         self._line = b""
 
-    def start(self, start_method: str, role: Role, parcel: Parcel, daemon: bool) -> None:
+    def start(self, start_method: str, role: Role, user_call: PickledCall, daemon: bool) -> None:
         context: Any = multiprocessing.get_context(start_method)
         theirs = (self._report_end, self._control_end, self._output_end)
         self.process = context.Process(
-            target=run_rank, args=(role, parcel, *theirs), name=f"rank {self.rank}", daemon=daemon
+            target=run_rank,
+            args=(role, user_call, *theirs),
+            name=f"rank {self.rank}",
+            daemon=daemon,
         )
         with _starting, config.override(**role.settings):
             self.process.start()
@@ -249,12 +252,12 @@ class _Member:
     @property
     def finished(self) -> bool:
         """Whether it returned a value and has ended."""
-        return isinstance(self.word, ReturnedValue) and self.is_over
+        return isinstance(self.outcome, ReturnedValue) and self.is_over
 
     @property
     def failed(self) -> bool:
-        """Whether it has reported an error, or ended without a word."""
-        return isinstance(self.word, Error) or (self.word is None and self.is_over)
+        """Whether it has reported an error, or ended without reporting anything."""
+        return isinstance(self.outcome, Error) or (self.outcome is None and self.is_over)
 
     # --- what it says
 
@@ -277,7 +280,7 @@ class _Member:
         if isinstance(message, Stacks):
             self.stacks = message.text
         else:
-            self.word = message
+            self.outcome = message
 
     def _print(self, ended: bool) -> None:
         if self.output is None or self.output.closed:
@@ -304,8 +307,8 @@ class _Member:
 
     def cause(self) -> str:
         """How it ended, in a line."""
-        if isinstance(self.word, Error):
-            return self.word.cause
+        if isinstance(self.outcome, Error):
+            return self.outcome.cause
         return _describe_exit(self.process.exitcode, self._began())
 
     def _began(self) -> bool:
@@ -314,18 +317,18 @@ class _Member:
 
     def traceback(self) -> str:
         """What it left of its stack: the exception's traceback, or that of a crash."""
-        if isinstance(self.word, Error):
-            return self.word.traceback
+        if isinstance(self.outcome, Error):
+            return self.outcome.traceback
         with contextlib.suppress(OSError):
             return Path(self.crash_file).read_text(errors="replace")
         return ""
 
     def error(self) -> BaseException | None:
         """The exception it raised, where it could travel."""
-        if not isinstance(self.word, Error) or self.word.pickled is None:
+        if not isinstance(self.outcome, Error) or self.outcome.pickled is None:
             return None
         try:
-            return pickle.loads(self.word.pickled)
+            return pickle.loads(self.outcome.pickled)
         except Exception:
             return None  # of a class that only the rank has
 
@@ -333,7 +336,7 @@ class _Member:
         """Where it is while another fails; empty where it was done."""
         if self.failed:
             return f"It failed too: {self.cause()}"
-        if not self.runs or isinstance(self.word, ReturnedValue):
+        if not self.runs or isinstance(self.outcome, ReturnedValue):
             return ""
         return self.stacks or "It did not answer: it is starting, or inside native code."
 
@@ -357,8 +360,8 @@ class _Member:
 
 
 def _time_of_failure(member: _Member) -> float:
-    """When it failed; one that died without a word is always the first: others only report it."""
-    return member.word.time if isinstance(member.word, Error) else 0.0
+    """When it failed; one that died without a report is the first: others fail because of it."""
+    return member.outcome.time if isinstance(member.outcome, Error) else 0.0
 
 
 def _describe_exit(code: int, began: bool) -> str:

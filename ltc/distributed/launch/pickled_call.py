@@ -13,7 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 
-class Parcel:
+class PickledCall:
     """`fn` and `args` for one process or several.
 
     A forked process has them as they are. To others they are pickled: memory of CPU tensors is
@@ -32,13 +32,13 @@ class Parcel:
 
     def __reduce__(self):
         # Here, and not before: shared memory can be handed over only while a process is started.
-        return _parcel_of, (_pickled(*self._content),)
+        return _unpickled, (_pickled(*self._content),)
 
 
-def _parcel_of(content: bytes) -> Parcel:
-    parcel = Parcel.__new__(Parcel)
-    parcel._content = content
-    return parcel
+def _unpickled(content: bytes) -> PickledCall:
+    call = PickledCall.__new__(PickledCall)
+    call._content = content
+    return call
 
 
 def _pickled(fn: Callable, args: tuple) -> bytes:

@@ -18,23 +18,23 @@ _MOST_PACKED_BYTES = 1 << 20  # tensors of a list are packed together up to this
 
 
 class Exchange:
-    """One collective under way: the wire, who takes part, and the word its messages carry."""
+    """One collective under way: the wire, who takes part, and the tag of its messages."""
 
-    def __init__(self, wire: Wire, members: tuple[int, ...], position: int, word: int) -> None:
-        self.wire, self.members, self.position, self.word = wire, members, position, word
+    def __init__(self, wire: Wire, members: tuple[int, ...], position: int, tag: int) -> None:
+        self.wire, self.members, self.position, self.tag = wire, members, position, tag
         self.size = len(members)
 
     def among(self, positions) -> Exchange:
         """The same exchange among some of its members, this one included."""
         chosen = list(positions)
         members = tuple(self.members[p] for p in chosen)
-        return Exchange(self.wire, members, chosen.index(self.position), self.word)
+        return Exchange(self.wire, members, chosen.index(self.position), self.tag)
 
     def send(self, position: int, part: torch.Tensor) -> None:
-        self.wire.send(self.members[position], part, self.word)
+        self.wire.send(self.members[position], part, self.tag)
 
     def receive(self, position: int, like: torch.Tensor, consume) -> None:
-        self.wire.receive(self.members[position], like, self.word, consume)
+        self.wire.receive(self.members[position], like, self.tag, consume)
 
     def elements(self, dtype: torch.dtype) -> int:
         """How many elements fit into one message."""
@@ -85,7 +85,7 @@ class Exchange:
                     self.receive(position, part, part.copy_)
 
     def agree(self) -> None:
-        """Compare words with the neighbours, where not every pair exchanges a message anyway."""
+        """Compare tags with the neighbours, where not every pair exchanges a message anyway."""
         if self.size > 1:
             nothing = torch.empty(0, device="cpu")
             self.send((self.position + 1) % self.size, nothing)
@@ -107,7 +107,7 @@ def reduce(exchange: Exchange, kind: str, source: torch.Tensor, target: torch.Te
     if elements == 0:
         exchange.agree()
         return
-    limit = _one_crossing_bytes(exchange)
+    limit = _one_hop_bytes(exchange)
     per_host = getattr(exchange.wire, "per_host", exchange.wire.replicas)
     if source.nbytes > limit and per_host < exchange.wire.replicas == size:
         _reduce_by_hosts(exchange, kind, source, target, per_host)
@@ -137,12 +137,11 @@ def _reduce_by_hosts(exchange: Exchange, kind: str, source, target, per_host: in
 
 
 def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
-    """Reduce in place among members on different hosts, in the way chosen for their group."""
+    """Reduce in place among members on different hosts, by the engine chosen for their group."""
+    wire: Any = across.wire  # a HostsWire, which has both engines
 
-    wire: Any = across.wire  # the way between hosts
-
-    def run(way: str, flat: torch.Tensor) -> None:
-        if way == BACKEND:
+    def run(engine: str, flat: torch.Tensor) -> None:
+        if engine == BACKEND:
             across.agree()
             wire.sum_by_backend(across.members, flat)
             return
@@ -157,8 +156,8 @@ def _reduce_across(across: Exchange, kind: str, own: torch.Tensor) -> None:
         reduce(across, "max", found, found)
         return found.tolist()
 
-    crossing = wire.crossing
-    run(crossing.way(across.members, not across.position, kind, own, run, slowest), own)
+    choice = wire.inter_host_choice
+    run(choice.engine(across.members, not across.position, kind, own, run, slowest), own)
 
 
 def _scatter_flat(exchange: Exchange, kind: str, parts: list[torch.Tensor], target) -> None:
@@ -205,12 +204,12 @@ def post_reduce(
 ) -> tuple[Callable[[], None], Callable[[], list[torch.Tensor]]] | None:
     """An all_reduce that fits one message, in two parts: send this member's, take the others'.
 
-    None for anything else.  The exchange gets its word before the first part is called.
+    None for anything else.  The exchange gets its tag before the first part is called.
     """
     if collective.kind != "all_reduce" or len({x.dtype for x in operands}) != 1:
         return None
     nbytes = sum(x.nbytes for x in operands)
-    if exchange.size == 1 or not 0 < nbytes <= _one_crossing_bytes(exchange):
+    if exchange.size == 1 or not 0 < nbytes <= _one_hop_bytes(exchange):
         return None
     flat = torch.cat([x.reshape(-1) for x in operands])
     steps = list(
@@ -229,8 +228,8 @@ def post_reduce(
     return lambda: part(sends=True), receive
 
 
-def _one_crossing_bytes(exchange: Exchange) -> int:
-    return min(collective_schedule.ONE_CROSSING_BYTES, exchange.wire.message_bytes)
+def _one_hop_bytes(exchange: Exchange) -> int:
+    return min(collective_schedule.ONE_HOP_BYTES, exchange.wire.message_bytes)
 
 
 def _packed(operands) -> list[list[int]]:
@@ -262,7 +261,7 @@ def _gathered(exchange: Exchange, x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _require_message(exchange: Exchange, x: torch.Tensor) -> None:
-    """Empty tensors are exchanged without a message: compare words all the same."""
+    """Empty tensors are exchanged without a message: compare tags all the same."""
     if x.numel() == 0:
         exchange.agree()
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 SEND, FOLD, COPY, JOIN = "send", "fold", "copy", "join"
 Step = tuple[str, int, int, int]
 
-# Below this many bytes each member sends everything to all: one crossing in place of two.
-ONE_CROSSING_BYTES = 16 << 10
+# Below this many bytes each member sends everything to all: one hop in place of two.
+ONE_HOP_BYTES = 16 << 10
 
 
 def part(elements: int, size: int, position: int) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def others(position: int, size: int) -> list[int]:
 
 
 def all_to_all_reduce(position: int, size: int, elements: int) -> Iterator[Step]:
-    """Everyone gets everything and computes the same: one crossing, O(size) messages."""
+    """Everyone gets everything and computes the same: one hop, O(size) messages."""
     for peer in others(position, size):
         yield SEND, peer, 0, elements
     for member in range(size):
@@ -47,7 +47,7 @@ def direct_all_reduce(
 ) -> Iterator[Step]:
     """Each member sums its share of every piece and hands it round; pieces overlap.
 
-    O(size) messages of each member for each piece, two crossings.
+    O(size) messages of each member for each piece, two hops.
     """
     piece = size * message_elements
     pieces = [(start, min(start + piece, elements)) for start in range(0, elements, piece)]
@@ -87,15 +87,15 @@ def direct_all_reduce(
 def ring_all_reduce(
     position: int, size: int, elements: int, message_elements: int
 ) -> Iterator[Step]:
-    """2 * (size - 1) crossings to the next member, each of 1 / size of the elements.
+    """2 * (size - 1) hops to the next member, each of 1 / size of the elements.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009.
     """
     following, previous = (position + 1) % size, (position - 1) % size
-    for crossing in range(2 * (size - 1)):
-        action = JOIN if crossing < size - 1 else COPY
-        sent = part(elements, size, (position - crossing) % size)
-        received = part(elements, size, (position - crossing - 1) % size)
+    for hop in range(2 * (size - 1)):
+        action = JOIN if hop < size - 1 else COPY
+        sent = part(elements, size, (position - hop) % size)
+        received = part(elements, size, (position - hop - 1) % size)
         outgoing = _messages(SEND, following, *sent, message_elements)
         incoming = _messages(action, previous, *received, message_elements)
         while outgoing or incoming:  # in turn, so that no mailbox overflows

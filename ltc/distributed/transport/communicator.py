@@ -11,30 +11,30 @@ import torch
 
 from ltc import config
 from ltc.distributed.transport.collective_ops import RUN, Exchange, post_reduce, reduce
-from ltc.distributed.transport.status_board import Board
+from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import Mismatch, Wire
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
 
 GRACE_SECONDS = 0.3  # for the others to reach the collective that they disagree on
-CIRCLE_SECONDS = 1.0  # of waiting in a circle: a thread that would end it may have had no processor
+DEADLOCK_SECONDS = 1.0  # of a cycle of waits: a thread that would end it may have had no processor
 PROBE_SECONDS = 1.0  # how long a peer may keep others waiting before its process is looked for
-WORD_MASK = (1 << 62) - 1
+TAG_MASK = (1 << 62) - 1
 _DIFFERENT = "Replicas do not run the same collectives, of the same types, in the same order."
 
 
 class Communicator:
     """The collectives of one replica over one wire, one at a time, in the same order everywhere.
 
-    Every message carries a word: a running hash of what this group has done so far. Two replicas
+    Every message carries a tag: a running hash of what this group has done so far. Two replicas
     that do not do the same thus notice with the first message between them, whatever it holds.
     """
 
-    def __init__(self, wire: Wire, board: Board) -> None:
+    def __init__(self, wire: Wire, board: StatusBoard) -> None:
         self.wire, self.board = wire, board
         self.replica, self.replicas = wire.replica, wire.replicas
         self.count = board.count()
-        self._circle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
+        self._cycle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
         self._running: dict[tuple[int, ...], int] = {}
         self._described: dict[tuple, tuple[bytes, int]] = {}
         wire.late = self.late
@@ -48,8 +48,8 @@ class Communicator:
         return self.guarded(
             self.members(collective),
             self.described_as(collective, operands),
-            lambda members, position, word: RUN[collective.kind](
-                Exchange(self.wire, members, position, word), collective, list(operands)
+            lambda members, position, tag: RUN[collective.kind](
+                Exchange(self.wire, members, position, tag), collective, list(operands)
             ),
         )
 
@@ -67,12 +67,12 @@ class Communicator:
         if posted is None:
             return None
         send, receive = posted
-        exchange.word = self._begin(members, self.described_as(collective, operands))
+        exchange.tag = self._begin(members, self.described_as(collective, operands))
         try:
             send()
         except BaseException as error:
             self.board.end()
-            self._prefer_verdict(error)
+            self._prefer_abort_report(error)
             raise
         return lambda: self._ended(receive)
 
@@ -83,24 +83,24 @@ class Communicator:
         self.guarded(
             self.members(collective),
             self.described_as(collective, [tensor]),
-            lambda members, position, word: reduce(
-                Exchange(self.wire, members, position, word), reduction, flat, flat
+            lambda members, position, tag: reduce(
+                Exchange(self.wire, members, position, tag), reduction, flat, flat
             ),
         )
 
     def guarded(self, members: tuple[int, ...], described: tuple[bytes, int], exchange: Callable):
-        """`exchange(members, position, word)` as the next collective among `members`."""
-        word = self._begin(members, described)
-        return self._ended(lambda: exchange(members, members.index(self.replica), word))
+        """`exchange(members, position, tag)` as the next collective among `members`."""
+        tag = self._begin(members, described)
+        return self._ended(lambda: exchange(members, members.index(self.replica), tag))
 
     def _begin(self, members: tuple[int, ...], described: tuple[bytes, int]) -> int:
-        """The word of the next collective among `members`, which the board shows from now on."""
-        self.board.region.raise_verdict()
+        """The tag of the next collective among `members`, which the board shows from now on."""
+        self.board.region.raise_abort_report()
         text, name = described
-        word = self._running[members] = hash((self._running.get(members, 0), name)) & WORD_MASK
+        tag = self._running[members] = hash((self._running.get(members, 0), name)) & TAG_MASK
         self.count += 1
         self.board.begin(self.count, text)
-        return word
+        return tag
 
     def _ended(self, rest: Callable):
         """What the rest of the collective gives, which is over then."""
@@ -112,7 +112,7 @@ class Communicator:
             self.disagree(mismatch)
             raise
         except RuntimeError as error:
-            self._prefer_verdict(error)
+            self._prefer_abort_report(error)
             raise
         finally:
             self.board.end()
@@ -140,7 +140,7 @@ class Communicator:
             types = ", ".join(str(TensorType(x.dtype, tuple(x.shape))) for x in operands)
             agreed = f"{kind}{collective.text().removeprefix(collective.kind)} of {types}"
             text = f"{collective.text()} of {types} at {collective.site or 'an unknown line'}"
-            described = self._described[key] = (text.encode(), word_of(agreed))
+            described = self._described[key] = (text.encode(), tag_of(agreed))
         return described
 
     def show(self, text: bytes, begun: int) -> None:
@@ -151,67 +151,77 @@ class Communicator:
     # --- finding out
 
     def disagree(self, mismatch: Mismatch) -> None:
-        """Make the verdict about a message of another collective, and raise it."""
+        """Make the abort report about a message of another collective, and raise it."""
         time.sleep(GRACE_SECONDS)
         self.board.fail(
             f"{_DIFFERENT} Replica {self.replica} noticed it with a message from replica "
             f"{mismatch.peer}:"
         )
-        self.board.region.raise_verdict()
+        self.board.region.raise_abort_report()
 
-    def _prefer_verdict(self, error: BaseException) -> None:
-        """Raise the verdict, where there is one, in place of an error of the transport.
+    def _prefer_abort_report(self, error: BaseException) -> None:
+        """Raise the abort report, where there is one, in place of an error of the transport.
 
-        Replicas of another host end with the verdict, maybe before this one has asked for it: then
+        Replicas of another host end with the report, maybe before this one has asked for it: then
         what it hears first is that they have closed their connections.
         """
         if isinstance(error, RuntimeError):
             self.board.ask()
-            self.board.region.raise_verdict()
+            self.board.region.raise_abort_report()
 
     def late(self, peer: int, waited_seconds: float) -> None:
-        """Whom this replica waits for, and how long it has: makes the verdict where that is due."""
-        self._look_for_circle()
+        """Make the abort report where this replica waits for one that will not come.
+
+        Called now and then while it waits.
+        peer  for whom; -1 where that is not known
+        """
+        self._report_deadlock()
+        if waited_seconds >= PROBE_SECONDS and peer >= 0:
+            self._report_if_gone(peer)
+            if waited_seconds > config.value("LTC_PEER_TIMEOUT"):
+                self._report_absent(peer)
+
+    def _report_if_gone(self, peer: int) -> None:
         board = self.board
-        if waited_seconds < PROBE_SECONDS or peer < 0:
-            return
         process = board.entry(peer)[2] if board.is_here(peer) else 0
         if process and not _is_running(process):
             board.fail(
                 f"Replica {peer} is gone (process {process}) while replica {self.replica} waits "
                 f"for it:"
             )
-        limit = config.value("LTC_PEER_TIMEOUT")
-        if waited_seconds > limit:
-            absent = [r for r in board.ordinals() if not board.entry(r)[1]]
-            names = ", ".join(map(str, sorted({*absent, peer} if absent == [] else absent)))
-            board.fail(
-                f"Replica(s) {names} did not come within {limit:g} s (LTC_PEER_TIMEOUT) to the "
-                f"collective that replica {self.replica} waits in:"
-            )
 
-    def _look_for_circle(self) -> None:
-        """Make the verdict where replicas have been waiting for each other, unchanged, for a while.
+    def _report_absent(self, peer: int) -> None:
+        """Name the replicas of this host that are in no collective; where all are, `peer`."""
+        board = self.board
+        absent = [r for r in board.ordinals() if not board.entry(r)[1]] or [peer]
+        board.fail(
+            f"Replica(s) {', '.join(map(str, absent))} did not come within "
+            f"{config.value('LTC_PEER_TIMEOUT'):g} s (LTC_PEER_TIMEOUT) to the collective that "
+            f"replica {self.replica} waits in:"
+        )
+
+    def _report_deadlock(self) -> None:
+        """Report where replicas have been waiting for each other, unchanged, for a while.
 
         Each of them has said so after a long wait, and takes it back as soon as the wait is over.
         """
         board = self.board
-        circle, replica = [self.replica], board.waits_for(self.replica)
-        while replica is not None and replica not in circle:
-            circle.append(replica)
+        cycle, replica = [self.replica], board.waits_for(self.replica)
+        while replica is not None and replica not in cycle:
+            cycle.append(replica)
             replica = board.waits_for(replica)
-        seen = None if replica is None else [(r, board.entry(r)[0]) for r in circle]
+        seen = None if replica is None else [(r, board.entry(r)[0]) for r in cycle]
         now = time.monotonic()
-        if seen is None or seen != self._circle[0]:
-            self._circle = (seen, now)
-        elif now - self._circle[1] > CIRCLE_SECONDS:
-            steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in circle)
+        if seen is None or seen != self._cycle[0]:
+            self._cycle = (seen, now)
+        elif now - self._cycle[1] > DEADLOCK_SECONDS:
+            steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in cycle)
             board.fail(f"{_DIFFERENT} {steps}:")
 
 
-def word_of(text: str) -> int:
+def tag_of(text: str) -> int:
     """A number for a text, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & WORD_MASK
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & TAG_MASK
 
 
 def _is_running(process: int) -> bool:

@@ -21,15 +21,15 @@ import torch.distributed as dist
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.distributed.transport.inter_host_choice import WAYS, Crossing
+from ltc.distributed.transport.inter_host_choice import ENGINES, InterHostChoice
 from ltc.distributed.transport.shm_segment import NAP_SECONDS, PeerFailure, Region
 from ltc.distributed.transport.wire import LONG_SECONDS, Consume, Mismatch, SharedMemoryWire
 
 MESSAGE_BYTES = 512 << 10
 _FOR_EVER = timedelta(days=1)  # how long to wait is decided here, where a fault can be seen
 _MOST_NAMED = 16  # replicas that an error lists
-_HEADER = 1  # tag of the word that goes before a message; the message itself has tag 0
-_POLL_SECONDS = 0.2  # how often a waiting replica asks the store for a verdict of another host
+_HEADER, _CONTENT = 1, 0  # gloo's own tags: of what goes before a message, and of the message
+_POLL_SECONDS = 0.2  # how often a waiting replica asks the store whether another host reports
 
 
 class HostsWire:
@@ -46,15 +46,15 @@ class HostsWire:
         self.region, self.store = region, store
         self.inside = SharedMemoryWire(region, local)
         self.message_bytes = min(self.inside.message_bytes, MESSAGE_BYTES)
-        self._waiter = _Waiter()
+        self._blocking_calls = _BlockingCalls()
         self._asked = 0.0
         self.ask = lambda: None  # looks whether another host has found a fault
         self.late = lambda peer, waited_seconds: None
-        self.inside.late = lambda peer, waited: self._wait(self._first + peer, waited)
+        self.inside.late = lambda peer, waited: self._waits(self._first + peer, waited)
         self._meet()
         self._group = self._connected("pairs", tuple(range(self.replicas)))
         transport = config.value("LTC_TRANSPORT")
-        self.crossing = Crossing(transport if transport in WAYS else "")
+        self.inter_host_choice = InterHostChoice(transport if transport in ENGINES else "")
         self._columns: dict[tuple[int, ...], Any] = {}
         self._sending: list = []
 
@@ -67,7 +67,7 @@ class HostsWire:
         while come < self.replicas:
             if time.monotonic() > deadline:
                 raise PeerFailure(self._who_is_missing(limit))
-            self.region.raise_verdict()
+            self.region.raise_abort_report()
             time.sleep(NAP_SECONDS)
             come = self.store.add("come", 0)
 
@@ -84,7 +84,7 @@ class HostsWire:
     def _connected(self, name: str, members: tuple[int, ...]) -> Any:
         """A group of `members`, who are all about to make it."""
         limit = config.value("LTC_PEER_TIMEOUT")
-        group = self._waiter.begin(
+        group = self._blocking_calls.begin(
             lambda: dist.ProcessGroupGloo(
                 dist.PrefixStore(name, self.store),
                 members.index(self.replica),
@@ -93,8 +93,8 @@ class HostsWire:
             )
         )
         deadline = time.monotonic() + limit
-        while not _is_over(group):
-            self.region.raise_verdict()
+        while not _is_done(group):
+            self.region.raise_abort_report()
             if time.monotonic() > deadline:
                 raise PeerFailure(
                     f"Replica {self.replica}, on {socket.gethostname()}, could not connect with "
@@ -111,34 +111,34 @@ class HostsWire:
     def _is_inside(self, replica: int) -> bool:
         return replica // self.per_host == self.host
 
-    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
         if self._is_inside(receiver):
-            self.inside.send(receiver - self._first, part, word)
+            self.inside.send(receiver - self._first, part, tag)
             return
         metrics.count("collective.host_message")
-        header = torch.tensor([word, part.nbytes], device="cpu")
+        header = torch.tensor([tag, part.nbytes], device="cpu")
         copy = part.clone()  # gloo reads it until the other side has received
-        for content, tag in ((header, _HEADER), (copy, 0)):
-            if content.numel():
-                self._sending.append(self._group.send([content], receiver, tag))
+        for sent, gloo_tag in ((header, _HEADER), (copy, _CONTENT)):
+            if sent.numel():
+                self._sending.append(self._group.send([sent], receiver, gloo_tag))
 
     def finish(self) -> None:
         for sending in self._sending:
             self._await(sending, -1)
         self._sending.clear()
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
+    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
         if self._is_inside(sender):
-            self._receive_inside(sender, like, word, consume)
+            self._receive_inside(sender, like, tag, consume)
             return
         header = torch.empty(2, dtype=torch.int64, device="cpu")
         self._receive(sender, header, _HEADER)
         found, nbytes = header.tolist()
-        if found != word or nbytes != like.nbytes:
+        if found != tag or nbytes != like.nbytes:
             raise Mismatch(sender, found)
         part = torch.empty(like.numel(), dtype=like.dtype, device="cpu")
         if part.numel():
-            self._receive(sender, part, 0)
+            self._receive(sender, part, _CONTENT)
         if consume is not None:
             consume(part)
 
@@ -153,24 +153,25 @@ class HostsWire:
             self._columns[members] = self._connected(f"column-{members[0]}", members)
         self._await(self._columns[members].allreduce([flat]), members[position - 1])
 
-    def _receive_inside(self, sender, like, word, consume) -> None:
+    def _receive_inside(self, sender, like, tag, consume) -> None:
         try:
-            self.inside.receive(sender - self._first, like, word, consume)
+            self.inside.receive(sender - self._first, like, tag, consume)
         except Mismatch as mismatch:
             raise Mismatch(self._first + mismatch.peer, mismatch.found) from None
 
-    def _receive(self, sender: int, into: torch.Tensor, tag: int) -> None:
-        self._await(self._group.recv([into], sender, tag), sender)
+    def _receive(self, sender: int, into: torch.Tensor, gloo_tag: int) -> None:
+        self._await(self._group.recv([into], sender, gloo_tag), sender)
 
     def _await(self, work, peer: int) -> None:
-        """Wait in another thread, since gloo's wait cannot be interrupted by a verdict."""
-        waiting = self._waiter.begin(work.wait)
+        """Wait until a transfer of gloo is over, whose own wait no abort report could interrupt."""
+        ended = self._blocking_calls.begin(work.wait)
         started = time.monotonic()
-        while not _is_over(waiting):
-            self._wait(peer, time.monotonic() - started)
-            self.region.raise_verdict()
+        while not _is_done(ended):
+            self._waits(peer, time.monotonic() - started)
+            self.region.raise_abort_report()
 
-    def _wait(self, peer: int, waited_seconds: float) -> None:
+    def _waits(self, peer: int, waited_seconds: float) -> None:
+        """Called now and then while this replica waits: has others hear of it, and hears of them."""
         now = time.monotonic()
         if now - self._asked > _POLL_SECONDS:
             self._asked = now
@@ -179,8 +180,8 @@ class HostsWire:
             self.late(peer, waited_seconds)
 
 
-def _is_over(future: Future) -> bool:
-    """Whether it is over, after a while at most; raises its error."""
+def _is_done(future: Future) -> bool:
+    """Whether the call has ended, waiting for NAP_SECONDS at most; raises its error."""
     try:
         future.result(NAP_SECONDS)
     except NotYet:
@@ -188,7 +189,7 @@ def _is_over(future: Future) -> bool:
     return True
 
 
-class _Waiter:
+class _BlockingCalls:
     """Calls that cannot be interrupted, one after another in a thread.
 
     The thread is a daemon: one that waits for a replica that never comes must not keep the process.
@@ -199,7 +200,7 @@ class _Waiter:
         threading.Thread(target=self._loop, name="ltc host messages", daemon=True).start()
 
     def begin(self, call: Callable[[], Any]) -> Future:
-        """The call's outcome to be."""
+        """Have the thread make the call after those before it."""
         future: Future = Future()
         self._queue.put((future, call))
         return future

@@ -12,8 +12,8 @@ import torch
 
 from ltc.distributed import world
 from ltc.distributed.transport import session as sessions
-from ltc.distributed.transport.collective_schedule import ONE_CROSSING_BYTES
-from ltc.distributed.transport.symmetric_memory import Shelf
+from ltc.distributed.transport.collective_schedule import ONE_HOP_BYTES
+from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.ir.collective import Collective
 
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
@@ -44,7 +44,7 @@ class Progress:
     They run in a thread, so that a program computes meanwhile.  Handing a small one over would take
     longer than the exchange: one that finds the thread idle is posted, that is sent at once, and
     what the others send is taken when the program waits for it.  Replicas are never quite equally
-    fast, so waiting for it at once would make every small exchange a meeting of all.
+    fast, so waiting for it at once would make every small exchange a barrier.
     """
 
     def __init__(self, place: world.Rank) -> None:
@@ -56,17 +56,17 @@ class Progress:
         self._posted: _Exchange | None = None  # the newest one, where the thread has not got it
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._shelf: Shelf | None = None  # of the latest program that has met others
+        self._reducer: OneShotReducer | None = None  # of the latest program that has any
 
     def start(self, collective: Collective, operands: list[torch.Tensor]) -> int:
         """Begin an exchange; its number."""
-        if self._shelf is not None:
-            self._shelf.settle()
+        if self._reducer is not None:
+            self._reducer.settle()
         exchange = _Exchange(collective, operands)
         self._count += 1
         number = self._count
         self._begun[number] = exchange
-        small = sum(x.nbytes for x in operands) <= ONE_CROSSING_BYTES
+        small = sum(x.nbytes for x in operands) <= ONE_HOP_BYTES
         if small and not self._waiting:
             self._settle_posted()
             self._begin(exchange)
@@ -119,28 +119,28 @@ class Progress:
             raise exchange.error
         return exchange.results
 
-    def begin(self, meetings: Any) -> list[int]:
-        """The words of the meetings of a program that is about to run."""
-        self._shelf = shelf = sessions.of(self.place).shelf
-        assert shelf is not None  # the program was compiled for it
-        return shelf.begin(meetings)
+    def begin(self, sums: Any) -> list[int]:
+        """The frame's words for the sums of a program that is about to run."""
+        self._reducer = reducer = sessions.of(self.place).one_shot_reducer
+        assert reducer is not None  # the program was compiled for it
+        return reducer.begin(sums)
 
-    def meet(self, number: int) -> None:
-        """Block until all members of that meeting of the program are there."""
-        assert self._shelf is not None
-        self._shelf.meet(number)
+    def wait_for_members(self, number: int) -> None:
+        """Block until all members have written their operands of that sum of the program."""
+        assert self._reducer is not None
+        self._reducer.wait_for_members(number)
 
     def finish(self) -> None:
         """Wait for the exchanges whose results nobody took; raises the first error."""
         for number in sorted(self._begun):
             self.wait(number)
-        if self._shelf is not None:
-            self._shelf.end()
+        if self._reducer is not None:
+            self._reducer.end()
 
     def abort(self, error: BaseException) -> None:
         """Let the other replicas know that this one has failed; forget what has begun."""
         self._begun.clear()
-        self._posted = self._shelf = None
+        self._posted = self._reducer = None
         session = sessions.known(self.place)
         if session is not None:
             session.abort_with(error)
@@ -198,11 +198,11 @@ class ProgressRunner:
     def wait(self, replica: Progress, number: int) -> Sequence[torch.Tensor]:
         return replica.wait(number)
 
-    def begin(self, replica: Progress, meetings: Any) -> list[int]:
-        return replica.begin(meetings)
+    def begin(self, replica: Progress, sums: Any) -> list[int]:
+        return replica.begin(sums)
 
-    def meet(self, replica: Progress, number: int) -> None:
-        replica.meet(number)
+    def wait_for_members(self, replica: Progress, number: int) -> None:
+        replica.wait_for_members(number)
 
     def finish(self, replica: Progress) -> None:
         replica.finish()

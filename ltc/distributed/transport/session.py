@@ -17,8 +17,8 @@ from ltc.distributed.transport.bootstrap import folder_of_host, host, processes_
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.inter_host import HostsWire
 from ltc.distributed.transport.shm_segment import PeerFailure, Region
-from ltc.distributed.transport.status_board import Board, HostsBoard
-from ltc.distributed.transport.symmetric_memory import Shelf, Shelves
+from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard
+from ltc.distributed.transport.symmetric_memory import OneShotReducer, SymmetricMemory
 from ltc.distributed.transport.thread_wire import ThreadsWire
 from ltc.distributed.transport.wire import SharedMemoryWire
 
@@ -32,13 +32,13 @@ class Session:
     """One replica's two communicators: of the collectives in programs, and of those at once."""
 
     def __init__(
-        self, communicators: dict[str, Communicator], ordinal: int, shelves: Shelves | None
+        self, communicators: dict[str, Communicator], ordinal: int, memory: SymmetricMemory | None
     ) -> None:
-        """`shelves`: of the replicas, where one host has them all."""
+        """`memory`: that the replicas share, where one host has them all."""
         self.ordinal = ordinal
         self.programs, self.host = communicators[PROGRAMS], communicators[HOST]
         self.replicas = self.host.replicas
-        self.shelf = None if shelves is None else Shelf(self.programs, shelves)
+        self.one_shot_reducer = None if memory is None else OneShotReducer(self.programs, memory)
 
     def abort(self, text: str) -> None:
         """Have every replica that waits for another raise PeerFailure with this text."""
@@ -72,7 +72,7 @@ class _Sessions:
                     lane: _communicator(lane, region, place)
                     for lane, region in self.regions[key].items()
                 }
-                session = Session(made, place.ordinal, self.regions[key][PROGRAMS].shelves)
+                session = Session(made, place.ordinal, self.regions[key][PROGRAMS].symmetric_memory)
                 self.sessions[*key, place.ordinal] = session
             return session
 
@@ -150,7 +150,7 @@ def _regions(place: world.Rank) -> dict[str, Region]:
     """What the replicas of this host share."""
     if place.processes == 1:
         regions = {lane: Region.of_threads(place.replicas) for lane in (PROGRAMS, HOST)}
-        regions[PROGRAMS].shelves = Shelves.of_threads(place.replicas)
+        regions[PROGRAMS].symmetric_memory = SymmetricMemory.of_threads(place.replicas)
         return regions
     folder, here = folder_of_host(place.processes), _replicas_here(place)
     regions = {
@@ -160,8 +160,9 @@ def _regions(place: world.Rank) -> dict[str, Region]:
         for lane in (PROGRAMS, HOST)
     }
     if _hosts(place) == 1:
-        path = os.path.join(folder, f"shelves-{here}")
-        regions[PROGRAMS].shelves = Shelves.of_processes(here, regions[PROGRAMS], path)
+        path = os.path.join(folder, f"symmetric-{here}")
+        region = regions[PROGRAMS]
+        region.symmetric_memory = SymmetricMemory.of_processes(here, region, path)
     return regions
 
 
@@ -173,7 +174,7 @@ def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
     if _hosts(place) == 1:
         kind = ThreadsWire if place.processes == 1 else SharedMemoryWire
         wire: Any = kind(region, place.ordinal)
-        board: Any = Board(region, place.ordinal)
+        board: Any = StatusBoard(region, place.ordinal)
         _log_once(f"{place.replicas} replicas exchange through shared memory")
     else:
         first = place.ordinal // region.replicas * region.replicas
@@ -181,7 +182,7 @@ def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
         wire = HostsWire(
             reached, region, place.ordinal - first, first // region.replicas, _hosts(place)
         )
-        board = HostsBoard(region, place.ordinal, first, reached, _hosts(place))
+        board = HostsStatusBoard(region, place.ordinal, first, reached, _hosts(place))
         wire.ask = board.ask
         _log_once(
             f"{place.replicas} replicas on {_hosts(place)} hosts exchange through shared memory and "

@@ -1,14 +1,14 @@
 """Memory that the replicas of one host share: a mailbox for each ordered pair, and a board.
 
 The layout of a region of n replicas, all words 64 bits, each written by one replica only:
-- the verdict: a flag, a length, and the text that every replica raises once one has found a fault;
-  between them a number that all have agreed upon
-- for each replica two counters, a cache line each: of the meetings it has published, and of those
-  of which it needs no operand any more
+- the abort report: a flag, a length, and the text that every replica raises once one has found a
+  fault; between them a number that all have agreed upon
+- for each replica two counters, a cache line each: of the sums whose operands are there, and of
+  those of which it needs no operand any more
 - n board entries: how many collectives the replica has begun, whether it is inside one, its
   process, whom it has been waiting for long, and a line saying which
 - n * n mailboxes, first by receiver: how many messages were put in, how many were taken out (a cache
-  line each), then SLOTS slots of a header (the caller's word, bytes) and the message itself
+  line each), then SLOTS slots of a header (the caller's tag, bytes) and the message itself
 
 Nothing here needs an atomic operation: a counter is stored after what it announces, and read before.
 """
@@ -32,10 +32,10 @@ import torch
 
 SLOTS = 4
 LINE = 64  # bytes of a cache line: two writers never share one
-_VERDICT_BYTES = 1 << 16
-_AGREED = 2  # index of a word of the verdict's line
+_REPORT_BYTES = 1 << 16
+_AGREED = 2  # index of a word of the abort report's line
 _ENTRY_BYTES = 1024
-_MEETING_BYTES = 2 * LINE
+_SUM_BYTES = 2 * LINE
 _TEXT_BYTES = _ENTRY_BYTES - LINE
 _COUNTERS = 4 * LINE
 _SLOT_HEADER = LINE
@@ -63,9 +63,7 @@ def slot_bytes(replicas: int) -> int:
 
 def region_bytes(replicas: int) -> int:
     mailbox = _COUNTERS + SLOTS * (_SLOT_HEADER + slot_bytes(replicas))
-    return (
-        _VERDICT_BYTES + replicas * (_MEETING_BYTES + _ENTRY_BYTES) + replicas * replicas * mailbox
-    )
+    return _REPORT_BYTES + replicas * (_SUM_BYTES + _ENTRY_BYTES) + replicas * replicas * mailbox
 
 
 class Region:
@@ -83,10 +81,8 @@ class Region:
         self.slot_bytes = slot_bytes(replicas)
         self._mailbox_bytes = _COUNTERS + SLOTS * (_SLOT_HEADER + self.slot_bytes)
         self._lock = threading.Lock()
-        self.shelves: Any = (
-            None  # memory for what meetings lay side by side: see symmetric_memory.py
-        )
-        self.letters: dict[int, deque] = {}  # by mailbox: messages between threads, see ThreadsWire
+        self.symmetric_memory: Any = None  # for operands of one-shot sums: see symmetric_memory.py
+        self.thread_messages: dict[int, deque] = {}  # by mailbox: see ThreadsWire
 
     @classmethod
     def of_threads(cls, replicas: int) -> Region:
@@ -104,22 +100,22 @@ class Region:
 
     def mailbox(self, sender: int, receiver: int) -> int:
         """Offset, in bytes, of the mailbox from one replica to another."""
-        start = _VERDICT_BYTES + self.replicas * (_ENTRY_BYTES + _MEETING_BYTES)
+        start = _REPORT_BYTES + self.replicas * (_ENTRY_BYTES + _SUM_BYTES)
         return start + (receiver * self.replicas + sender) * self._mailbox_bytes
 
     def slot(self, mailbox: int, message: int) -> int:
         """Offset of the header of the slot that holds message number `message`."""
         return mailbox + _COUNTERS + message % SLOTS * (_SLOT_HEADER + self.slot_bytes)
 
-    # --- meetings
+    # --- one-shot sums
 
     def published(self, replica: int) -> int:
-        """Offset of the counter of the meetings to which a replica has come."""
-        entries = _VERDICT_BYTES + self.replicas * _ENTRY_BYTES
-        return entries + replica * _MEETING_BYTES
+        """Offset of the counter of the one-shot sums whose operands a replica has written."""
+        entries = _REPORT_BYTES + self.replicas * _ENTRY_BYTES
+        return entries + replica * _SUM_BYTES
 
     def released(self, replica: int) -> int:
-        """Offset of the counter of the meetings of which a replica needs nothing any more."""
+        """Offset of the counter of the one-shot sums of which a replica needs nothing any more."""
         return self.published(replica) + LINE
 
     def agreed(self, value: int) -> int:
@@ -133,17 +129,17 @@ class Region:
 
     def begin(self, replica: int, count: int, text: bytes) -> None:
         """Say that `replica` is inside its collective number `count`."""
-        at = _VERDICT_BYTES + replica * _ENTRY_BYTES
+        at = _REPORT_BYTES + replica * _ENTRY_BYTES
         text = text[:_TEXT_BYTES]
         self.memory[at + LINE : at + LINE + len(text)] = text
         struct.pack_into("qqqq", self.memory, at, count, 1, os.getpid(), len(text))
 
     def end(self, replica: int) -> None:
-        self.words[(_VERDICT_BYTES + replica * _ENTRY_BYTES) // 8 + 1] = 0
+        self.words[(_REPORT_BYTES + replica * _ENTRY_BYTES) // 8 + 1] = 0
 
     def entry(self, replica: int) -> tuple[int, bool, int, str]:
         """(collectives begun, whether inside one, process, the line) of a replica."""
-        at = _VERDICT_BYTES + replica * _ENTRY_BYTES
+        at = _REPORT_BYTES + replica * _ENTRY_BYTES
         count, inside, process, length = struct.unpack_from("qqqq", self.memory, at)
         text = bytes(self.memory[at + LINE : at + LINE + length]).decode(errors="replace")
         return count, bool(inside), process, text
@@ -153,7 +149,7 @@ class Region:
 
         Two words follow: the offset of the counter it looks at, and the value that it waits for.
         """
-        return (_VERDICT_BYTES + replica * _ENTRY_BYTES) // 8 + 4
+        return (_REPORT_BYTES + replica * _ENTRY_BYTES) // 8 + 4
 
     def say_waiting(self, replica: int, peer: int, offset: int, value: int) -> None:
         """Say that `replica` has waited long for `peer` to bring a counter to a value."""
@@ -170,15 +166,15 @@ class Region:
         word, offset, value = self.words[at : at + 3]
         return word - 1 if word and self.words[offset // 8] < value else None
 
-    # --- the verdict
+    # --- the abort report
 
     @property
     def failed(self) -> bool:
         return self.words[0] != 0
 
     def fail(self, text: str) -> None:
-        """Make `text` the verdict, unless there is one already."""
-        encoded = text.encode()[: _VERDICT_BYTES - LINE]
+        """Make `text` the abort report, unless there is one already."""
+        encoded = text.encode()[: _REPORT_BYTES - LINE]
         with self._alone():
             if self.failed:
                 return
@@ -198,8 +194,8 @@ class Region:
                 if self.file >= 0:
                     fcntl.lockf(self.file, fcntl.LOCK_UN)
 
-    def raise_verdict(self) -> None:
-        """Raise PeerFailure with the verdict's text where there is one."""
+    def raise_abort_report(self) -> None:
+        """Raise PeerFailure with the abort report's text where there is one."""
         if self.failed:
             text = bytes(self.memory[LINE : LINE + self.words[1]])
             raise PeerFailure(text.decode(errors="replace"))
@@ -214,8 +210,8 @@ class Region:
     def wait_at_least(self, offset: int, value: int, who_is_late) -> None:
         """Block until the counter at `offset` has reached `value`; the GIL is free meanwhile.
 
-        who_is_late  called with the seconds waited so far, now and then; it may make the verdict
-        Raises PeerFailure as soon as there is a verdict.
+        who_is_late  called with the seconds waited so far, now and then; it may report
+        Raises PeerFailure as soon as there is an abort report.
         """
         words, index = self.words, offset // 8
         for _ in range(LOOKS):
@@ -227,7 +223,7 @@ class Region:
             _yield()
         started = time.monotonic()
         while (seen := words[index]) < value:
-            self.raise_verdict()
+            self.raise_abort_report()
             who_is_late(time.monotonic() - started)
             _sleep(self.address + offset, seen)
 

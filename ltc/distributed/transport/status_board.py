@@ -1,4 +1,4 @@
-"""What replicas say of themselves while they exchange, and the one verdict when that goes wrong."""
+"""What replicas say of themselves while they exchange, and the one report when that goes wrong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from ltc.distributed.transport.shm_segment import Region
 
 HEAD = "replica  collective  is     what"
-_ANSWER_SECONDS = 1.0  # how long the maker of a verdict waits for the other hosts' rows
+_ANSWER_SECONDS = 1.0  # how long the maker of an abort report waits for the other hosts' rows
 
 
-class Board:
+class StatusBoard:
     """The board of one host: its region's entries, under the ordinals of the whole run.
 
     replica  whose board it is
@@ -57,15 +57,15 @@ class Board:
         return "\n".join(found)
 
     def fail(self, reason: str) -> None:
-        """Make the verdict: the reason and the table of all replicas, the same for everyone."""
+        """Make the abort report: the reason and the table of all replicas, the same for everyone."""
         self.region.fail(f"{reason}\n{HEAD}\n{self.rows()}")
 
     def ask(self) -> None:
-        """Learn of a verdict that another host has made."""
+        """Learn of an abort report that another host has made."""
 
 
-class HostsBoard(Board):
-    """The boards of several hosts: a verdict of one reaches the others through the run's store."""
+class HostsStatusBoard(StatusBoard):
+    """The boards of several hosts: a report of one reaches the others through the run's store."""
 
     def __init__(self, region: Region, replica: int, first: int, store, hosts: int) -> None:
         super().__init__(region, replica, first)
@@ -81,16 +81,16 @@ class HostsBoard(Board):
             while not self.store.check(keys) and time.monotonic() < deadline:
                 time.sleep(0.05)
             rows = [self._rows_of(host) for host in range(self.hosts)]
-            self.store.set("verdict", "\n".join([reason, HEAD, *rows]))
-        self.store.wait(["verdict"])
-        self.region.fail(self.store.get("verdict").decode())
+            self.store.set("abort report", "\n".join([reason, HEAD, *rows]))
+        self.store.wait(["abort report"])
+        self.region.fail(self.store.get("abort report").decode())
 
     def ask(self) -> None:
         if self.region.failed or not self.store.check(["alarm"]):
             return
         self.store.set(f"rows/{self.host}", self.rows())
-        if self.store.check(["verdict"]):
-            self.region.fail(self.store.get("verdict").decode())
+        if self.store.check(["abort report"]):
+            self.region.fail(self.store.get("abort report").decode())
 
     def _rows_of(self, host: int) -> str:
         if host == self.host:

@@ -1,9 +1,9 @@
 """Symmetric memory for one-shot sums over the replicas of a host: see passes/one_shot_all_reduce.py.
 
-Each replica has a *shelf*, a piece of memory that all of them see.  Each kind of sum (its groups and
-types) has a *slot*, at the same offset of every shelf: slots are given in the order in which the kinds
-are first recorded, which is the same everywhere.  A slot has room for several sums, its *turns*, which
-are used one after another: a replica writes the next operand while others still read the last one.
+Each replica has a *part* of the memory, and all of them see every part.  Each kind of sum (its groups
+and types) has a *slot*, at the same offset of every part: slots are given in the order in which the
+kinds are first recorded, which is the same everywhere.  A slot has room for several sums, its *turns*,
+which are used one after another: a replica writes the next operand while others still read the last.
 
 Waiting for a free turn cannot deadlock.  A program uses at most half of a slot's turns.  So a turn
 that is not yet free is read by an earlier program of another replica.  The replica that waits has
@@ -23,25 +23,26 @@ from dataclasses import replace
 from typing import Any
 
 from ltc.backends.interface import OneShotSums
-from ltc.distributed.transport.communicator import WORD_MASK, Communicator, word_of
+from ltc.distributed.transport.communicator import TAG_MASK, Communicator, tag_of
 from ltc.distributed.transport.shm_segment import Region
 from ltc.distributed.transport.wire import Mismatch, Waiter
-from ltc.ir.meeting import HEAD_BYTES
+from ltc.ir.one_shot import HEAD_BYTES
 from ltc.ir.tensor_type import TensorType
 
 MOST_BYTES = 8 << 20  # of one sum: larger ones leave the caches, and travel better in pieces
 SMALL_BYTES = 64 << 10  # of a sum of which programs may have many
 FEWEST_TURNS, MOST_TURNS, SLOT_BYTES = 2, 256, 1 << 20
-MOST_SHELF_BYTES = 64 << 20
-_SHARE_OF_FREE = 4  # all shelves together take at most this part of the file system's free memory
+MOST_PART_BYTES = 64 << 20
+_SHARE_OF_FREE = 4  # all parts together take at most this part of the file system's free memory
 _PAGE = mmap.PAGESIZE
 _LINE = 64
 
 
-class Shelves:
-    """The shelves of all replicas of a host, one after the other.
+class SymmetricMemory:
+    """The parts of all replicas of a host, one after the other.
 
-    file  the descriptor of what is mapped, or -1 where the replicas are threads of this process
+    nbytes  of one part
+    file    the descriptor of what is mapped, or -1 where the replicas are threads of this process
     """
 
     def __init__(self, memory: mmap.mmap, nbytes: int, file: int = -1) -> None:
@@ -50,19 +51,19 @@ class Shelves:
         self.address = _address_of(memory)
 
     @classmethod
-    def of_threads(cls, replicas: int) -> Shelves:
-        memory = mmap.mmap(-1, replicas * MOST_SHELF_BYTES)  # pages come when they are touched
+    def of_threads(cls, replicas: int) -> SymmetricMemory:
+        memory = mmap.mmap(-1, replicas * MOST_PART_BYTES)  # pages come when they are touched
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # advice only
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        return cls(memory, MOST_SHELF_BYTES)
+        return cls(memory, MOST_PART_BYTES)
 
     @classmethod
-    def of_processes(cls, replicas: int, region: Region, path: str) -> Shelves:
-        """The shelves in the file `path`, of a size that whoever comes first finds room for."""
+    def of_processes(cls, replicas: int, region: Region, path: str) -> SymmetricMemory:
+        """The memory in the file `path`, of a size that whoever comes first finds room for."""
         system = os.statvfs(os.path.dirname(path))
         free = system.f_bavail * system.f_frsize // (_SHARE_OF_FREE * replicas)
-        nbytes = region.agreed(max(min(free, MOST_SHELF_BYTES) // _PAGE, 1)) * _PAGE
+        nbytes = region.agreed(max(min(free, MOST_PART_BYTES) // _PAGE, 1)) * _PAGE
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(file, replicas * nbytes)
         return cls(mmap.mmap(file, replicas * nbytes), nbytes, file)
@@ -76,9 +77,9 @@ class Shelves:
 class _Slot:
     """The place of one kind of sum.
 
-    start  where it begins on every shelf
+    start  where it begins in every part
     step   from one turn to the next, in bytes
-    used   by turn: the number of the meeting that lay there last
+    used   by turn: the number of the sum that was there last
     """
 
     def __init__(self, start: int, step: int, turns: int) -> None:
@@ -88,51 +89,51 @@ class _Slot:
         self.is_reserved = False
 
 
-class _Known:
-    """What is the same in every run of one meeting of a program."""
+class _PreparedSum:
+    """What is the same in every run of one sum of a program."""
 
-    __slots__ = ("slot", "members", "counters", "shelves", "text", "name", "is_awaited")
+    __slots__ = ("slot", "members", "counters", "starts", "text", "name", "is_awaited")
 
-    def __init__(self, shelf: Shelf, meeting: Any) -> None:
-        collective = replace(meeting.collective, kind="all_reduce")  # what the user asked for
-        communicator, region = shelf.communicator, shelf.region
-        self.is_awaited = meeting.is_awaited
-        self.slot = shelf.slots[collective.place]
+    def __init__(self, reducer: OneShotReducer, planned: Any) -> None:
+        collective = replace(planned.collective, kind="all_reduce")  # what the user asked for
+        communicator, region = reducer.communicator, reducer.region
+        self.is_awaited = planned.is_awaited
+        self.slot = reducer.slots[collective.place]
         self.members = communicator.members(collective)
         self.counters = [region.address + region.published(m) for m in self.members]
-        self.shelves = [m * shelf.shelves.nbytes for m in self.members]
-        self.text, name = communicator.described_as(collective, meeting.types)
-        self.name = word_of(f"{name} at {self.slot.start}")
+        self.starts = [m * reducer.memory.nbytes for m in self.members]
+        self.text, name = communicator.described_as(collective, planned.types)
+        self.name = tag_of(f"{name} at {self.slot.start}")
 
 
-class _UnderWay:
-    """One meeting of the program that runs."""
+class _RunningSum:
+    """One sum of the program that runs: its number, its tag, and where its operands are."""
 
-    __slots__ = ("known", "number", "word", "place")
+    __slots__ = ("prepared", "number", "tag", "place")
 
-    def __init__(self, known: _Known, number: int, word: int, place: int) -> None:
-        self.known, self.number, self.word, self.place = known, number, word, place
+    def __init__(self, prepared: _PreparedSum, number: int, tag: int, place: int) -> None:
+        self.prepared, self.number, self.tag, self.place = prepared, number, tag, place
 
 
-class Shelf:
-    """One replica's meetings with the others of its host."""
+class OneShotReducer:
+    """One replica's one-shot sums with the others of its host."""
 
-    def __init__(self, communicator: Communicator, shelves: Shelves) -> None:
-        self.communicator, self.shelves = communicator, shelves
+    def __init__(self, communicator: Communicator, memory: SymmetricMemory) -> None:
+        self.communicator, self.memory = communicator, memory
         self.region, self.replica = communicator.board.region, communicator.replica
         self.slots: list[_Slot] = []
         self._by_kind: dict[tuple, int] = {}
-        self._filled = 0  # bytes of the shelf that slots have
-        self._recording: Any = None
-        self._in_recording: Counter[int] = Counter()  # recorded since the last end, by slot
-        self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._under_way: list[_UnderWay] = []
-        # counters survive in the region, so that a shelf made anew goes on where the old one was
+        self._filled = 0  # bytes of each part that slots have
+        self._recording: Any = None  # the latest that had a sum
+        self._in_recording: Counter[int] = Counter()  # its sums, by slot
+        self._prepared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by PlannedSums
+        self._running: list[_RunningSum] = []
+        # counters survive in the region, so that one made anew goes on where the old one was
         self.number = self.region.words[self.region.published(self.replica) // 8]
         self._settled = 0  # so many of them are known to have taken place
-        self._word = 0  # of the latest meeting
+        self._tag = 0  # of the latest sum
         self._counter = self.region.address + self.region.published(self.replica)
-        self._start = self.replica * shelves.nbytes  # of this replica's shelf
+        self._start = self.replica * memory.nbytes  # of this replica's part
         self._waiter = Waiter(self.region, self.replica)
         self._waiter.late = communicator.late
 
@@ -157,14 +158,16 @@ class Shelf:
         return number
 
     def is_full(self, slot: int, recording: Any) -> bool:
-        """Whether a recording has as many sums of a slot as a program may have; else counts one."""
+        """Whether a recording has as many sums of a slot as a program may have."""
+        counted = self._in_recording[slot] if recording == self._recording else 0
+        return counted >= self.slots[slot].turns // 2
+
+    def count_recorded(self, slot: int, recording: Any) -> None:
+        """The recording has one more sum of that slot."""
         if recording != self._recording:
             self._recording = recording
             self._in_recording.clear()
-        if self._in_recording[slot] >= self.slots[slot].turns // 2:
-            return True
         self._in_recording[slot] += 1
-        return False
 
     def _new_slot(self, types: Sequence[TensorType], of_gradients: bool) -> int:
         nbytes = sum(_in_lines(t.size * t.dtype.itemsize) for t in types)
@@ -173,7 +176,7 @@ class Shelf:
             return -1
         step = nbytes + HEAD_BYTES
         turns = max(FEWEST_TURNS, min(MOST_TURNS, SLOT_BYTES // step))
-        if self._filled + turns * step > self.shelves.nbytes:
+        if self._filled + turns * step > self.memory.nbytes:
             return -1
         self.slots.append(_Slot(self._filled, step, turns))
         self._filled += turns * step
@@ -181,78 +184,78 @@ class Shelf:
 
     # --- running
 
-    def begin(self, meetings: Any) -> list[int]:
-        """The words of a program's meetings: see llvm/ops/one_shot_sync.py.
+    def begin(self, planned: Any) -> list[int]:
+        """The frame's words for a program's sums: see llvm/ops/one_shot_sync.py.
 
-        Blocks where somebody still reads what lies where this program will lay its operands.
+        Blocks where somebody still reads what lies where this program will write its operands.
         """
-        known = self._known.get(meetings)
-        if known is None:
-            known = self._known[meetings] = [_Known(self, meeting) for meeting in meetings.all]
-        self.region.raise_verdict()
-        self._under_way, self._settled = [], 0
+        prepared = self._prepared.get(planned)
+        if prepared is None:
+            prepared = self._prepared[planned] = [_PreparedSum(self, one) for one in planned.all]
+        self.region.raise_abort_report()
+        self._running, self._settled = [], 0
         words: list[int] = []
-        for one in known:
+        for one in prepared:
             place = self._next_place(one)
             self.number += 1
-            self._word = hash((self._word, one.name)) & WORD_MASK
-            address = self.shelves.address + place
-            words += (self.number, self._word, self._counter, address + self._start)
+            self._tag = hash((self._tag, one.name)) & TAG_MASK
+            address = self.memory.address + place
+            words += (self.number, self._tag, self._counter, address + self._start)
             words += one.counters
-            words += [address + start for start in one.shelves]
-            self._under_way.append(_UnderWay(one, self.number, self._word, place))
-        self.communicator.show(known[0].text, len(known))
+            words += [address + start for start in one.starts]
+            self._running.append(_RunningSum(one, self.number, self._tag, place))
+        self.communicator.show(prepared[0].text, len(prepared))
         return words
 
-    def _next_place(self, known: _Known) -> int:
-        """Where the operands of the next turn lie on every shelf, once nobody reads the last ones."""
-        slot = known.slot
+    def _next_place(self, prepared: _PreparedSum) -> int:
+        """Where the operands of the next turn lie in every part, once nobody reads the last."""
+        slot = prepared.slot
         if not slot.is_reserved:
-            self.shelves.reserve(self._start + slot.start, slot.turns * slot.step)
+            self.memory.reserve(self._start + slot.start, slot.turns * slot.step)
             slot.is_reserved = True
         turn = slot.count % slot.turns
         slot.count += 1
         before, slot.used[turn] = slot.used[turn], self.number + 1
         words = self.region.words
-        for member in known.members:
+        for member in prepared.members:
             counter = self.region.released(member)
             if words[counter // 8] < before and member != self.replica:
                 self._waiter.wait_at_least(counter, before, member)
         return slot.start + turn * slot.step + HEAD_BYTES
 
-    def meet(self, number: int) -> None:
-        """Block until all members of a meeting of the running program have come to it."""
-        meeting = self._under_way[number]
-        known = meeting.known
-        self.communicator.show(known.text, 0)
-        for member, start in zip(known.members, known.shelves):
-            self._waiter.wait_at_least(self.region.published(member), meeting.number, member)
-            found = self.shelves.words[(start + meeting.place - HEAD_BYTES) // 8]
-            if found != meeting.word:
+    def wait_for_members(self, number: int) -> None:
+        """Block until all members of a sum of the running program have written their operands."""
+        running = self._running[number]
+        prepared = running.prepared
+        self.communicator.show(prepared.text, 0)
+        for member, start in zip(prepared.members, prepared.starts):
+            self._waiter.wait_at_least(self.region.published(member), running.number, member)
+            found = self.memory.words[(start + running.place - HEAD_BYTES) // 8]
+            if found != running.tag:
                 self.communicator.disagree(Mismatch(member, found))
 
     def settle(self) -> None:
-        """Block until all have come to those meetings to which this replica has.
+        """Block until all members have written theirs, of each sum that this replica has published.
 
         An exchange of another kind begins after that, so that one in another order shows.
         """
         published = self.region.words[self.region.published(self.replica) // 8]
-        while self._settled < len(self._under_way):
-            if self._under_way[self._settled].number > published:
+        while self._settled < len(self._running):
+            if self._running[self._settled].number > published:
                 break
-            self.meet(self._settled)
+            self.wait_for_members(self._settled)
             self._settled += 1
 
     def end(self) -> None:
         """The program has run, and reads nothing of the others' any more.
 
-        Blocks until all have come to those meetings whose results it has not read.
+        Blocks until all members have written their operands of those sums that it did not wait for.
         """
-        if self._under_way:
-            for number, meeting in enumerate(self._under_way):
-                if number >= self._settled and not meeting.known.is_awaited:
-                    self.meet(number)
-            self._under_way = []
+        if self._running:
+            for number, running in enumerate(self._running):
+                if number >= self._settled and not running.prepared.is_awaited:
+                    self.wait_for_members(number)
+            self._running = []
             self.region.store(self.region.released(self.replica), self.number)
             self.communicator.board.end()
 

@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from ltc.distributed.transport.collective_schedule import ONE_CROSSING_BYTES
+from ltc.distributed.transport.collective_schedule import ONE_HOP_BYTES
 from ltc.distributed.transport.shm_segment import LINE, Region
 from ltc.distributed.transport.wire import Consume, Mismatch, Waiter
 
@@ -25,7 +25,7 @@ class ThreadsWire:
         self._waiter = Waiter(region, replica)
         self._out = [region.mailbox(replica, peer) for peer in range(self.replicas)]
         self._in = [region.mailbox(peer, replica) for peer in range(self.replicas)]
-        # counters and letters survive in the region: a wire made anew goes on where the old one was
+        # counters and messages survive in the region: a wire made anew goes on where the old one was
         self._sent = [region.words[mailbox // 8] for mailbox in self._out]
         self._received = [region.words[(mailbox + LINE) // 8] for mailbox in self._in]
         self._to_be_read: set[int] = set()  # receivers that may still read memory of this replica
@@ -38,22 +38,22 @@ class ThreadsWire:
     def late(self, late) -> None:
         self._waiter.late = late
 
-    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
         mailbox = self._out[receiver]
-        if part.nbytes <= ONE_CROSSING_BYTES:
+        if part.nbytes <= ONE_HOP_BYTES:
             part = part.clone()
         else:
             self._to_be_read.add(receiver)
-        self._letters(mailbox).append((word, part))
+        self._messages(mailbox).append((tag, part))
         self._sent[receiver] += 1
         self.region.store(mailbox, self._sent[receiver])
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
+    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
         mailbox = self._in[sender]
         self._received[sender] += 1
         self._waiter.wait_at_least(mailbox, self._received[sender], sender)
-        found, part = self._letters(mailbox).popleft()
-        if found != word or part.nbytes != like.nbytes:
+        found, part = self._messages(mailbox).popleft()
+        if found != tag or part.nbytes != like.nbytes:
             raise Mismatch(sender, found)
         if consume is not None:
             consume(part.view(like.dtype))
@@ -65,5 +65,5 @@ class ThreadsWire:
             self._waiter.wait_at_least(taken, self._sent[receiver], receiver)
         self._to_be_read.clear()
 
-    def _letters(self, mailbox: int) -> deque:
-        return self.region.letters.setdefault(mailbox, deque())
+    def _messages(self, mailbox: int) -> deque:
+        return self.region.thread_messages.setdefault(mailbox, deque())

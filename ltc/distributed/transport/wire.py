@@ -11,15 +11,15 @@ import torch
 from ltc.distributed.transport.shm_segment import LINE, SLOTS, Region
 
 _MOST_VIEWS = 4096  # a view takes longer to make than a small message to copy, so they are kept
-LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a circle shows
+LONG_SECONDS = 0.3  # whoever waits longer says for whom, so that a deadlock shows
 
 Consume = Callable[[torch.Tensor], object]
 
 
 class Mismatch(Exception):
-    """A message carried another word than the receiver expected.
+    """A message carried another tag than the receiver expected.
 
-    peer, found  who sent it, and its word
+    peer, found  who sent it, and its tag
     """
 
     def __init__(self, peer: int, found: int) -> None:
@@ -39,7 +39,7 @@ class Wire(Protocol):
     message_bytes: int
     late: Callable[[int, float], None]
 
-    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
         """Send a contiguous 1-D tensor.
 
         It must stay as it is until the receiver has answered with a message made from it, or until
@@ -49,11 +49,11 @@ class Wire(Protocol):
     def finish(self) -> None:
         """Return when nobody needs the memory of what was sent any more."""
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
+    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
         """Call `consume`, if any, with the next message: a 1-D tensor of `like`'s size and dtype.
 
         The tensor may be overwritten once `consume` returns.
-        Raises Mismatch where the message carries another word.
+        Raises Mismatch where the message carries another tag.
         """
 
 
@@ -101,27 +101,27 @@ class SharedMemoryWire:
     def late(self, late: Callable[[int, float], None]) -> None:
         self._waiter.late = late
 
-    def send(self, receiver: int, part: torch.Tensor, word: int) -> None:
+    def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
         region = self.region
         mailbox = self._out[receiver]
         number = self._sent[receiver]
         if number >= SLOTS:
             self._waiter.wait_at_least(mailbox + LINE, number - SLOTS + 1, receiver)
         slot = region.slot(mailbox, number)
-        struct.pack_into("qq", region.memory, slot, word, part.nbytes)
+        struct.pack_into("qq", region.memory, slot, tag, part.nbytes)
         if part.numel():
             self._view(slot + LINE, part).copy_(part)
         self._sent[receiver] = number + 1
         region.store(mailbox, number + 1)
 
-    def receive(self, sender: int, like: torch.Tensor, word: int, consume: Consume | None) -> None:
+    def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
         region = self.region
         mailbox = self._in[sender]
         number = self._received[sender]
         self._waiter.wait_at_least(mailbox, number + 1, sender)
         slot = region.slot(mailbox, number)
         found, nbytes = struct.unpack_from("qq", region.memory, slot)
-        if found != word or nbytes != like.nbytes:
+        if found != tag or nbytes != like.nbytes:
             raise Mismatch(sender, found)
         if consume is not None:
             consume(self._view(slot + LINE, like))

@@ -1,10 +1,10 @@
 """The two kernels of a one-shot sum: one says that this replica's operands are there, one waits.
 
-A replica writes its operands into its own part of symmetric memory, with a hash of what it is doing
-before them, and then the number of the sum into its counter.  Each replica counts its sums, so all
-have the same number; a member with another hash is at another sum, which is an error.  What the
+A replica writes its operands into its own part of symmetric memory, with a tag before them that is a
+hash of its sums so far, and then the number of the sum into its counter.  Each replica counts its
+sums, so all have the same number; a member with another tag is at another sum, which is an error.  What the
 kernels need stands in the launch's frame, as words:
-- the number of the sum, and the hash
+- the number of the sum, and the tag
 - the addresses of this replica's counter and of its operands
 - the addresses of all members' counters, then those of all members' operands
 """
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 
 from ltc.ir import ops
 from ltc.ir.loop_nest import Product
-from ltc.ir.meeting import HEAD_BYTES
 from ltc.ir.node import Node
+from ltc.ir.one_shot import HEAD_BYTES
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.native import futex, thread_pool
 from ltc.llvm.native.kernel_run import Fault
 
-NUMBER, WORD, COUNTER, OWN, MEMBERS = range(5)  # places among the words
+NUMBER, TAG, COUNTER, OWN, MEMBERS = range(5)  # places among the words
 SPINS = 1000  # looks at a counter before the wait goes on in Python: about 15 us
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a meeting, as kernels are told where they are."""
+    """The words of a one-shot sum, as kernels are told where they are."""
 
     start: Node
 
@@ -49,13 +49,13 @@ define void @kernel(ptr %p0, ptr %p1, i64 %task, i64 %tasks) #0 {
 entry:
   %number = load i64, ptr %p0
   %a1 = getelementptr i64, ptr %p0, i64 1
-  %word = load i64, ptr %a1
+  %tag = load i64, ptr %a1
   %a2 = getelementptr i64, ptr %p0, i64 2
   %counter = load ptr, ptr %a2
   %a3 = getelementptr i64, ptr %p0, i64 3
   %own = load ptr, ptr %a3
   %head = getelementptr i8, ptr %own, i64 -HEAD
-  store i64 %word, ptr %head
+  store i64 %tag, ptr %head
   store atomic i64 %number, ptr %counter release, align 8
   %woken = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %counter, i64 1, i64 2147483647, ptr null, ptr null, i64 0)
   store i64 %number, ptr %p1
@@ -69,7 +69,7 @@ define void @kernel(ptr %p0, ptr %p1, i64 %n0, i64 %task, i64 %tasks) #0 {
 entry:
   %number = load i64, ptr %p0
   %a1 = getelementptr i64, ptr %p0, i64 1
-  %word = load i64, ptr %a1
+  %tag = load i64, ptr %a1
   %counters = getelementptr i64, ptr %p0, i64 MEMBERS
   %places = getelementptr i64, ptr %counters, i64 %n0
   br label %next
@@ -93,7 +93,7 @@ compare:
   %place = load ptr, ptr %a3
   %head = getelementptr i8, ptr %place, i64 -HEAD
   %found = load i64, ptr %head
-  %same = icmp eq i64 %found, %word
+  %same = icmp eq i64 %found, %tag
   br i1 %same, label %met, label %fail
 met:
   %after = add i64 %member, 1
@@ -109,7 +109,7 @@ end:
 
 
 def publish_codes(product: Product) -> list[KernelCode]:
-    """Says that this replica's operands lie there; the token becomes the meeting's number."""
+    """Says that this replica's operands lie there; the token becomes the sum's number."""
     text = _filled(
         _PUBLISH,
         entry_text("kernel", 2),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ltc.ir import ops
 from ltc.ir.loop_nest import Product
-from ltc.ir.meeting import is_meeting
 from ltc.ir.node import Node
+from ltc.ir.one_shot import is_one_shot
 from ltc.ir.ops import Op
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.ops.arg_reduce import arg_reduce_codes, can_arg_reduce
@@ -38,6 +38,6 @@ PRIMITIVES: dict[Op, Row] = {
     ops.ARGMAX: Row(can_arg_reduce, arg_reduce_codes),
     ops.ARGMIN: Row(can_arg_reduce, arg_reduce_codes),
     ops.EXTERN: Row(can_call, call_codes),
-    ops.COLLECTIVE_START: Row(is_meeting, publish_codes),
-    ops.COLLECTIVE_WAIT: Row(is_meeting, wait_codes),
+    ops.COLLECTIVE_START: Row(is_one_shot, publish_codes),
+    ops.COLLECTIVE_WAIT: Row(is_one_shot, wait_codes),
 }

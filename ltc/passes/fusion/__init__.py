@@ -2,5 +2,6 @@
 
 index_maps  where operands are read       draft         a loop nest in the making
 legality    what may be computed where    column_sums   sums joined to the rows they add up
-fuse        the grouping itself           body          a finished draft's values
+repeated    what each reader makes again  fuse          the grouping itself
+body        a finished draft's values     units         kernels and products, in order
 """

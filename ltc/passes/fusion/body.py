@@ -25,8 +25,8 @@ from ltc.passes.fusion.index_maps import (
 class Body:
     """The values of one kernel, equal ones once."""
 
-    def __init__(self, draft: Draft, home: dict[Node, Draft | Node]) -> None:
-        self.draft, self.home = draft, home
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
         # By offset: a draft that was joined to another has other variables than it was made with,
         # in which an index that was one position may be one of each dimension.
         self._computed = {
@@ -84,7 +84,7 @@ class Body:
             data = (offset_of(node, index), node.attr("bits"), node.attr("stream"))
             return self._intern("random", node.dtype, (self.operand(*places[0]),), None, data, ())
         operands = tuple(self.operand(*place) for place in places)
-        if node.op in VIEWS or node.op is ops.LAID:
+        if node.op in VIEWS or node.op is ops.TO_SYMMETRIC:
             return operands[0]
         if node.op in LOOKUPS:
             return self._lookup(node, index, guards, operands[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,3 +48,20 @@ class ReadPlace:
 
     def key(self) -> tuple[Any, ...]:
         return id(self.draft), self.index, self.guards
+
+
+def reaches(
+    needs: Mapping[Draft | Node, set[Draft | Node]],
+    start: Draft | Node,
+    goals: Container[Draft | Node],
+) -> bool:
+    """Whether a unit waits for one of others, be it by way of a third."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        unit = waiting.pop()
+        if unit in goals:
+            return True
+        new = needs[unit] - seen
+        seen |= new
+        waiting.extend(new)
+    return False

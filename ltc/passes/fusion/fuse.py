@@ -15,12 +15,10 @@ from typing import Any
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
-from ltc.ir.loop_nest import ZERO, Access, Affine, Kernel, Product, Store, Unit, flattened, identity
+from ltc.ir.loop_nest import ZERO, Access, Affine, Unit, flattened, identity
 from ltc.ir.node import Node
-from ltc.ir.tensor_type import TensorType
-from ltc.passes.fusion.body import Body
 from ltc.passes.fusion.column_sums import Joint, agrees, are_rows, are_sums, join, joint_of
-from ltc.passes.fusion.draft import Draft, ReadPlace
+from ltc.passes.fusion.draft import Draft, ReadPlace, reaches
 from ltc.passes.fusion.index_maps import (
     LOOKUPS,
     VIEWS,
@@ -31,9 +29,9 @@ from ltc.passes.fusion.index_maps import (
     through_views,
 )  # fmt: skip
 from ltc.passes.fusion.legality import (
-    COSTLY,
     FEWEST_ROWS,
     LEAVES,
+    MOST_MEMBERS,
     MOST_PASSES,
     base_of,
     covers,
@@ -42,18 +40,16 @@ from ltc.passes.fusion.legality import (
     is_light,
     may_reduce_in,
     open_rows,
+    reduced_for,
     times_computed,
 )  # fmt: skip
+from ltc.passes.fusion.repeated import has_one_source, is_awaited, is_narrowest_draw
+from ltc.passes.fusion.units import FusedUnits
 
-_SAME_SIZE = VIEWS - {ops.BARRIER}  # where they do not repeat or leave out elements
 # Views that the reference takes as they are, without a copy.
 FREE_FOR_REFERENCE = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BARRIER})
 
-MOST_MEMBERS = 160  # nodes of one kernel: code grows with them, and registers do not
 MOST_READS = 48  # buffers of one kernel
-LONGEST_REPEATED = 24  # nodes of a formula that every reader computes again: gelu's has ten
-MOST_COSTLY_REPEATED = 2  # functions among them: one takes as long as storing and loading
-SMALL_BESIDE = 8  # a value this many times smaller is no burden to read again
 # Buffers that an epilogue fills. A product stores its results in tiles, a few vectors of each row:
 # an update that reads and writes more in such bits takes longer than one that streams by itself.
 MOST_STORES_BEHIND = 2
@@ -115,7 +111,8 @@ class _Fuser:
             elif node in self.in_memory or self.places[node]:
                 self._place(node)
         self._join_sums()
-        return self._ordered()
+        units = FusedUnits(self.position, self.products, self.accesses, self.parts)
+        return units.ordered([*self.drafts, *self.reference], self.needs)
 
     # --- placing ---------------------------------------------------------------------------------
 
@@ -220,7 +217,7 @@ class _Fuser:
                 self._absorb(node, place)
             return
         alone = len(places) == 1 and not stored
-        if self._is_awaited(node, places.values()):
+        if is_awaited(node, places.values()):
             self._begin(node)
             return
         for place in places.values():
@@ -264,22 +261,12 @@ class _Fuser:
             has_room = len(draft.members) < MOST_MEMBERS // 2 and draft.passes < MOST_PASSES
             is_like = depth in (None, draft.depth) and draft.product is None
             if has_room and is_like and prod(space[: draft.depth]) >= FEWEST_ROWS:
-                shared = self._reduced_for([node], draft) & self._reduced_for(draft.members, draft)
+                shared = reduced_for([node], draft, self.native) & reduced_for(
+                    draft.members, draft, self.native
+                )
                 if shared and not self._closes_cycle(node, draft):
                     return draft
         return None
-
-    def _reduced_for(self, nodes: Iterable[Node], draft: Draft) -> set[Node]:
-        """The reductions of the draft's rows that the nodes are made of, or are."""
-        rows, waiting = draft.space[: draft.depth], list(nodes)
-        seen: set[Node] = set()
-        while waiting and len(seen) < MOST_MEMBERS:
-            node = waiting.pop()
-            is_made = node.op.kind in ("elementwise", "reduce") or node.op in VIEWS
-            if is_made and node in self.native and node not in seen:
-                seen.add(node)
-                waiting.extend(node.inputs)
-        return {node for node in seen if node.op.kind == "reduce" and node.shape == rows}
 
     def _store(self, node: Node, draft: Draft, offset: Affine) -> None:
         draft.stores[node] = offset
@@ -300,18 +287,7 @@ class _Fuser:
         for place in self.places[node]:
             if inside is None or place.key() != inside.key():
                 others.add(place.draft)
-        return bool(others) and self._reaches(draft, others)
-
-    def _reaches(self, start: Draft | Node, goals: set[Any]) -> bool:
-        seen, waiting = {start}, [start]
-        while waiting:
-            unit = waiting.pop()
-            if unit in goals:
-                return True
-            new = self.needs[unit] - seen
-            seen |= new
-            waiting.extend(new)
-        return False
+        return bool(others) and reaches(self.needs, draft, others)
 
     # --- may a node be computed where it is read? ------------------------------------------------
 
@@ -328,63 +304,21 @@ class _Fuser:
             return may_reduce_in(node, place)
         return times_computed(place) <= node.size or is_light(node)
 
-    def _is_awaited(self, node: Node, places: Iterable[ReadPlace]) -> bool:
-        """Whether a large kernel waits for a number that is soon added up: it waits for no more."""
-        if node.op.kind != "reduce" or node.size != 1:
-            return False
-        size = SMALL_BESIDE * node.inputs[0].size
-        return any(prod(place.draft.space) >= size for place in places)
-
     def _may_repeat(self, node: Node, places: Iterable[ReadPlace]) -> bool:
         """Whether each reader computes the node again: what a backward needs of an activation.
 
         It is a function of one value alone, so that this value in memory takes the place of the
         node, and of everything between them: never more is stored, and mostly less.
         """
-        if self._is_narrowest_draw(node):
+        if is_narrowest_draw(node):
             return False
-        return self._has_one_source(node) and all(
+        return has_one_source(node, self.position, self.native) and all(
             fits(node, place)
             and len(place.draft.members) < MOST_MEMBERS
             and len(place.draft.reads) < MOST_READS
             and times_computed(place) <= node.size
             for place in places
         )
-
-    def _has_one_source(self, node: Node) -> bool:
-        """Whether a short formula makes the node of one value, and of what is small beside it."""
-        frontier, costly = {node}, 0
-        for _ in range(LONGEST_REPEATED):
-            latest = max(frontier, key=self.position.__getitem__, default=node)
-            if (len(frontier) == 1 and latest is not node) or not frontier:
-                return True
-            costly += latest.op in COSTLY
-            same = latest.op in _SAME_SIZE and latest.size == latest.inputs[0].size
-            is_step = latest.op.kind == "elementwise" or same
-            if not is_step or latest not in self.native or costly > MOST_COSTLY_REPEATED:
-                return False
-            frontier.remove(latest)
-            frontier.update(n for n in latest.inputs if SMALL_BESIDE * base_of(n).size > node.size)
-        return False
-
-    def _is_narrowest_draw(self, node: Node) -> bool:
-        """Whether a chain makes the node of random bits alone, and nothing in it is as narrow.
-
-        A mask of dropout: its random numbers take eight times its memory, and more to make again.
-        """
-        latest = node
-        for _ in range(LONGEST_REPEATED):
-            if latest.op.kind != "elementwise":  # what others read may be several tensors at once
-                return False
-            large = [n for n in latest.inputs if SMALL_BESIDE * base_of(n).size > node.size]
-            if len(large) != 1:
-                return False
-            (latest,) = large
-            if latest.dtype.itemsize <= node.dtype.itemsize:
-                return False
-            if latest.op is ops.RANDOM_BITS:
-                return True
-        return False
 
     # --- computing inside ------------------------------------------------------------------------
 
@@ -445,7 +379,7 @@ class _Fuser:
     def _waits_beyond(self, draft: Draft, other: Draft) -> bool:
         """Whether a draft waits for another by way of a third."""
         between = self.needs[draft] - {other}
-        return any(self._reaches(unit, {other}) for unit in between)
+        return any(reaches(self.needs, unit, {other}) for unit in between)
 
     def _becomes(self, old: Draft, new: Draft) -> None:
         """What was one draft's is another's; what only the two of them read is not stored."""
@@ -463,56 +397,3 @@ class _Fuser:
         for node in list(new.stores):
             if node not in self.outputs and self._reading(node) <= {new}:
                 del new.stores[node]
-
-    # --- the result ------------------------------------------------------------------------------
-
-    def _ordered(self) -> list[Unit]:
-        """Every unit after those it needs, otherwise as the graph was recorded."""
-        units: list[Draft | Node] = [*self.drafts, *self.reference]
-        units.sort(key=self._time)
-        done: set[Any] = set()
-        result: list[Unit] = []
-        for unit in units:
-            waiting = [(unit, False)]
-            while waiting:
-                one, needs_done = waiting.pop()
-                if one in done:
-                    continue
-                if needs_done:
-                    done.add(one)
-                    result.append(self._unit(one))
-                else:
-                    waiting.append((one, True))
-                    waiting.extend((u, False) for u in self.needs[one] if u not in done)
-        return result
-
-    def _unit(self, unit: Draft | Node) -> Unit:
-        if isinstance(unit, Node):
-            return self._product(unit, None) if unit in self.products else unit
-        kernel = self._kernel(unit)
-        if unit.product is None:
-            return kernel
-        return self._product(unit.product, kernel)
-
-    def _product(self, node: Node, epilogue: Kernel | None) -> Product:
-        results: tuple[Node | None, ...] = (node,)
-        if not isinstance(node.type, TensorType):
-            results = tuple(self.parts[node].get(i) for i in range(len(node.type)))
-        return Product(node, self.accesses[node], epilogue, results)
-
-    def _time(self, unit: Draft | Node) -> int:
-        if isinstance(unit, Node):
-            return self.position[unit]
-        return max(self.position[n] for n in (*unit.stores, *unit.sums))
-
-    def _kernel(self, draft: Draft) -> Kernel:
-        body = Body(draft, self.home)
-        stores = tuple(
-            Store(node, body.stored(node, offset), offset) for node, offset in draft.stores.items()
-        )
-        sums = tuple(
-            Store(node, body.operand(*place), offset, node.op)
-            for node, (offset, place) in draft.sums.items()
-        )
-        depth = len(draft.space) if draft.depth is None else draft.depth
-        return Kernel(draft.space, depth, stores + sums)

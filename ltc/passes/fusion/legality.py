@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from math import prod
 
 import torch
@@ -10,7 +11,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Affine, flattened, identity
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION
-from ltc.passes.fusion.draft import ReadPlace
+from ltc.passes.fusion.draft import Draft, ReadPlace
 from ltc.passes.fusion.index_maps import VIEWS, offset_of
 
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
@@ -19,6 +20,7 @@ COSTLY = frozenset(
 ) - {ops.FLOOR, ops.CEIL, ops.TRUNC, ops.ROUND, ops.COPYSIGN}
 
 FLOAT32 = torch.float32
+MOST_MEMBERS = 160  # nodes of one kernel: code grows with them, and registers do not
 MOST_PASSES = 6  # reductions of one kernel: each recomputes what it reads
 FEWEST_ROWS = 16  # below this a kernel that reduces inside its rows keeps too few threads busy
 SMALL_SPACE = 4096  # elements that one thread is done with before a second has begun
@@ -121,3 +123,19 @@ def open_rows(node: Node, place: ReadPlace) -> None:
         draft.depth = k
         if k == len(draft.space):
             draft.space = (*draft.space, *reduced)
+
+
+def reduced_for(nodes: Iterable[Node], draft: Draft, native: Container[Node]) -> set[Node]:
+    """The reductions of the draft's rows that the nodes are made of, or are.
+
+    native  the nodes that kernels can compute
+    """
+    rows, waiting = draft.space[: draft.depth], list(nodes)
+    seen: set[Node] = set()
+    while waiting and len(seen) < MOST_MEMBERS:
+        node = waiting.pop()
+        is_made = node.op.kind in ("elementwise", "reduce") or node.op in VIEWS
+        if is_made and node in native and node not in seen:
+            seen.add(node)
+            waiting.extend(node.inputs)
+    return {node for node in seen if node.op.kind == "reduce" and node.shape == rows}

@@ -24,10 +24,10 @@ from ltc.backends.interface import (
     ComputationCapabilities,
     ObservedComputation,
 )  # fmt: skip
-from ltc.backends.plain_dispatch import Undisturbed
-from ltc.backends.verification.disturbance import Disturbance
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.backends.verification.double_precision import Formula
 from ltc.backends.verification.judgement import Difference, difference, far_apart, unequal
+from ltc.backends.verification.perturbation import Perturbation
 from ltc.debug import metrics
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node
@@ -80,7 +80,7 @@ class VerifiedComputation:
         return EveryNode(self._backend, graph, self._device)
 
     def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
-        with Undisturbed():
+        with PlainDispatch():
             if self._exchanges:
                 return self._exchanged(buffers, scalars)
             results = self._untouched(self._computation.launch, buffers, scalars)
@@ -178,7 +178,7 @@ class VerifiedComputation:
         inputs = self._inputs(traced, buffers)
         formula = Formula(traced.outputs, inputs)
         exact = formula.values(inputs, scalars, rounded=False)
-        sample = formula.values(inputs, scalars, Disturbance(0, in_double=True), rounded=False)
+        sample = formula.values(inputs, scalars, Perturbation(0, in_double=True), rounded=False)
 
         def change(graph: Graph) -> Difference | None:
             others = dict(zip(traced.outputs, graph.outputs))

@@ -22,7 +22,7 @@ from ltc.ir.tensor_type import LOW_PRECISION
 _EXACT = frozenset({
     ops.CONSTANT, ops.IOTA, ops.RANDOM_BITS, ops.NEG, ops.ABS, ops.SIGN, ops.FLOOR, ops.CEIL,
     ops.TRUNC, ops.ROUND, ops.COPYSIGN, ops.MAXIMUM, ops.MINIMUM, ops.WHERE, ops.BITCAST, ops.MAX,
-    ops.MIN, ops.TAKE, ops.GATHER, ops.MAX_POOL, ops.GET, ops.BARRIER, ops.LAID, ops.NEXTAFTER,
+    ops.MIN, ops.TAKE, ops.GATHER, ops.MAX_POOL, ops.GET, ops.BARRIER, ops.TO_SYMMETRIC, ops.NEXTAFTER,
 })  # fmt: skip
 _EXACT_KINDS = frozenset({"view", "pad", "concat", "insert", "leaf"})
 # Right to the last bit everywhere: a result that needs no rounding gets none.
@@ -40,7 +40,7 @@ _ROUGH = frozenset({ops.POW, ops.LGAMMA, ops.DIGAMMA, ops.ERFINV})
 ROUGHNESS = 8
 
 
-class Disturbance:
+class Perturbation:
     """Adds to each value an error of the size of its own rounding; see Formula.values."""
 
     def __init__(self, seed: int, in_double: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Where the processes of a host meet: one folder, whoever asks and however often."""
+"""How the processes of a host find each other: one folder, whoever asks and however often."""
 
 import os
 import signal

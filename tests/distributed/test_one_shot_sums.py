@@ -1,4 +1,4 @@
-"""Sums over few replicas of a host: each lays its operands where the others add them up."""
+"""Sums over few replicas of a host: each writes its operands where the others read and add them."""
 
 import sys
 import threading
@@ -19,7 +19,7 @@ from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import make
 from ltc.ir.tensor_type import TensorType
-from ltc.passes.one_shot_all_reduce import meetings
+from ltc.passes.one_shot_all_reduce import one_shot_sums
 
 sys.path.insert(0, str(Path(__file__).parent))
 from replicas import in_processes, in_threads, values
@@ -70,14 +70,14 @@ def test_sums_are_those_of_the_ordinals_in_their_order(replicas):
 
 
 def slots_of_a_new_sum(ordinal, device):
-    before = len(session.current().shelf.slots)
+    before = len(session.current().one_shot_reducer.slots)
     ltm.all_reduce("sum", torch.ones(11, 13).to(device))  # no other test has this shape
     ltm.mark_step(wait=True)
-    return len(session.current().shelf.slots) - before
+    return len(session.current().one_shot_reducer.slots) - before
 
 
 @pytest.mark.parametrize("backend, slots", [("eager", 0), ("llvm", 1)])
-def test_only_a_backend_that_can_add_gets_a_place_to_lay_operands(backend, slots):
+def test_only_a_backend_that_can_add_gets_a_place_for_operands(backend, slots):
     with config.override(LTC_BACKEND=backend):
         assert values(in_threads(slots_of_a_new_sum, 2)) == [slots, slots]
 
@@ -102,7 +102,7 @@ def test_operands_may_be_views_inputs_and_the_same_twice():
         assert all(map(torch.equal, found, [x.t(), x[1:3, ::2], x, x, x, x.t()]))
 
 
-def test_groups_meet_among_themselves():
+def test_groups_add_among_themselves():
     def add(i, d):
         x = torch.full((5,), float(i), device=d)
         near = ltm.all_reduce("sum", x, groups=[[0, 1], [2, 3]])
@@ -172,14 +172,14 @@ def test_what_has_no_room_travels_otherwise(monkeypatch):
         optimizer = torch.optim.SGD(layer.parameters(), 1.0)
         layer(torch.full((1, 50), float(i), device=d)).sum().backward()
         ltm.optimizer_step(optimizer)
-        return layer.weight[0, 0].item(), session.current().shelf._filled
+        return layer.weight[0, 0].item(), session.current().one_shot_reducer._filled
 
     (first, before), second = values(in_threads(train, 2))
     assert second == (first, before) and first == 0.5
 
 
 def sums_with_little_shared_memory(ordinal):
-    symmetric_memory.MOST_SHELF_BYTES = 4096
+    symmetric_memory.MOST_PART_BYTES = 4096
     return sums_of_all_types(ordinal)
 
 
@@ -242,9 +242,11 @@ def test_the_pass_adds_the_operands_of_all_members():
     start = make(ops.COLLECTIVE_START, x, collective=collective, count=1)
     wait = make(ops.COLLECTIVE_WAIT, start, results=(TensorType(torch.float32, (2, 3)),))
     graph = Graph((x,), (), (make(ops.GET, wait, index=0),))
-    (total,) = meetings(graph).outputs
-    counts = {op: sum(n.op is op for n in schedule(total)) for op in (ops.ADD, ops.GET, ops.LAID)}
-    assert counts == {ops.ADD: 2, ops.GET: 3, ops.LAID: 1}
+    (total,) = one_shot_sums(graph).outputs
+    counts = {
+        op: sum(n.op is op for n in schedule(total)) for op in (ops.ADD, ops.GET, ops.TO_SYMMETRIC)
+    }
+    assert counts == {ops.ADD: 2, ops.GET: 3, ops.TO_SYMMETRIC: 1}
     assert [n.attr("index") for n in schedule(total) if n.op is ops.GET] == [0, 1, 2]
     left, right = total.inputs
     assert left.op is ops.ADD and right.attr("index") == 2  # ((0 + 1) + 2)
@@ -255,4 +257,4 @@ def test_the_pass_leaves_other_exchanges_alone():
     start = make(ops.COLLECTIVE_START, x, collective=Collective("all_reduce", "sum"), count=1)
     wait = make(ops.COLLECTIVE_WAIT, start, results=(x.type,))
     result = make(ops.GET, wait, index=0)
-    assert meetings(Graph((x,), (), (result,))).outputs == (result,)
+    assert one_shot_sums(Graph((x,), (), (result,))).outputs == (result,)
