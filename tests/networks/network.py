@@ -165,7 +165,7 @@ class Network:
             f"def network(device, dtype=torch.{self.dtype}, low=torch.{self.low},",
             "            mark=lambda: None, random=plainly):",
             "    names, results = [], []",
-            *(f"    {leaf.name} = {leaf.text(several)}" for leaf in parameters),
+            *(f"    {leaf.name} = {self._parameter(leaf, several)}" for leaf in parameters),
             f"    leaves = [{', '.join(leaf.name for leaf in parameters)}]",
         ]
         if self.optimizer:
@@ -189,6 +189,11 @@ class Network:
                 '    names += [f"parameter {n}" for n in range(len(leaves))]',
             ]
         return "\n".join([*lines, "    mark()", "    return names, results", ""])
+
+    def _parameter(self, leaf: Leaf, several: bool) -> str:
+        """PyTorch's fused optimizer for the CPU writes beside a parameter that has gaps."""
+        dense = replace(leaf, layout="") if self.optimizer == "AdamW fused" else leaf
+        return dense.text(several)
 
     def _round(self, around: Callable[[Step], str], several: bool) -> list[str]:
         given = [leaf for leaf in self.leaves if leaf.kind != "parameter"]
