@@ -41,15 +41,17 @@ SETTINGS = {
 }
 
 
-def tries(first: int, count: int, level: int) -> None:
-    """In a process of its own: one line of JSON before and after each network.
-
-    level  of LLVM's code generation
-    """
+def compile_at(level: int) -> None:
+    """The level of LLVM's code generation in this process."""
     from ltc.llvm.compiler import llvm_binding
-    from tests.random_networks import tried
 
     llvm_binding.OPTIMIZATION = level
+
+
+def tries(first: int, count: int) -> None:
+    """In a process of its own: one line of JSON before and after each network."""
+    from tests.random_networks import tried
+
     for seed in range(first, first + count):
         print(json.dumps({"begins": seed}), flush=True)
         _, verdict = tried(seed)
@@ -251,8 +253,10 @@ def main() -> int:
     parser.add_argument("--shrinks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.tries is not None:
-        return tries(options.tries, options.count, options.level) or 0
+        compile_at(options.level)
+        return tries(options.tries, options.count) or 0
     if options.shrinks is not None:
+        compile_at(options.level)
         return shrinks(options.shrinks) or 0
     if options.text:
         return texts(int(options.seed)) or 0

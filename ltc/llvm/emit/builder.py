@@ -166,13 +166,20 @@ class Builder:
         if self.width == 1:
             arguments = ", ".join(f"{scalar} {x}" for x in operands)
             return self.value(f"call {scalar} @{function}({arguments})")
-        type, result = self.of(scalar), "poison"
+        type, results = self.of(scalar), []
         for lane in range(self.width):
             parts = [self.value(f"extractelement {type} {x}, i64 {lane}") for x in operands]
             arguments = ", ".join(f"{scalar} {x}" for x in parts)
-            one = self.value(f"call {scalar} @{function}({arguments})")
-            result = self.value(f"insertelement {type} {result}, {scalar} {one}, i64 {lane}")
-        return result
+            results.append(self.value(f"call {scalar} @{function}({arguments})"))
+        return self.vector_of(scalar, results)
+
+    def vector_of(self, scalar: str, lanes: Sequence[str]) -> str:
+        """A vector of scalars, one for each lane."""
+        vector = "poison"
+        for lane, x in enumerate(lanes):
+            place = f"{scalar} {x}, i64 {lane}"
+            vector = self.value(f"insertelement {self.of(scalar)} {vector}, {place}")
+        return vector
 
     # --- addresses, in elements ------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> 
     if blocks == 1:  # four doubles of 32 bytes, in an epilogue: no vectors of one lane
         with b.lanes(1):
             words = block_bits(b, seed, first, bits, stream)
-        return _vector_of(b, words)
+        return b.vector_of("i64", words)
     with b.lanes(blocks):
         start = b.splat("i64", _shifted_scalar(b, first, 2))
         block = b.value(f"add <{blocks} x i64> {start}, {multiples(blocks, 1, 'i64')}")
@@ -54,13 +54,6 @@ def adjacent_bits(b: Builder, seed: str, first: str, bits: int, stream: int) -> 
         words = [_shifted(b, word, 32 - bits) for word in words]
     first_pair, second_pair = [_interleaved(b, x, y, blocks, 1) for x, y in (words[:2], words[2:])]
     return _interleaved(b, first_pair, second_pair, 2 * blocks, 2)
-
-
-def _vector_of(b: Builder, words: list[str]) -> str:
-    vector = "poison"
-    for lane, word in enumerate(words):
-        vector = b.value(f"insertelement {b.of('i64')} {vector}, i64 {word}, i64 {lane}")
-    return vector
 
 
 def _interleaved(b: Builder, x: str, y: str, lanes: int, run: int) -> str:
