@@ -67,7 +67,7 @@ def convolution(
     *,
     results: Sequence[TensorType],
 ) -> Node:
-    if not x.dtype.is_floating_point or not x.size or not weight.size:
+    if not x.dtype.is_floating_point or not (x.size and weight.size and results[0].size):
         return NotImplemented
     if len(x.shape) != len(weight.shape):
         return NotImplemented
