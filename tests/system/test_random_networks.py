@@ -14,6 +14,7 @@ from tests.drawn import TIMES
 from tests.networks.blocks import BLOCKS
 from tests.networks.compose import REFUSALS, drawn_network
 from tests.networks.drawing import Drawing
+from tests.networks.expressions import WRITES
 from tests.networks.judge import judged
 from tests.networks.network import Leaf, Network, Step
 from tests.random_networks import smallest, tried
@@ -172,3 +173,10 @@ def test_every_block_suits_some_values(block):
         except REFUSALS:
             drawing.restore(saved)
     assert put >= 5, f"{block.__name__} was put {put} times of 40"
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_no_write_reads_from_a_view_what_it_writes(write):
+    """PyTorch refuses that where there are no gaps; with gaps, threads change what it gives."""
+    names = {"torch": torch, "device": "cpu", "x": torch.ones(3, 3), "y": torch.ones(3, 3)}
+    eval(write.format("x", "y", k=1), names)
