@@ -174,3 +174,20 @@ def test_the_gradient_of_repeated_positions_is_that_of_the_cpu(monkeypatch, leng
 
     exact = gradient("cpu")
     assert (gradient("ltc") - exact).abs().max() <= 1e-12 * exact.abs().max()
+
+
+@pytest.mark.parametrize("length, rest", [(23, (23, 33)), (24, (700,)), (17, (4, 9, 40))], ids=str)
+def test_rows_that_are_cut_to_one_element_keep_their_variables(monkeypatch, length, rest):
+    """A sum over dimensions of which one has one element left, beside a sum over repeats."""
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    shape, whole = (length, *rest), (2 * length, *rest)
+    x, target = torch.randn(shape, dtype=torch.float64), torch.randn(whole, dtype=torch.float64)
+
+    def results(device):
+        leaf = x.to(device).requires_grad_()
+        loss = F.mse_loss(leaf.repeat(2, *[1] * len(rest)), target.to(device))
+        loss.backward()
+        return loss.detach().cpu(), leaf.grad.cpu()
+
+    for ours, exact in zip(results("ltc"), results("cpu")):
+        torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-15)
