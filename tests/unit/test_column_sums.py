@@ -191,3 +191,42 @@ def test_rows_that_are_cut_to_one_element_keep_their_variables(monkeypatch, leng
 
     for ours, exact in zip(results("ltc"), results("cpu")):
         torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("times", [(1, 2, 3, 1), (1, 3, 2, 1), (2, 1, 4, 1)], ids=str)
+def test_rows_of_what_was_repeated_are_read_as_they_lie_in_memory(monkeypatch, rows, times):
+    """Beside the sum over the repeats there are views of which the rows' kernel knew nothing."""
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    x = torch.randn(1, 1, 5, 6, dtype=torch.float64)
+    weights = torch.randn(times[0], times[1], 25 * times[2], 6, dtype=torch.float64)
+
+    def results(device):
+        leaf = x.to(device).requires_grad_()
+        once = leaf.repeat(1, 1, 5, 1)
+        twice = (once + once).repeat(times)
+        normal = rows(twice + twice)
+        (normal * weights.to(device)).sum().backward()
+        return normal.detach().cpu(), leaf.grad.cpu()
+
+    for ours, exact in zip(results("ltc"), results("cpu")):
+        torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("times", [(4, 2, 1), (2, 3, 1), (1, 4, 1)], ids=str)
+def test_a_lookup_in_what_was_repeated_reads_it_as_it_lies_in_memory(monkeypatch, times):
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    x = torch.randn(1, 50, 8, dtype=torch.float64)
+    added = torch.randn(1, 50, 6, dtype=torch.float64)
+    chosen = torch.tensor([3, 1, 7, 3, 0, 5])
+    weights = torch.randn(times[0], 50 * times[1], 6, dtype=torch.float64)
+
+    def results(device):
+        leaf = added.to(device).requires_grad_()
+        found = (-x.to(device)).repeat(times).index_select(2, chosen.to(device))
+        rows = (found + leaf.repeat(times)).softmax(-1)
+        (rows * weights.to(device)).sum().backward()
+        return rows.detach().cpu(), leaf.grad.cpu()
+
+    for ours, exact in zip(results("ltc"), results("cpu")):
+        torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-12)

@@ -174,6 +174,12 @@ def join(rows: Draft, sums: Draft, joint: Joint) -> None:
     rows.stores = {n: renamed(offset, joint.rows) for n, offset in rows.stores.items()}
     rows.space, rows.depth = joint.space, joint.depth
     rows.reads |= sums.reads
+    rows.views = _views(rows, joint.rows) | _views(sums, joint.sums)
+    rows.whole |= sums.whole
+
+
+def _views(draft: Draft, by: Renaming) -> set[tuple[Any, ...]]:
+    return {(view, renamed(at, by), renamed_guards(g, by)) for view, at, g in draft.views}
 
 
 def _totals(sums: Draft, by: Renaming) -> Iterator[tuple[Node, tuple[Any, ...]]]:
