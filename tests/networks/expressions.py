@@ -278,8 +278,8 @@ WRITES = (
     "{0}.tril_()",
     "{0}.swapaxes(0, -1).tril_()",
     "{0}.div_({1}.abs() + 1)",
-    (
-        "{0}.index_put_((torch.zeros(2, dtype=torch.long, device=device),), {0}[:1].detach(), "
-        "accumulate=True)"
+    (  # a clone: whether what is read was written before is for no device to say
+        "{0}.index_put_((torch.zeros(2, dtype=torch.long, device=device),), "
+        "{0}[:1].detach().clone(), accumulate=True)"
     ),
 )
