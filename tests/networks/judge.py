@@ -59,14 +59,26 @@ class Verdict:
 
 @dataclass
 class Draws:
-    """The random numbers that ltc drew, for the CPU to repeat: the devices' streams differ."""
+    """The random numbers that ltc drew, for the CPU to repeat: the devices' streams differ.
 
-    taken: list[torch.Tensor] = field(default_factory=list)
+    Of dropout it is ones that tell what was kept, drawn again: a zero that was kept is a zero.
+    """
 
-    def take(self, function: Callable, *arguments):
-        result = function(*arguments)
-        self.taken.append(result.detach().clone())
+    taken: list[Callable[[], torch.Tensor]] = field(default_factory=list)
+
+    def take(self, function: Callable, x: torch.Tensor, *arguments):
+        state = torch.ltc.get_rng_state()
+        result = function(x, *arguments)
+        if function is F.dropout:
+            self.taken.append(functools.partial(_kept, state, x.shape, x.dtype, *arguments))
+        else:
+            drawn = result.detach().clone()
+            self.taken.append(lambda: drawn.cpu())
         return result
+
+    def numbers(self) -> list[torch.Tensor]:
+        """What was drawn, as soon as the network has run."""
+        return [draw() for draw in self.taken]
 
     def repeat(self, following: list[torch.Tensor]) -> Callable:
         remaining = iter(following)
@@ -78,6 +90,12 @@ class Draws:
             return drawn.to(x.dtype)
 
         return repeated
+
+
+def _kept(state: torch.Tensor, shape: torch.Size, dtype: torch.dtype, p: float) -> torch.Tensor:
+    """What dropout makes of ones where it draws what it drew in that state."""
+    torch.ltc.set_rng_state(state)
+    return F.dropout(torch.ones(shape, dtype=dtype, device="ltc"), p).cpu()
 
 
 def judged(network: Network) -> Verdict:
@@ -94,7 +112,7 @@ def _judged(network: Network) -> Verdict:
     draws = Draws()
     try:
         names, ours = _on_ltc(network, draws)
-        drawn = [x.cpu() for x in draws.taken]
+        drawn = draws.numbers()
     except Exception as error:  # whatever it is: the CPU does not raise it
         _on_cpu(network)
         lines = str(error).strip().splitlines() or [""]

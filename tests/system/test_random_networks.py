@@ -137,6 +137,17 @@ def test_dropout_is_judged_by_what_ltc_dropped():
     assert (str(verdict), verdict.strict) == ("", 2)
 
 
+def test_dropout_is_judged_by_what_ltc_dropped_where_it_is_given_zeros():
+    """A zero that was kept has a gradient."""
+    leaves = (Leaf("p0", "parameter", (33, 5), 1),)
+    steps = (
+        Step("v0", "{0} - {0}.detach()", ("p0",)),
+        Step("v1", "random(F.dropout, {0}, {p})", ("v0",), (("p", 0.5),)),
+        Step("v2", "{0}.sum()", ("v1",)),
+    )
+    assert not str(judged(Network(leaves, steps, ("v1",), ("v2",))))
+
+
 def test_a_number_that_depends_on_a_rounding_is_no_failure():
     """The mean of equal numbers is that number, give or take a rounding: its sign is anything."""
     leaves = (Leaf("x0", "input", (1, 33), 1),)
