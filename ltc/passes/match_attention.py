@@ -159,6 +159,15 @@ def _factor(node: Node) -> tuple[Node, Node] | None:
     return None
 
 
+def _shaped(x: Node, shape: tuple[int, ...]) -> Node:
+    """The same elements in another shape.  Raises NoMatch where they are not as many.
+
+    Weights may be multiplied in another shape than softmax has them: all rows of all heads at once.
+    """
+    _need(x.size == math.prod(shape))
+    return build.reshape(x, shape)
+
+
 def _times(x: Node | None, y: Node) -> Node:
     return y if x is None else x * y
 
@@ -333,10 +342,10 @@ class _Finder:
     ) -> Found:
         left, right = parts.product.inputs
         batch, (rows, columns) = weights.shape[:-2], weights.shape[-2:]
-        self.query = build.reshape(left, (*batch, rows, left.shape[-1]))
-        right = build.reshape(right, (*batch, right.shape[-2], columns))
+        self.query = _shaped(left, (*batch, rows, left.shape[-1]))
+        right = _shaped(right, (*batch, right.shape[-2], columns))
         self.key = build.transpose(right, -2, -1)
-        self.value = build.reshape(value, (*batch, columns, value.shape[-1]))
+        self.value = _shaped(value, (*batch, columns, value.shape[-1]))
         _need(forward.shape[-2] == rows and forward.size == weights.size // columns
               * value.shape[-1])  # fmt: skip
         self.rest, self.attrs = self._rest(parts, dropout, weights.shape)
@@ -388,7 +397,7 @@ class _Finder:
             factor, query_gradient, key_gradient = self._to_operands(of_scores, parts, undropped)
         batch = weights.shape[:-2]
         gradient = _there(gradient)  # one of both has one
-        rows = build.reshape(gradient, (*batch, *gradient.shape[-2:]))
+        rows = _shaped(gradient, (*batch, *gradient.shape[-2:]))
         result, logarithms = build.get(found.node, 0), build.get(found.node, 1)
         _need(rows.type == result.type)
         plain = tuple(range(len(weights.shape)))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 import ltc.core.lazy_model as ltm
 from tests.networks.network import Network, Step, head, precision
@@ -59,14 +60,26 @@ class Verdict:
 
 @dataclass
 class Draws:
-    """The random numbers that ltc drew, for the CPU to repeat: the devices' streams differ."""
+    """The random numbers that ltc drew, for the CPU to repeat: the devices' streams differ.
 
-    taken: list[torch.Tensor] = field(default_factory=list)
+    Of dropout it is ones that tell what was kept, drawn again: a zero that was kept is a zero.
+    """
 
-    def take(self, function: Callable, *arguments):
-        result = function(*arguments)
-        self.taken.append(result.detach().clone())
+    taken: list[Callable[[], torch.Tensor]] = field(default_factory=list)
+
+    def take(self, function: Callable, x: torch.Tensor, *arguments):
+        state = torch.ltc.get_rng_state()
+        result = function(x, *arguments)
+        if function is F.dropout:
+            self.taken.append(functools.partial(_kept, state, x.shape, x.dtype, *arguments))
+        else:
+            drawn = result.detach().clone()
+            self.taken.append(lambda: drawn.cpu())
         return result
+
+    def numbers(self) -> list[torch.Tensor]:
+        """What was drawn, as soon as the network has run."""
+        return [draw() for draw in self.taken]
 
     def repeat(self, following: list[torch.Tensor]) -> Callable:
         remaining = iter(following)
@@ -78,6 +91,12 @@ class Draws:
             return drawn.to(x.dtype)
 
         return repeated
+
+
+def _kept(state: torch.Tensor, shape: torch.Size, dtype: torch.dtype, p: float) -> torch.Tensor:
+    """What dropout makes of ones where it draws what it drew in that state."""
+    torch.ltc.set_rng_state(state)
+    return F.dropout(torch.ones(shape, dtype=dtype, device="ltc"), p).cpu()
 
 
 def judged(network: Network) -> Verdict:
@@ -94,7 +113,7 @@ def _judged(network: Network) -> Verdict:
     draws = Draws()
     try:
         names, ours = _on_ltc(network, draws)
-        drawn = [x.cpu() for x in draws.taken]
+        drawn = draws.numbers()
     except Exception as error:  # whatever it is: the CPU does not raise it
         _on_cpu(network)
         lines = str(error).strip().splitlines() or [""]
@@ -230,13 +249,16 @@ def _spread(
     A number is rounded relative to itself on the way forward, where an exact zero is mostly meant,
     and on the way back relative to the largest gradient that it is made of: there sums cancel.
 
+    What calls round before their results, `_RoundedInside` does.
+
     of_largest  on the way forward, too, numbers are rounded relative to their tensor's largest
     """
     roundings = _roundings(network, draws, drawn)
     runs = []
     for run in range(NOISY_RUNS):
         function = _function(network, _named, rounded=_Rounding(run, roundings, of_largest).rounded)
-        _, results = function("cpu", torch.float64, torch.float64, random=draws.repeat(drawn))
+        with _RoundedInside(run, precision(network.dtype)):
+            _, results = function("cpu", torch.float64, torch.float64, random=draws.repeat(drawn))
         runs.append([x.detach().double() for x in results])
     exact = _on_cpu(network, draws.repeat(drawn), torch.float64)
     return [torch.stack([_moved(x, z) for x in others]) for z, *others in zip(exact, *runs)]
@@ -292,6 +314,42 @@ class _Rounding:
 
     def _normal(self, x: torch.Tensor) -> torch.Tensor:
         return torch.randn(x.shape, generator=self.source, dtype=x.dtype)
+
+
+class _RoundedInside(TorchFunctionMode):
+    """Calls of which the result can be far less than what they round before it.
+
+    The terms of a sum, which may cancel; the mean of a row, where the row is its mean but for a
+    little, which layer_norm makes large.
+    """
+
+    SUMS = frozenset({torch.sum, torch.mean, torch.Tensor.sum, torch.Tensor.mean})
+    NORMS = frozenset({F.layer_norm})
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.source = torch.Generator().manual_seed(seed)
+        wide = dtype if dtype is torch.float64 else torch.float32  # both sum no narrower ones
+        self.unit = torch.finfo(wide).eps / 2
+
+    def __torch_function__(self, function, types, arguments=(), named=None):
+        named = named or {}
+        if function in self.SUMS and arguments and arguments[0].is_floating_point():
+            x, *rest = arguments
+            return function(x + self._rounding(x), *rest, **named)
+        result = function(*arguments, **named)
+        return self._shifted(result, *arguments, **named) if function in self.NORMS else result
+
+    def _shifted(self, result, x, shape, weight=None, bias=None, eps=1e-5):
+        """layer_norm's result where the mean of each row was rounded."""
+        dims = tuple(range(-len(shape), 0))
+        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+        off = self._rounding(mean) / (variance + eps).sqrt()
+        return result - (off if weight is None else off * weight)
+
+    def _rounding(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(x.shape, generator=self.source, dtype=x.dtype)
+        return self.unit * x.detach().nan_to_num(0, 0, 0) * noise  # what is infinite stays so
 
 
 def _named(step: Step) -> str:

@@ -138,6 +138,51 @@ def test_dropout_is_judged_by_what_ltc_dropped():
     assert (str(verdict), verdict.strict) == ("", 2)
 
 
+def test_dropout_is_judged_by_what_ltc_dropped_where_it_is_given_zeros():
+    """A zero that was kept has a gradient."""
+    leaves = (Leaf("p0", "parameter", (33, 5), 1),)
+    steps = (
+        Step("v0", "{0} - {0}.detach()", ("p0",)),
+        Step("v1", "random(F.dropout, {0}, {p})", ("v0",), (("p", 0.5),)),
+        Step("v2", "{0}.sum()", ("v1",)),
+    )
+    assert not str(judged(Network(leaves, steps, ("v1",), ("v2",))))
+
+
+@pytest.mark.parametrize("error, is_right", [(2e-6, True), (1e-2, False)])
+def test_a_sum_that_cancels_is_as_near_as_its_terms_are(monkeypatch, error, is_right):
+    added_up = torch.sum
+
+    def in_another_order(x):
+        return added_up(x) + (error if x.device.type == "ltc" else 0)
+
+    monkeypatch.setattr(torch, "sum", in_another_order)
+    leaves = (Leaf("x0", "input", (8,), 1),)
+    steps = (Step("v0", "torch.sum(torch.cat([{0}, -{0}]).sin())", ("x0",)),)
+    verdict = judged(Network(leaves, steps, ("v0",)))
+    assert (not str(verdict), verdict.widened) == (is_right, int(is_right))
+
+
+@pytest.mark.parametrize("error, is_right", [(1e-6, True), (1e-2, False)])
+def test_a_row_of_equal_numbers_is_as_near_to_its_mean_as_that_is_rounded(
+    monkeypatch, error, is_right
+):
+    """layer_norm multiplies the difference by 1 / sqrt(eps)."""
+    normal = torch.layer_norm
+
+    def of_another_mean(x, *more):
+        return normal(x, *more) + (error / 1e-5**0.5 if x.device.type == "ltc" else 0)
+
+    monkeypatch.setattr(torch, "layer_norm", of_another_mean)
+    leaves = (Leaf("x0", "input", (5, 1), 1),)
+    steps = (
+        Step("v0", "{0}.expand(5, 31)", ("x0",)),
+        Step("v1", "F.layer_norm({0}, (31,))", ("v0",)),
+    )
+    verdict = judged(Network(leaves, steps, ("v1",)))
+    assert (not str(verdict), verdict.widened) == (is_right, int(is_right))
+
+
 def test_a_number_that_depends_on_a_rounding_is_no_failure():
     """The mean of equal numbers is that number, give or take a rounding: its sign is anything."""
     leaves = (Leaf("x0", "input", (1, 33), 1),)

@@ -174,3 +174,59 @@ def test_the_gradient_of_repeated_positions_is_that_of_the_cpu(monkeypatch, leng
 
     exact = gradient("cpu")
     assert (gradient("ltc") - exact).abs().max() <= 1e-12 * exact.abs().max()
+
+
+@pytest.mark.parametrize("length, rest", [(23, (23, 33)), (24, (700,)), (17, (4, 9, 40))], ids=str)
+def test_rows_that_are_cut_to_one_element_keep_their_variables(monkeypatch, length, rest):
+    """A sum over dimensions of which one has one element left, beside a sum over repeats."""
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    shape, whole = (length, *rest), (2 * length, *rest)
+    x, target = torch.randn(shape, dtype=torch.float64), torch.randn(whole, dtype=torch.float64)
+
+    def results(device):
+        leaf = x.to(device).requires_grad_()
+        loss = F.mse_loss(leaf.repeat(2, *[1] * len(rest)), target.to(device))
+        loss.backward()
+        return loss.detach().cpu(), leaf.grad.cpu()
+
+    for ours, exact in zip(results("ltc"), results("cpu")):
+        torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("times", [(1, 2, 3, 1), (1, 3, 2, 1), (2, 1, 4, 1)], ids=str)
+def test_rows_of_what_was_repeated_are_read_as_they_lie_in_memory(monkeypatch, rows, times):
+    """Beside the sum over the repeats there are views of which the rows' kernel knew nothing."""
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    x = torch.randn(1, 1, 5, 6, dtype=torch.float64)
+    weights = torch.randn(times[0], times[1], 25 * times[2], 6, dtype=torch.float64)
+
+    def results(device):
+        leaf = x.to(device).requires_grad_()
+        once = leaf.repeat(1, 1, 5, 1)
+        twice = (once + once).repeat(times)
+        normal = rows(twice + twice)
+        (normal * weights.to(device)).sum().backward()
+        return normal.detach().cpu(), leaf.grad.cpu()
+
+    for ours, exact in zip(results("ltc"), results("cpu")):
+        torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("times", [(4, 2, 1), (2, 3, 1), (1, 4, 1)], ids=str)
+def test_a_lookup_in_what_was_repeated_reads_it_as_it_lies_in_memory(monkeypatch, times):
+    monkeypatch.setenv("LTC_BACKEND", "llvm")
+    x = torch.randn(1, 50, 8, dtype=torch.float64)
+    added = torch.randn(1, 50, 6, dtype=torch.float64)
+    chosen = torch.tensor([3, 1, 7, 3, 0, 5])
+    weights = torch.randn(times[0], 50 * times[1], 6, dtype=torch.float64)
+
+    def results(device):
+        leaf = added.to(device).requires_grad_()
+        found = (-x.to(device)).repeat(times).index_select(2, chosen.to(device))
+        rows = (found + leaf.repeat(times)).softmax(-1)
+        (rows * weights.to(device)).sum().backward()
+        return rows.detach().cpu(), leaf.grad.cpu()
+
+    for ours, exact in zip(results("ltc"), results("cpu")):
+        torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-12)

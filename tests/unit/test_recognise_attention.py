@@ -163,3 +163,42 @@ def test_what_someone_reads_is_made(attentions, attend):
     assert not attentions
     for mine, theirs in zip(on_ltc, trained("cpu", attend)):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def of_a_linear_layer(weights, q, v):
+    """Its product has as many rows as all heads together."""
+    return F.linear(weights, v.flatten()[: weights.shape[-1]].view(1, -1))
+
+
+def of_all_heads_at_once(weights, q, v):
+    return (weights.flatten(0, 2).mT @ q.flatten(0, 2)).sum() + weights @ v
+
+
+def of_one_head_for_all(weights, q, v):
+    return weights @ v[:1, :1]
+
+
+def of_rows_in_pairs(weights, q, v):
+    pairs = weights.unflatten(-2, (2, -1)).flatten(0, 2)
+    return pairs @ v.flatten(0, 1).repeat_interleave(2, 0)
+
+
+@pytest.mark.parametrize(
+    "use", [of_a_linear_layer, of_all_heads_at_once, of_one_head_for_all, of_rows_in_pairs]
+)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 3, 8, 6), (1, 1, 4, 4), (1, 6, 2, 2)], ids=str)
+@pytest.mark.parametrize("backward", [False, True])
+def test_weights_that_are_used_otherwise_are_right(attentions, use, shape, backward):
+    *batch, rows, columns = shape
+    q, k, v = (torch.randn(*batch, n, 5, dtype=torch.float64) for n in (rows, columns, columns))
+
+    def results(device):
+        own = [x.to(device).requires_grad_(backward) for x in (q, k, v)]
+        weights = (own[0] @ own[1].mT * 0.3).softmax(-1)
+        result = use(weights, own[0], own[2])
+        del weights  # who holds them reads them
+        gradients = torch.autograd.grad(result.sin().sum(), own) if backward else []
+        return [x.detach().cpu() for x in (result, *gradients)]
+
+    for mine, theirs in zip(results("ltc"), results("cpu")):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)

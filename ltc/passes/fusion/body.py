@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class Body:
 
     def operand(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
         """What a node is where it is read: computed in this kernel, or in memory."""
-        base, index = through_views(node, index, self.draft.space)
+        base, index = through_views(node, index, self.draft.space, self._stays(guards))
         if behind_barrier(base):
             return self._load(base.inputs[0], index, guards)
         if base.op is ops.CONSTANT:
@@ -65,6 +66,10 @@ class Body:
         if (base, offset_of(base, index), guards) in self._computed:
             return self.value(base, index, guards)
         return self._load(base, index, guards)
+
+    def _stays(self, guards: tuple[Guard, ...]) -> Callable[[Node, Index], bool]:
+        views = self.draft.views
+        return lambda view, index: bool(views) and (view, offset_of(view, index), guards) in views
 
     def _load(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Value:
         if node.op is ops.CONSTANT:
@@ -99,7 +104,7 @@ class Body:
     def _lookup(
         self, node: Node, index: Index, guards: tuple[Guard, ...], position: Value
     ) -> Value:
-        base, offset, step = looked_up(node, index, self.draft.space)
+        base, offset, step = looked_up(node, index, self.draft)
         if base.op is ops.CONSTANT:
             return self._looked_at(position, self.value(base, (), ()))
         data = (base, offset, step, node.inputs[0].shape[node.attr("dim")])

@@ -72,7 +72,8 @@ class Joint:
     """One space for a draft of rows and one of sums over them.
 
     rows, sums  what the variables of each draft are in the new space: first those that tell the
-                sums' rows apart, then those that are summed over, then those along a row
+                sums' rows apart, then those that are summed over, then those along a row: each of
+                the rows' own, those of one element too, since reductions count them
     kept        how many are of the first kind
     depth       how many are of the first two
     pieces      how many rows of sums there are
@@ -81,11 +82,11 @@ class Joint:
     def __init__(self, rows: Draft, sums: Draft, along: list[Affine]) -> None:
         """`along`: what each variable of the rows is in variables of the sums."""
         assert sums.depth is not None
-        columns = [form.terms[0][0] for form in along[rows.depth :] if form.terms]
+        columns = [form.terms[0][0] if form.terms else None for form in along[rows.depth :]]
         kept = [v for v in range(sums.depth) if v not in columns]
         summed = list(range(sums.depth, len(sums.space)))
         order = [*kept, *summed, *columns]
-        self.space = tuple(sums.space[v] for v in order)
+        self.space = tuple(1 if v is None else sums.space[v] for v in order)
         self.kept, self.depth = len(kept), len(kept) + len(summed)
         self.pieces = prod(sums.space[v] for v in kept)
         places = {v: k for k, v in enumerate(order)}
@@ -173,6 +174,12 @@ def join(rows: Draft, sums: Draft, joint: Joint) -> None:
     rows.stores = {n: renamed(offset, joint.rows) for n, offset in rows.stores.items()}
     rows.space, rows.depth = joint.space, joint.depth
     rows.reads |= sums.reads
+    rows.views = _views(rows, joint.rows) | _views(sums, joint.sums)
+    rows.whole |= sums.whole
+
+
+def _views(draft: Draft, by: Renaming) -> set[tuple[Any, ...]]:
+    return {(view, renamed(at, by), renamed_guards(g, by)) for view, at, g in draft.views}
 
 
 def _totals(sums: Draft, by: Renaming) -> Iterator[tuple[Node, tuple[Any, ...]]]:

@@ -22,6 +22,9 @@ class Draft:
     members  nodes computed in it -> the places (index, guards) where
     stores   nodes it puts in memory -> offset
     reads    nodes whose values it loads, or will compute itself
+    views    those of them that are views, which it loads as they lie in memory: (node, offset,
+             guards); other variables might look through them, at what need not be there
+    whole    nodes that it finds in memory whatever the place
     passes   how many reductions it has
     product  the product that this is the epilogue of, or None
     sums     nodes that add up what it computes, over some of its rows -> (offset, what: a node,
@@ -33,9 +36,16 @@ class Draft:
     members: dict[Node, set[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(set))
     stores: dict[Node, Affine] = field(default_factory=dict)
     reads: set[Node] = field(default_factory=set)
+    views: set[tuple[Any, ...]] = field(default_factory=set)
+    whole: set[Node] = field(default_factory=set)
     passes: int = 0
     product: Node | None = None
     sums: dict[Node, tuple[Any, ...]] = field(default_factory=dict)
+
+    def keep(self, node: Node) -> None:
+        """Reads what is in memory, whatever the place."""
+        self.reads.add(node)
+        self.whole.add(node)
 
 
 class ReadPlace:

@@ -217,10 +217,7 @@ class _Fuser:
                 self._absorb(node, place)
             return
         alone = len(places) == 1 and not stored
-        if is_awaited(node, places.values()):
-            self._begin(node)
-            return
-        for place in places.values():
+        for place in () if is_awaited(node, places.values()) else places.values():
             if self._may_absorb(node, place, alone):
                 self._absorb(node, place)
                 if not alone:
@@ -326,7 +323,7 @@ class _Fuser:
         draft = place.draft
         draft.members[node].add((place.index, place.guards))
         if node.op in LOOKUPS:
-            self._keep(looked_up(node, place.index, draft.space)[0], draft)
+            self._keep(looked_up(node, place.index, draft)[0], draft)
         if node.op.kind == "reduce":
             open_rows(node, place)
             draft.passes += 1
@@ -341,13 +338,15 @@ class _Fuser:
                 continue
             draft.reads.add(base)
             if base.op is not ops.INPUT:
+                if base.op in VIEWS:
+                    draft.views.add((base, offset_of(base, index), guards))
                 if base.op in VIEWS or not (base in self.native or base in self.products):
                     self.in_memory.add(base)
                 self.places[base].append(ReadPlace(draft, index, guards))
 
     def _keep(self, node: Node, draft: Draft) -> None:
         """The draft reads the node in memory."""
-        draft.reads.add(node)
+        draft.keep(node)
         self.readers[node].add(draft)
         if node.op not in LEAVES:
             self.in_memory.add(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from ltc.ir import ops
@@ -108,22 +109,31 @@ def _index_of_index(node: Node, index: tuple[Affine, ...]) -> tuple[Affine, ...]
     return index[dim : dim + len(node.inputs[1].shape)]
 
 
-def looked_up(node: Node, index: Index, space: tuple[int, ...]) -> tuple[Node, Affine, int]:
+def looked_up(node: Node, index: Index, draft: Draft) -> tuple[Node, Affine, int]:
     """Where a lookup reads: (a node in memory, its element at index 0, elements to the next)."""
     x, dim = node.inputs[0], node.attr("dim")
     width = 1 if node.op is ops.GATHER else len(node.inputs[1].shape)
-    found = len(space)  # a variable that stands for the index, whatever it is
+    found = len(draft.space)  # a variable that stands for the index, whatever it is
     dims = _by_dims(index)
     looked = (*dims[:dim], Affine(0, ((found, 1),)), *dims[dim + width :])
-    base, place = through_views(x, looked, (*space, x.shape[dim]))
+    space = (*draft.space, x.shape[dim])
+    base, place = through_views(x, looked, space, lambda view, _: view in draft.whole)
     offset = offset_of(base, place)
     rest = Affine(offset.constant, tuple(term for term in offset.terms if term[0] != found))
     return (base.inputs[0] if behind_barrier(base) else base), rest, offset.coefficient(found)
 
 
-def through_views(node: Node, index: Index, space: tuple[int, ...]) -> tuple[Node, Index]:
-    """The node that the views lead to, and its index; views that have none stay."""
-    while node.op in VIEWS and node.op is not ops.BARRIER:
+def through_views(
+    node: Node,
+    index: Index,
+    space: tuple[int, ...],
+    stays: Callable[[Node, Index], bool] = lambda node, index: False,
+) -> tuple[Node, Index]:
+    """The node that the views lead to, and its index; views that have none stay.
+
+    stays  whether a view is not to be looked through
+    """
+    while node.op in VIEWS and node.op is not ops.BARRIER and not stays(node, index):
         x = node.inputs[0]
         if node.op is ops.RESHAPE:
             flat = offset_of(node, index)
