@@ -11,7 +11,16 @@ import torch
 import torch.utils.checkpoint
 
 from ltc.aten.call import Call
-from ltc.device.hooks import assignment, default_dtype, dynamo, module, moving, scripting, tracing
+from ltc.device.hooks import (
+    assignment,
+    default_dtype,
+    dynamo,
+    module,
+    moving,
+    scripting,
+    strided_copies,
+    tracing,
+)
 from ltc.device.recording import gradient_views
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap
@@ -43,6 +52,7 @@ def install() -> None:
     dynamo.install()
     scripting.install()
     tracing.install()
+    strided_copies.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------

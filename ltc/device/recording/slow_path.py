@@ -4,6 +4,7 @@ recognise what comes next on its path ends up here."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from ltc.device.recording.signature import (
     Signature,
 )
 from ltc.device.recording.state import State
+from ltc.device.recording.strides import note_strides
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
@@ -268,6 +270,8 @@ class _Lowered:
             self.seed,
         )
         self.recorder.values(call, types)
+        if signature.is_view:
+            note_strides(call)
         return call
 
 
@@ -318,13 +322,23 @@ def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None
 
 
 def _views(recorder: Recorder, signature: Signature, state: State, entry: Entry):
-    link = (entry.call.overload, entry.call.args[1:], entry.call.kwargs)
+    link = _link(entry.call)
     if signature.returns == ("Tensor",):
         entry.link = (*link, None)
         return link_view(recorder, state, entry.value, entry.link)
     values = entry.call.results
     entry.link = [(*link, index) for index in range(len(values))]
     return link_views(recorder, state, values, entry.link)
+
+
+def _link(call: Call) -> tuple:
+    """How the views that `call` makes are derived from what they show."""
+    source: Any = call.args[0]
+    if call.overload is torch.ops.aten.expand.default and call.results[0] is not None:
+        shape = call.results[0].shape
+        if prod(shape) == prod(source.shape):  # no element is there twice, so it may be written to
+            return torch.ops.aten.view.default, (shape,), {}
+    return call.overload, call.args[1:], call.kwargs
 
 
 def _wrapped(recorder: Recorder, signature: Signature, results: list):

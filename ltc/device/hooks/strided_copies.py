@@ -1,0 +1,96 @@
+"""contiguous, reshape, flatten and ravel of a view are copies where the CPU's are.
+
+torch decides by the strides of a tensor, and every lazy tensor appears contiguous.  So its Python
+functions ask here first.  What C++ reshapes for its own use nobody writes to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ltc.device.recording.strides import without_values
+from ltc.device.recording.sync import value_of
+from ltc.device.torch_device import storage_of
+from ltc.support.torch_private import plain_functions
+
+_NAMES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
+# what a fake tensor and other wrappers raise where a lazy tensor's state is looked for
+_NO_STATE = (AttributeError, TypeError, NotImplementedError, RuntimeError)
+is_compiling = torch.compiler.is_compiling
+
+
+def install() -> None:
+    for name in _NAMES:
+        method = getattr(torch.Tensor, name)
+        setattr(torch.Tensor, name, _method(method))
+        if hasattr(torch, name):
+            setattr(torch, name, _function(getattr(torch, name), method))
+
+
+def _method(original: Callable[..., Any]):
+    """A tensor's method, given a copy of a lazy view of which it makes a copy on the CPU."""
+
+    @functools.wraps(original)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any):
+        try:
+            if self.is_cpu or storage_of(self).lazy.base is None:
+                return original(self, *args, **kwargs)
+        except _NO_STATE:
+            return original(self, *args, **kwargs)
+        return original(_copy_where_needed(original, self, args, kwargs), *args, **kwargs)
+
+    return method
+
+
+def _function(original: Callable[..., Any], method: Callable[..., Any]):
+    """The same for torch's function of that name, through which Dynamo looks."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any):
+        if is_compiling() or not args:
+            return original(*args, **kwargs)
+        tensor = _copy_where_needed(method, args[0], args[1:], kwargs)
+        return original(tensor, *args[1:], **kwargs)
+
+    return function
+
+
+def _copy_where_needed(
+    method: Callable[..., Any], tensor: torch.Tensor, args: tuple, kwargs: dict
+) -> torch.Tensor:
+    try:
+        state = storage_of(tensor).lazy
+    except _NO_STATE:
+        return tensor
+    strides = None if state.base is None else value_of(state).strides
+    if strides is None:
+        return tensor
+    shape, named = tuple(tensor.shape), tuple(kwargs.items())
+    if method.__name__ == "reshape_as":
+        method, args = torch.Tensor.reshape, tuple(args[0].shape)
+    try:
+        is_view = _gives_view(method, shape, strides, args, named)
+    except TypeError:  # a list has no hash
+        is_view = _gives_view.__wrapped__(method, shape, strides, args, named)
+    return tensor if is_view else tensor.clone()
+
+
+@functools.lru_cache(1024)
+def _gives_view(
+    method: Callable[..., Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    args: tuple,
+    named: tuple,
+) -> bool:
+    with plain_functions(), torch.no_grad():
+        viewed = without_values(shape, strides, torch.uint8)
+        try:
+            result = method(viewed, *args, **dict(named))
+        except (RuntimeError, TypeError, IndexError):  # so it will for the caller
+            return True
+    return storage_of(result) is storage_of(viewed)
