@@ -333,9 +333,9 @@ def norm(d: Drawing, x: str) -> str:
             "F.layer_norm({0}, {last}, {1}, {2})", x, weight, d.parameter(last), last=last
         )
     if choice < 0.55:
-        return d.step("F.rms_norm({0}, {last}, {1})", x, weight, last=last)
+        return d.step("F.rms_norm({0}, {last}, {1}, eps=1e-6)", x, weight, last=last)
     if choice < 0.62:
-        return d.step("F.rms_norm({0}, {last})", x, last=last)
+        return d.step("F.rms_norm({0}, {last}, eps=1e-6)", x, last=last)
     x = d.at_least(x, d.r.choice((2, 3, 4, max(2, len(shape)))))
     c = d.shape(x)[1]
     w, b = d.parameter((c,)), d.parameter((c,))
@@ -365,7 +365,7 @@ def convolution(d: Drawing, x: str) -> str:
     more = {"stride": d.r.choice((1, 1, 2)), "padding": d.r.choice((0, 1, 1, 2)), "groups": groups}
     scale = 1 / math.sqrt(channels // groups * math.prod(size) + 1)
     if d.r.random() < 0.25:
-        weight = d.parameter((channels, out // groups, *size))
+        weight = d.weight((channels, out // groups, *size))
         return d.step(
             "F.conv_transpose{r}d({0}, {1} * {s}, "
             "stride={stride}, padding={padding}, groups={groups})",
@@ -375,7 +375,7 @@ def convolution(d: Drawing, x: str) -> str:
             s=scale,
             **more,
         )
-    weight = d.parameter((out, channels // groups, *size))
+    weight = d.weight((out, channels // groups, *size))
     more["dilation"] = d.r.choice((1, 1, 1, 2))
     options = "stride={stride}, padding={padding}, groups={groups}, dilation={dilation}"
     if d.r.random() < 0.6:
@@ -445,7 +445,7 @@ def mixer(d: Drawing, x: str) -> str:
             (
                 "F.layer_norm({0}, {last})",
                 "{0}.softmax(-1)",
-                "F.rms_norm({0}, {last})",
+                "F.rms_norm({0}, {last}, eps=1e-6)",
                 "F.normalize({0}, dim=-1)",
             )
         ),

@@ -80,6 +80,11 @@ class Drawing:
     def parameter(self, shape: Sequence[int], values: str = "", **more) -> str:
         return self._leaf("parameter", shape, values=values or self._kind(), **more)
 
+    def weight(self, shape: Sequence[int]) -> str:
+        """A finite parameter: whether padding meets it is for each convolution's own way to say."""
+        kind = self._kind()
+        return self.parameter(shape, "normal" if kind == "special" else kind)
+
     def given(self, shape: Sequence[int], values: str = "", **more) -> str:
         return self._leaf("input", shape, values=values or self._kind(), **more)
 

@@ -167,11 +167,11 @@ OVER_ONE = (
     "{0}.index_select({d}, torch.arange({n} - 1, -1, -1, device=device))",
 )
 
-OVER_ROWS = (
+OVER_ROWS = (  # rms_norm's own eps is another in each dtype
     "{0}.softmax(-1)",
     "{0}.log_softmax(-1)",
     "F.layer_norm({0}, {last})",
-    "F.rms_norm({0}, {last})",
+    "F.rms_norm({0}, {last}, eps=1e-6)",
     "F.normalize({0}, dim=-1)",
 )
 

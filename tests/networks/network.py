@@ -63,10 +63,10 @@ if __name__ == "__main__":
 OPTIMIZERS = {
     "SGD": "torch.optim.SGD(leaves, lr=0.05)",
     "momentum": "torch.optim.SGD(leaves, lr=0.05, momentum=0.9, weight_decay=0.01)",
-    "Adam": "torch.optim.Adam(leaves, lr=0.01)",
-    "AdamW foreach": "torch.optim.AdamW(leaves, lr=0.01, foreach=True)",
-    "AdamW fused": "torch.optim.AdamW(leaves, lr=0.01, fused=True)",
-    "RMSprop": "torch.optim.RMSprop(leaves, lr=0.01)",
+    "Adam": "torch.optim.Adam(leaves, lr=0.01{eps})",
+    "AdamW foreach": "torch.optim.AdamW(leaves, lr=0.01{eps}, foreach=True)",
+    "AdamW fused": "torch.optim.AdamW(leaves, lr=0.01{eps}, fused=True)",
+    "RMSprop": "torch.optim.RMSprop(leaves, lr=0.01{eps})",
 }
 LAYOUTS = {"": "", "turned": ".mT", "every other": "[::2]", "expanded": ".expand{shape}"}
 
@@ -169,7 +169,7 @@ class Network:
             f"    leaves = [{', '.join(leaf.name for leaf in parameters)}]",
         ]
         if self.optimizer:
-            lines.append(f"    optimizer = {OPTIMIZERS[self.optimizer]}")
+            lines.append(f"    optimizer = {self._optimizer()}")
         indent = "    "
         if several:
             lines.append(f"    for step in range({self.rounds}):")
@@ -189,6 +189,11 @@ class Network:
                 '    names += [f"parameter {n}" for n in range(len(leaves))]',
             ]
         return "\n".join([*lines, "    mark()", "    return names, results", ""])
+
+    def _optimizer(self) -> str:
+        """In float16 the squares of gradients vanish, and the usual eps: what is left is noise."""
+        eps = ", eps=1e-3" if self.dtype == "float16" else ""
+        return OPTIMIZERS[self.optimizer].format(eps=eps)
 
     def _parameter(self, leaf: Leaf, several: bool) -> str:
         """PyTorch's fused optimizer for the CPU writes beside a parameter that has gaps."""

@@ -341,3 +341,13 @@ def test_a_number_for_an_optional_tensor_reaches_torchs_kernel():
     overload, expected = aten.linalg_pinv.atol_rtol_tensor, torch.linalg.pinv(x)
     recording, values = record(overload, (x,), {"atol": 0.0, "rtol": 1e-15}, [expected])
     compare("pinv", *recording.run(values), expected)
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("number", [1.5, float("inf"), float("nan")])
+def test_a_share_of_one_number_is_none_where_it_is_not_finite(name, number, device):
+    x = torch.tensor(number, device=device, requires_grad=True)
+    y = getattr(x * 1, name)(0)
+    y.backward()
+    return y.detach(), x.grad

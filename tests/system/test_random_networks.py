@@ -183,6 +183,26 @@ def test_a_row_of_equal_numbers_is_as_near_to_its_mean_as_that_is_rounded(
     assert (not str(verdict), verdict.widened) == (is_right, int(is_right))
 
 
+@pytest.mark.parametrize("narrow, is_right", [("float16", True), ("float32", False)])
+def test_what_only_float16_has_no_numbers_for_is_no_failure(monkeypatch, narrow, is_right):
+    """There 1e-12 is 0, and a norm that is 0 but for a rounding is divided by."""
+    normal = torch.layer_norm
+
+    def without_roundings(x, *more):
+        result = normal(x, *more)
+        return result if x.device.type == "ltc" else result + torch.finfo(x.dtype).eps
+
+    monkeypatch.setattr(torch, "layer_norm", without_roundings)
+    divided = "F.normalize({0}, dim=-1, eps=1e-12 if {0}.dtype is torch.float16 else {eps})"
+    leaves = (Leaf("x0", "input", (5, 1), 1),)
+    steps = (
+        Step("v0", "F.layer_norm({0}, (1,))", ("x0",)),
+        Step("v1", divided, ("v0",), (("eps", 1 if is_right else 0),)),
+    )
+    verdict = judged(Network(leaves, steps, ("v1",), dtype=narrow))
+    assert (not str(verdict), verdict.unjudged) == (is_right, int(is_right)), str(verdict)
+
+
 def test_a_number_that_depends_on_a_rounding_is_no_failure():
     """The mean of equal numbers is that number, give or take a rounding: its sign is anything."""
     leaves = (Leaf("x0", "input", (1, 33), 1),)

@@ -290,8 +290,10 @@ def _has_nothing_along(x: Node, dim: int) -> bool:
 @traces("aten::_softmax")
 def softmax(x: Node, dim: int, half_to_float: bool) -> Node:
     (x,) = promote(x)
-    if _has_nothing_along(x, dim) or not x.shape:
-        return build.full_like(x, 1.0)
+    if _has_nothing_along(x, dim):
+        return x
+    if not x.shape:
+        return build.exp(x - x)  # NaN of what is not finite
     z = build.exp(_shifted(x, dim))
     return z / build.sum_of(z, dim, keepdim=True)
 
@@ -318,8 +320,10 @@ def softmax_backward(grad: Node, y: Node, dim: int, input_dtype: torch.dtype) ->
 @traces("aten::_log_softmax")
 def log_softmax(x: Node, dim: int, half_to_float: bool) -> Node:
     (x,) = promote(x)
-    if _has_nothing_along(x, dim) or not x.shape:
-        return build.full_like(x, 0.0)
+    if _has_nothing_along(x, dim):
+        return x
+    if not x.shape:
+        return x - x
     shifted = _shifted(x, dim)
     return shifted - build.log(build.sum_of(build.exp(shifted), dim, keepdim=True))
 
