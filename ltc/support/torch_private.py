@@ -174,6 +174,7 @@ def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Ty
 # --- modules and loaders
 
 RecursiveScriptModule = _named("torch.jit", "_script.RecursiveScriptModule")
+register_builtin = _named("torch.jit", "_builtins._register_builtin")
 MODULE_APPLY = Replaceable("torch.nn", "Module._apply")
 own_parameters = operator.attrgetter("_parameters")  # of a module: name -> parameter, itself
 own_buffers = operator.attrgetter("_buffers")

@@ -198,3 +198,21 @@ def test_a_script_within_a_module_moves_or_stays_whole(equal):
         module._apply(failing)
     equal(module(x), expected)
     equal(module.to("ltc")(x.to("ltc")), expected)
+
+
+def test_a_script_of_functions_that_ask_for_strides_is_torchs_own():
+    def f(x):
+        rows = torch.reshape(x.transpose(0, 1), [x.size(1), -1]).contiguous()
+        return torch.flatten(rows, 0) + torch.ravel(x)
+
+    x = torch.arange(6.0).reshape(2, 3)
+    script = torch.jit.script(f)
+    for device in ("cpu", "ltc"):
+        assert torch.equal(script(x.to(device)).cpu(), f(x))
+    assert "aten::flatten" in str(script.graph)
+
+
+def test_a_symbolic_trace_calls_torchs_own_functions():
+    traced = torch.fx.symbolic_trace(lambda x: torch.flatten(x.contiguous().reshape(3, -1)))
+    assert "torch.flatten(reshape)" in traced.code
+    assert torch.equal(traced(torch.ones(2, 3, device="ltc")).cpu(), torch.ones(6))

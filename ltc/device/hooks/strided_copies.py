@@ -15,7 +15,7 @@ import torch
 from ltc.device.recording.strides import without_values
 from ltc.device.recording.sync import value_of
 from ltc.device.torch_device import storage_of
-from ltc.support.torch_private import plain_functions
+from ltc.support.torch_private import plain_functions, register_builtin
 
 _NAMES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
 # what a fake tensor and other wrappers raise where a lazy tensor's state is looked for
@@ -28,7 +28,9 @@ def install() -> None:
         method = getattr(torch.Tensor, name)
         setattr(torch.Tensor, name, _method(method))
         if hasattr(torch, name):
-            setattr(torch, name, _function(getattr(torch, name), method))
+            function = _function(getattr(torch, name), method)
+            setattr(torch, name, function)
+            register_builtin(function, f"aten::{name}")  # a script means torch's own by it
 
 
 def _method(original: Callable[..., Any]):
