@@ -16,17 +16,15 @@ class CallResult:
     index     its position in `call.results`
     shape     tuple of ints
     dtype     torch.dtype
-    strides   of a view that is not contiguous on the CPU: those it has there; else None
     """
 
-    __slots__ = ("recorder", "call", "index", "shape", "dtype", "strides")
+    __slots__ = ("recorder", "call", "index", "shape", "dtype")
 
     def __init__(
         self, recorder: Any, call: Call, index: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
         self.recorder, self.call, self.index = recorder, call, index
         self.shape, self.dtype = shape, dtype
-        self.strides: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         return f"Value({self.call.name}[{self.index}] {self.dtype} {list(self.shape)})"

@@ -567,6 +567,17 @@ def test_a_view_that_was_written_to_is_still_copied(device):
 
 
 @pytest.mark.compared
+def test_what_is_copied_from_a_view_and_to_one_keeps_its_own_strides(device):
+    x, y, z = ramp(2, 3, device=device), ramp(3, 2, device=device), ramp(3, 2, device=device)
+    turned = x.t()
+    y[:].copy_(turned)
+    turned.contiguous().add_(10)  # a copy
+    z.copy_(turned)
+    z[:2].contiguous().add_(5)  # a view
+    return x, y, z
+
+
+@pytest.mark.compared
 def test_an_expanded_tensors_copy_takes_a_write(device):
     x = ramp(3, device=device)
     copies = x.expand(2, 3).contiguous(), x[:, None].expand(3, 2).reshape(-1)

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from ltc.device.recording.strides import without_values
-from ltc.device.recording.sync import value_of
+from ltc.device.recording.strides import strides_of, without_values
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import plain_functions, register_builtin
 
@@ -68,7 +67,7 @@ def _copy_where_needed(
         state = storage_of(tensor).lazy
     except _NO_STATE:
         return tensor
-    strides = None if state.base is None else value_of(state).strides
+    strides = strides_of(state)
     if strides is None:
         return tensor
     shape, named = tuple(tensor.shape), tuple(kwargs.items())

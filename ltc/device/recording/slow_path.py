@@ -29,7 +29,6 @@ from ltc.device.recording.signature import (
     Signature,
 )
 from ltc.device.recording.state import State
-from ltc.device.recording.strides import note_strides
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
@@ -270,8 +269,6 @@ class _Lowered:
             self.seed,
         )
         self.recorder.values(call, types)
-        if signature.is_view:
-            note_strides(call)
         return call
 
 

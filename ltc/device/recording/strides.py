@@ -11,28 +11,43 @@ from typing import Any
 
 import torch
 
-from ltc.aten.call import Call
+from ltc.device.recording.state import State
+from ltc.device.recording.sync import value_of
 from ltc.device.torch_device import contiguous_strides
 from ltc.support.torch_private import plain_functions
 
+_MOST_KNOWN = 1024
+Strides = tuple[int, ...] | None  # None: those of a contiguous tensor
+_known: dict[tuple, tuple[tuple, Strides]] = {}  # with the chain, so that its parts keep their ids
 
-def note_strides(call: Call) -> None:
-    """Give the results of a view overload their strides."""
-    source, overload = call.args[0], call.overload
+
+def strides_of(state: State) -> Strides:
+    """Those of a view; None of what is contiguous on the CPU, or no view."""
+    if state.base is None:
+        return None
+    held = value_of(state.base)
+    key = (held.shape, held.dtype, *map(id, state.chain))
+    known = _known.get(key)
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[key] = state.chain, _strides_by(state.chain, held.shape, held.dtype)
+    return known[1]
+
+
+def _strides_by(chain: tuple, shape: tuple[int, ...], dtype: torch.dtype) -> Strides:
     with plain_functions(), torch.no_grad():
-        viewed = without_values(source.shape, source.strides, source.dtype)
-        try:
-            made: Any = overload(viewed, *call.args[1:], **call.kwargs)
-        except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
-            return
-    for result, view in zip(call.results, [made] if isinstance(made, torch.Tensor) else made):
-        if result is not None and not view.is_contiguous():
-            result.strides = tuple(view.stride())
+        view: Any = without_values(shape, None, dtype)
+        for overload, args, kwargs, index in chain:
+            try:
+                made = overload(view, *args, **kwargs)
+            except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
+                made = overload(without_values(tuple(view.shape), None, dtype), *args, **kwargs)
+            view = made if index is None else made[index]
+    return None if view.is_contiguous() else tuple(view.stride())
 
 
-def without_values(
-    shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """A tensor on the meta device; without strides it is contiguous."""
+def without_values(shape: tuple[int, ...], strides: Strides, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on the meta device."""
     whole = torch.empty(0, dtype=dtype, device="meta")
     return whole.as_strided(shape, strides or contiguous_strides(shape))

@@ -24,7 +24,6 @@ from ltc.device.recording.recorder import (
     devices,
 )
 from ltc.device.recording.state import State
-from ltc.device.recording.strides import note_strides
 from ltc.device.recording.user_line import user_line
 from ltc.device.shapes.meta import result_types
 from ltc.runtime.account import account_of
@@ -169,7 +168,6 @@ def view_value(
 def _view_call(value: CallResult, overload: Any, args: tuple, kwargs: dict) -> Call:
     call = Call(overload, (value, *args), kwargs, line=user_line())
     value.recorder.values(call, result_types(overload, (value, *args), kwargs))
-    note_strides(call)
     return call
 
 

@@ -63,7 +63,6 @@ def write(state: State, value: CallResult) -> None:
         state.value, state.buffer = value, None
         return
     if state.base is not None:
-        value.strides = value_of(state).strides
         _write_base(state, value)
         state.value = value
         return
