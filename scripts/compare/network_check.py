@@ -4,7 +4,8 @@ One training step gives a loss, outputs, a gradient for each parameter and new b
 them is computed three times: by eager PyTorch in float64, which counts as the truth; by eager
 PyTorch in float32; and by ltc in float32. Distances are Euclidean norms of differences. ltc is
 right where its distance from the truth is at most ten times eager's own distance, or 1e-5 of the
-truth's norm.
+truth's norm. A running mean counts as large as what it averages, which its running variance tells:
+behind another normalization it is a zero, of which each order of adding leaves something else.
 
 A relu, a maximum or a choice of experts can make a network jump: where a value lies closer to the
 border than rounding is exact, two right programs fall on different sides. Whether such a border is
@@ -201,7 +202,12 @@ def check(network: Network) -> Checked:
 
     return Checked(
         parameters=sum(p.numel() for p in model.parameters()),
-        compared=[compare(n, truth[n], eager[n], lazy[n], jumps[n]) for n in truth],
+        compared=[
+            Compared(
+                n, size(truth, n), distance(eager, truth, n), distance(lazy, truth, n), jumps[n]
+            )
+            for n in truth
+        ],
         programs=grown["UncachedCompile"],
         on_torch=sorted(
             name for name in grown if name.startswith(("aten::", "torchvision::", "extern."))
@@ -214,9 +220,17 @@ def nothing() -> None:
     """Eager PyTorch has run already: there is no step to end."""
 
 
-def compare(name: str, truth, eager, lazy, jump: float) -> Compared:
-    norms = [t.norm().item() for t in (truth, eager - truth, lazy - truth)]
-    return Compared(name, *norms, jump)
+def distance(found: dict, truth: dict, name: str) -> float:
+    return (found[name] - truth[name]).norm().item()
+
+
+def size(truth: dict, name: str) -> float:
+    """The norm of a quantity; of a running mean, that of the numbers whose mean it is."""
+    module, _, kind = name.rpartition("running_mean")
+    variance = truth.get(f"{module}running_var")
+    if kind or variance is None:
+        return truth[name].norm().item()
+    return (truth[name].square() + variance).sqrt().norm().item()
 
 
 def truth_and_jumps(model: nn.Module, batch: dict, network: Network) -> tuple[dict, dict]:

@@ -351,3 +351,15 @@ def test_a_share_of_one_number_is_none_where_it_is_not_finite(name, number, devi
     y = getattr(x * 1, name)(0)
     y.backward()
     return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("dim", (0, 1))
+@pytest.mark.parametrize("count", (3, 7, 13, 100))
+def test_equal_numbers_vary_by_nothing(count, dim):
+    """The mean of equal numbers may be off by a rounding: neither std nor its gradient shows it."""
+    x = torch.randn(1, 200).expand(count, 200)
+    x = (x if dim == 0 else x.t()).contiguous().to("ltc").requires_grad_()
+    deviation, mean = torch.std_mean(x * 1, dim)
+    deviation.sum().backward()
+    assert not deviation.any() and not x.grad.any()
+    torch.testing.assert_close(mean, x.select(dim, 0).detach())

@@ -194,10 +194,14 @@ def cumprod(
 
 
 def _moments(x: Node, dim: Any, correction: Any, keepdim: bool) -> tuple[Node, Node]:
-    """(variance, mean): squared distances from the mean, over their number less `correction`."""
+    """(variance, mean): squared distances from the mean, over their number less `correction`.
+
+    The mean is rounded, so the distances' own mean is taken off them: equal numbers vary by 0.
+    """
     x = build.cast(x, compute_dtype(x.dtype))
     mean = build.mean_of(x, dim, keepdim=True)
     distance = x - mean
+    distance = distance - build.mean_of(distance, dim, keepdim=True)
     freedom = max(build.count_of(x, dim) - (1 if correction is None else correction), 0)
     variance = build.sum_of(distance * distance, dim, keepdim) / freedom
     if not keepdim:
