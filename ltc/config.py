@@ -131,6 +131,13 @@ FLAGS = (
         False,
         "time several blockings of each matrix product at first, and keep the quickest",
     ),
+    Flag(
+        "LTC_ISA",
+        one_of("native", "avx2", "sse4"),
+        "native",
+        "instructions that kernels may use: this processor's, or those of any x86-64 with AVX2 or "
+        "SSE4.2",
+    ),
     Flag("LTC_MAX_ASYNC_QUEUE", at_least(1), 100, "asynchronous step closures that may wait"),
     # Machinery that gains time: docs/machinery.md says when to turn each off.
     Flag(

@@ -11,6 +11,7 @@ import torch
 from ltc.runtime import core_reservation
 from ltc.runtime.account import OF_NOTHING, account_of
 from ltc.runtime.physical_dtype import physical
+from ltc.support.bounded_table import BoundedTable
 from ltc.tracebacks import another, users_part
 
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
@@ -27,7 +28,8 @@ def byte_size(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 BufferKey = tuple[str, tuple[int, ...], torch.dtype, int]
-_input_keys: dict[tuple[Any, ...], BufferKey] = {}
+# A path whose input's key is forgotten is recorded again; its program is found by its graph.
+_input_keys: BoundedTable[tuple[Any, ...], BufferKey] = BoundedTable("InputTypes", 16_384)
 
 
 def input_key(shape: tuple[int, ...], dtype: torch.dtype) -> BufferKey:
@@ -38,7 +40,7 @@ def input_key(shape: tuple[int, ...], dtype: torch.dtype) -> BufferKey:
     key = _input_keys.get((shape, dtype))
     if key is None:
         key = ("ltc::input", shape, dtype, byte_size(shape, physical(dtype)))
-        key = _input_keys.setdefault((shape, dtype), key)
+        key = _input_keys.keep((shape, dtype), key)
     return key
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 from ltc.device.shapes import cpu_probe, meta, type_cache
+from ltc.support.bounded_table import BoundedTable
 
 MODES = {"sum": 0, "mean": 1, "max": 2}
 # Sizes of [indices, table]: the CPU's kernel was asked directly about the first alone.
@@ -142,7 +143,7 @@ def test_what_no_bag_can_hold_raises_torchs_error(indices, offsets, message):
 def test_nothing_has_to_be_asked_of_the_cpus_kernel(mode, monkeypatch, equal):
     monkeypatch.setattr(cpu_probe, "FEW_BYTES", -1)
     monkeypatch.setattr(type_cache, "look_up", lambda overload, key: None)
-    monkeypatch.setattr(meta, "_known", {})
+    monkeypatch.setattr(meta, "_known", BoundedTable("ResultTypes", 100))
     indices, table = drawn((6, 5), 30), table_of((30, 3), torch.float32)
     equal(
         values_and_gradients("ltc", indices, table, mode=mode),

@@ -14,8 +14,10 @@ import torch
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
+from ltc.device.shapes import type_cache
 from ltc.llvm.native.kernel_cache import _loaded
 from ltc.runtime.program_cache import PROGRAMS
+from ltc.support.disk_cache import disk_cache
 
 pytestmark = pytest.mark.skipif(
     config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend keeps programs"
@@ -88,6 +90,45 @@ def test_damaged_files_are_compiled_anew_with_one_warning(own_cache):
     for path in own_cache.iterdir():
         path.write_bytes(path.read_bytes()[:-3])
     forget()
+    with pytest.warns(UserWarning, match="damaged") as told:
+        assert trained() == first
+    assert sum("damaged" in str(one.message) for one in told) == 1
+    forget()
+    assert counted(trained, "llvm.compiled") == [0]
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name != "key")
+
+
+def exchanged(folder: Path) -> None:
+    """Every file gets the name of the next one."""
+    paths = entries(folder)
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, contents[1:] + contents[:1]):
+        path.write_bytes(content)
+
+
+def of_other_content(content: bytes):
+    def written(folder: Path) -> None:
+        for path in entries(folder):
+            disk_cache().write(path.name, content)
+
+    return written
+
+
+OTHER_CONTENT = (
+    b"", b"no machine code", b"{}", b"[[]]", b"null", b"\x7fELF\x02\x01" + bytes(58), b"\xff\xfe",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [exchanged, *map(of_other_content, OTHER_CONTENT)])
+def test_files_that_hold_something_else_are_made_anew_with_one_warning(own_cache, damage):
+    """Whole files under a wrong name; and whole files that no writer of theirs has written."""
+    first = trained()
+    damage(own_cache)
+    forget()
+    type_cache._read.clear()
     with pytest.warns(UserWarning, match="damaged") as told:
         assert trained() == first
     assert sum("damaged" in str(one.message) for one in told) == 1

@@ -106,11 +106,20 @@ def test_a_damaged_choice_is_made_anew_with_a_warning(own_cache):
     assert tuned(product) == 0
 
 
-@pytest.mark.parametrize("text", [b"", b"[1]", b"{}", b'{"choice": "Blocking(vectors=99)"}'])
-def test_a_choice_of_what_is_no_way_is_made_anew(own_cache, text):
+@pytest.mark.parametrize("text", [b"", b"[1]", b"{}"])
+def test_what_is_no_choice_is_removed_and_made_anew(own_cache, text):
     product()
     path = entry(own_cache)
     autotune.disk_cache().write(path.name, text)
+    autotune._chosen.clear()
+    with pytest.warns(UserWarning, match="damaged"):
+        assert tuned(product) == 1
+
+
+def test_a_choice_of_what_is_no_way_is_made_anew(own_cache):
+    product()
+    path = entry(own_cache)
+    autotune.disk_cache().write(path.name, b'{"choice": "Blocking(vectors=99)"}')
     autotune._chosen.clear()
     assert tuned(product) == 1
 

@@ -1,8 +1,11 @@
 """The cache on disk: whole or not there, safe to share, bounded, and never in the way."""
 
 import hashlib
+import itertools
 import os
 import stat
+import subprocess
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ltc import config
+from ltc.support import private_folder
 from ltc.support.disk_cache import DiskCache, default_folder, disk_cache
 
 
@@ -21,6 +25,11 @@ def cache(tmp_path):
 def times_told(told) -> int:
     """How many of the warnings are the cache's: what earlier tests left may warn as it goes."""
     return sum("ltc's cache" in str(one.message) for one in told)
+
+
+def entries(cache) -> list[str]:
+    """Names of what is kept, without the key of the digests."""
+    return sorted(path.name for path in cache.folder.iterdir() if path.name != "key")
 
 
 def test_what_one_process_writes_another_reads(cache):
@@ -43,7 +52,7 @@ def test_a_damaged_file_is_removed_and_told_of_once(cache, damage):
         path.write_bytes(damage(path.read_bytes()))
     with pytest.warns(UserWarning, match="first was damaged: it is removed") as told:
         assert cache.read("first") is None and cache.read("second") is None
-    assert times_told(told) == 1 and not list(cache.folder.iterdir())
+    assert times_told(told) == 1 and not entries(cache)
     cache.write("first", b"some data")
     assert cache.read("first") == b"some data"
 
@@ -79,13 +88,14 @@ def test_a_file_is_read_only_under_the_name_it_was_written_as(cache):
     os.replace(cache.folder / "subtracts", cache.folder / "adds")
     with pytest.warns(UserWarning, match="adds was damaged: it is removed"):
         assert cache.read("adds") is None
-    assert not list(cache.folder.iterdir())
+    assert not entries(cache)
 
 
-def test_a_file_of_an_earlier_ltc_is_replaced_without_a_word(cache):
+@pytest.mark.parametrize("former", (b"ltc1", b"ltc2"))
+def test_a_file_of_an_earlier_ltc_is_replaced_without_a_word(cache, former):
     cache.write("name", b"data")
     path = cache.folder / "name"
-    path.write_bytes(b"ltc1" + hashlib.sha256(b"data").digest() + b"data")
+    path.write_bytes(former + hashlib.sha256(b"data").digest() + b"data")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cache.read("name") is None and not path.exists()
@@ -116,7 +126,7 @@ def test_a_full_disk_is_told_of_once_and_leaves_no_rubbish(cache, monkeypatch):
         cache.write("name", b"data")
         cache.write("name", b"data")
     assert times_told(told) == 1
-    assert [path.name for path in cache.folder.iterdir()] == ["before"]
+    assert entries(cache) == ["before"]
     assert cache.read("before") == b"data"
 
 
@@ -128,8 +138,8 @@ def test_the_longest_unused_go_first(cache):
             os.utime(cache.folder / name, (hours_ago + age, hours_ago + age))
         assert cache.read("a")  # and with that it is the latest
         cache.write("d", bytes(300_000))
-        kept = {path.name for path in cache.folder.iterdir()}
-    assert kept == {"a", "d"}
+        kept = entries(cache)
+    assert kept == ["a", "d"]
 
 
 def test_writers_and_readers_at_once_see_whole_files(cache):
@@ -145,7 +155,168 @@ def test_writers_and_readers_at_once_see_whole_files(cache):
         warnings.simplefilter("error")
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(work, range(8)))
-    assert len(list(cache.folder.iterdir())) == 5
+    assert len(entries(cache)) == 5
+
+
+# --- other users -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_user(monkeypatch):
+    """Whoever this process is, what it has written so far belongs to somebody else."""
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    private_folder._trusted.cache_clear()
+    yield
+    monkeypatch.undo()
+    private_folder._trusted.cache_clear()
+
+
+def test_a_digest_without_the_key_is_not_enough(cache):
+    cache.write("name", b"data")
+    content = (cache.folder / "name").read_bytes()
+    (cache.folder / "name").write_bytes(
+        content[:4] + hashlib.sha256(b"name\0" + b"foreign").digest() + b"foreign"
+    )
+    with pytest.warns(UserWarning, match="name was damaged"):
+        assert cache.read("name") is None
+
+
+def test_what_another_folder_holds_is_damaged_here(cache, tmp_path):
+    """A whole file of the same name, as a machine that shares nothing else would write it."""
+    other = DiskCache(tmp_path / "other")
+    for one in (cache, other):
+        one.write("name", b"data")
+    os.replace(other.folder / "name", cache.folder / "name")
+    with pytest.warns(UserWarning, match="name was damaged"):
+        assert cache.read("name") is None
+
+
+def test_links_are_not_followed(cache, tmp_path):
+    cache.write("name", b"data")
+    os.rename(cache.folder / "name", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", cache.folder / "name")
+    with pytest.warns(UserWarning, match="name is not read"):
+        assert cache.read("name") is None
+    cache.write("name", b"new")
+    assert cache.read("name") == b"new" and not (cache.folder / "name").is_symlink()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(cache):
+    cache.write("other", b"data")
+    os.mkfifo(cache.folder / "name", 0o600)
+    with pytest.warns(UserWarning, match="it is no file"):
+        assert cache.read("name") is None
+
+
+def test_another_users_folder_gets_nothing_and_gives_nothing(tmp_path, other_user):
+    cache = DiskCache(tmp_path)
+    with pytest.warns(UserWarning, match="belongs to user") as told:
+        cache.write("name", b"data")
+        assert cache.read("name") is None
+    assert times_told(told) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_one_that_others_can_write_to_is_not_used(cache, tmp_path):
+    """They could put another one in its place; in /tmp, which has the sticky bit, they can not."""
+    cache.write("name", b"data")
+    os.chmod(tmp_path, 0o777)
+    with pytest.warns(UserWarning, match="which leads there"):
+        assert DiskCache(cache.folder).read("name") is None
+    os.chmod(tmp_path, 0o1777)
+    assert DiskCache(cache.folder).read("name") == b"data"
+
+
+def test_a_link_to_the_folder_is_followed_where_nobody_else_can_change_it(cache, tmp_path):
+    cache.write("name", b"data")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "first").symlink_to("../links/second")
+    (tmp_path / "links" / "second").symlink_to(cache.folder)
+    assert DiskCache(tmp_path / "links" / "first").read("name") == b"data"
+    os.chmod(tmp_path / "links", 0o777)
+    with pytest.warns(UserWarning, match="others can write to .*links, which leads there"):
+        assert DiskCache(tmp_path / "links" / "first").read("name") is None
+
+
+def test_links_in_a_circle_lead_nowhere(tmp_path):
+    (tmp_path / "one").symlink_to(tmp_path / "other")
+    (tmp_path / "other").symlink_to(tmp_path / "one")
+    with pytest.warns(UserWarning, match="too many links"):
+        assert DiskCache(tmp_path / "one").read("name") is None
+
+
+def test_another_users_link_is_not_followed(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setattr(private_folder, "_trusted", lambda: frozenset())
+    monkeypatch.setattr(private_folder, "_of_parent", lambda path, status: None)
+    assert "link" in private_folder.danger(tmp_path / "link")
+
+
+def test_processes_that_start_together_make_one_key(tmp_path):
+    """Each writes an entry, and then all read all of them."""
+    script = """if True:
+        import sys
+        from pathlib import Path
+        from ltc.support.disk_cache import DiskCache
+        cache = DiskCache(Path(sys.argv[1]))
+        cache.write(sys.argv[2], sys.argv[2].encode())
+    """
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "cache"), str(number)])
+        for number in range(4)
+    ]
+    assert [process.wait() for process in processes] == [0] * 4
+    cache = DiskCache(tmp_path / "cache")
+    assert [cache.read(str(number)) for number in range(4)] == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_damaged_key_is_made_anew(cache):
+    cache.write("name", b"data")
+    (cache.folder / "key").write_bytes(b"short")
+    later = DiskCache(cache.folder)
+    with pytest.warns(UserWarning, match="key was damaged"):
+        assert later.read("name") is None
+        later.write("name", b"new")
+    assert DiskCache(cache.folder).read("name") == b"new"
+
+
+def test_where_files_have_one_name_only_there_is_a_key_all_the_same(cache, monkeypatch):
+    def refused(*paths):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    cache.write("name", b"data")
+    assert DiskCache(cache.folder).read("name") == b"data"
+
+
+def test_what_cannot_be_parsed_is_removed(cache):
+    cache.write("number", b"17")
+    assert cache.read_as("number", int) == 17
+    cache.write("number", b"seventeen")
+    with pytest.warns(UserWarning, match="number was damaged"):
+        assert cache.read_as("number", int) is None
+    assert not entries(cache)
+
+
+def test_a_clock_that_was_put_back_makes_nothing_eternal(cache):
+    cache.write("name", b"data")
+    tomorrow = time.time() + 1e5
+    os.utime(cache.folder / "name", (tomorrow, tomorrow))
+    assert cache.read("name") == b"data"
+    assert os.stat(cache.folder / "name").st_mtime < tomorrow
+
+
+def test_any_byte_that_is_changed_is_noticed(cache):
+    cache.write("name", b"some data")
+    path = cache.folder / "name"
+    whole = path.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for place, bit in itertools.product(range(len(whole)), range(8)):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << bit
+            path.write_bytes(changed)
+            assert cache.read("name") is None and not path.exists()
 
 
 def test_the_environment_says_where_and_whether(monkeypatch, tmp_path):

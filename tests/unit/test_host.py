@@ -1,11 +1,15 @@
 """What LLVM says of the machine is asked once for all processes."""
 
+import os
 import platform
+import subprocess
+import sys
 
 import pytest
 
 from ltc import config
-from ltc.llvm.compiler import host_cpu, llvm_binding
+from ltc.errors import Unsupported
+from ltc.llvm.compiler import host_cpu, instruction_sets, llvm_binding
 from ltc.llvm.compiler.host_cpu import HostCpu, known_host
 
 pytestmark = pytest.mark.skipif(
@@ -63,3 +67,25 @@ def test_where_llvm_can_not_be_found_the_question_says_so(monkeypatch):
 def test_this_machine_is_known_by_what_stays_the_same():
     assert host_cpu._name() == host_cpu._name() is not None
     assert known_host(llvm_binding._asked) == llvm_binding._asked()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "lacks"), [("avx2", "avx2", "avx512f"), ("sse4", "sse4.2", "avx")]
+)
+def test_fewer_instructions_may_be_asked_for(wanted, has, lacks):
+    script = (
+        "import torch, ltc; from ltc.llvm.compiler import llvm_binding as b;"
+        "print((torch.ones(100, device='ltc') * 3).sum().item(), b.host().cpu,"
+        f"b.has_feature({has!r}), b.has_feature({lacks!r}))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "LTC_ISA": wanted},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    level = {"avx2": "x86-64-v3", "sse4": "x86-64-v2"}[wanted]
+    assert printed.split() == ["300.0", level, "True", "False"]
+
+
+def test_more_instructions_than_there_are_raises_an_error():
+    with config.override(LTC_ISA="avx2"), pytest.raises(Unsupported, match="does not have"):
+        instruction_sets.allowed("old", "+sse,+sse2")

@@ -69,10 +69,11 @@ def find(
     origin_of  where the call at a position of the recording comes from in this process
     """
     disk = disk_cache()
-    data = disk.read(program_name(key)) if disk else None
-    if data is None:
+    if disk is None:
         return None
-    plan = _plan(json.loads(data), origin_of)
+    plan = disk.read_as(program_name(key), lambda data: _plan(json.loads(data), origin_of))
+    if plan is None:
+        return None
     names = dict.fromkeys(
         call.kernel for run in plan.runs if not isinstance(run, ReferenceCall) for call in run
     )

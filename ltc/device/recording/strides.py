@@ -14,11 +14,12 @@ import torch
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of
 from ltc.device.torch_device import contiguous_strides
+from ltc.support.bounded_table import BoundedTable
 from ltc.support.torch_private import plain_functions
 
-_MOST_KNOWN = 1024
 Strides = tuple[int, ...] | None  # None: those of a contiguous tensor
-_known: dict[tuple, tuple[tuple, Strides]] = {}  # with the chain, so that its parts keep their ids
+# With the chain, so that its parts keep their ids.
+_known: BoundedTable[tuple, tuple[tuple, Strides]] = BoundedTable("Strides", 1024)
 
 
 def strides_of(state: State) -> Strides:
@@ -29,9 +30,8 @@ def strides_of(state: State) -> Strides:
     key = (held.shape, held.dtype, *map(id, state.chain))
     known = _known.get(key)
     if known is None:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        known = _known[key] = state.chain, _strides_by(state.chain, held.shape, held.dtype)
+        found = state.chain, _strides_by(state.chain, held.shape, held.dtype)
+        known = _known.keep(key, found)
     return known[1]
 
 

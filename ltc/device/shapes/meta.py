@@ -19,6 +19,7 @@ from ltc.aten.call import CallResult, Scalar
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
 from ltc.device.shapes import bag_types, cpu_probe, norm_statistics, type_cache
+from ltc.support.bounded_table import BoundedTable
 from ltc.support.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -41,8 +42,9 @@ _DEPENDS_ON_DATA = (
 )
 _WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _WRONG_FORMULA = ArithmeticError  # torch's divide by the number of elements, which may be 0
-_known: dict = {}
-_unknowable: dict = {}  # kinds of calls whose types depend on data, with the reason
+_known: BoundedTable[tuple, Types] = BoundedTable("ResultTypes", 16_384)
+# Kinds of calls whose types depend on data, with the reason.
+_unknowable: BoundedTable[tuple, str] = BoundedTable("UnknowableTypes", 4096)
 
 
 def result_types(
@@ -74,11 +76,10 @@ def result_types(
             types = _infer(overload, args, kwargs, mutated, returned)
         except NoTypes as error:
             if isinstance(error.__cause__, _DEPENDS_ON_DATA):
-                _unknowable[key] = str(error)
+                _unknowable.keep(key, str(error))
             raise
         type_cache.note(overload, key, types)
-    _known[key] = types
-    return types
+    return _known.keep(key, types)
 
 
 def _key(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ltc.support.bounded_table import BoundedTable
 from ltc.support.disk_cache import disk_cache
 from ltc.support.version import source_digest
 
@@ -20,7 +21,7 @@ MOST = 512  # kinds of calls of one overload: older ones make room
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 
-_read: dict[str, _Found] = {}
+_read: dict[str, BoundedTable[str, tuple]] = {}
 _unwritten: dict[str, _Found] = {}
 
 
@@ -37,7 +38,7 @@ def note(overload: Any, key: tuple, types: tuple) -> None:
     """
     text = _text_of(overload, key)
     if text is not None:
-        _known(overload.name())[text] = types
+        _known(overload.name()).keep(text, types)
         _unwritten.setdefault(overload.name(), {})[text] = types
 
 
@@ -52,18 +53,20 @@ def keep() -> None:
             disk.write(_file_name(name), json.dumps(record, separators=(",", ":")).encode())
 
 
-def _known(name: str) -> _Found:
+def _known(name: str) -> BoundedTable[str, tuple]:
     found = _read.get(name)
     if found is None:
-        found = _read[name] = _on_disk(name)
+        found = _read[name] = BoundedTable("ResultTypesOfDisk", 2 * MOST)
+        found.update(_on_disk(name))
     return found
 
 
 def _on_disk(name: str) -> _Found:
     disk = disk_cache()
-    data = disk.read(_file_name(name)) if disk else None
-    if data is None:
-        return {}
+    return (disk.read_as(_file_name(name), _parsed) if disk else None) or {}
+
+
+def _parsed(data: bytes) -> _Found:
     return {text: tuple(map(_type, types)) for text, types in json.loads(data).items()}
 
 

@@ -14,6 +14,7 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
+from ltc import config
 from ltc.support.disk_cache import disk_cache
 from ltc.support.version import VERSION
 
@@ -43,9 +44,9 @@ def known_host(ask: Callable[[], HostCpu]) -> HostCpu:
     name, disk = _name(), disk_cache()
     if name is None or disk is None:
         return ask()
-    data = disk.read(name)
-    if data is not None:
-        return HostCpu(*json.loads(data))
+    host = disk.read_as(name, lambda data: HostCpu(*map(str, json.loads(data))))
+    if host is not None:
+        return host
     host = ask()
     disk.write(name, json.dumps(dataclasses.astuple(host)).encode())
     return host
@@ -56,7 +57,7 @@ def _name() -> str | None:
     if platform.machine() != "x86_64":
         return None  # a processor whose cores differ: LLVM looks at all of them
     try:
-        seen = [VERSION, *_processor(), *_llvm_library()]
+        seen = [VERSION, config.value("LTC_ISA"), *_processor(), *_llvm_library()]
     except (OSError, ImportError):
         return None
     return hashlib.sha256("\0".join(["host", *seen]).encode()).hexdigest()

@@ -14,9 +14,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ltc.debug import metrics
-from ltc.errors import BackendMissing, Unsupported
+from ltc.errors import BackendMissing, InvalidGraph, Unsupported
 from ltc.llvm.compiler import object_loader, symbols
 from ltc.llvm.compiler.host_cpu import HostCpu, known_host
+from ltc.llvm.compiler.instruction_sets import allowed
 from ltc.llvm.compiler.llvm_private import ObjectCompiler, functions_of
 from ltc.llvm.compiler.public_compiler import PublicCompiler, parsed
 from ltc.support.disk_cache import disk_cache
@@ -72,7 +73,7 @@ class _Compiler:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self.triple = llvm.get_process_triple()
-        self.cpu, self.features = _host(llvm)
+        self.cpu, self.features = allowed(*_host(llvm))
         try:
             self.machine = self._machine()
         except RuntimeError as error:
@@ -174,11 +175,14 @@ def object_code(name: str, text: str) -> bytes:
     """
     disk = disk_cache()
     code = disk.read(name) if disk else None
-    if code is None:
-        with _lock:
-            code = compiler().object_code(text)
-        if disk:
-            disk.write(name, code)
+    return _compiled(name, text) if code is None else code
+
+
+def _compiled(name: str, text: str) -> bytes:
+    with _lock:
+        code = compiler().object_code(text)
+    if (disk := disk_cache()) is not None:
+        disk.write(name, code)
     return code
 
 
@@ -211,7 +215,15 @@ def compile_kernels(text: str, *names: str) -> dict[str, int]:
     Raises InvalidGraph with LLVM's message where the text is wrong.
     """
     text = marked(text, names)
-    library = link([object_code(name_of(text), text)], names)
+    name = name_of(text)
+    try:
+        library = link([object_code(name, text)], names)
+    except InvalidGraph:
+        raise
+    except Exception:  # what lay on disk was whole, and yet no machine code
+        if (disk := disk_cache()) is not None:
+            disk.remove_damaged(name)
+        library = link([_compiled(name, text)], names)
     _kept.append(library)
     return library.addresses
 

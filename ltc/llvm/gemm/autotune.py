@@ -42,11 +42,7 @@ def choose(what: str, ways: Sequence[Way], trial: Callable[[Way], Callable[[], o
 def _kept(name: str) -> str | None:
     """What an earlier process chose; None where that can not be read."""
     disk = disk_cache()
-    data = disk.read(name) if disk else None
-    try:
-        return None if data is None else json.loads(data)["choice"]
-    except (ValueError, TypeError, KeyError):  # whole, but nothing that was written here
-        return None
+    return disk.read_as(name, lambda data: str(json.loads(data)["choice"])) if disk else None
 
 
 def _keep(name: str, text: str) -> None:

@@ -47,6 +47,7 @@ class Loading:
         self._disk = disk_cache()
         self._found: dict[str, LoadedKernel] = {}
         self._objects: dict[str, bytes] = {}
+        self._from_disk: set[str] = set()
         self._begun: set[str] = set()
 
     def __enter__(self) -> Loading:
@@ -77,12 +78,31 @@ class Loading:
         """The kernels by `kernel_name`, as their texts are given."""
         for name, text in texts.items():
             self._begin(name, text)
+        self._finish()
+        found = {name: kernel for name, kernel in self._found.items() if name in texts}
+        wanted = [name for name in texts if name not in found]
+        try:
+            return found | _link({name: self._objects[name] for name in wanted})
+        except Exception:
+            damaged = self._from_disk.intersection(wanted)
+            if not damaged:
+                raise
+        self._compile_again({name: texts[name] for name in damaged})
+        return found | _link({name: self._objects[name] for name in wanted})
+
+    def _finish(self) -> None:
         for name, code in self._compiling.finished():
             self._objects[name] = code
             if self._disk:
                 self._disk.write(name, code)
-        found = {name: kernel for name, kernel in self._found.items() if name in texts}
-        return found | _link({name: self._objects[name] for name in texts if name not in found})
+
+    def _compile_again(self, texts: Mapping[str, str]) -> None:
+        """What lay on disk was whole, and yet no machine code."""
+        assert self._disk is not None
+        for name, text in texts.items():
+            self._disk.remove_damaged(name)
+            self._compile(name, text)
+        self._finish()
 
     def _begin(self, name: str, text: str) -> None:
         if name in self._begun:
@@ -92,8 +112,12 @@ class Loading:
             self._found[name] = kernel
         elif self._disk and (code := self._disk.read(name)) is not None:
             self._objects[name] = code
+            self._from_disk.add(name)
         else:
-            self._compiling.begin(name, text.replace(_FUNCTION, f"@{_symbol(name)}"))
+            self._compile(name, text)
+
+    def _compile(self, name: str, text: str) -> None:
+        self._compiling.begin(name, text.replace(_FUNCTION, f"@{_symbol(name)}"))
 
 
 def load(texts: Mapping[str, str]) -> dict[str, LoadedKernel]:
@@ -114,7 +138,13 @@ def load_from_disk(names: Iterable[str]) -> dict[str, LoadedKernel] | None:
                 if code is None:
                     return None
                 objects[name] = code
-        return found | _link(objects)
+        try:
+            return found | _link(objects)
+        except Exception:  # whole, and yet no machine code
+            assert disk is not None
+            for name in objects:
+                disk.remove_damaged(name)
+            return None
 
 
 def _symbol(name: str) -> str:

@@ -1,0 +1,41 @@
+"""Answers that can be found again, at most so many of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+from typing import TypeVar
+
+from ltc.debug import metrics
+from ltc.support.fork_safe_lock import renewed_lock
+
+Key = TypeVar("Key", bound=Hashable)
+Answer = TypeVar("Answer")
+_forgetting = renewed_lock(globals(), "_forgetting")
+
+
+class BoundedTable(dict[Key, Answer]):
+    """A dictionary, of which the oldest half is forgotten when it is full.
+
+    name  counted, as Forgotten.<name>, for every answer that is forgotten
+    most  how many are kept
+
+    Reading costs what it does of any dictionary. Only `keep` sees to the bound.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        super().__init__()
+        self.name, self.most = name, most
+
+    def keep(self, key: Key, answer: Answer) -> Answer:
+        """The answer to `key` from now on: that of another thread, if it was faster."""
+        if len(self) >= self.most:
+            self._forget_oldest()
+        return self.setdefault(key, answer)
+
+    def _forget_oldest(self) -> None:
+        with _forgetting:
+            oldest = list(itertools.islice(self, len(self) - self.most // 2))
+            for key in oldest:
+                self.pop(key, None)
+        metrics.count(f"Forgotten.{self.name}", len(oldest))

@@ -1,0 +1,92 @@
+"""Who may change a folder: whether another user could bring files there, or another folder."""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from pathlib import Path
+
+_MOST_LINKS = 40  # as many as Linux follows in one path
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def danger(folder: Path) -> str | None:
+    """Why others may change what `folder` names, in words; None where only this user and root may.
+
+    Every folder on the way there counts, and every link, since whoever may rename one of them may
+    bring another. In a folder with the sticky bit, as /tmp is, users rename only what is theirs.
+    Raises OSError where there is no such folder.
+    """
+    at, links = Path("/"), 0
+    left = list(reversed(Path(os.path.abspath(folder)).parts[1:]))
+    if (found := _of_parent(at, os.lstat(at))) is not None:
+        return found
+    while left:
+        part = left.pop()
+        if part == "..":  # of a link; `at` holds no link
+            at = at.parent
+            continue
+        path = at / part
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                return f"{path} is one of too many links"
+            if status.st_uid not in _trusted():
+                return f"the link {path} belongs to user {status.st_uid}"
+            target = Path(os.readlink(path))
+            at = Path("/") if target.is_absolute() else at
+            left += [one for one in reversed(target.parts) if one != "/"]
+            continue
+        found = _of_parent(path, status) if left else _of_last(path, status)
+        if found is not None:
+            return found
+        at = path
+    return None
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Whether an open file is an ordinary one of this user's, and nobody else may write to it."""
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & _WRITABLE_BY_OTHERS
+    )
+
+
+def _of_last(path: Path, status: os.stat_result) -> str | None:
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(f"{path} is no folder")
+    if status.st_uid != os.geteuid():
+        return f"{path} belongs to user {status.st_uid}"
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        return f"others can write to {path}"
+    return None
+
+
+def _of_parent(path: Path, status: os.stat_result) -> str | None:
+    if status.st_uid not in _trusted():
+        return f"{path}, which leads there, belongs to user {status.st_uid}"
+    if status.st_mode & _WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
+        return f"others can write to {path}, which leads there"
+    return None
+
+
+@functools.cache
+def _trusted() -> frozenset[int]:
+    """Root and this user; and nobody, as whom a container without the host's users shows root."""
+    return frozenset({0, os.geteuid(), *_unmapped()})
+
+
+def _unmapped() -> list[int]:
+    """The user as whom this process sees all whom its user namespace leaves out."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            all_are_mapped = sum(int(line.split()[2]) for line in file) >= 2**32 - 1
+        if all_are_mapped:
+            return []
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return [int(file.read())]
+    except (OSError, ValueError):  # no Linux, or no /proc
+        return []
