@@ -61,6 +61,7 @@ from ltc.distributed.bucketed import (
 from ltc.distributed.collective_context import CollectiveContext
 from ltc.distributed.mesh import do_on_ordinals, mesh_reduce
 from ltc.distributed.rendezvous import rendezvous
+from ltc.distributed.replica_check import ReplicasDiffer, check_replicas
 from ltc.utils.rate_tracker import RateTracker
 from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_data_to_device
 
@@ -74,6 +75,7 @@ __all__ = [
     "REDUCE_OR",
     "REDUCE_SUM",
     "RateTracker",
+    "ReplicasDiffer",
     "ToLazyTensorArena",
     "add_step_closure",
     "all_gather",
@@ -82,6 +84,7 @@ __all__ = [
     "all_reduce_bucketized_gradients",
     "all_to_all",
     "broadcast_master_param",
+    "check_replicas",
     "check_view_sharing",
     "collective_broadcast",
     "collective_permute",
