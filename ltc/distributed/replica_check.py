@@ -21,6 +21,15 @@ class ReplicasDiffer(LtcError):
 
     names     of the tensors that differ, in the model's order
     ordinals  of the replicas that hold something else than most do; of two replicas, both
+
+    >>> def replica(rank):
+    ...     try:
+    ...         ltm.check_replicas({"scale": torch.full((), rank, device="ltc")})
+    ...     except ltm.ReplicasDiffer as error:
+    ...         return error.names, error.ordinals
+    >>> from ltc.distributed.lazy_multiprocessing import spawn
+    >>> spawn(replica, nprocs=2, start_method="fork")
+    [(['scale'], [0, 1]), (['scale'], [0, 1])]
     """
 
     def __init__(self, message: str, names: list[str], ordinals: list[int]) -> None:
@@ -56,7 +65,7 @@ def check_replicas(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
 def _digest(value: torch.Tensor) -> str:
     """Of dtype, shape and bits."""
     digest = hashlib.blake2b(f"{value.dtype} {list(value.shape)} ".encode(), digest_size=8)
-    digest.update(value.reshape(-1).contiguous().view(torch.uint8).numpy())
+    digest.update(value.reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.support.private_folder import danger, is_own_file
+from ltc.support.folder_safety import danger, is_own_file
 
 Content = TypeVar("Content")
 

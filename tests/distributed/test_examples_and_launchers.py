@@ -50,11 +50,16 @@ def weights_of(way: tuple, saved: Path) -> dict[str, torch.Tensor]:
     return torch.load(saved)
 
 
+@pytest.fixture(scope="module")
+def weights_of_one(tmp_path_factory) -> dict[str, torch.Tensor]:
+    return weights_of(ALONE, tmp_path_factory.mktemp("alone") / "one.pt")
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_two_replicas_train_as_one(way, tmp_path):
+def test_two_replicas_train_as_one(way, tmp_path, weights_of_one):
     """All ways split the same batches, so they end with the weights of train.py."""
-    one, two = weights_of(ALONE, tmp_path / "one.pt"), weights_of(WAYS[way], tmp_path / "two.pt")
-    for name, weight in one.items():
+    two = weights_of(WAYS[way], tmp_path / "two.pt")
+    for name, weight in weights_of_one.items():
         # 11 steps of float32 whose sums round in another order: 9e-8 apart. After some fifty, on one
         # processor sooner than on another, a maximum of a pooling falls on another element, and the
         # weights part by 8e-4.

@@ -11,7 +11,6 @@ import ltc.core.lazy_model as ltm
 import ltc.distributed.lazy_multiprocessing as lmp
 from tests.distributed.replicas import in_threads, values
 
-
 drawing = threading.Lock()  # threads share a generator
 
 
@@ -40,6 +39,8 @@ def checked(ordinal: int, device, wrong: dict[int, str]) -> tuple | None:
         ltm.check_replicas(model)
     except ltm.ReplicasDiffer as error:
         return error.names, error.ordinals, str(error)
+    finally:
+        ltm.mark_step()
     return None
 
 

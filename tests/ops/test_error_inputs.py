@@ -16,7 +16,7 @@ import case_runner
 import error_inputs
 
 REMAINING = Path(__file__).parent / "error_inputs_remaining.txt"
-STRIDE = 4
+STRIDE = 8
 SEED = seed("ERROR_INPUTS_SEED")
 
 

@@ -18,7 +18,7 @@ import case_runner
 import opinfo
 
 REMAINING = Path(__file__).parent / "opinfo_remaining.txt"
-STRIDE = 6
+STRIDE = 10
 SEED = seed("OPINFO_SEED")
 
 

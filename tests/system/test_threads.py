@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
+from ltc.device.recording.recorder import device_at
 
 STEPS = 15
 
@@ -137,6 +138,29 @@ def test_a_tensor_pending_in_another_thread_is_made_ready_there(equal):
 def test_a_tensor_outlives_the_thread_that_recorded_it(equal):
     (x,) = in_threads(lambda: torch.arange(6.0, device="ltc").cos())
     equal(x + 1, torch.arange(6.0).cos() + 1)
+
+
+def test_threads_that_end_without_a_mark_leave_nothing_that_nobody_holds():
+    """What a thread has recorded is kept as long as somebody can read it, and no longer."""
+    device, weight = device_at(3), torch.ones(1000).to("ltc:3")
+    all_are_there, kept = threading.Barrier(20), []
+
+    def record(number: int) -> None:
+        hidden = torch.ones(1000).to("ltc:3") * weight + number
+        if number % 10 == 0:
+            kept.append(hidden.sum())
+        all_are_there.wait()  # each has a number of its own, and so a recorder
+
+    def recorders_left() -> int:
+        device._drop_recorders_of_ended_threads(even_pending=True)  # as a new thread does
+        return len(device.recorders)
+
+    before = recorders_left()
+    in_threads(*(lambda number=number: record(number) for number in range(20)))
+    assert recorders_left() == before + len(kept)
+    assert sorted(value.item() for value in kept) == [1000.0, 11000.0]
+    kept.clear()
+    assert recorders_left() == before
 
 
 def test_many_threads_read_one_tensor():

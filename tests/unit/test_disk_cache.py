@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ltc import config
-from ltc.support import private_folder
+from ltc.support import folder_safety
 from ltc.support.disk_cache import DiskCache, default_folder, disk_cache
 
 
@@ -165,10 +165,10 @@ def test_writers_and_readers_at_once_see_whole_files(cache):
 def other_user(monkeypatch):
     """Whoever this process is, what it has written so far belongs to somebody else."""
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
-    private_folder._trusted.cache_clear()
+    folder_safety._trusted.cache_clear()
     yield
     monkeypatch.undo()
-    private_folder._trusted.cache_clear()
+    folder_safety._trusted.cache_clear()
 
 
 def test_a_digest_without_the_key_is_not_enough(cache):
@@ -247,9 +247,9 @@ def test_links_in_a_circle_lead_nowhere(tmp_path):
 def test_another_users_link_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    monkeypatch.setattr(private_folder, "_trusted", lambda: frozenset())
-    monkeypatch.setattr(private_folder, "_of_parent", lambda path, status: None)
-    assert "link" in private_folder.danger(tmp_path / "link")
+    monkeypatch.setattr(folder_safety, "_trusted", lambda: frozenset())
+    monkeypatch.setattr(folder_safety, "_of_parent", lambda path, status: None)
+    assert "link" in folder_safety.danger(tmp_path / "link")
 
 
 def test_processes_that_start_together_make_one_key(tmp_path):

@@ -22,6 +22,7 @@ from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.state import State
 from ltc.device.torch_device import empty_tensor
 from ltc.runtime.buffer import Buffer, byte_size, input_key
+from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
 from ltc.support.thread_frames import thread_frames
 from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor
 
@@ -321,6 +322,13 @@ class Recorder:
     def nothing_pending(self) -> bool:
         return self.last is self.root
 
+    @property
+    def nothing_awaited(self) -> bool:
+        """Whether nobody holds a tensor that is pending here, and no replica waits for it."""
+        states = self.live + [state for state in self.bound if state.buffer is None]
+        gone = [IN_TWO_LISTS] * len(states)
+        return self.token is None and reference_counts(states) == gone
+
     def path(self) -> list[Call]:
         """The calls of the recording so far, in recorded order."""
         calls, entry = [], self.last
@@ -368,16 +376,19 @@ class Device:
         return len(self.recorders) == 1
 
     def _add_recorder(self) -> Recorder:
-        self._drop_recorders_of_ended_threads()
+        self._drop_recorders_of_ended_threads(even_pending=True)
         recorder = self.recorders[get_ident()] = Recorder(self)
         return recorder
 
-    def _drop_recorders_of_ended_threads(self) -> None:
+    def _drop_recorders_of_ended_threads(self, even_pending: bool = False) -> None:
+        """even_pending  those as well that have recorded what nobody will read: this looks at all"""
         known = list(self.recorders.items())  # first: no thread that begins meanwhile is among them
         # the numbers alone: a frame that is kept keeps alive what its function had in hand
         running = set(thread_frames())
         for thread, recorder in known:
-            if thread not in running and recorder.nothing_pending:
+            if thread not in running and (
+                recorder.nothing_pending or (even_pending and recorder.nothing_awaited)
+            ):
                 del self.recorders[thread]
 
     def after_fork_in_child(self) -> None:
