@@ -318,6 +318,23 @@ def reader(*names: str) -> Callable[[], tuple]:
     return read
 
 
+def found_in_environment() -> list[tuple[str, str, str]]:
+    """(flag, variable that sets it, its text) of every flag that is not left at its default."""
+    found = []
+    for flag in FLAGS:
+        names = [name for name in (flag.name, flag.older) if name and os.environ.get(name)]
+        found += [(flag.name, name, os.environ[name]) for name in names[:1]]
+    return found
+
+
+def unknown_variables() -> list[tuple[str, str]]:
+    """(name, the name that is nearest to it, or "") of variables that look like ltc's and are none."""
+    unknown = [name for name in os.environ if name.startswith("LTC_") and name not in _BY_NAME]
+    return [
+        (name, "".join(difflib.get_close_matches(name, _BY_NAME, n=1))) for name in sorted(unknown)
+    ]
+
+
 def compiled_settings() -> str:
     """The variables that a compiled program may depend on, as one text."""
     return ";".join(

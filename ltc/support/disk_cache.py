@@ -13,6 +13,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import os
+import re
 import secrets
 import stat
 import time
@@ -31,6 +32,8 @@ _MAGIC = b"ltc3"
 _FORMER_MAGICS = (b"ltc1", b"ltc2")  # their digests did not say the file's name, or had no key
 _DIGEST_BYTES = _KEY_BYTES = 32
 _KEY = "key"  # the name of the file that holds it
+# A digest names what is kept; a file that is being written has the process and a number behind it.
+_OWN_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.\d+\.\d+")
 # A link is not followed, and a pipe not waited for: neither is a file that was written here.
 _OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _TOUCH_SECONDS = 3600.0  # a file read again within that time stays as it is: reads write nothing
@@ -113,6 +116,18 @@ class DiskCache:
         if told:
             path = self.folder / name
             self._warn(f"{path} was damaged: it is removed, and what it held is made anew")
+
+    def count(self) -> tuple[int, int]:
+        """(number of files, bytes in them)"""
+        files = self._files()
+        return len(files), sum(size for _, size, _ in files)
+
+    def clear(self) -> None:
+        """Remove every file of the cache. What else lies in the folder stays, and so does the key:
+        processes that run go on writing with it."""
+        for _, _, name in self._files():
+            self.remove(name)
+        self._bytes = None
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -250,16 +265,21 @@ class DiskCache:
             metrics.count("DiskCacheTrimmed")
 
     def _files(self) -> list[tuple[float, int, str]]:
-        """(when it was last used, bytes, name) of every file but the key, unfinished ones too."""
+        """(when it was last used, bytes, name) of what was written here, unfinished files too.
+
+        Somebody may keep other things in the folder: they are no concern of the cache's.
+        """
         found = []
         try:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
+                    if not _OWN_NAME.fullmatch(entry.name):
+                        continue
                     try:
                         status = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # another process trims too
-                    if stat.S_ISREG(status.st_mode) and entry.name != _KEY:
+                    if stat.S_ISREG(status.st_mode):
                         found.append((status.st_mtime, status.st_size, entry.name))
         except OSError:
             pass

@@ -335,7 +335,7 @@ class _RoundedInside(TorchFunctionMode):
     """Calls of which the result can be far less than what they round before it.
 
     The terms of a sum, which may cancel; the mean of a row, where the row is its mean but for a
-    little, which layer_norm makes large.
+    little, which layer_norm makes large; the two gradients that normalize adds up.
     """
 
     SUMS = frozenset({torch.sum, torch.mean, torch.Tensor.sum, torch.Tensor.mean})
@@ -344,6 +344,7 @@ class _RoundedInside(TorchFunctionMode):
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.source = torch.Generator().manual_seed(seed)
+        self.narrow = torch.finfo(dtype).eps / 2
         wide = dtype if dtype is torch.float64 else torch.float32  # both sum no narrower ones
         self.unit = torch.finfo(wide).eps / 2
 
@@ -352,8 +353,20 @@ class _RoundedInside(TorchFunctionMode):
         if function in self.SUMS and arguments and arguments[0].is_floating_point():
             x, *rest = arguments
             return function(x + self._rounding(x), *rest, **named)
+        if function is F.normalize:
+            return self._normalized(*arguments, **named)
         result = function(*arguments, **named)
         return self._shifted(result, *arguments, **named) if function in self.NORMS else result
+
+    def _normalized(self, x, p=2.0, dim=1, eps=1e-12, out=None):
+        """x / its norm, the gradients of the two rounded before they are added, and cancel."""
+        above, below = x * 1, x * 1
+        for part in (above, below):
+            if part.requires_grad:
+                part.register_hook(
+                    lambda gradient: gradient + self._rounding(gradient, self.narrow)
+                )
+        return above / torch.linalg.vector_norm(below, p, dim, keepdim=True).clamp_min(eps)
 
     def _shifted(self, result, x, shape, weight=None, bias=None, eps=1e-5):
         """layer_norm's result where the mean of each row was rounded."""
@@ -362,9 +375,11 @@ class _RoundedInside(TorchFunctionMode):
         off = self._rounding(mean) / (variance + eps).sqrt()
         return result - (off if weight is None else off * weight)
 
-    def _rounding(self, x: torch.Tensor) -> torch.Tensor:
+    def _rounding(self, x: torch.Tensor, unit: float = 0.0) -> torch.Tensor:
         noise = torch.randn(x.shape, generator=self.source, dtype=x.dtype)
-        return self.unit * x.detach().nan_to_num(0, 0, 0) * noise  # what is infinite stays so
+        return (
+            (unit or self.unit) * x.detach().nan_to_num(0, 0, 0) * noise
+        )  # what is infinite stays so
 
 
 def _named(step: Step) -> str:

@@ -183,6 +183,18 @@ def test_a_row_of_equal_numbers_is_as_near_to_its_mean_as_that_is_rounded(
     assert (not str(verdict), verdict.widened) == (is_right, int(is_right))
 
 
+def test_gradients_of_a_norm_that_cancel_are_as_near_as_each_is():
+    """A number divided by its own size is 1 or -1, whatever it is: its gradient is g / s - g / s."""
+    leaves = (Leaf("p1", "parameter", (1, 31, 1), 843916), Leaf("x7", "input", (1, 1, 31), 205338))
+    steps = (
+        Step("v1", "F.normalize({0}, dim=-1)", ("p1",)),
+        Step("v2", "{0}.transpose(1, 2)", ("v1",)),
+        Step("v9", "F.kl_div({0}.log_softmax(-1), {1}.softmax(-1), reduction='batchmean')", ("v2", "x7")),
+    )  # fmt: skip
+    network = Network(leaves, steps, (), ("v9",), dtype="float16", optimizer="SGD", rounds=2)
+    assert not str(judged(network))
+
+
 @pytest.mark.parametrize("narrow, is_right", [("float16", True), ("float32", False)])
 def test_what_only_float16_has_no_numbers_for_is_no_failure(monkeypatch, narrow, is_right):
     """There 1e-12 is 0, and a norm that is 0 but for a rounding is divided by."""

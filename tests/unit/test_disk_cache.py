@@ -32,6 +32,11 @@ def entries(cache) -> list[str]:
     return sorted(path.name for path in cache.folder.iterdir() if path.name != "key")
 
 
+def digest(name: str) -> str:
+    """What names a file of the cache."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
 def test_what_one_process_writes_another_reads(cache):
     cache.write("name", b"data")
     assert DiskCache(cache.folder).read("name") == b"data"
@@ -131,15 +136,30 @@ def test_a_full_disk_is_told_of_once_and_leaves_no_rubbish(cache, monkeypatch):
 
 
 def test_the_longest_unused_go_first(cache):
+    a, b, c, d = map(digest, "abcd")
     with config.override(LTC_CACHE_MB=1):
         hours_ago = time.time() - 1e5
-        for age, name in enumerate(("a", "b", "c")):
+        for age, name in enumerate((a, b, c)):
             cache.write(name, bytes(300_000))
             os.utime(cache.folder / name, (hours_ago + age, hours_ago + age))
-        assert cache.read("a")  # and with that it is the latest
-        cache.write("d", bytes(300_000))
+        assert cache.read(a)  # and with that it is the latest
+        cache.write(d, bytes(300_000))
         kept = entries(cache)
-    assert kept == ["a", "d"]
+    assert kept == sorted([a, d])
+
+
+def test_what_else_lies_in_the_folder_stays(cache):
+    """A user may have chosen a folder that holds other things."""
+    cache.write(digest("a"), b"data")
+    (cache.folder / "thesis.tex").write_bytes(bytes(3 << 20))
+    (cache.folder / f".{digest('b')}.17.0").write_bytes(b"what a killed process has left")
+    assert cache.count()[0] == 2
+    with config.override(LTC_CACHE_MB=1):
+        cache.write(digest("c"), b"data")
+    cache.clear()
+    assert entries(cache) == ["thesis.tex"] and cache.count() == (0, 0)
+    cache.write(digest("a"), b"data")
+    assert cache.read(digest("a")) == b"data"
 
 
 def test_writers_and_readers_at_once_see_whole_files(cache):

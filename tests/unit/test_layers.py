@@ -64,6 +64,9 @@ LAYERS = [
         "debug.graphs",
         "utils.utils",
         "",
+        "debug.environment",
+        "command_line",
+        "__main__",
         "compat",
     ],
 ]

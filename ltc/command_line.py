@@ -1,0 +1,74 @@
+"""`python -m ltc`: what is done with ltc from a command line.
+
+    python -m ltc info                        versions, devices, processor, cache, variables, a program
+    python -m ltc cache [--clear]             where compiled programs are kept, and how much; remove them
+    python -m ltc run 2 train.py --epochs 3   a script on several replicas of this machine
+
+`run` starts one process for each replica. Each runs the script from its first line, as
+`python train.py --epochs 3` would, and knows its place: ltm.get_ordinal(), ltm.xrt_world_size(). A
+`spawn` in the script starts no processes of its own then. Each line printed is headed by its rank;
+where one process dies, all end, and the report says which one, why, and what the others waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ltc.debug.environment import describe, describe_cache
+from ltc.distributed.lazy_multiprocessing import RankFailed, launch
+from ltc.support.disk_cache import disk_cache
+
+
+def main(argv: Sequence[str] | None = None, program: str = "python -m ltc") -> int:
+    """Do what the arguments ask for; the status that a process ends with."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="info | cache | run")
+    commands.add_parser("info", help="what a report of a fault needs")
+    cache = commands.add_parser("cache", help="the compiled programs on disk")
+    cache.add_argument("--clear", action="store_true", help="remove them")
+    run = commands.add_parser("run", help="a script on several replicas")
+    run.add_argument("replicas", type=int, help="how many processes")
+    run.add_argument("script", help="the program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    asked = parser.parse_args(argv)
+    if asked.command == "run":
+        if not Path(asked.script).is_file():
+            parser.error(f"there is no file {asked.script}")
+        return run_script(asked.replicas, asked.script, asked.arguments)
+    print(_cache(asked.clear) if asked.command == "cache" else describe())
+    return 0
+
+
+def run_script(replicas: int, script: str, arguments: Sequence[str]) -> int:
+    """Run the script in a process for each replica; 0, or 1 where a process failed."""
+    try:
+        launch(_run_here, args=(script, list(arguments)), nprocs=replicas)
+    except RankFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run_here(rank: int, script: str, arguments: list[str]) -> None:
+    """Run the script in this process as its main program."""
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:  # as many scripts end: sys.exit(main())
+        if end.code not in (None, 0):
+            raise
+
+
+def _cache(clear: bool) -> str:
+    cache = disk_cache()
+    if clear and cache is not None:
+        cache.clear()
+    return describe_cache()

@@ -1,0 +1,107 @@
+"""What ltc runs on and with, as text: `python -m ltc info`, and the head of a report of a fault."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from ltc import config
+from ltc.device.recording.recorder import devices
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.ops import dispatch
+from ltc.support import processors
+from ltc.support.disk_cache import disk_cache
+from ltc.support.folder_safety import danger
+from ltc.support.version import VERSION
+
+_MEGABYTE = 1 << 20
+
+
+def describe() -> str:
+    """A line for each fact, and last whether a program runs.
+
+    >>> from ltc.debug import environment
+    >>> environment.describe().splitlines()[0].split()[:2]
+    ['ltc', '0.1.0']
+    """
+    width = 12
+    return "\n".join(f"{name:{width}} {text}" for name, text in _facts())
+
+
+def _facts() -> Iterator[tuple[str, str]]:
+    yield "ltc", f"{VERSION}, in {Path(config.__file__).parent}"
+    yield "torch", torch.__version__
+    yield "Python", f"{platform.python_version()}, {platform.platform()}"
+    for package in ("llvmlite", "numpy"):
+        yield package, _version(package)
+    yield "devices", ", ".join(map(str, devices()))
+    yield "backend", config.value("LTC_BACKEND")
+    yield "processor", _processor()
+    yield (
+        "processors",
+        f"{processors.count()} of {os.cpu_count()}; {torch.get_num_threads()} threads",
+    )
+    yield "cache", describe_cache()
+    for flag, variable, text in config.found_in_environment():
+        yield "variable", f"{flag}={text}" + ("" if flag == variable else f", by {variable}")
+    for name, nearest in config.unknown_variables():
+        yield (
+            "unknown",
+            f"{name}, which ltc does not read" + (f"; did you mean {nearest}?" if nearest else ""),
+        )
+    yield "a program", _trial()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    if config.value("LTC_BACKEND") != "llvm":
+        return platform.machine()
+    try:
+        host = llvm_binding.host()
+        return (
+            f"{host.cpu or 'unknown to LLVM'}, kernels for {dispatch.isa().name} (LLVM {host.llvm})"
+        )
+    except Exception as error:  # what hinders LLVM is what a report is about
+        return f"{type(error).__name__}: {error}"
+
+
+def describe_cache() -> str:
+    """Where compiled programs are kept on disk, and how much; or why they are not.
+
+    >>> from ltc.debug import environment
+    >>> print(environment.describe_cache())  # doctest: +SKIP
+    /home/you/.cache/ltc: 85 files, 4.1 of at most 1024 MB
+    """
+    cache = disk_cache()
+    if cache is None:
+        return "none: LTC_CACHE=0"
+    try:
+        reason = danger(cache.folder)
+    except OSError:
+        return f"{cache.folder}, which is not there yet"
+    if reason is not None:
+        return f"not used: {reason}"
+    files, nbytes = cache.count()
+    most = config.value("LTC_CACHE_MB")
+    return f"{cache.folder}: {files} files, {nbytes / _MEGABYTE:.1f} of at most {most} MB"
+
+
+def _trial() -> str:
+    """One program from its first call to its value."""
+    try:
+        x = torch.arange(6.0, device="ltc").reshape(2, 3)
+        value = (x @ x.t() + 1).sum().item()
+    except Exception as error:  # whatever it is, it is the answer
+        return f"fails with {type(error).__name__}: {error}"
+    return "runs" if value == 87.0 else f"gives {value} for 87.0"

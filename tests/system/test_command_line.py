@@ -1,0 +1,103 @@
+"""`python -m ltc`: what it prints, and what it ends with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ltc
+from ltc import config
+from ltc.command_line import main
+from ltc.debug import environment
+from ltc.support.disk_cache import disk_cache
+
+
+def ltc_command(*arguments, **variables) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "ltc", *map(str, arguments)],
+        env={**os.environ, **variables}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def facts(printed: str) -> dict[str, str]:
+    return {line[:12].strip(): line[13:] for line in printed.splitlines()}
+
+
+@pytest.fixture
+def own_cache(tmp_path):
+    with config.override(LTC_CACHE_DIR=str(tmp_path / "cache")):
+        yield tmp_path / "cache"
+
+
+def test_info_says_what_a_report_needs(tmp_path):
+    done = ltc_command(
+        "info", LTC_CACHE_DIR=str(tmp_path), LTC_NUM_DEVICES="2", LTC_CACHE_MBB="7",
+        COMPILATION_CACHE_SIZE="9",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = facts(done.stdout)
+    assert found["ltc"].startswith(ltc.__version__) and found["devices"] == "ltc:0, ltc:1"
+    assert found["a program"] == "runs"
+    assert "LTC_CACHE_PROGRAMS=9, by COMPILATION_CACHE_SIZE" in done.stdout
+    assert found["unknown"] == "LTC_CACHE_MBB, which ltc does not read; did you mean LTC_CACHE_MB?"
+    assert f"{tmp_path}: " in found["cache"]
+
+
+def test_info_on_the_reference_backend():
+    done = ltc_command("info", LTC_BACKEND="eager")
+    assert facts(done.stdout)["a program"] == "runs", done.stderr
+
+
+def test_info_says_why_no_program_runs(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(environment.torch, "arange", refuse)
+    assert facts(environment.describe())["a program"] == "fails with MemoryError: no memory"
+
+
+def test_the_cache_is_shown_and_cleared(own_cache, capsys):
+    assert main(["cache"]) == 0 and "is not there yet" in capsys.readouterr().out
+    disk_cache().write("a" * 64, bytes(1 << 20))
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out.startswith(f"{own_cache}: 1 files, 1.0 of at most")
+    assert main(["cache", "--clear"]) == 0
+    assert capsys.readouterr().out.startswith(f"{own_cache}: 0 files, 0.0 of at most")
+
+
+def test_a_cache_that_is_not_used_says_why(own_cache, capsys):
+    own_cache.mkdir()
+    own_cache.chmod(0o777)
+    main(["cache"])
+    assert f"not used: others can write to {own_cache}" in capsys.readouterr().out
+    with config.override(LTC_CACHE=0):
+        main(["cache", "--clear"])
+    assert capsys.readouterr().out == "none: LTC_CACHE=0\n"
+
+
+def test_a_script_runs_on_replicas(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, ltc.core.lazy_model as ltm\n"
+        "print(sys.argv[1:], ltm.get_ordinal(), 'of', ltm.xrt_world_size())\n"
+        "sys.exit(sys.argv[-1] == 'fail' and ltm.get_ordinal() == 1)\n"
+    )
+    done = ltc_command("run", 2, script, "--epochs", 3)
+    lines = sorted(line.partition("] ")[2] or line for line in done.stdout.splitlines())
+    assert done.returncode == 0, done.stderr
+    assert [line.endswith(f"{k} of 2") for k, line in enumerate(lines)] == [True, True]
+    done = ltc_command("run", 2, script, "fail")
+    assert done.returncode == 1 and "rank 1" in done.stderr.lower()
+
+
+def test_wrong_arguments_are_told(capsys):
+    for arguments in ([], ["walk"], ["run", "2", "nowhere.py"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert "usage: python -m ltc" in capsys.readouterr().err
+
+
+def test_types_are_told_to_type_checkers():
+    assert (Path(ltc.__file__).parent / "py.typed").is_file()
