@@ -191,6 +191,16 @@ def test_a_few_queries_of_many_keys(queries, dtype, bias, dropped):
     check_forward(Case(3, queries, 301, 40, 70, dtype, bias, dropped == 0, dropped))
 
 
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("queries", [1, 2, 3, 5])
+@pytest.mark.parametrize("keys", [1, 5, 70, 301])
+def test_a_few_queries_in_narrow_vectors_see_their_own_keys(isa, queries, keys):
+    """Two lanes of doubles are fewer queries than keys are taken at once."""
+    case = Case(2, queries, keys, 70, 11, torch.float64, None, True, 0)
+    check_forward(case, isa)
+    check_gradient(case, isa)
+
+
 def test_another_batch_size_has_the_same_kernels():
     texts = set()
     for batch in (17, 18, 40):

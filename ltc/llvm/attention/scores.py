@@ -144,7 +144,10 @@ class Scores:
         self.count = self.block if whole else least(left, self.block)
         self.limit: Index = a.keys
         if a.causal:
-            self.limit = least(a.keys, self.first_query + self.block)
+            seen = self.first_query + self.block
+            if self.block % self.rows:  # of vectors of two lanes: the rest of keys stays the rest
+                seen = (seen + (self.rows - 1)) // self.rows * self.rows
+            self.limit = least(a.keys, seen)
         offsets = self.t.locate(batch, a.batch, matrices)
         self.operands = {name: self._at(name, offsets[name], m) for name, m in matrices.items()}
         if a.bias is not None:
