@@ -4,8 +4,8 @@ One training step gives a loss, outputs, a gradient for each parameter and new b
 them is computed three times: by eager PyTorch in float64, which counts as the truth; by eager
 PyTorch in float32; and by ltc in float32. Distances are Euclidean norms of differences. ltc is
 right where its distance from the truth is at most ten times eager's own distance, or 1e-5 of the
-truth's norm. A running mean counts as large as what it averages, which its running variance tells:
-behind another normalization it is a zero, of which each order of adding leaves something else.
+truth's norm. Of a zero each order of adding leaves something else, so a running mean counts as large as
+what it averages, which its running variance tells, and a bias that has no gradient as its weight.
 
 A relu, a maximum or a choice of experts can make a network jump: where a value lies closer to the
 border than rounding is exact, two right programs fall on different sides. Whether such a border is
@@ -37,6 +37,7 @@ from ltc.debug import metrics
 
 TIMES_EAGER, RELATIVE = 10, 1e-5
 STEPS, MOVE, DIRECTIONS = 3, 2.0**-20, 2
+ZERO = 1e-12  # of a number beside it: less is what float64 leaves of a sum that is 0
 
 
 @dataclass(frozen=True)
@@ -225,12 +226,19 @@ def distance(found: dict, truth: dict, name: str) -> float:
 
 
 def size(truth: dict, name: str) -> float:
-    """The norm of a quantity; of a running mean, that of the numbers whose mean it is."""
-    module, _, kind = name.rpartition("running_mean")
-    variance = truth.get(f"{module}running_var")
-    if kind or variance is None:
-        return truth[name].norm().item()
-    return (truth[name].square() + variance).sqrt().norm().item()
+    """What a quantity's rounding is relative to: its norm, or that of what it is a zero of.
+
+    A running mean is as large as the numbers whose mean it is. A bias whose gradient is nothing in
+    float64 either, as softmax does not see what is added to all scores, is as large as its weight's.
+    """
+    norm = truth[name].norm().item()
+    module, _, kind = name.rpartition(".")
+    variance, weight = (truth.get(f"{module}.{other}") for other in ("running_var", "weight"))
+    if kind == "running_mean" and variance is not None:
+        return (truth[name].square() + variance).sqrt().norm().item()
+    if kind == "bias" and weight is not None and norm < ZERO * weight.norm().item():
+        return weight.norm().item()
+    return norm
 
 
 def truth_and_jumps(model: nn.Module, batch: dict, network: Network) -> tuple[dict, dict]:
