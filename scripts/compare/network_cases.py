@@ -174,7 +174,7 @@ def detected(model: nn.Module, batch: dict) -> tuple:
 def detector(name: str, **options) -> Network:
     """One that learns from every proposal: which of them it would draw depends on the device."""
     make = partial(getattr(torchvision.models.detection, name), weights=None, num_classes=4,
-                   weights_backbone=None, min_size=96, max_size=96, **options)  # fmt: skip
+                   weights_backbone=None, **options)  # fmt: skip
 
     def target():
         corner, size = torch.rand(3, 2) * 40, torch.rand(3, 2) * 40 + 10
@@ -190,7 +190,9 @@ def detector(name: str, **options) -> Network:
     return Network(make, batch, detected, partial(sgd, lr=0.001))
 
 
-ALL_PROPOSALS = {
+TWO_STAGES = {  # of small images, and every proposal is learnt from
+    "min_size": 96,
+    "max_size": 96,
     "rpn_batch_size_per_image": 10**6,
     "box_batch_size_per_image": 10**6,
     "rpn_pre_nms_top_n_train": 100,
@@ -198,13 +200,16 @@ ALL_PROPOSALS = {
 }
 
 
-def film(name: str) -> Network:
-    make = partial(getattr(torchvision.models.video, name), num_classes=CLASSES)
+def film(name: str, frames: int = 8) -> Network:
+    def make():
+        model = getattr(torchvision.models.video, name)(num_classes=CLASSES)
+        model.avgpool = nn.AdaptiveAvgPool3d(1)  # whatever the frames' size
+        return without_dropout(model)
 
     def batch():
-        return {"x": torch.randn(2, 3, 8, 32, 32), "y": torch.randint(CLASSES, (2,))}
+        return {"x": torch.randn(2, 3, frames, 32, 32), "y": torch.randint(CLASSES, (2,))}
 
-    return Network(lambda: without_dropout(make()), batch, classified, sgd)
+    return Network(make, batch, classified, sgd)
 
 
 def optical_flow() -> Network:
@@ -237,10 +242,10 @@ TORCHVISION = {
     "deeplabv3": segmenter("deeplabv3_mobilenet_v3_large", aux_loss=True),
     "lraspp": segmenter("lraspp_mobilenet_v3_large"),
     "ssdlite": detector("ssdlite320_mobilenet_v3_large"),
-    "fasterrcnn": detector("fasterrcnn_mobilenet_v3_large_fpn", **ALL_PROPOSALS),
-    "maskrcnn": detector("maskrcnn_resnet50_fpn", **ALL_PROPOSALS),
+    "fasterrcnn": detector("fasterrcnn_mobilenet_v3_large_fpn", **TWO_STAGES),
+    "maskrcnn": detector("maskrcnn_resnet50_fpn", **TWO_STAGES),
     "r3d": film("r3d_18"),
-    "s3d": film("s3d"),
+    "s3d": film("s3d", frames=16),
     "raft": optical_flow(),
 }
 
