@@ -23,11 +23,13 @@ from ltc.distributed.lazy_multiprocessing import RankFailed, launch
 from ltc.support.disk_cache import disk_cache
 
 
-def main(argv: Sequence[str] | None = None, program: str = "python -m ltc") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments ask for; the status that a process ends with."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
-        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m ltc",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="info | cache | run")
     commands.add_parser("info", help="what a report of a fault needs")

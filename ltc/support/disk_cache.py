@@ -194,7 +194,7 @@ class DiskCache:
             pass
         except (
             OSError
-        ):  # no second names here: of two processes at once, one's files are made again
+        ):  # no second names here; of two processes at once, one's files are made again
             self._put(_KEY, secrets.token_bytes(_KEY_BYTES))
         key = self._key_of_folder()
         if key is None:

@@ -19,31 +19,28 @@ def danger(folder: Path) -> str | None:
     Raises OSError where there is no such folder.
     """
     at, links = Path("/"), 0
-    left = list(reversed(Path(os.path.abspath(folder)).parts[1:]))
-    if (found := _of_parent(at, os.lstat(at))) is not None:
-        return found
+    left = list(reversed(folder.absolute().parts[1:]))
     while left:
         part = left.pop()
-        if part == "..":  # of a link; `at` holds no link
+        if part == "..":  # `at` holds no link, so this is what the system takes it for
             at = at.parent
             continue
+        if (reason := _of_parent(at, os.lstat(at))) is not None:
+            return reason
         path = at / part
         status = os.lstat(path)
-        if stat.S_ISLNK(status.st_mode):
-            links += 1
-            if links > _MOST_LINKS:
-                return f"{path} is one of too many links"
-            if status.st_uid not in _trusted():
-                return f"the link {path} belongs to user {status.st_uid}"
-            target = Path(os.readlink(path))
-            at = Path("/") if target.is_absolute() else at
-            left += [one for one in reversed(target.parts) if one != "/"]
+        if not stat.S_ISLNK(status.st_mode):
+            at = path
             continue
-        found = _of_parent(path, status) if left else _of_last(path, status)
-        if found is not None:
-            return found
-        at = path
-    return None
+        links += 1
+        if links > _MOST_LINKS:
+            return f"{path} is one of too many links"
+        if status.st_uid not in _trusted():
+            return f"the link {path} belongs to user {status.st_uid}"
+        target = Path(os.readlink(path))
+        at = Path("/") if target.is_absolute() else at
+        left += [one for one in reversed(target.parts) if one != "/"]
+    return _of_last(at, os.lstat(at))
 
 
 def is_own_file(status: os.stat_result) -> bool:

@@ -257,6 +257,25 @@ def test_a_link_to_the_folder_is_followed_where_nobody_else_can_change_it(cache,
         assert DiskCache(tmp_path / "links" / "first").read("name") is None
 
 
+@pytest.mark.parametrize("target", ["open/inside/..", "open"])
+def test_the_folder_itself_is_looked_at_wherever_a_link_ends(tmp_path, target):
+    """With the sticky bit others may not exchange it, but they can bring files."""
+    (tmp_path / "open" / "inside").mkdir(parents=True)
+    os.chmod(tmp_path / "open", 0o1777)
+    (tmp_path / "link").symlink_to(target)
+    assert folder_safety.danger(tmp_path / "link") == f"others can write to {tmp_path / 'open'}"
+
+
+def test_two_dots_after_a_link_lead_out_of_what_it_names(tmp_path):
+    """As they do for the system, and not back to where the link lies."""
+    (tmp_path / "open" / "inside").mkdir(parents=True)
+    os.chmod(tmp_path / "open", 0o1777)
+    (tmp_path / "link").symlink_to("open/inside")
+    assert (
+        folder_safety.danger(tmp_path / "link" / "..") == f"others can write to {tmp_path / 'open'}"
+    )
+
+
 def test_links_in_a_circle_lead_nowhere(tmp_path):
     (tmp_path / "one").symlink_to(tmp_path / "other")
     (tmp_path / "other").symlink_to(tmp_path / "one")
