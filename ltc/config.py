@@ -2,7 +2,8 @@
 
 A variable is read when its value is needed, so setting `os.environ` in a running program works for
 most. LTC_NUM_DEVICES, LTC_USE_BF16 and LTC_DOWNCAST_BF16 are read at the first use of the device;
-LTC_LINES and LTC_FORCE_FALLBACK at the first call of each operation.
+LTC_LINES and LTC_FORCE_FALLBACK at the first call of each operation; LTC_ISA when the first kernel is
+made.
 One that is unset, or set to nothing, has its default.
 """
 

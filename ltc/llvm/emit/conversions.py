@@ -20,7 +20,7 @@ def from_memory(b: Builder, form: Form, x: str) -> str:
     if form.kind == "bool":
         return b.compare("ne", "i8", x, b.constant("i8", 0))
     if form.stored == "half":
-        return float_from_half(b, x)
+        return _float_from_half(b, x)
     wide = b.binary("shl", "i32", b.convert("zext", "i16", x, "i32"), b.constant("i32", 16))
     return b.convert("bitcast", "i32", wide, "float")
 
@@ -32,7 +32,7 @@ def to_memory(b: Builder, form: Form, x: str) -> str:
     if form.kind == "bool":
         return b.convert("zext", "i1", x, "i8")
     if form.stored == "half":
-        return half_from_float(b, x)
+        return _half_from_float(b, x)
     bits = b.convert("bitcast", "float", x, "i32")
     return b.convert("trunc", "i32", b.binary("lshr", "i32", bits, b.constant("i32", 16)), "i16")
 
@@ -43,7 +43,7 @@ def to_memory(b: Builder, form: Form, x: str) -> str:
 # denormal numbers kept, NaNs quiet, with what fits of their payload.
 
 
-def float_from_half(b: Builder, x: str) -> str:
+def _float_from_half(b: Builder, x: str) -> str:
     if _has_instruction():
         return b.convert("fpext", "half", x, "float")
     bits = b.convert("zext", "i16", b.convert("bitcast", "half", x, "i16"), "i32")
@@ -61,7 +61,7 @@ def float_from_half(b: Builder, x: str) -> str:
     return b.convert("bitcast", "i32", b.binary("or", "i32", value, sign), "float")
 
 
-def half_from_float(b: Builder, x: str) -> str:
+def _half_from_float(b: Builder, x: str) -> str:
     if _has_instruction():
         return b.convert("fptrunc", "float", x, "half")
     bits = b.convert("bitcast", "float", x, "i32")

@@ -12,12 +12,7 @@ from ltc.ir.node import Node
 from ltc.ir.ops import Op
 from ltc.llvm.emit import math_float, math_integer, math_special
 from ltc.llvm.emit.builder import Builder
-from ltc.llvm.emit.conversions import (
-    float_from_half,
-    from_memory,
-    half_from_float,
-    to_memory,
-)
+from ltc.llvm.emit.conversions import from_memory, to_memory
 from ltc.llvm.emit.dtype import FORMS, Form
 
 # (builder, form of the operands, operands) -> result, in the computed type of the result
@@ -31,7 +26,7 @@ def rounded(b: Builder, form: Form, x: str) -> str:
     if not form.is_rounded:
         return x
     if form.stored == "half":
-        return float_from_half(b, half_from_float(b, x))
+        return from_memory(b, form, to_memory(b, form, x))
     # The instruction for bf16 would flush denormal numbers; integer arithmetic does not.
     bits = b.convert("bitcast", "float", x, "i32")
     low = b.binary("lshr", "i32", bits, b.constant("i32", 16))

@@ -10,7 +10,7 @@ import torch
 from ltc.errors import Unsupported
 from ltc.llvm.emit import memory_ops
 from ltc.llvm.emit.builder import Builder, multiples
-from ltc.llvm.emit.conversions import from_memory, half_from_float
+from ltc.llvm.emit.conversions import from_memory, to_memory
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.float_ops import Floats
 from ltc.llvm.emit.index import Index, IndexRegister, least
@@ -188,7 +188,7 @@ class Vectors(Floats):
         n, value = self.width, self.builder.value
         if self.stored == "half":
             with self.builder.lanes(n):
-                return half_from_float(self.builder, x)
+                return to_memory(self.builder, FORMS[self.dtype], x)
         words = f"<{n} x i32>"
         bits = value(f"bitcast {self.vector} {x} to {words}")
         odd = value(f"and {words} {value(f'lshr {words} {bits}, splat (i32 16)')}, splat (i32 1)")
