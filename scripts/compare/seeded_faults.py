@@ -44,7 +44,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # of the tests, for their ne
 
 FAULTS: dict[str, Callable[[], None]] = {}
 WITHOUT = "no fault"
-PIPE_BYTES = 4096  # written at once, while nobody reads
+PIPE_BYTES = 4096  # written at once
+END_OF_NUMBER = "\0"
 
 
 def fault(seed: Callable[[], None]) -> Callable[[], None]:
@@ -260,7 +261,7 @@ def run(program: Callable[[Given], torch.Tensor]) -> None:
 # --- looking -------------------------------------------------------------------------------------
 
 
-def found_in_programs() -> str | None:
+def found_in_programs(begins: Callable[[int], None]) -> str | None:
     """What LTC_CHECK says of the first program in which it finds anything."""
     for program in PROGRAMS:
         try:
@@ -270,10 +271,11 @@ def found_in_programs() -> str | None:
     return None
 
 
-def found_in_networks(seeds: range) -> str | None:
+def found_in_networks(seeds: range, begins: Callable[[int], None]) -> str | None:
     """The first of these networks that is wrong, by its number, and what is wrong with it."""
     networks = importlib.import_module("tests.random_networks")
     for seed in seeds:
+        begins(seed)
         failure = networks.failure_of(seed)
         if failure is not None:
             return f"{seed} {failure}"
@@ -284,26 +286,46 @@ def found_by_networks(seed: Callable[[], None], count: int) -> str | None:
     """After how many networks the fault shows: one that is wrong without it, too, shows nothing."""
     first = 0
     while first < count:
-        look = functools.partial(found_in_networks, range(first, count))
-        found = in_a_process_of_its_own(look, seed)
+        found = what_networks_show(range(first, count), seed)
         if found is None:
             return None
         number, _, failure = found.partition(" ")
         first = int(number) + 1
-        again = functools.partial(found_in_networks, range(int(number), first))
-        if in_a_process_of_its_own(again, no_fault) is None:
+        if what_networks_show(range(int(number), first), no_fault) is None:
             return f"after {first} networks: {failure}"
     return None
+
+
+def what_networks_show(seeds: range, seed: Callable[[], None]) -> str | None:
+    """`found_in_networks` of the code with a fault; one that ends its process has failed too."""
+    try:
+        return in_a_process_of_its_own(functools.partial(found_in_networks, seeds), seed)
+    except ProcessEnded as ended:
+        if ended.began is None:
+            raise
+        return f"{ended.began} it ended its process with status {ended.status}"
 
 
 def no_fault() -> None:
     """The code as it is."""
 
 
-def in_a_process_of_its_own(look: Callable[[], str | None], seed: Callable[[], None]) -> str | None:
+class ProcessEnded(RuntimeError):
+    """A child has found nothing and ended with that status, after it began with that number."""
+
+    def __init__(self, status: int, began: int | None) -> None:
+        super().__init__(f"the process ended with status {status}, and found nothing")
+        self.status, self.began = status, began
+
+
+def in_a_process_of_its_own(
+    look: Callable[[Callable[[int], None]], str | None], seed: Callable[[], None]
+) -> str | None:
     """What `look` finds in code that `seed` has changed, in a child that ends with it.
 
-    Raises RuntimeError where the child ends in any other way.
+    look  is given what it tells each number that it begins with
+
+    Raises ProcessEnded where the child ends in any other way.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -311,18 +333,23 @@ def in_a_process_of_its_own(look: Callable[[], str | None], seed: Callable[[], N
         try:
             os.close(reader)
             seed()
-            os.write(writer, (look() or "").encode()[:PIPE_BYTES])
+            found = look(lambda number: begins(writer, number))
+            os.write(writer, (found or "").encode()[:PIPE_BYTES])
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        found = pipe.read()
+        *began, found = pipe.read().split(END_OF_NUMBER)
     _, status = os.waitpid(child, 0)
     if status:
-        raise RuntimeError(f"the process ended with status {status}, and found nothing")
+        raise ProcessEnded(status, int(began[-1]) if began else None)
     return found or None
+
+
+def begins(writer: int, number: int) -> None:
+    os.write(writer, f"{number}{END_OF_NUMBER}".encode())
 
 
 def report(names: list[str], look: Callable[[Callable], str | None]) -> Iterator[bool]:
@@ -345,7 +372,7 @@ def main() -> int:
     options = parser.parse_args()
     names = options.fault or [WITHOUT, *FAULTS]
     good: list[bool] = []
-    with config.override(LTC_BACKEND="llvm", LTC_CACHE=0, LTC_CHECK=1):
+    with config.override(LTC_BACKEND="llvm", LTC_CACHE=0, LTC_CHECK=1, LTC_TIER="native"):
         if options.networks is None:
             good += report(names, lambda seed: in_a_process_of_its_own(found_in_programs, seed))
         else:
