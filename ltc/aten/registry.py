@@ -150,6 +150,32 @@ def expand(
     return trace.graph(outputs)
 
 
+def expand_alone(call: Call) -> tuple[Graph, list[CallResult], list[int]]:
+    """The graph of one call: its defined results from its operands.
+
+    With it, in the graph's order: the values that are its inputs, and the slots in the recording
+    that its scalars are.
+    """
+    numbering = Numbering([call])
+    trace = _Trace(numbering)
+    operands = list(dict.fromkeys(_values_in((*call.args, *call.kwargs.values()))))
+    for index, value in enumerate(operands):
+        trace.nodes[value] = trace.inputs[index] = make(
+            ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape)
+        )
+    trace.add(call)
+    graph = trace.graph([value for value in call.results if value is not None])
+    return graph, operands, list(numbering.slots)
+
+
+def _values_in(operands: Iterable[Any]) -> Iterable[CallResult]:
+    for operand in operands:
+        if isinstance(operand, CallResult):
+            yield operand
+        elif isinstance(operand, (list, tuple)):
+            yield from _values_in(operand)
+
+
 class _Trace:
     """What each value and scalar of the calls has become so far."""
 

@@ -63,6 +63,8 @@ class BackendCapabilities(_Capabilities):
                      without is judged by programs that give every value
     stages           names of its own stages, in order, which LTC_DUMP and ltc.debug.graphs take
     explain          (graph) -> (stage, text) for each of them, made only as far as it is asked for
+    host_tensors     whether its buffers are contiguous CPU tensors: then what is new may run on
+                     PyTorch's kernels until it is compiled
     one_shot_sums    which sums its programs add themselves; of others, messages are sent
     """
 
@@ -72,6 +74,7 @@ class BackendCapabilities(_Capabilities):
     observed: Callable[[Graph, int, frozenset[int]], ObservedComputation] | None = None
     stages: tuple[str, ...] = ()
     explain: Callable[[Graph], Iterator[tuple[str, str]]] | None = None
+    host_tensors: bool = False
     one_shot_sums: OneShotSums | None = None
 
 

@@ -144,6 +144,7 @@ storage_from_pointer = _named("torch._C", "_construct_storage_from_data_pointer"
 untyped_part = operator.attrgetter("_untyped_storage")  # of a typed storage
 element_bytes = operator.methodcaller("_element_size")
 storage_identity = operator.attrgetter("_cdata")
+storage_use_count = _named("torch._C", "_storage_Use_Count")  # of a storage's identity
 exchange_contents = _named(
     "torch._C", "_swap_tensor_impl"
 )  # of two tensors; the Python objects stay

@@ -88,7 +88,7 @@ FOLDERS = (
         "llvm.attention",
         "llvm.ops",
     ),
-    ("backends.reference", "backends.llvm"),
+    ("backends.reference", "backends.interpreter", "backends.llvm"),
     ("device.shapes", "device.recording", "device.ops", "device.hooks"),
     ("distributed.transport", "distributed.c10d", "distributed.launch"),
 )

@@ -1,0 +1,348 @@
+"""One recorded call as a function that reads and fills slots of a list of CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ltc.aten.call import Call, CallResult, Scalar
+from ltc.aten.registry import expand_alone
+from ltc.backends.eager import EagerComputation
+from ltc.backends.interpreter.exact_draws import draws_the_same_bits
+from ltc.backends.interpreter.stride_rules import takes_any_strides
+from ltc.ir.graph import Graph
+from ltc.support.torch_private import has_kernel, storage_identity, storage_use_count
+
+ALONE = 2  # a storage's users: its one tensor, and the Python object that asks
+
+_NO_NAMES: dict[str, Any] = {}  # of calls without keyword arguments: never changed
+
+Values = list[Any]
+Compile = Callable[[Graph], Any]
+
+
+class NotInterpretable(Exception):
+    """A call that only a compiled program can make: an exchange among replicas."""
+
+
+class Slots:
+    """Where a launch has its values: the results of calls, its scalars, what is the same each time.
+
+    The results of one call lie side by side.
+    """
+
+    def __init__(self, calls: Iterable[Call], scalars: Iterable[int]) -> None:
+        """`scalars`: slots of the recording, in the order in which a launch is given them."""
+        made = [value for call in calls for value in call.results if value is not None]
+        self._results = {value: slot for slot, value in enumerate(made)}
+        self._scalars = {place: slot for slot, place in enumerate(scalars, len(made))}
+        self.scalars = slice(len(made), len(made) + len(self._scalars))
+        self.start: Values = [None] * (len(made) + len(self._scalars))  # of every launch
+        self._constants: dict[tuple[type, Any], int] = {}
+
+    def of_value(self, value: CallResult) -> int:
+        return self._results[value]
+
+    def of_scalar(self, place: int) -> int:
+        return self._scalars[place]
+
+    def of_constant(self, value: Any) -> int:
+        key = value.__class__, value
+        try:
+            known = self._constants.get(key)
+        except TypeError:  # a list
+            known = None
+        if known is None:
+            known = len(self.start)
+            self.start.append(value)
+            if not isinstance(value, (list, float, complex)):  # 0.0 and -0.0 are equal
+                self._constants[key] = known
+        return known
+
+    def of_results(self, call: Call) -> int:
+        """The slot of the first; of a call without any it does not matter."""
+        return next((self._results[value] for value in call.results if value is not None), 0)
+
+
+def kernel_of(call: Call, slots: Slots, writable: frozenset[int], compile: Compile) -> CallKernel:
+    """What runs the call.
+
+    writable  slots whose tensors it may write over, if nothing else lies in their memory
+    compile   makes a program of a graph
+    """
+    if isinstance(call.overload, str):
+        make = _OF_LTC.get(call.overload)
+        if make is None:
+            raise NotInterpretable(call.overload)
+        return make(call, slots, writable)
+    if call.seed is not None or _begins_undefined(call.name):
+        return ExpandedCall(call, slots, compile)
+    return TorchCall(call, slots, writable, compile)
+
+
+def _begins_undefined(name: str) -> bool:
+    """Whether torch's kernel leaves memory as it is, or asks what lies behind its operand."""
+    base = name.partition("::")[2].partition(".")[0]
+    return base.startswith(("empty", "new_empty", "as_strided", "resize", "set_"))
+
+
+class CallKernel:
+    """Runs one call.
+
+    first  the slot of its first result; one that is undefined has none
+    """
+
+    __slots__ = ("call", "first")
+
+    def __init__(self, call: Call, slots: Slots) -> None:
+        self.call, self.first = call, slots.of_results(call)
+
+    def run(self, values: Values) -> None:
+        raise NotImplementedError
+
+
+class ExpandedCall(CallKernel):
+    """Run as the rule of the call says, so that random numbers are those of a compiled program.
+
+    The reference draws the same bits.  What is computed of them by formulas that it rounds
+    otherwise, as normal numbers are, a compiled program makes.
+    """
+
+    __slots__ = ("_operands", "_scalars", "_computation")
+
+    def __init__(self, call: Call, slots: Slots, compile: Compile) -> None:
+        super().__init__(call, slots)
+        graph, operands, scalars = expand_alone(call)
+        self._operands = [slots.of_value(value) for value in operands]
+        self._scalars = [slots.of_scalar(place) for place in scalars]
+        has_same_bits = call.seed is None or draws_the_same_bits(graph)
+        self._computation = (
+            EagerComputation(graph, frozenset()) if has_same_bits else compile(graph)
+        )
+
+    def run(self, values: Values) -> None:
+        operands = [values[slot].contiguous() for slot in self._operands]
+        made = self._computation.launch(operands, [values[slot] for slot in self._scalars])
+        values[self.first : self.first + len(made)] = made
+
+
+class TorchCall(CallKernel):
+    """Run by the overload's own kernel; by the call's rule from the first time that fails.
+
+    What the kernel would write to is copied, but for what nobody reads any more.
+    """
+
+    __slots__ = (
+        "_overload", "_args", "_kwargs", "_mutated", "_plain", "_any_strides", "_may_be_operand",
+        "_slots", "_compile", "_expanded",
+    )  # fmt: skip
+
+    def __init__(
+        self, call: Call, slots: Slots, writable: frozenset[int], compile: Compile
+    ) -> None:
+        super().__init__(call, slots)
+        self._overload = call.overload
+        self._any_strides = takes_any_strides(call.name)
+        self._may_be_operand = has_kernel(call.name, "CompositeImplicitAutograd")
+        self._args = tuple([_place(argument, slots) for argument in call.args])
+        self._kwargs = _NO_NAMES
+        if call.kwargs:
+            self._kwargs = {name: _place(value, slots) for name, value in call.kwargs.items()}
+        self._mutated = tuple(
+            [(place, _writable(_argument(call, place), slots, writable)) for place in call.mutated]
+        )
+        self._plain = not (self._mutated or self._kwargs) and tuple not in map(type, self._args)
+        self._slots, self._compile = slots, compile
+        self._expanded: ExpandedCall | None = None
+
+    def run(self, values: Values) -> None:
+        if self._expanded is not None:
+            self._expanded.run(values)
+            return
+        try:
+            found = self._called(values)
+        except Exception:
+            self._run_expanded(values)
+            return
+        if not self._keep(found, values):
+            self._run_expanded(values)
+
+    def _run_expanded(self, values: Values) -> None:
+        """Its kernel cannot, or gives something else than was recorded: the rule may."""
+        expanded = ExpandedCall(self.call, self._slots, self._compile)
+        expanded.run(values)
+        self._expanded = expanded
+
+    def _called(self, values: Values) -> Any:
+        """The results in the order of `Call.results`; a single one as it is."""
+        if self._plain:
+            if self._any_strides:
+                return self._overload(*[values[slot] for slot in self._args])
+            return self._overload(*[_contiguous(values[slot]) for slot in self._args])
+        lay = _as_it_lies if self._any_strides else _contiguous
+        args = [_fill(place, values, lay) for place in self._args]
+        kwargs = {name: _fill(place, values, lay) for name, place in self._kwargs.items()}
+        written: list[Any] = []
+        for place, writable in self._mutated:
+            holder: Any = args if isinstance(place, int) else kwargs
+            holder[place] = _own(holder[place], writable)
+            written += _flat(holder[place])
+        returned = self._overload(*args, **kwargs)
+        if not self._mutated:
+            return returned
+        return [*written, *_flat(returned)] if self.call.returned else written
+
+    def _keep(self, found: Any, values: Values) -> bool:
+        """Put the results into their slots; False where they are not of the recorded types."""
+        results = self.call.results
+        tensors = [found] if found.__class__ is torch.Tensor else _flat(found)
+        if len(tensors) != len(results):
+            return False
+        for tensor, result in zip(tensors, results):
+            if result is not None and (tensor is None or tensor.shape != result.shape):
+                return False
+        slot = self.first
+        for tensor, result in zip(tensors, results):
+            if result is not None:
+                values[slot] = self._as_recorded(tensor, result.dtype)
+                slot += 1
+        return True
+
+    def _as_recorded(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if tensor.dtype is not dtype:
+            tensor = tensor.to(dtype)
+        if dtype.is_complex:
+            tensor = tensor.resolve_conj()
+        # One tensor in two slots would seem to be alone in its memory.
+        return torch.ops.aten.alias(tensor) if self._may_be_operand else tensor
+
+
+# --- operands ------------------------------------------------------------------------------------
+
+Place = Any  # a slot; of a list, a tuple of those of its parts
+Lay = Callable[[Any], Any]
+
+
+def _place(argument: Any, slots: Slots) -> Place:
+    kind = argument.__class__
+    if kind is CallResult:
+        return slots.of_value(argument)
+    if kind is Scalar:
+        return slots.of_scalar(argument.slot)
+    if (kind is list or kind is tuple) and _has_operands(argument):
+        return tuple([_place(part, slots) for part in argument])
+    return slots.of_constant(argument)
+
+
+def _has_operands(arguments: Iterable[Any]) -> bool:
+    return any(part.__class__ in (CallResult, Scalar, list, tuple) for part in arguments)
+
+
+def _fill(place: Place, values: Values, lay: Lay) -> Any:
+    if place.__class__ is tuple:
+        return [_fill(part, values, lay) for part in place]
+    return lay(values[place])
+
+
+def _as_it_lies(x: Any) -> Any:
+    return x
+
+
+def _contiguous(x: Any) -> Any:
+    return x.contiguous() if x.__class__ is torch.Tensor and not x.is_contiguous() else x
+
+
+def _argument(call: Call, place: int | str) -> Any:
+    return call.args[place] if isinstance(place, int) else call.kwargs[place]
+
+
+def _writable(argument: Any, slots: Slots, writable: frozenset[int]) -> bool | list[bool]:
+    if isinstance(argument, (list, tuple)):
+        return [_is_writable(part, slots, writable) for part in argument]
+    return _is_writable(argument, slots, writable)
+
+
+def _is_writable(argument: Any, slots: Slots, writable: frozenset[int]) -> bool:
+    return argument.__class__ is CallResult and slots.of_value(argument) in writable
+
+
+def _own(argument: Any, writable: bool | list[bool]) -> Any:
+    """What the kernel may write to, with the argument's value."""
+    if isinstance(argument, list):
+        assert isinstance(writable, list)
+        return [_own(part, one) for part, one in zip(argument, writable, strict=True)]
+    if argument is None or (writable and argument.is_contiguous() and is_alone(argument)):
+        return argument
+    return argument.clone(memory_format=torch.contiguous_format)
+
+
+def is_alone(x: torch.Tensor) -> bool:
+    """Whether no other tensor lies in the same memory."""
+    return bool(storage_use_count(storage_identity(x.untyped_storage())) == ALONE)
+
+
+def _flat(found: Any) -> list[Any]:
+    """What a call gives, flat; a number as a 0-dim tensor."""
+    if found.__class__ is torch.Tensor:
+        return [found]
+    if isinstance(found, (list, tuple)):
+        return [one for part in found for one in _flat(part)]
+    return [found if found is None else torch.tensor(found)]
+
+
+# --- ltc's own calls -------------------------------------------------------------------------------
+
+
+class _WriteView(CallKernel):
+    """The base with what a chain of views shows replaced."""
+
+    __slots__ = ("_base", "_new", "_chain", "_writable")
+
+    def __init__(self, call: Call, slots: Slots, writable: frozenset[int]) -> None:
+        super().__init__(call, slots)
+        base, new, self._chain = call.args
+        self._base, self._new = slots.of_value(base), slots.of_value(new)
+        self._writable = self._base in writable and self._base != self._new
+
+    def run(self, values: Values) -> None:
+        base = _own(values[self._base], self._writable)
+        view = base
+        for overload, args, kwargs, index in self._chain:
+            view = overload(view, *args, **kwargs)
+            view = view if index is None else view[index]
+        view.copy_(values[self._new])
+        values[self.first] = base
+
+
+class _PassedOn(CallKernel):
+    """The value itself."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, call: Call, slots: Slots, writable: frozenset[int]) -> None:
+        super().__init__(call, slots)
+        self._value = slots.of_value(call.args[0])
+
+    def run(self, values: Values) -> None:
+        values[self.first] = torch.ops.aten.alias(values[self._value])
+
+
+_OF_LTC: dict[str, Callable[[Call, Slots, frozenset[int]], CallKernel]] = {
+    "ltc::write_view": _WriteView,
+    "ltc::barrier": _PassedOn,
+}
+
+
+def operands_of(call: Call) -> list[CallResult]:
+    """The values that a call reads."""
+    found: list[CallResult] = []
+    waiting: list[Sequence[Any]] = [(*call.args, *call.kwargs.values())]
+    while waiting:
+        for part in waiting.pop():
+            if part.__class__ is CallResult:
+                found.append(part)
+            elif part.__class__ is list or part.__class__ is tuple:
+                waiting.append(part)
+    return found

@@ -1,0 +1,128 @@
+"""The calls of a recording, run in order; its buffers are contiguous CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ltc.aten.call import Call, CallResult, Numbering
+from ltc.backends.eager import EagerComputation
+from ltc.backends.interpreter.call_kernel import CallKernel, Compile, Slots, kernel_of, operands_of
+from ltc.backends.interpreter.stride_rules import cannot_fail
+from ltc.backends.plain_dispatch import PlainDispatch
+
+INPUT = "ltc::input"
+
+
+class InterpretedComputation:
+    """What the calls of a recording compute, on PyTorch's own kernels.
+
+    An input that may be written over is, but only once no call is left that can fail.
+    Raises NotInterpretable where a call needs a compiled program.
+    """
+
+    upload = staticmethod(EagerComputation.upload)
+    download = staticmethod(EagerComputation.download)
+    wait = staticmethod(EagerComputation.wait)
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        outputs: Sequence[CallResult],
+        numbering: Numbering,
+        donated: frozenset[int],
+        compile: Compile,
+    ) -> None:
+        """
+        calls, outputs, numbering  as runtime/compile.py has them
+        donated                    positions of inputs
+        compile                    makes a program of a graph
+        """
+        slots = Slots(calls, numbering.slots)
+        self._inputs = {
+            numbering.inputs[call.args[0]]: slots.of_results(call)
+            for call in calls
+            if call.overload == INPUT
+        }
+        self._outputs = [slots.of_value(value) for value in outputs]
+        self._donated = {self._inputs[position]: position for position in donated}
+        self._steps = self._made_ready(calls, slots, compile)
+        self._start, self._scalars = slots.start, slots.scalars
+
+    def _made_ready(self, calls: Sequence[Call], slots: Slots, compile: Compile) -> list[_Step]:
+        """The steps, found from the last to the first."""
+        needed, found, nothing_fails = set(self._outputs), [], True
+        kept = set(self._inputs.values()).difference(self._donated)
+        for call in reversed(calls):
+            if call.overload == INPUT:
+                continue
+            nothing_fails = nothing_fails and cannot_fail(call.name)
+            read = set(map(slots.of_value, operands_of(call)))
+            made = {slots.of_value(value) for value in call.results if value is not None}
+            dead = read - needed
+            writable = dead - kept if nothing_fails else dead - kept - self._donated.keys()
+            kernel = kernel_of(call, slots, frozenset(writable), compile)
+            overwrites = tuple(p for s, p in self._donated.items() if s in writable)
+            found.append(_Step(kernel, tuple(dead | made - needed), overwrites))
+            needed |= read
+        found.reverse()
+        return found
+
+    def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        values = self._start.copy()
+        for position, slot in self._inputs.items():
+            values[slot] = buffers[position]
+        values[self._scalars] = scalars
+        overwritten: list[int] = []
+        try:
+            with PlainDispatch():
+                for kernel, dead, overwrites in self._steps:
+                    if overwrites:
+                        overwritten.extend(overwrites)
+                    kernel.run(values)
+                    for slot in dead:
+                        values[slot] = None
+                return self._made_outputs(buffers, values)
+        except BaseException as error:
+            error.overwritten = tuple(overwritten)  # type: ignore[attr-defined]  # see Computation.launch
+            raise
+
+    def _made_outputs(self, buffers: list[torch.Tensor], values: list[Any]) -> list[torch.Tensor]:
+        """Each output contiguous, and alone in its memory."""
+        taken = {_memory(buffer) for buffer in buffers}
+        given = {(b.data_ptr(), b.nbytes) for b in map(buffers.__getitem__, self._donated.values())}
+        return [_settled(values[slot], taken, given) for slot in self._outputs]
+
+
+class _Step(NamedTuple):
+    """
+    dead        slots that nobody reads after it
+    overwrites  positions of the donated inputs that it may write over
+    """
+
+    kernel: CallKernel
+    dead: tuple[int, ...]
+    overwrites: tuple[int, ...]
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _settled(x: torch.Tensor, taken: set[int], given: set[tuple[int, int]]) -> torch.Tensor:
+    """The value as a buffer.
+
+    taken  memory that others lie in
+    given  address and bytes of what the program may keep, each once
+    """
+    x = x.resolve_neg().contiguous()
+    place = x.data_ptr(), x.nbytes
+    if place in given:
+        given.discard(place)
+        return x
+    if _memory(x) in taken or x.untyped_storage().nbytes() > x.nbytes:
+        x = x.clone(memory_format=torch.contiguous_format)
+    taken.add(_memory(x))
+    return x
