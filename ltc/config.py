@@ -80,6 +80,13 @@ _PERCENTILES = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 FLAGS = (
     Flag("LTC_BACKEND", str, "llvm", "the registered backend that runs graphs"),
+    Flag(
+        "LTC_TIER",
+        one_of("auto", "native"),
+        "auto",
+        "auto: what is new runs at once on PyTorch's kernels, and is compiled when it comes back; "
+        "native: compiled before its first run",
+    ),
     Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
     Flag("LTC_USE_BF16", boolean, False, "devices keep float and double tensors as bfloat16"),
     Flag(
@@ -230,6 +237,7 @@ FLAGS = (
 # What a compiled program does not depend on; every other LTC_ variable is part of its name on disk.
 _OUTSIDE_PROGRAMS = frozenset(
     {
+        "LTC_TIER",
         "LTC_NUM_DEVICES",
         "LTC_SYNC_WAIT",
         "LTC_EMIT_STEPLOG",

@@ -13,6 +13,7 @@ os.environ.setdefault("TEST_RANKS", os.environ.get("LTC_NUM_DEVICES", "2"))
 os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before it
 # The tensors here are tiny: on shared cores, threads would wait for each other longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("LTC_TIER", "native")  # what is tested is what is compiled
 os.environ.setdefault("LTC_CHECK", "1")  # every graph is verified between passes
 # A job in the background ignores it, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

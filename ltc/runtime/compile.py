@@ -15,6 +15,8 @@ from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendImplInterface
+from ltc.backends.interpreter.call_kernel import NotInterpretable
+from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
@@ -25,13 +27,14 @@ from ltc.runtime.buffer import Buffer
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
+from ltc.runtime.tiers import Tiers, begin_interpreted
 from ltc.runtime.transfers import backend, capabilities
 from ltc.runtime.verification.verified import VerifiedComputation
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
-# LTC_VERIFY, the last one, does not change how a program is compiled: its record is the same.
+# The last two do not change how a program is compiled: its record is the same.
 _settings = config.reader(
-    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_VERIFY"
+    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY"
 )
 
 
@@ -115,9 +118,10 @@ def program_for(
         by_place = sorted(zip(known.outputs, outputs), key=itemgetter(0))
         return _compile(known.key, needed, tuple(value for _, value in by_place), device)
 
-    program, compiled = PROGRAMS.get(known.key, build)
+    program, is_new = PROGRAMS.get(known.key, build)
     known.program = ref(program)
-    _note_program(program, "UncachedCompile" if compiled else "CachedCompile")
+    new = "UncachedCompile" if program.tiers is None else "InterpretedPrograms"
+    _note_program(program, new if is_new else "CachedCompile")
     return program, known
 
 
@@ -210,7 +214,6 @@ def _compile(
 ) -> Program:
     started = time.perf_counter_ns()
     numbering, replaced = Numbering(calls), dict(key[2])
-
     donated = frozenset(replaced.values())
 
     def traced() -> Graph:
@@ -219,12 +222,20 @@ def _compile(
     def graph_of() -> Graph:
         return pipeline.run(traced())
 
-    computation = _recalled(key, calls)
-    if computation is None:
-        computation = _computation(key, backend(), graph_of(), device, donated)
+    def native() -> Any:
+        return _computation(key, backend(), graph_of(), device, donated)
+
+    tiers, computation = None, _recalled(key, calls)
+    if computation is None and not _is_verified(key) and begin_interpreted():
+        tiers = _interpreted(calls, outputs, numbering, donated, device, native)
+    if tiers is not None:
+        computation = tiers.interpreted
+    elif computation is None:
+        computation = native()
     if _is_verified(key):
         computation = VerifiedComputation(computation, backend(), traced(), device, donated)
-    metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
+    if tiers is None:
+        metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
     exchanges = any(call.overload == "ltc::collective_start" for call in calls)
@@ -240,7 +251,36 @@ def _compile(
         len(calls),
         exchanges,
         is_verified=_is_verified(key),
+        tiers=tiers,
     )
+
+
+def _interpreted(
+    calls: list[Call],
+    outputs: Sequence[CallResult],
+    numbering: Numbering,
+    donated: frozenset[int],
+    device: int,
+    native: Callable[[], Any],
+) -> Tiers | None:
+    """What runs the calls until they are compiled; None where they have to be at once."""
+
+    def compiled_alone(graph: Graph) -> Any:
+        return backend().compile(pipeline.run(graph), device, frozenset())
+
+    try:
+        interpreted = InterpretedComputation(calls, outputs, numbering, donated, compiled_alone)
+    except NotInterpretable:
+        return None
+
+    def compiled_later() -> Any:
+        started = time.perf_counter_ns()
+        metrics.count("UncachedCompile")
+        computation = native()
+        metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
+        return computation
+
+    return Tiers(interpreted, compiled_later, len(calls))
 
 
 def _roles(
@@ -302,9 +342,9 @@ def _computation(
 
 
 def _record_name(key: tuple[Any, ...]) -> str:
-    """Names the program on disk, where it is the same whether its launches are verified."""
+    """Names the program on disk: the same whether it was interpreted first, or is verified."""
     name, settings, replaced = key
-    return repr((name, settings[:-1], replaced))
+    return repr((name, settings[:-2], replaced))
 
 
 def _is_verified(key: tuple[Any, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from ltc import config
+from ltc.backends.interface import ComputationCapabilities
 from ltc.ir.graph import Graph, schedule, show
 from ltc.ir.node import Node
 from ltc.runtime.program import Program
@@ -36,7 +37,7 @@ def save_graph(program: Program, name: str, line: str) -> None:
 
 def _text(program: Program) -> str:
     form = config.value("LTC_SAVE_TENSORS_FMT")
-    own_text = program.capabilities.text
+    own_text = ComputationCapabilities.of(program.computation).text
     if form == "backend" and own_text is not None:
         return own_text()
     assert program.graph_of is not None

@@ -15,6 +15,7 @@ from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
+from ltc.runtime.tiers import Tiers
 from ltc.runtime.transfers import copy_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 
@@ -47,6 +48,7 @@ class Program:
     exchanges    whether it takes part in collectives: then it runs behind its caller, who may have
                  to start the program of another replica
     is_verified  whether its launches are judged: then it runs before its caller goes on
+    tiers        what it is run by until it is compiled; None once it is
     """
 
     computation: Any
@@ -57,8 +59,10 @@ class Program:
     calls: int = 0
     exchanges: bool = False
     is_verified: bool = False
+    tiers: Tiers | None = None
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
     last_use: int = 0  # grows from use to use, over all programs
+    _known: tuple[Any, ComputationCapabilities] | None = None  # the computation, with its own
 
     @cached_property
     def donated(self) -> frozenset[int]:
@@ -71,9 +75,17 @@ class Program:
         keys = [input_key(shape, dtype) for shape, dtype in self.types]
         return keys, [self.replaced.get(output) for output in range(len(keys))]
 
-    @cached_property
-    def capabilities(self) -> ComputationCapabilities:
-        return ComputationCapabilities.of(self.computation)
+    def _chosen(self) -> tuple[Any, ComputationCapabilities]:
+        """What is to run it now, and what that can do; launches under way keep theirs."""
+        if self.tiers is not None:
+            computation, is_native = self.tiers.chosen(self.last_use)
+            if is_native:
+                self.computation, self.tiers, self._known = computation, None, None
+        known = self._known
+        if known is None:
+            computation = self.computation
+            known = self._known = computation, ComputationCapabilities.of(computation)
+        return known
 
     def launch(
         self,
@@ -90,6 +102,7 @@ class Program:
         replica   whose collectives it takes part in
         An error is that of the launch that the outputs name, and the executor knows of it.
         """
+        chosen = self._chosen()
         executor = executor_of(device)
         started = time.perf_counter_ns()
         executor.wait_for_room()
@@ -106,12 +119,21 @@ class Program:
                     outputs.append(old)
                     continue
             outputs.append(Buffer(key, device, None, execution, old))
-        for positions in self.capabilities.aliased_outputs:
+        for positions in chosen[1].aliased_outputs:
             Aliases([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
         work = _Work(
-            self, executor, execution, sources, dependencies, inputs, scalars, given, replica
+            self,
+            chosen,
+            executor,
+            execution,
+            sources,
+            dependencies,
+            inputs,
+            scalars,
+            given,
+            replica,
         )
         is_long = self.seconds > SHORT_SECONDS and not self.is_verified
         executor.run(work, long=self.exchanges or is_long)
@@ -126,6 +148,8 @@ class _Work:
 
     __slots__ = (
         "program",
+        "computation",
+        "capabilities",
         "executor",
         "execution",
         "sources",
@@ -141,6 +165,7 @@ class _Work:
     def __init__(
         self,
         program: Program,
+        chosen: tuple[Any, ComputationCapabilities],
         executor: Executor,
         execution: Execution,
         sources: Sequence[Execution | None],
@@ -151,10 +176,12 @@ class _Work:
         replica: Any,
     ) -> None:
         """
+        chosen        what runs it, with what that can do
         sources       of each input the launch that fills it, where that may not have ended well
         dependencies  these launches
         """
         self.program, self.executor, self.execution = program, executor, execution
+        self.computation, self.capabilities = chosen
         self.sources, self.dependencies = sources, dependencies
         self.inputs, self.scalars = inputs, scalars
         self.outputs, self.replica = outputs, replica
@@ -195,7 +222,7 @@ class _Work:
 
         queued  the works there: where one fails, this will not run
         """
-        prepared = self.program.capabilities.prepared
+        prepared = self.capabilities.prepared
         if prepared is None or self.program.exchanges:
             return None
         if not {work.execution for work in queued}.issuperset(self.dependencies):
@@ -260,7 +287,7 @@ class _Work:
                 if self.inputs[position].shared:
                     handles[position] = copy_of(handles[position], self.executor.device)
         started = time.perf_counter_ns()
-        results = self.program.computation.launch(handles, self.scalars)
+        results = self.computation.launch(handles, self.scalars)
         elapsed = time.perf_counter_ns() - started
         for buffer, handle in zip(self.outputs, results, strict=True):
             buffer.handle = handle
@@ -314,7 +341,7 @@ class _Work:
         if self.program.exchanges or self.program.graph_of is None:
             return None
         handles = [buffer.handle for buffer in self.inputs]
-        computation, device = self.program.computation, self.executor.device
+        computation, device = self.computation, self.executor.device
         try:
             return salvage(
                 self.program.graph_of(), computation, handles, self.scalars, device, lost

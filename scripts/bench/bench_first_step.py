@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import workloads
@@ -80,7 +79,7 @@ def pair(name: str, threads: int) -> tuple[dict, dict]:
     """The first steps of two processes, one after the other, that share a cache of their own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", __file__, "--worker", name]
-        environment = dict(os.environ, LTC_CACHE_DIR=str(Path(folder) / "cache"))
+        environment = {"LTC_TIER": "native"} | os.environ | {"LTC_CACHE_DIR": f"{folder}/cache"}
         answers = []
         for _ in range(2):
             done = subprocess.run(

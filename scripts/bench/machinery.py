@@ -90,7 +90,7 @@ def keep_to(processors: int) -> None:
 
 def environment_of(switch: str) -> dict[str, str]:
     name, _, setting = switch.partition("=")
-    return {**os.environ, **({name: setting} if name else {})}
+    return {"LTC_TIER": "native"} | os.environ | ({name: setting} if name else {})
 
 
 def command(kind: str, asked: argparse.Namespace, *more: str) -> list[str]:

@@ -24,6 +24,7 @@ import workloads
 
 os.environ.setdefault("LTC_BACKEND", "llvm")
 os.environ["LTC_CACHE"] = "0"  # graphs are seen when they are compiled
+os.environ["LTC_TIER"] = "native"
 
 import ltc.core.lazy_model as ltm
 from ltc.backends.eager import LOWERING

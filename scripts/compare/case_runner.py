@@ -148,7 +148,7 @@ def _run_worker(command, names, timeout_seconds, outcomes) -> tuple[str | None, 
     Returns the name of the case that it ended in, if it did; its exit code; what it printed last.
     """
     environment = dict(
-        os.environ,
+        {"LTC_TIER": "native"} | os.environ,  # what is compared is what is compiled
         CASE_TIMEOUT=str(timeout_seconds),
         PYTHONPATH=os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p),
     )

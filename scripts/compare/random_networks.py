@@ -84,12 +84,14 @@ class Worker:
 
     def __init__(self, options: argparse.Namespace, kernels: str) -> None:
         """
-        options  backend: what LTC_BACKEND is to be, or nothing; level: of code generation
+        options  backend: what LTC_BACKEND is to be, or nothing; tier: LTC_TIER; level: of code
+                 generation
         kernels  the folder of the kernels that a process before has compiled
         """
         self.level = options.level
         self.environment = os.environ | SETTINGS | {"LTC_CACHE_DIR": kernels}
         self.environment |= {"LTC_BACKEND": options.backend} if options.backend else {}
+        self.environment["LTC_TIER"] = options.tier
 
     def results(self, first: int, count: int) -> Iterator[dict]:
         """A verdict for each seed."""
@@ -243,6 +245,12 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
     parser.add_argument("--backend", default="", help="what LTC_BACKEND is to be")
+    parser.add_argument(
+        "--tier",
+        default="native",
+        choices=["native", "auto"],
+        help="what LTC_TIER is to be; auto: nearly all run on PyTorch's kernels, call by call",
+    )
     level = "of LLVM's code generation: at 0 the same kernels are compiled in half the time"
     parser.add_argument("--level", type=int, default=2, choices=(0, 1, 2, 3), help=level)
     parser.add_argument("--report", default="", help="a file that gets a line for each failure")

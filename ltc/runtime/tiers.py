@@ -1,0 +1,125 @@
+"""When a program is compiled: not before it has run often enough for that to pay.
+
+A program that is new runs at once, call by call, on PyTorch's own kernels (backends/interpreter/):
+nothing is expanded, fused or compiled for it.  It is compiled when it comes back as a loop brings
+it, or when it has taken as long as compiling it would.  So no step waits for a compiler that it does
+not need, and a program costs at most about twice what the better of both ways costs.
+
+LTC_TIER=native compiles every program before its first run: then the same bits in every run.  So
+does whatever asks for the same bits in several places at once, replicas above all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ltc import config
+from ltc.backends.interface import ComputationCapabilities
+from ltc.debug import metrics
+from ltc.runtime import physical_dtype
+from ltc.runtime.transfers import capabilities
+
+NEAR = 4  # programs from one run to the next: as many as a loop's step may have
+REPEATS = 2  # runs so near to the one before that make a loop
+COMPILE_SECONDS = 0.1, 0.004  # about: of any program, and for each of its recorded calls
+
+
+def begin_interpreted() -> bool:
+    """Whether new programs run at once, as far as the process's settings go."""
+    return bool(
+        config.value("LTC_TIER") == "auto"
+        and capabilities().host_tensors
+        and not config.value("LTC_DUMP")  # who looks at the passes wants them to run
+        and not physical_dtype.kept_as()
+        and not _has_replicas()
+    )
+
+
+def _has_replicas() -> bool:
+    """Whether several replicas may run one program: on each of them it gives the same bits."""
+    return bool(config.value("XRT_SHARD_WORLD_SIZE") > 1 or config.value("LTC_NUM_DEVICES") > 1)
+
+
+class Tiers:
+    """A program that is not compiled yet, and how it comes to be.
+
+    interpreted  what runs it till then
+    """
+
+    def __init__(self, interpreted: Any, compile: Callable[[], Any], calls: int) -> None:
+        """
+        compile  gives the backend's computation
+        calls    how many recorded calls it runs
+        """
+        self.interpreted = _Timed(interpreted, self)
+        self._compile, self._calls = compile, calls
+        self._lock = threading.Lock()
+        self._native: Any = None
+        self._last_use = self._repeats = 0
+        self.seconds = 0.0  # that its runs have taken
+        self.has_failed = False
+
+    def chosen(self, use: int) -> tuple[Any, bool]:
+        """What runs it this time, and whether that is compiled.
+
+        use  the number of this run, over all programs
+        """
+        near = 0 < use - self._last_use <= NEAR and self._last_use > 0
+        self._repeats = self._repeats + 1 if near else 0
+        self._last_use = use
+        reason = self._reason()
+        if reason is None:
+            return self.interpreted, False
+        return self.native(reason), True
+
+    def _reason(self) -> str | None:
+        """Why it is to be compiled now; None where it is not."""
+        if self.has_failed:
+            return "Failed"
+        if self._repeats >= REPEATS:
+            return "Repeated"
+        least, for_each = COMPILE_SECONDS
+        return "Paid" if self.seconds >= least + for_each * self._calls else None
+
+    def native(self, reason: str) -> Any:
+        """The compiled program; made once."""
+        with self._lock:
+            if self._native is None:
+                self._native = self._compile()
+                metrics.count(f"TierUp{reason}")
+            return self._native
+
+
+class _Timed:
+    """The interpreted computation; where it fails, the compiled one says what is wrong."""
+
+    capabilities = ComputationCapabilities()
+
+    def __init__(self, interpreted: Any, tiers: Tiers) -> None:
+        self._interpreted, self._tiers = interpreted, tiers
+        self.upload, self.download = interpreted.upload, interpreted.download
+        self.wait = interpreted.wait
+
+    def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        started = time.perf_counter()
+        try:
+            made: list[Any] = self._interpreted.launch(buffers, scalars)
+        except Exception as error:
+            if getattr(error, "overwritten", ()):
+                raise
+            self._tiers.has_failed = True
+            return self._by_native(buffers, scalars)
+        self._tiers.seconds += time.perf_counter() - started
+        metrics.count("InterpretedRuns")
+        return made
+
+    def _by_native(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        native = self._tiers.native("Failed")
+        made: list[Any] = native.launch(buffers, scalars)
+        for _, *others in ComputationCapabilities.of(native).aliased_outputs:
+            for position in others:  # who launched it expects each in a place of its own
+                made[position] = made[position].clone()
+        return made
