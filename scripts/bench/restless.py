@@ -1,0 +1,146 @@
+"""Restless programs on ltc, eager PyTorch and torch.compile: the first step, the first 200, later ones.
+
+    python scripts/bench/restless.py [PROGRAM ...] [--systems eager,ltc,compile] [--rounds 3]
+                                     [--steps 200] [--threads 2]
+
+Every figure is a median over new processes, the systems in turns. `first` is the first step in
+milliseconds; `sum` the first steps together in seconds, from an empty LTC_CACHE_DIR; `steady` the
+median of 50 later steps in milliseconds. Eager is the quickest of its ways to update parameters
+(default, foreach, fused), and what stands below it is a multiple of its time: above 1 is a loss.
+For ltc, what was interpreted and compiled meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+from restless_programs import HAVE_OPTIMIZER, RESTLESS
+
+WAYS: dict[str, dict[str, bool]] = {"": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+LATER = 50
+COUNTED = ("InterpretedRuns", "UncachedCompile", "RecordedEntries")
+SECONDS = 900  # of one process
+
+
+def measured(name: str, system: str, way: str, steps: int, threads: int) -> dict[str, Any]:
+    """What this process finds out about one program."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    device, mark, finish = "cpu", lambda: None, lambda: None
+    if system == "ltc":
+        import ltc.core.lazy_model as ltm
+
+        device, mark, finish = "ltc", ltm.mark_step, ltm.wait_device_ops
+    step = RESTLESS[name](device, mark, **WAYS[way])
+    if system == "compile":
+        step = torch.compile(step, dynamic=True)
+    seconds = []
+    for number in range(steps + LATER):
+        started = time.perf_counter()
+        step(number).sum().item()
+        finish()
+        seconds.append(time.perf_counter() - started)
+    found = {
+        "first": seconds[0] * 1e3,
+        "sum": sum(seconds[:steps]),
+        "steady": statistics.median(seconds[steps:]) * 1e3,
+    }
+    return {"figures": found, "counted": counted() if system == "ltc" else {}}
+
+
+def counted() -> dict[str, int]:
+    from ltc.debug import metrics
+
+    return {name: metrics.counter_value(name) or 0 for name in COUNTED}
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def in_a_new_process(name: str, system: str, way: str, chosen: argparse.Namespace) -> dict | None:
+    command = [sys.executable, "-W", "ignore", __file__, "--worker", name, system, way]
+    sizes = ["--steps", str(chosen.steps), "--threads", str(chosen.threads)]
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"LTC_CACHE_DIR": f"{folder}/ltc", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        try:
+            done = subprocess.run(
+                [*command, *sizes], env=os.environ | caches, capture_output=True, text=True,
+                check=True, timeout=SECONDS,
+            )  # fmt: skip
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_turns(name: str, systems: list[str], chosen: argparse.Namespace) -> dict[str, list[dict]]:
+    """What every process found out, by system; of eager its ways are systems of their own."""
+    ways = list(WAYS) if name in HAVE_OPTIMIZER else [""]
+    if name == "tiny":
+        ways = ["", "foreach"]
+    turns = [(s, w) for s in systems for w in (ways if s == "eager" else [""])]
+    found: dict[str, list[dict]] = {f"{system} {way}".strip(): [] for system, way in turns}
+    for _ in range(chosen.rounds):
+        for system, way in turns:
+            answer = in_a_new_process(name, system, way, chosen)
+            if answer is not None:
+                found[f"{system} {way}".strip()].append(answer)
+    return found
+
+
+def medians(answers: list[dict]) -> dict[str, float]:
+    return {
+        figure: statistics.median(answer["figures"][figure] for answer in answers)
+        for figure in answers[0]["figures"]
+    }
+
+
+def report(name: str, found: dict[str, list[dict]]) -> None:
+    figures = {system: medians(answers) for system, answers in found.items() if answers}
+    of_eager = [f for system, f in figures.items() if system.startswith("eager")]
+    best = {key: min(f[key] for f in of_eager) for key in ("first", "sum", "steady")}
+    print(
+        f"{name:26s} eager    first {best['first']:8.1f} ms  sum {best['sum']:7.2f} s  "
+        f"steady {best['steady']:8.2f} ms"
+    )
+    for system, answers in found.items():
+        if system.startswith("eager"):
+            continue
+        if not answers:
+            print(f"{'':26s} {system:8s} did not run")
+            continue
+        times = {key: figures[system][key] / best[key] for key in best}
+        counts = "  ".join(f"{k} {v}" for k, v in answers[-1]["counted"].items())
+        print(
+            f"{'':26s} {system:8s} first {times['first']:8.1f} x   sum {times['sum']:7.2f} x  "
+            f"steady {times['steady']:8.2f} x   {counts}"
+        )
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("programs", nargs="*", choices=[[], *RESTLESS], metavar="PROGRAM")
+    parser.add_argument("--systems", default="eager,ltc,compile")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--worker", nargs=3, metavar=("PROGRAM", "SYSTEM", "WAY"))
+    chosen = parser.parse_args()
+    if chosen.worker:
+        print(json.dumps(measured(*chosen.worker, chosen.steps, chosen.threads)))
+        return
+    for name in chosen.programs or RESTLESS:
+        report(name, in_turns(name, chosen.systems.split(","), chosen))
+
+
+if __name__ == "__main__":
+    main()
