@@ -35,14 +35,18 @@ def fingerprint(
 
 
 def _call_text(call: Any, positions: dict[Any, int]) -> str:
-    # A barrier's second argument and an input's position are unique to their recording.
-    unique = {"ltc::barrier": call.args[:1], "ltc::input": ()}
-    args = unique.get(call.name, call.args)
-    parts = [call.name, _text(list(args), positions), _text(call.kwargs, positions)]
-    parts.append(",".join(map(repr, call.mutated)))
-    parts.append(",".join(map(_type_text, call.results)))
-    parts.append(_text(call.seed, positions))
-    return "|".join(parts) + "\n"
+    name, args = call.name, call.args
+    if name in _UNIQUE:
+        args = args[: _UNIQUE[name]]
+    mutated = ",".join(map(repr, call.mutated)) if call.mutated else ""
+    types = ",".join(map(_type_text, call.results))
+    parts = _text(args, positions), _text(call.kwargs, positions), mutated, types
+    return f"{name}|{'|'.join(parts)}|{_text(call.seed, positions)}\n"
+
+
+# A barrier's second argument and an input's position are unique to their recording.
+_UNIQUE = {"ltc::barrier": 1, "ltc::input": 0}
+_PLAIN = frozenset({bool, int, float, str})  # most arguments that are no values
 
 
 def _type_text(value: Any) -> str:
@@ -52,13 +56,18 @@ def _type_text(value: Any) -> str:
 def _text(argument: Any, positions: dict[Any, int]) -> str:
     if argument is None:
         return "-"
+    kind = argument.__class__
+    if kind in _PLAIN:
+        return f"{kind.__name__} {argument!r}"
+    if kind is tuple or kind is list:
+        return f"[{','.join([_text(a, positions) for a in argument])}]"
     # By attribute, not by class: the recorder's classes are of a layer above this one.
     if hasattr(argument, "slot"):
         return f"scalar {positions[argument.slot]} {argument.dtype} {argument.wrapped}"
     if hasattr(argument, "call"):
         return f"%{positions[argument.call]}.{argument.index}"
-    if isinstance(argument, (list, tuple)):
-        return f"[{','.join(_text(a, positions) for a in argument)}]"
+    if isinstance(argument, (list, tuple)):  # of a class of its own: torch.Size
+        return f"[{','.join([_text(a, positions) for a in argument])}]"
     if isinstance(argument, dict):
         return ",".join(f"{key}={_text(argument[key], positions)}" for key in sorted(argument))
     if isinstance(argument, torch.device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -82,6 +83,7 @@ def kernel_of(call: Call, slots: Slots, writable: frozenset[int], compile: Compi
     return TorchCall(call, slots, writable, compile)
 
 
+@functools.cache
 def _begins_undefined(name: str) -> bool:
     """Whether torch's kernel leaves memory as it is, or asks what lies behind its operand."""
     base = name.partition("::")[2].partition(".")[0]
@@ -143,9 +145,10 @@ class TorchCall(CallKernel):
         self, call: Call, slots: Slots, writable: frozenset[int], compile: Compile
     ) -> None:
         super().__init__(call, slots)
+        name = call.name
         self._overload = call.overload
-        self._any_strides = takes_any_strides(call.name)
-        self._may_be_operand = has_kernel(call.name, "CompositeImplicitAutograd")
+        self._any_strides = takes_any_strides(name)
+        self._may_be_operand = _may_return_operand(name)
         self._args = tuple([_place(argument, slots) for argument in call.args])
         self._kwargs = _NO_NAMES
         if call.kwargs:
@@ -217,6 +220,12 @@ class TorchCall(CallKernel):
             tensor = tensor.resolve_conj()
         # One tensor in two slots would seem to be alone in its memory.
         return torch.ops.aten.alias(tensor) if self._may_be_operand else tensor
+
+
+@functools.cache
+def _may_return_operand(name: str) -> bool:
+    """Whether a tensor it returns may be one that it was given, and not a new one."""
+    return bool(has_kernel(name, "CompositeImplicitAutograd"))
 
 
 # --- operands ------------------------------------------------------------------------------------

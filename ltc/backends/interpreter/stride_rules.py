@@ -7,6 +7,8 @@ read every stride as well and as quickly.
 
 from __future__ import annotations
 
+import functools
+
 # Elementwise, in every form: in place, with out=, over lists.
 _ELEMENTWISE = frozenset(
     """
@@ -31,11 +33,13 @@ _TAKES_ANY_STRIDES = _ELEMENTWISE | _MOVEMENTS | _SUMS_AND_PRODUCTS
 _OPTIMIZERS = frozenset({"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"})
 
 
+@functools.cache
 def takes_any_strides(name: str) -> bool:
     """Whether the kernel of that overload ("aten::add.Tensor") needs no contiguous operands."""
     return _base(name) in _TAKES_ANY_STRIDES
 
 
+@functools.cache
 def cannot_fail(name: str) -> bool:
     """Whether the call gives a result whatever is in its operands, short of memory."""
     base = _base(name)
