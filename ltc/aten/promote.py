@@ -24,7 +24,7 @@ COMPLEX_OF = {
 }
 
 
-def _number_dtype(operand: Any) -> torch.dtype:
+def number_dtype(operand: Any) -> torch.dtype:
     """What a wrapped number counts as: a float is of the default dtype."""
     dtype = operand.dtype if isinstance(operand, Node) else WRAPPED.get(type(operand))
     if dtype in (torch.bool, torch.int64):
@@ -57,10 +57,18 @@ def common_dtype(*operands: Any) -> torch.dtype:
     """torch.result_type of these operands; None among them is left out."""
     operands = tuple(x for x in operands if x is not None)
     tensors = [x for x in operands if isinstance(x, Node) and not is_number(x)]
-    dimensioned = _highest([x.dtype for x in tensors if x.shape])
-    zero_dim = _highest([x.dtype for x in tensors if not x.shape])
-    numbers = _highest([_number_dtype(x) for x in operands if is_number(x)])
-    dtype = _combine(dimensioned, _combine(zero_dim, numbers))
+    return dtype_of_ranks(
+        [x.dtype for x in tensors if x.shape],
+        [x.dtype for x in tensors if not x.shape],
+        [number_dtype(x) for x in operands if is_number(x)],
+    )
+
+
+def dtype_of_ranks(
+    dimensioned: list[torch.dtype], zero_dim: list[torch.dtype], numbers: list[torch.dtype]
+) -> torch.dtype:
+    """The same of the operands' dtypes: of tensors with dimensions, of 0-dim ones, of numbers."""
+    dtype = _combine(_highest(dimensioned), _combine(_highest(zero_dim), _highest(numbers)))
     assert dtype is not None, "promotion of nothing"
     return dtype
 

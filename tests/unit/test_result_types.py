@@ -1,4 +1,4 @@
-"""Types that are plain to see are those that torch's Meta kernels give."""
+"""Types of results, by formulas or by torch's Meta kernels, are those that the CPU gives."""
 
 import itertools
 
@@ -42,7 +42,7 @@ def test_lists_of_equal_float_types_need_no_kernel(dtype):
         lambda d: torch._foreach_mul([torch.ones(3, dtype=torch.int64, device=d)], 0.5)[0],
     ],
 )
-def test_whatever_promotes_or_broadcasts_is_asked_for(call, equal):
+def test_what_promotes_or_broadcasts_is_as_on_the_cpu(call, equal):
     equal(call("ltc"), call("cpu"))
 
 

@@ -1,1 +1,1 @@
-"""Types of results without running the call: torch's Meta kernels, and what they get wrong."""
+"""Types of results without running the call: formulas, torch's Meta kernels, what these get wrong."""

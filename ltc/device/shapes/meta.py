@@ -1,14 +1,15 @@
-"""What a call gives, found without running it: dtype and shape, by torch's Meta kernels.
+"""What a call gives, found without running it: dtype and shape.
 
-Some of these answer for one kind of device, and take a meta tensor for CUDA's.  A call that will
-run PyTorch's CPU kernel asks them with fake CPU tensors, so that the answer is that kernel's.  What
-they tell wrong even so is corrected (norm_statistics.py, bag_types.py).
+Formulas (formulas/) answer for common calls that are certain to be right, in some microseconds.  For
+all others torch's Meta kernels are asked, which takes up to some milliseconds.  Some of these answer
+for one kind of device, and take a meta tensor for CUDA's.  A call that will run PyTorch's CPU kernel
+asks them with fake CPU tensors, so that the answer is that kernel's.  What they tell wrong even so is
+corrected (norm_statistics.py, bag_types.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from ltc.aten.call import CallResult, Scalar
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
 from ltc.device.shapes import bag_types, cpu_probe, norm_statistics, type_cache
+from ltc.device.shapes.formulas.table import types_by_formula
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.torch_private import (
     DataDependentOutputException,
@@ -59,6 +61,9 @@ def result_types(
     Raises NoTypes where the shape depends on data, where there is no Meta kernel, or where that
     kernel rejects the call: then the CPU kernel has to say what is wrong, in its own words.
     """
+    types = types_by_formula(overload, args, kwargs)
+    if types is not None:
+        return types
     key = _key(overload, args, kwargs)
     try:
         types = _known.get(key)
@@ -68,9 +73,7 @@ def result_types(
         return types
     if key in _unknowable:
         raise NoTypes(_unknowable[key])
-    types = _by_arithmetic(overload, args, kwargs, mutated, returned)
-    if types is None:
-        types = type_cache.look_up(overload, key)
+    types = type_cache.look_up(overload, key)
     if types is None:
         try:
             types = _infer(overload, args, kwargs, mutated, returned)
@@ -105,61 +108,6 @@ def _add_key(parts: list, arguments: Iterable[Any]) -> None:
             _add_key(parts, argument)
         else:
             parts.append(argument)
-
-
-# Of equal float types these give that type: asking a kernel costs milliseconds for long lists.
-_ARITHMETIC = frozenset(
-    [
-        *[f"aten::{name}.Tensor" for name in ("add", "sub", "mul", "div")],
-        *[
-            f"aten::{name}"
-            for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "neg")
-        ],
-    ]
-)
-_LISTWISE = re.compile(r"aten::_foreach_(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|neg)_?(\.\w+)?")
-
-
-def _by_arithmetic(
-    overload: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    mutated: Sequence[int | str],
-    returned: bool,
-) -> Types | None:
-    """The types where they are plain to see; None for whatever a kernel might refuse."""
-    name = overload.name()
-    if not all(key == "alpha" and _is_real(value) for key, value in kwargs.items()):
-        return None
-    if name in _ARITHMETIC:
-        return None if mutated else _first_types([[a] for a in args])
-    if _LISTWISE.fullmatch(name) is None or bool(mutated) == returned:
-        return None
-    return _first_types(args) if args and args[0].__class__ is list else None
-
-
-def _first_types(operands: Sequence[Any]) -> Types | None:
-    """The types of the first list, if all lists agree with it and the rest are real numbers."""
-    types = tuple([_float_type(value) for value in operands[0]])
-    for operand in operands[1:]:
-        if operand.__class__ is not list:
-            if not _is_real(operand):
-                return None
-        elif len(operand) != len(types) or not (
-            all(map(_is_real, operand)) or types == tuple([_float_type(v) for v in operand])
-        ):
-            return None
-    return None if None in types else types
-
-
-def _float_type(operand: Any) -> tuple | None:
-    is_float = operand.__class__ is CallResult and operand.dtype.is_floating_point
-    return (tuple(operand.shape), operand.dtype) if is_float else None
-
-
-def _is_real(operand: Any) -> bool:
-    number = operand.sample if operand.__class__ is Scalar else operand
-    return number.__class__ in (int, float)
 
 
 def _infer(

@@ -1,0 +1,18 @@
+"""Formulas for the types of results, one file for each family of overloads.
+
+table, operands                  which formula is whose; what they ask of operands
+elementwise, movement, reduction, indexing, creation     general families
+product, layer, attention, list  layers of networks and their gradients; optimizers
+"""
+
+from ltc.device.shapes.formulas import (  # noqa: F401  importing a file registers its formulas
+    attention_types,
+    creation_types,
+    elementwise_types,
+    indexing_types,
+    layer_types,
+    list_types,
+    movement_types,
+    product_types,
+    reduction_types,
+)

@@ -1,0 +1,146 @@
+"""Types of tensors that are made of nothing, and of draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from ltc.aten.promote import number_dtype
+from ltc.device.shapes.formulas.movement_types import PLAIN_FORMATS
+from ltc.device.shapes.formulas.operands import (
+    FLOATS,
+    MOST_ELEMENTS,
+    VALUES,
+    is_value,
+    number_of,
+    type_of,
+)
+from ltc.device.shapes.formulas.table import Types, types_of
+
+_NUMBER_CLASSES = (bool, int, float)
+
+
+def _made(
+    size: Sequence[int],
+    dtype: torch.dtype | None,
+    options: dict[str, Any],
+    dtypes: frozenset[torch.dtype] = VALUES,
+) -> Types | None:
+    """One tensor of that size; the default dtype where none is given."""
+    found = torch.get_default_dtype() if dtype is None else dtype
+    if found not in dtypes or any(extent < 0 for extent in size) or prod(size) > MOST_ELEMENTS:
+        return None
+    if options.get("memory_format") not in PLAIN_FORMATS or options.get("pin_memory"):
+        return None
+    if options.get("layout") not in (None, torch.strided):
+        return None
+    return ((tuple(size), found),)
+
+
+@types_of("aten::zeros", "aten::ones", "aten::empty.memory_format")
+def _constant(
+    size: Sequence[int], dtype: torch.dtype | None = None, **options: Any
+) -> Types | None:
+    return _made(size, dtype, options)
+
+
+@types_of("aten::rand", "aten::randn")
+def _drawn(size: Sequence[int], dtype: torch.dtype | None = None, **options: Any) -> Types | None:
+    return _made(size, dtype, options, FLOATS)
+
+
+@types_of("aten::full")
+def _full(
+    size: Sequence[int], fill_value: Any, dtype: torch.dtype | None = None, **options: Any
+) -> Types | None:
+    number = number_of(fill_value)
+    if number.__class__ not in _NUMBER_CLASSES:
+        return None
+    if dtype is not None and number.__class__ is not bool and dtype not in FLOATS:
+        return None  # a number may not fit
+    return _made(size, number_dtype(number) if dtype is None else dtype, options)
+
+
+@types_of("aten::scalar_tensor")
+def _scalar_tensor(s: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
+    number = number_of(s)
+    if number.__class__ not in _NUMBER_CLASSES or (dtype is not None and dtype not in FLOATS):
+        return None
+    return _made((), dtype, options)
+
+
+@types_of("aten::zeros_like", "aten::ones_like", "aten::empty_like")
+def _like(x: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
+    return _made(x.shape, x.dtype if dtype is None else dtype, options)
+
+
+@types_of("aten::rand_like", "aten::randn_like")
+def _drawn_like(x: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
+    return _made(x.shape, x.dtype if dtype is None else dtype, options, FLOATS)
+
+
+@types_of("aten::full_like")
+def _full_like(
+    x: Any, fill_value: Any, dtype: torch.dtype | None = None, **options: Any
+) -> Types | None:
+    return _full(x.shape, fill_value, x.dtype if dtype is None else dtype, **options)
+
+
+@types_of("aten::new_zeros", "aten::new_ones", "aten::new_empty")
+def _new(
+    x: Any, size: Sequence[int], dtype: torch.dtype | None = None, **options: Any
+) -> Types | None:
+    found = x.dtype if dtype is None else dtype
+    return _made(size, found, options) if x.dtype in VALUES else None
+
+
+@types_of("aten::new_full")
+def _new_full(
+    x: Any, size: Sequence[int], fill_value: Any, dtype: torch.dtype | None = None, **options: Any
+) -> Types | None:
+    return _full(size, fill_value, x.dtype if dtype is None else dtype, **options)
+
+
+@types_of("aten::new_empty_strided")
+def _new_strided(
+    x: Any,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Types | None:
+    extents = [max(extent, 1) for extent in size]
+    contiguous = [prod(extents[axis + 1 :]) for axis in range(len(size))]
+    return _new(x, size, dtype, **options) if list(stride) == contiguous else None
+
+
+@types_of("aten::arange", "aten::arange.start", "aten::arange.start_step")
+def _arange(*bounds: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
+    """Of integers, whose number is certain."""
+    if not all(bound.__class__ is int and abs(bound) <= MOST_ELEMENTS for bound in bounds):
+        return None
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    found = torch.int64 if dtype is None else dtype
+    if step == 0 or (end - start) * step < 0 or found not in FLOATS | {torch.int64}:
+        return None
+    return _made((len(range(start, end, step)),), found, options)
+
+
+# --- over what is there -------------------------------------------------------------------------
+
+
+@types_of("aten::zero_")
+def _zeroed(x: Any) -> Types | None:
+    return (type_of(x),) if x.dtype in VALUES else None
+
+
+@types_of("aten::fill_.Scalar", "aten::fill_.Tensor")
+def _refilled(x: Any, value: Any) -> Types | None:
+    if is_value(value):
+        is_known = not value.shape and value.dtype is x.dtype and x.dtype in VALUES
+    else:
+        is_known = number_of(value).__class__ in _NUMBER_CLASSES and x.dtype in FLOATS
+    return (type_of(x),) if is_known else None

@@ -1,0 +1,157 @@
+"""Types of what reads and writes at indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ltc.device.shapes.formulas.operands import (
+    FLOATS,
+    INDICES,
+    NUMBERS,
+    VALUES,
+    Shape,
+    axis_of,
+    broadcast,
+    is_real,
+    is_value,
+    number_of,
+    of_one_dtype,
+    type_of,
+    with_extent,
+)
+from ltc.device.shapes.formulas.reduction_types import lies_within
+from ltc.device.shapes.formulas.table import Formula, Types, add, types_of
+
+# --- by lists of indices ------------------------------------------------------------------------
+
+
+def _indexed(shape: Shape, indices: Sequence[Any]) -> Shape | None:
+    """The shape of x[indices]; None for masks, whose number of elements nobody knows."""
+    named = [axis for axis, index in enumerate(indices) if index is not None]
+    if not named or len(indices) > len(shape) or 0 in shape:
+        return None
+    common: Shape | None = ()
+    for axis in named:
+        index = indices[axis]
+        if not is_value(index) or index.dtype not in INDICES:
+            return None
+        common = broadcast(common, index.shape)
+        if common is None:
+            return None
+    kept = [extent for axis, extent in enumerate(shape) if axis not in named]
+    is_one_block = named[-1] - named[0] == len(named) - 1
+    first = named[0] if is_one_block else 0
+    return (*kept[:first], *(common or ()), *kept[first:])
+
+
+@types_of("aten::index.Tensor", "aten::_unsafe_index.Tensor")
+def _index(x: Any, indices: Sequence[Any]) -> Types | None:
+    shape = _indexed(x.shape, indices) if x.dtype in VALUES else None
+    return None if shape is None else ((shape, x.dtype),)
+
+
+@types_of("aten::index_put", "aten::index_put_", "aten::_unsafe_index_put")
+@types_of("aten::_index_put_impl_")
+def _index_put(
+    x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
+) -> Types | None:
+    if not of_one_dtype(VALUES, x, values):
+        return None
+    shape = _indexed(x.shape, indices)
+    if shape is None or 0 in shape or broadcast(values.shape, shape) != shape:
+        return None
+    return (type_of(x),)
+
+
+# --- along one axis -----------------------------------------------------------------------------
+
+
+def _factor_fits(alpha: Any, dtype: torch.dtype) -> bool:
+    return number_of(alpha).__class__ is int or (is_real(alpha) and dtype in FLOATS)
+
+
+def _index_add(x: Any, dim: int, index: Any, source: Any, alpha: Any = 1) -> Types | None:
+    if not of_one_dtype(NUMBERS, x, source) or not _factor_fits(alpha, x.dtype):
+        return None
+    return _index_copy(x, dim, index, source)
+
+
+def _index_copy(x: Any, dim: int, index: Any, source: Any) -> Types | None:
+    axis = axis_of(dim, len(x.shape))
+    if axis is None or not of_one_dtype(VALUES, x, source) or 0 in x.shape:
+        return None
+    if not is_value(index) or index.dtype is not torch.int64 or len(index.shape) != 1:
+        return None
+    return (type_of(x),) if source.shape == with_extent(x.shape, axis, index.shape[0]) else None
+
+
+def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Types | None:
+    axis = axis_of(dim, len(x.shape))
+    if axis is None or x.dtype not in FLOATS or not is_real(value) or 0 in x.shape:
+        return None
+    is_list = is_value(index) and index.dtype is torch.int64 and len(index.shape) == 1
+    return (type_of(x),) if is_list else None
+
+
+def _scattered(dtypes: frozenset[torch.dtype]) -> Formula:
+    def formula(x: Any, dim: int, index: Any, src: Any) -> Types | None:
+        axis = axis_of(dim, len(x.shape))
+        if axis is None or not of_one_dtype(dtypes, x, src) or not is_value(index):
+            return None
+        if not lies_within(index, x.shape, axis) or not _is_inside(index.shape, src.shape):
+            return None
+        return (type_of(x),)
+
+    return formula
+
+
+def _is_inside(shape: Shape, other: Shape) -> bool:
+    return len(shape) == len(other) and all(n <= m for n, m in zip(shape, other))
+
+
+def _scattered_number(x: Any, dim: int, index: Any, value: Any) -> Types | None:
+    axis = axis_of(dim, len(x.shape))
+    if axis is None or x.dtype not in FLOATS or not is_real(value):
+        return None
+    is_known = is_value(index) and lies_within(index, x.shape, axis)
+    return (type_of(x),) if is_known else None
+
+
+add(_index_add, "aten::index_add", "aten::index_add_")
+add(_index_copy, "aten::index_copy", "aten::index_copy_")
+add(_index_fill, "aten::index_fill.int_Scalar", "aten::index_fill_.int_Scalar")
+add(_scattered(NUMBERS), "aten::scatter_add", "aten::scatter_add_")
+add(_scattered(VALUES), "aten::scatter.src", "aten::scatter_.src")
+add(_scattered_number, "aten::scatter.value", "aten::scatter_.value")
+
+
+# --- rows of a table ----------------------------------------------------------------------------
+
+
+@types_of("aten::embedding")
+def _embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Types | None:
+    if len(weight.shape) != 2 or weight.dtype not in FLOATS or 0 in weight.shape:
+        return None
+    if indices.dtype not in INDICES:
+        return None
+    return (((*indices.shape, weight.shape[1]), weight.dtype),)
+
+
+@types_of("aten::embedding_dense_backward")
+def _embedding_gradient(
+    gradient: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Types | None:
+    if not gradient.shape or gradient.dtype not in FLOATS or indices.dtype not in INDICES:
+        return None
+    if gradient.shape[:-1] != indices.shape or 0 in gradient.shape or num_weights < 1:
+        return None
+    return (((num_weights, gradient.shape[-1]), gradient.dtype),)

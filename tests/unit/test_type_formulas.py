@@ -1,0 +1,160 @@
+"""What the formulas tell of a call's results is what torch's kernels tell."""
+
+import functools
+import inspect
+import random
+import warnings
+
+import pytest
+import torch
+
+from ltc.device.shapes import cpu_probe, meta
+from ltc.device.shapes.formulas.table import FORMULAS, types_by_formula
+from tests import drawn
+from tests.unit.recorded_calls import (
+    Tensor,
+    of_lists,
+    of_torchs_table,
+    recorded,
+    signature_of,
+    varied,
+)
+
+OF_ATEN = [name for name in FORMULAS if name.startswith("aten::")]
+VARIATIONS = 12 * drawn.TIMES  # of each overload
+
+
+def floats(*shape: int) -> Tensor:
+    return Tensor(shape, torch.float32)
+
+
+def indices(*shape: int) -> Tensor:
+    return Tensor(shape, torch.int64)
+
+
+PLAIN = [None] * 4  # dtype, layout, device, pin_memory
+# Of overloads that torch's table of operators does not come to.
+OWN = {
+    "aten::rand_like": [floats(2, 3), *PLAIN, None],
+    "aten::fill_.Tensor": [floats(2, 3), floats()],
+    "aten::norm.Scalar": [floats(2, 3), 2],
+    "aten::lerp.Tensor": [floats(2, 3), floats(3), floats()],
+    "aten::clamp": [floats(2, 3), 0, 1.5],
+    "aten::all.dims": [floats(2, 3), [0], True],
+    "aten::all.dim": [floats(2, 3), 0, True],
+    "aten::amax": [floats(2, 3), [0], True],
+    "aten::amin": [floats(2, 3), [], False],
+    "aten::argmax": [floats(2, 3), None, False],
+    "aten::argmin": [floats(2, 3), 1, True],
+    "aten::scatter_.value": [floats(4, 3), 0, indices(2, 3), 1.5],
+    "aten::any.dims": [floats(2, 3), [0, 1], False],
+    "aten::count_nonzero.dim_IntList": [floats(2, 3), [0]],
+    "aten::sort.stable": [floats(2, 3), True, -1, False],
+    "aten::clamp_max": [floats(2, 3), 1.5],
+    "aten::addcdiv_": [floats(2, 3), floats(3), floats(2, 3), 0.5],
+    "aten::addcmul_": [floats(2, 3), floats(3), floats(2, 3), 0.5],
+    "aten::_unsafe_index.Tensor": [floats(4, 5), [indices(2, 1), indices(3)]],
+    "aten::_unsafe_index_put": [floats(4, 5), [indices(2)], floats(2, 5), False],
+    "aten::_index_put_impl_": [floats(4, 5), [indices(2)], floats(5), True, True],
+    "aten::_native_batch_norm_legit.no_stats": [floats(6, 3, 4), None, floats(3), True, 0.1, 1e-5],
+    "aten::native_dropout": [floats(2, 3), 0.5, True],
+    "aten::pow_.Scalar": [floats(2, 3), 2.5],
+    "aten::pow_.Tensor": [floats(2, 3), floats(3)],
+    "aten::softshrink": [floats(2, 3), 0.5],
+}
+
+
+def functional(name: str) -> str:
+    """aten::add.Tensor for aten::add_.Tensor."""
+    base, dot, overload = name.partition(".")
+    return base.removesuffix("_") + dot + overload
+
+
+@functools.cache
+def samples() -> dict[str, list]:
+    """Overload -> arguments of calls, for every overload of aten that has a formula."""
+    calls = of_torchs_table(frozenset(OF_ATEN), 2)
+    for name in OF_ATEN:
+        if "::_foreach_" in name or "::_fused_" in name:
+            calls[name] = [of_lists(name)]
+        elif name in OWN:
+            calls.setdefault(name, []).append(OWN[name])
+    for name in OF_ATEN:
+        if name not in calls and functional(name) in calls:
+            calls[name] = calls[functional(name)]
+        elif name not in calls:  # .Scalar for .Tensor
+            like = calls[functional(name).replace(".Scalar", ".Tensor")]
+            calls[name] = [[values[0], 3, *values[2:]] for values in like]
+    return calls
+
+
+def told_wrong(name: str, values: list) -> str | None:
+    """How the formula differs from torch's kernels, asked with and without the CPU's own."""
+    overload, args, kwargs, mutated, returned = recorded(name, values)
+    found = types_by_formula(overload, args, kwargs)
+    if found is None:
+        return None
+    for few_bytes in (1 << 16, -1):
+        with warnings.catch_warnings(record=True) as warned, pytest.MonkeyPatch.context() as patch:
+            warnings.simplefilter("always")
+            patch.setattr(cpu_probe, "FEW_BYTES", few_bytes)
+            try:
+                expected = meta._infer(overload, args, kwargs, mutated, returned)
+            except meta.NoTypes as refusal:
+                expected = f"refused: {refusal}"
+        if found != expected or warned:
+            return f"{name}{values}: {found}, not {expected} {[str(w.message) for w in warned]}"
+    return None
+
+
+@pytest.fixture
+def every_warning():
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_a_formula_tells_what_torchs_kernels_tell(first, every_warning):
+    wrong = []
+    for name in OF_ATEN[first::8]:
+        source = random.Random(f"{name} {drawn.seeds(1)[0]}")
+        calls = samples()[name]
+        calls = calls + [varied(name, source.choice(calls), source) for _ in range(VARIATIONS)]
+        wrong += filter(None, (told_wrong(name, values) for values in calls))
+    assert wrong == []
+
+
+def test_a_formula_tells_the_types_of_some_sample():
+    silent = []
+    for name in OF_ATEN:
+        questions = (recorded(name, values)[:3] for values in samples()[name])
+        if not any(types_by_formula(*question) for question in questions):
+            silent.append(name)
+    assert silent == []
+
+
+def test_a_formula_takes_the_arguments_of_its_overload():
+    for name, formula in FORMULAS.items():
+        arguments = signature_of(name).arguments
+        positional = [None for a in arguments if not a.keyword_only]
+        keywords = {a.name: None for a in arguments if a.keyword_only}
+        inspect.signature(formula).bind(*positional, **keywords)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [None, (5, 7), (2, 1, 1, 7)])
+def test_attention_is_told_as_its_kernels_tell_it(bias, dtype):
+    query, key, value = (Tensor((2, 3, *ends), dtype) for ends in ((5, 4), (7, 4), (7, 6)))
+    result, sums = Tensor((2, 3, 5, 6), dtype), Tensor((2, 3, 5), torch.float32)
+    if dtype is torch.float64:
+        sums = Tensor(sums.shape, dtype)
+    operands = [query, key, value, bias and Tensor(bias, dtype)]
+    forward = [*operands, False, None]
+    backward = [result, *operands, result, sums, None, False, None, None]
+    kept = [*backward[:7], indices(), False, None, 0.5]
+    calls = [("", forward), (".dropout", [*forward, 0.5])]
+    for suffix, values in [*calls, ("_gradient", backward), ("_gradient", kept)]:
+        name = f"ltc::attention{suffix}"
+        assert types_by_formula(*recorded(name, values)[:3]) is not None
+        assert told_wrong(name, values) is None
