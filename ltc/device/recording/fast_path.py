@@ -29,7 +29,7 @@ from ltc.device.recording.signature import (
     Argument,
     Signature,
 )
-from ltc.device.recording.slow_path import is_forced, record
+from ltc.device.recording.slow_path import OTHER_OPERAND, is_forced, record
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of, values_of
 from ltc.device.recording.views import link_view, link_views, write
@@ -50,7 +50,7 @@ _NAMESPACE = {
     "link_views": link_views,
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
-    "other_operand": (AttributeError, TypeError, NotImplementedError),
+    "other_operand": OTHER_OPERAND,
 }
 
 

@@ -107,7 +107,7 @@ STOPPED = Entry(None, None, None)  # the cursor while another thread ends the re
 
 
 def _bytes_of(call: Call) -> int:
-    return sum(byte_size(v.shape, v.dtype) for v in call.results if v is not None)
+    return sum([byte_size(v.shape, v.dtype) for v in call.results if v is not None])
 
 
 def _hashable(key: Any):
@@ -232,8 +232,10 @@ class Recorder:
     def values(self, call: Call, types: Sequence[Any]) -> None:
         """Give `call` its results: a Value for each (shape, dtype); None for an undefined one."""
         call.results = tuple(
-            None if one is None else CallResult(self, call, index, one[0], one[1])
-            for index, one in enumerate(types)
+            [
+                None if one is None else CallResult(self, call, index, one[0], one[1])
+                for index, one in enumerate(types)
+            ]
         )
 
     def bind(self, state: State) -> CallResult:

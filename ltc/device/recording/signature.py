@@ -93,6 +93,22 @@ class Signature:
         return tuple(i for i, a in enumerate(self.arguments) if a.written)
 
     @cached_property
+    def tensors(self) -> tuple[tuple[int, Argument], ...]:
+        """The arguments that take tensors, each with its position in schema order."""
+        kinds = (TENSOR, OPTIONAL_TENSOR, TENSORS, OPTIONAL_TENSORS)
+        return tuple((i, a) for i, a in enumerate(self.arguments) if a.kind in kinds)
+
+    @cached_property
+    def device(self) -> int | None:
+        """The position of the argument that names a device."""
+        return next((i for i, a in enumerate(self.arguments) if a.kind == DEVICE), None)
+
+    @cached_property
+    def may_resize(self) -> bool:
+        """Whether what it writes to may have another shape: that of `out=` arguments."""
+        return bool(self.written) and not self.name.partition(".")[0].endswith("_")
+
+    @cached_property
     def is_view(self) -> bool:
         """Whether a result shares the memory of an argument without being it."""
         returns = schema_of_overload(self.overload).returns
@@ -103,6 +119,11 @@ class Signature:
         """Whether what it returns are the arguments it wrote to (or nothing)."""
         returns = schema_of_overload(self.overload).returns
         return bool(self.written) and all(r.alias_info is not None for r in returns)
+
+    @cached_property
+    def makes_one_tensor(self) -> bool:
+        """Whether all it does is to make a new tensor, never an undefined one."""
+        return self.returns == ("Tensor",) and not self.written and not self.is_view
 
     @cached_property
     def has_no_result(self) -> bool:
@@ -127,6 +148,8 @@ class Signature:
 
     def written_by(self, values: list) -> list[int]:
         """Those of `written` that a call with these values, in schema order, does write to."""
+        if not self.written:
+            return []
         given = {a.name for a, value in zip(self.arguments, values) if value is not None}
         conditions = [self.arguments[i].written_with for i in self.written]
         return [

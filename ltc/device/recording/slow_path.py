@@ -21,9 +21,7 @@ from ltc.device.recording.signature import (
     IGNORED,
     NUMBER,
     NUMBERS,
-    OPTIONAL_TENSOR,
     OPTIONAL_TENSORS,
-    TENSOR,
     TENSORS,
     Argument,
     Signature,
@@ -34,6 +32,7 @@ from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import link_view, link_views, write
 from ltc.device.shapes.meta import NoTypes, result_types
+from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import plain_functions
 
 _NUMBER_TYPES = {
@@ -53,6 +52,10 @@ _INDEXING = frozenset(
         "aten::index.Tensor_out",
     }
 )
+_NOT_RECORDED = frozenset({DEVICE, IGNORED})
+_META = torch.device("meta")
+# What a tensor raises, asked for its state, that is none of ltc's or has no state yet.
+OTHER_OPERAND = (AttributeError, TypeError, NotImplementedError)
 RESIZES = "resizes"  # in the key of an entry that changes the shape of what it writes to
 
 
@@ -72,7 +75,7 @@ def _record(signature: Signature, values: list):
         return fallback.run_eagerly(signature, values, device)
     recorder = device.recorder()
     try:
-        return exclusively(recorder, lambda: _extend(recorder, signature, values))
+        return exclusively(recorder, _extend, recorder, signature, values)
     except NoTypes:
         return fallback.run_eagerly(signature, values, device)
 
@@ -89,7 +92,8 @@ def _extend(recorder: Recorder, signature: Signature, values: list):
 
 def is_forced(signature: Signature) -> bool:
     """Whether LTC_FORCE_FALLBACK names this op; asked when its kernel is built."""
-    return signature.op in config.value("LTC_FORCE_FALLBACK").split(",")
+    named = config.value("LTC_FORCE_FALLBACK")
+    return bool(named) and signature.op in named.split(",")
 
 
 def _check_values(signature: Signature, values: list) -> None:
@@ -128,24 +132,31 @@ class _Lowered:
         self.seed = self._seed() if signature.random else None
         parts: list = [signature.overload]
         self.template: list = []
-        tensors = {
-            i: self._tensors(argument.kind, values[i])
-            for i, argument in enumerate(signature.arguments)
-            if argument.kind in (TENSOR, OPTIONAL_TENSOR, TENSORS, OPTIONAL_TENSORS)
-        }
+        self.args: list = []
+        self.kwargs: dict[str, Any] = {}
+        tensors = {i: self._tensors(a.kind, values[i]) for i, a in signature.tensors}
         # all buffers are bound before any number is added, as in the generated kernels
         for i, argument in enumerate(signature.arguments):
-            lower = _LOWER.get(argument.kind)
+            kind = argument.kind
             if i in tensors:
                 part, operand = self._name_numbers(argument, tensors[i])
-            elif lower is not None:
-                part, operand = lower(self, argument, values[i])
+                parts.append(part)
+            elif kind == ATTRIBUTE:
+                operand = values[i]
+                parts.append(operand)
+            elif kind in _LOWER:
+                part, operand = _LOWER[kind](self, argument, values[i])
+                parts.append(part)
             else:
-                self.template.append(None)
-                continue
-            parts.append(part)
+                operand = None
             self.template.append(operand)
-        if self._resizes():
+            if kind == GENERATOR:
+                continue  # always last; the seed takes its place
+            if not argument.keyword_only:
+                self.args.append(argument.default if kind in _NOT_RECORDED else operand)
+            elif operand is not None:
+                self.kwargs[argument.name] = operand
+        if signature.may_resize and self._resizes():
             parts.append(RESIZES)
         if config.value("LTC_LINES"):
             parts.append(user_line())
@@ -174,6 +185,17 @@ class _Lowered:
     def _tensor(self, operand: Any):
         if not isinstance(operand, torch.Tensor):
             return operand
+        try:
+            state = storage_of(operand).lazy
+        except OTHER_OPERAND:
+            return self._other_tensor(operand)
+        recorder, value = self.recorder, state.value
+        if value is not None and value.recorder is recorder:
+            return value  # so it is on the recorder's device
+        return value_of(state_of(operand, recorder.device))
+
+    def _other_tensor(self, operand: torch.Tensor):
+        """One that no call of ltc's has made: on another device, or not asked for yet."""
         if operand.device.type == "cpu" and operand.layout is torch.strided:
             if operand.dim() == 0:
                 return operand
@@ -183,14 +205,14 @@ class _Lowered:
 
     def _name_numbers(self, argument: Argument, operand: Any):
         """(part of the key, operand of the call) for what `_tensors` gave."""
+        if operand is None or operand.__class__ is CallResult:
+            return operand, operand
         if operand.__class__ is list:
             pairs = [self._name_numbers(argument, part) for part in operand]
             return [p for p, _ in pairs], [o for _, o in pairs]
         if isinstance(operand, torch.Tensor):
             number = operand.detach().clone()  # the caller may change it before the step runs
             return ("cpu", number.dtype), self._number(number, argument.name)
-        if operand is None or operand.__class__ is CallResult:
-            return operand, operand
         return operand.__class__, self._number(operand, argument.name)
 
     def _lower_number(self, argument: Argument, value: Any):
@@ -206,15 +228,10 @@ class _Lowered:
             return None, None
         return [v.__class__ for v in values], [self._number(v, argument.name) for v in values]
 
-    def _lower_attribute(self, argument: Argument, value: Any):
-        return value, value
-
     def _resizes(self) -> bool:
         """Whether an `out=` tensor does not have the shape of the result yet."""
-        if not self.signature.written or self.signature.name.partition(".")[0].endswith("_"):
-            return False
         try:
-            types = iter(self._types())
+            types = iter(self._types(self._written()))
         except NoTypes:
             return False
         for position in self.signature.written:
@@ -227,43 +244,30 @@ class _Lowered:
     def _written(self) -> tuple:
         """Arguments written to, as `Call.mutated` names them; one that is None is not written."""
         arguments = self.signature.arguments
+        if not self.signature.written:
+            return ()
         return tuple(
             arguments[i].name if arguments[i].keyword_only else i
             for i in self.signature.written_by(self.values)
         )
 
-    def _arguments(self) -> tuple[tuple, dict]:
-        args, kwargs = [], {}
-        for argument, operand, value in zip(self.signature.arguments, self.template, self.values):
-            if argument.kind == GENERATOR:
-                continue  # always last; the seed takes its place
-            if argument.kind in (DEVICE, IGNORED):
-                if not argument.keyword_only:
-                    args.append(argument.default)
-            elif not argument.keyword_only:
-                args.append(operand)
-            elif operand is not None:
-                kwargs[argument.name] = operand
-        return tuple(args), kwargs
-
-    def _types(self):
-        args, kwargs = self._arguments()
-        if any(a.kind == DEVICE for a in self.signature.arguments):
-            kwargs = {**kwargs, "device": torch.device("meta")}
-        signature = self.signature
+    def _types(self, written: tuple):
+        signature, kwargs = self.signature, self.kwargs
+        if signature.device is not None:
+            kwargs = {**kwargs, "device": _META}
         return result_types(
-            signature.overload, args, kwargs, self._written(), not signature.returns_written
+            signature.overload, self.args, kwargs, written, not signature.returns_written
         )
 
     def make_call(self) -> Call:
         signature = self.signature
-        types = self._types()
-        args, kwargs = self._arguments()
+        written = self._written()
+        types = self._types(written)
         call = Call(
             signature.overload,
-            args,
-            kwargs,
-            self._written(),
+            tuple(self.args),
+            self.kwargs,
+            written,
             not signature.returns_written,
             user_line(),
             self.seed,
@@ -275,7 +279,6 @@ class _Lowered:
 _LOWER: dict[str, Any] = {
     NUMBER: _Lowered._lower_number,
     NUMBERS: _Lowered._lower_numbers,
-    ATTRIBUTE: _Lowered._lower_attribute,
 }
 _INDEX_TYPES = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 
@@ -291,6 +294,8 @@ def _draw(recorder: Recorder, generator: torch.Generator | None) -> int:
 
 
 def _results(recorder: Recorder, signature: Signature, values: list, entry: Entry):
+    if signature.makes_one_tensor:
+        return wrap(recorder, entry.value)
     results = iter(entry.call.results)
     for i in signature.written_by(values):
         operand = values[i]

@@ -49,29 +49,29 @@ class PendingElsewhere(Exception):
         self.recorder = recorder
 
 
-def exclusively(recorder: Recorder, action: Callable[[], Any]) -> Any:
-    """`action()` while no other thread can end the recording of `recorder`, this thread's own.
+def exclusively(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> Any:
+    """`action(*arguments)` while no other thread can end the recording of `recorder`, this thread's own.
 
     Whatever changes a recording outside the generated kernels runs in here.  Two threads that held
     their own recordings and waited for each other's would wait for ever, so a thread that needs
     another's lets go of its own first and begins anew: `action` reads before it writes.
     """
-
-    def begin() -> Any:
-        recorder.interrupted = False  # what is read from here on is of one recording
-        return action()
-
-    return _closed(recorder, begin)
+    return _closed(recorder, _begin, recorder, action, arguments)
 
 
-def _closed(recorder: Recorder, action: Callable[[], Any]) -> Any:
+def _begin(recorder: Recorder, action: Callable[..., Any], arguments: tuple) -> Any:
+    recorder.interrupted = False  # what is read from here on is of one recording
+    return action(*arguments)
+
+
+def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> Any:
     """The same for a part of a call; what it has read may be of a recording that has ended."""
     while True:
         try:
             with recorder.lock:
                 _this_thread.holding += 1
                 try:
-                    return action()
+                    return action(*arguments)
                 finally:
                     _this_thread.holding -= 1
         except PendingElsewhere as pending:
@@ -117,7 +117,7 @@ def value_of(state: State) -> CallResult:
                 value = state.value = recorder.bind(state)
                 return value
             if state.base is not None:
-                return _closed(recorder, lambda: _derive_uninterrupted(recorder, state))
+                return _closed(recorder, _derive_uninterrupted, recorder, state)
         elif value.recorder is recorder:
             return value
         elif state.buffer is not None:

@@ -12,7 +12,7 @@ import torch
 from ltc.aten.call import CallResult
 from ltc.debug import metrics
 from ltc.device.recording.recorder import Device, Recorder, device_at
-from ltc.device.recording.signature import DEVICE, Signature
+from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State, new_state
 from ltc.device.recording.sync import ready_buffer
 from ltc.device.torch_device import storage_of
@@ -68,10 +68,14 @@ def device_of_call(signature: Signature, values: list) -> Device | None:
 
     None where the call asks for a result on another kind of device.
     """
-    for argument, value in zip(signature.arguments, values):
-        if argument.kind == DEVICE and value is not None:
-            return device_of(value) if value.type == DEVICE_TYPE else None
-    return device_among(values)
+    named = None if signature.device is None else values[signature.device]
+    if named is not None:
+        return device_of(named) if named.type == DEVICE_TYPE else None
+    try:
+        device: Device = storage_of(values[0]).lazy.device
+    except (AttributeError, TypeError, NotImplementedError, IndexError):
+        return device_among(values)
+    return device
 
 
 def device_among(operands: Iterable[Any]) -> Device:

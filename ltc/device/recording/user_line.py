@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 
 from ltc.tracebacks import is_users
+
+_is_users = functools.lru_cache(4096)(is_users)  # asked for a dozen frames of each new call
 
 
 def user_line() -> str:
@@ -31,7 +34,7 @@ def _user_frame():
     """The innermost frame outside ltc and torch, or None."""
     frame = sys._getframe(2)
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if _is_users(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None
