@@ -37,6 +37,7 @@ def test_threads_fill_one_table_to_its_bound():
 
 
 def test_types_of_many_shapes_are_bounded(monkeypatch):
+    monkeypatch.setattr(meta, "types_by_formula", lambda *question: None)
     monkeypatch.setattr(meta, "_known", BoundedTable("ResultTypes", 32))
     monkeypatch.setattr(type_cache, "MOST", 16)
     type_cache._read.clear()
