@@ -18,6 +18,7 @@ from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
 from ltc.aten.rules import (  # noqa: F401
     collective,
     creation,
+    diagonal,
     foreach,
     indexing,
     logic,

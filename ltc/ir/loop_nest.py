@@ -167,11 +167,13 @@ class Kernel:
             the variables from `depth` on, for each point of those before
     stores  each at all variables, or at the first `depth`; one that sums rows, at all but the last
             of those `depth`
+    base    what its only store's buffer holds before, and keeps where no point is; or None
     """
 
     space: tuple[int, ...]
     depth: int
     stores: tuple[Store, ...]
+    base: Node | None = None
 
     def values(self) -> tuple[Value, ...]:
         """Every value the stores need, operands first."""
@@ -197,8 +199,9 @@ class Kernel:
         return tuple(order)
 
     def reads(self) -> tuple[Node, ...]:
-        """The nodes in memory it loads from, each once."""
-        return tuple(dict.fromkeys(v.data[0] for v in self.values() if v.kind in READS))
+        """The nodes in memory it loads from, or begins as, each once."""
+        loaded = [v.data[0] for v in self.values() if v.kind in READS]
+        return tuple(dict.fromkeys(loaded if self.base is None else [*loaded, self.base]))
 
     def checks(self) -> tuple[Value, ...]:
         """The cells that may fail, in the order of `values`."""

@@ -25,7 +25,8 @@ def form_of(kernel: Kernel) -> Hashable:
     for store in kernel.stores:
         place = buffers.setdefault(store.node, len(buffers))
         rows.append((place, numbers[store.value], store.offset, store.sums))
-    return kernel.space, kernel.depth, tuple(rows), tuple([node.type for node in buffers])
+    base = None if kernel.base is None else buffers.setdefault(kernel.base, len(buffers))
+    return kernel.space, kernel.depth, tuple(rows), base, tuple([node.type for node in buffers])
 
 
 def _data(value: Value, buffers: dict[Node, int]) -> Hashable:

@@ -48,6 +48,8 @@ def _product(product: Product, names: dict[Node, str]) -> list[str]:
 def _body(kernel: Kernel, names: dict[Node, str]) -> list[str]:
     numbers: dict[Value, str] = {}
     rows = []
+    if kernel.base is not None:
+        rows.append(f"{_name(kernel.stores[0].node, names)} begins as {_name(kernel.base, names)}")
     for value in kernel.values():
         numbers[value] = f"v{len(numbers)}"
         operands = "".join(f" {numbers[x]}" for x in value.operands)

@@ -146,6 +146,12 @@ def permute_of_ones(n: Node) -> Node | None:
         return make(ops.RESHAPE, x, shape=n.shape)
 
 
+def sum_of_nothing(n: Node) -> Node | None:
+    """sum of no elements -> 0"""
+    if n.inputs[0].size == 0:
+        return make(ops.EXPAND, constant(0, n.dtype), shape=n.shape)
+
+
 def reduction_of_ones(n: Node) -> Node | None:
     """sum(x, dims) -> sum(x, those of more than one element), reshaped; likewise prod, max, ..."""
     (x,) = n.inputs
@@ -225,6 +231,18 @@ def insert_of_nothing(n: Node) -> Node | None:
         return base
 
 
+def insert_over_insert(n: Node) -> Node | None:
+    """what was just inserted, replaced by new -> new inserted in its place"""
+    base, new = n.inputs
+    if (
+        base.op is ops.INSERT
+        and base.attr("starts") == n.attr("starts")
+        and base.attr("steps") == n.attr("steps")
+        and base.inputs[1].type == new.type
+    ):
+        return make(ops.INSERT, base.inputs[0], new, starts=n.attr("starts"), steps=n.attr("steps"))
+
+
 def slice_of_insert(n: Node) -> Node | None:
     """the slice that was just inserted -> what was inserted there"""
     (inner,) = n.inputs
@@ -247,14 +265,13 @@ RULES = {
     ops.WHERE: (where_of_same,),
     ops.CAST: (cast_to_same, cast_of_widening_cast, cast_of_constant),
     ops.PERMUTE: (permute_of_permute, permute_of_nothing, permute_of_ones),
-    **dict.fromkeys(
-        (ops.SUM, ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE), (reduction_of_ones,)
-    ),
+    **dict.fromkeys((ops.PROD, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE), (reduction_of_ones,)),
+    ops.SUM: (sum_of_nothing, reduction_of_ones),
     ops.RESHAPE: (reshape_of_reshape, reshape_to_same_shape),
     ops.EXPAND: (expand_of_expand, expand_to_same_shape),
     ops.SLICE: (slice_of_everything, slice_of_slice, slice_of_insert),
     ops.FLIP: (flip_of_flip,),
-    ops.INSERT: (insert_of_everything, insert_of_nothing),
+    ops.INSERT: (insert_of_everything, insert_of_nothing, insert_over_insert),
 }
 
 

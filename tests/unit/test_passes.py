@@ -47,6 +47,7 @@ rows = build.exp(given(2, 6, index=4))
         (build.flip(build.flip(x, [1]), [1]), x),
         (build.insert(x, -x, 0, 0), -x),
         (build.slice_dim(build.insert(x, rows, 0, 1), 0, 1, 3), rows),
+        (build.insert(build.insert(x, rows, 0, 1), -rows, 0, 1), build.insert(x, -rows, 0, 1)),
     ],
 )  # fmt: skip
 def test_an_identity_holds(before, after):

@@ -336,15 +336,6 @@ def select_backward(grad: Node, input_sizes: Sequence[int], dim: int, index: int
     return _back_from_select(build.full(tuple(input_sizes), 0, grad.dtype), grad, dim, index)
 
 
-@traces("aten::diagonal_backward", moves=True)
-def diagonal_backward(
-    grad: Node, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
-) -> Node:
-    zeros = build.full(tuple(input_sizes), 0, grad.dtype)
-    step: View = (torch.ops.aten.diagonal.default, (offset, dim1, dim2), {}, None)
-    return _put_back_by_position(zeros, grad, step)
-
-
 # --- joining, repeating, padding -----------------------------------------------------------------
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from ltc.backends.llvm.schedule import ProgramStep, in_place, sent_by, stores_of
+from ltc.backends.llvm.schedule import ProgramStep, sent_by
 from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node
 from ltc.llvm.ops.dispatch import ScratchBuffer
+from ltc.passes.fusion.in_place import in_place, stores_of
 from ltc.passes.memory_planner import Lifetime, OutputBuffer
 
 
@@ -117,5 +118,6 @@ class Lifetimes:
                 target = in_place(kernel, store, dying)
                 if target is not None:
                     dying.discard(target)
+                    step.lies_over(target)
                     self.over[store.node] = target = self.over.get(target, target)
                     self._last[target] = self._last[store.node]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ltc.ir import ops
 from ltc.ir.graph import Graph
-from ltc.ir.loop_nest import READS, Kernel, Product, Store, Unit
+from ltc.ir.loop_nest import Kernel, Product, Unit
 from ltc.ir.node import Node
 from ltc.ir.one_shot import sent_with
 from ltc.ir.tensor_type import TensorType
@@ -20,9 +20,12 @@ from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.loops.deduplicate import EqualKernels
 from ltc.llvm.loops.reduction_ops import can_reduce
 from ltc.llvm.native.kernel_run import Fault
+from ltc.llvm.ops.copying import copy_code, fill_code
 from ltc.llvm.ops.dispatch import can_multiply, holds_epilogue, product_codes, takes_strides
 from ltc.passes.fusion.fuse import fuse
+from ltc.passes.fusion.in_place import in_place, stores_of
 from ltc.passes.fusion.index_maps import LOOKUPS
+from ltc.passes.fusion.partial_updates import changed_part, is_strided_insert
 
 STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kernel's time is gained
 LEFT_BYTES = 256 << 10  # of an output whose use is over: others gain its room in the caches
@@ -47,10 +50,17 @@ def is_native(node: Node) -> bool:
     if node.op is ops.WRAP_INDEX or node.op in LOOKUPS:
         return True
     if node.op is ops.INSERT:
-        return all(step == 1 for step in node.attr("steps"))
+        return not is_strided_insert(node)
     if node.op.kind == "elementwise":
         return can_compute(node)
     return node.op.kind == "reduce" and can_reduce(node)
+
+
+def _is_made_alone(node: Node) -> bool:
+    """Whether kernels of its own are generated for a node."""
+    if is_strided_insert(node):
+        return all(n.dtype in FORMS and n.size for n in (node, *node.inputs))
+    return can_multiply(node)
 
 
 @dataclass(eq=False)
@@ -71,6 +81,11 @@ class ProgramStep:
     @property
     def is_native(self) -> bool:
         return not isinstance(self.unit, Node)
+
+    def lies_over(self, target: Node) -> None:
+        """What its kernel begins as is there already where that is what it lies over: no copy."""
+        if isinstance(self.unit, Kernel) and self.unit.base is target:
+            self.codes = self.codes[1:]
 
     @property
     def may_fail(self) -> bool:
@@ -100,12 +115,12 @@ def planned_steps(
 
 def units_of(graph: Graph) -> Iterator[Unit]:
     """Kernels, products and nodes for the reference, in an order in which they may run."""
-    for unit in fuse(graph, is_native, can_multiply, takes_strides):
+    for unit in fuse(graph, is_native, _is_made_alone, takes_strides):
         if isinstance(unit, Product) and unit.epilogue and not holds_epilogue(unit):
-            yield Product(unit.node, unit.operands, None, unit.results)
-            yield _beside(unit.node, unit.epilogue)
+            yield changed_part(Product(unit.node, unit.operands, None, unit.results))
+            yield changed_part(_beside(unit.node, unit.epilogue))
         else:
-            yield unit
+            yield changed_part(unit)
 
 
 def _beside(product: Node, epilogue: Kernel) -> Kernel:
@@ -117,8 +132,18 @@ def _beside(product: Node, epilogue: Kernel) -> Kernel:
 def _step(unit: Unit, kernels: EqualKernels) -> ProgramStep:
     if isinstance(unit, Node):
         return ProgramStep(unit, unit.inputs, (unit,))
-    codes = product_codes(unit) if isinstance(unit, Product) else [kernels.code(unit)]
+    codes = product_codes(unit) if isinstance(unit, Product) else _kernel_codes(unit, kernels)
     return ProgramStep(unit, unit.reads(), unit.writes(), tuple(codes))
+
+
+def _kernel_codes(kernel: Kernel, kernels: EqualKernels) -> list[KernelCode]:
+    """The kernel, behind one that copies its base."""
+    code = kernels.code(kernel)
+    if kernel.base is None:
+        return [code]
+    (node,) = kernel.writes()
+    begin = fill_code if kernel.base.op is ops.CONSTANT else copy_code
+    return [begin(kernel.base, node, node.size, node.dtype), code]
 
 
 def memory_of(steps: Iterable[ProgramStep]) -> dict[Node, Node]:
@@ -144,7 +169,7 @@ def _stream_past_caches(steps: list[ProgramStep], graph: Graph, kernels: EqualKe
     last = {n for n in graph.outputs if n not in read and _can_stream(n)}
     for step in steps:
         made = last.intersection(step.writes).difference(step.overwrites)
-        if isinstance(step.unit, Kernel):
+        if isinstance(step.unit, Kernel) and step.unit.base is None:
             if streamed := {n for n in made if _nbytes(n) >= STREAMED_BYTES}:
                 step.codes = (kernels.code(step.unit, frozenset(streamed)),)
         elif isinstance(step.unit, Product) and step.unit.node.op is ops.MATMUL:
@@ -194,49 +219,8 @@ def _choose_overwrites(
             target = in_place(kernel, store, free - taken) if able else None
             if target is not None:
                 step.overwrites[store.node] = target
+                step.lies_over(target)
                 free.discard(target)
-
-
-def stores_of(unit: Any) -> tuple[Kernel | None, set[Node]]:
-    """The kernel whose stores a unit makes, if any, and what it reads in other places as well."""
-    if isinstance(unit, Product):
-        return unit.epilogue, {access.node for access in unit.operands}
-    return unit if isinstance(unit, Kernel) else None, set()
-
-
-def in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
-    """A free node that the kernel reads nowhere but where it stores, and has read when it does.
-
-    The stores of a point run one after the other: what another store reads of the node, it finds
-    in a register only if this one has read it there.
-    """
-    if store.sums:
-        return None
-    there = _loaded_at(store)
-    loads: dict[Node, bool] = {}
-    for value in kernel.values():
-        if value.kind in READS:
-            node, offset = value.data[:2]
-            same = value.kind == "load" and offset == store.offset and not value.guards
-            loads[node] = loads.get(node, True) and same
-    for node, same in loads.items():
-        if same and node in there & free and node.type == store.node.type:
-            return node
-    return None
-
-
-def _loaded_at(store: Store) -> set[Node]:
-    """What is loaded for a store at its own point, not in a reduction before."""
-    found: set[Node] = set()
-    waiting, seen = [store.value], set()
-    while waiting:
-        value = waiting.pop()
-        if value not in seen and value.kind != "reduced":
-            seen.add(value)
-            waiting.extend(value.operands)
-            if value.kind == "load":
-                found.add(value.data[0])
-    return found
 
 
 def _recorded_positions(

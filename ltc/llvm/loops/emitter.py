@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ltc.ir.loop_nest import Kernel
+from ltc.ir.loop_nest import Affine, Kernel
 from ltc.ir.node import Node
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import FORMS
@@ -43,10 +43,18 @@ from ltc.llvm.loops.values import hoist
 
 def kernel_code(kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> KernelCode:
     """The kernel's function; `streamed`: what it writes to memory past the caches."""
-    schedule = schedule_of(nest_of(kernel), streamed=streamed)
+    schedule = schedule_of(nest_of(_from_first_element(kernel)), streamed=streamed)
     if wants_wide_vectors(schedule):
         schedule = replace(schedule, lanes=WIDE)
-    return _code(schedule)
+    code = _code(schedule)
+    first = [store.offset.constant * FORMS[store.node.dtype].bytes for store in kernel.stores]
+    return replace(code, shifts=(*code.shifts, *first))
+
+
+def _from_first_element(kernel: Kernel) -> Kernel:
+    """The kernel whose stores begin where their pointers do: another place is no other text."""
+    stores = [replace(s, offset=Affine(0, s.offset.terms)) for s in kernel.stores]
+    return replace(kernel, stores=tuple(stores))
 
 
 def _code(schedule: LoopSchedule) -> KernelCode:

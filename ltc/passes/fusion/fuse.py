@@ -187,12 +187,13 @@ class _Fuser:
         seen, index = through_views(operand, identity(operand.shape), operand.shape)
         form = offset_of(seen, index)
         forward = self.takes_strides(node) and all(c > 0 for _, c in form.terms)
+        filled = base_of(operand).op is ops.CONSTANT
         if node.op is ops.EXTERN:
             pass  # the reference, asked for the error of one that failed, wants what it names
         elif (forward or form == offset) and seen.op not in (ops.CONSTANT, ops.SCALAR):
             base, offset = seen, form
-        elif node.op.kind == "scatter" and place == 0 and base_of(operand).op is ops.CONSTANT:
-            base, offset = base_of(operand), ZERO  # the result begins filled with one number
+        elif filled and (node.op is ops.INSERT or (node.op.kind == "scatter" and place == 0)):
+            base, offset = base_of(operand), ZERO  # it begins filled with one number, or is that
         if behind_barrier(base):
             base = base.inputs[0]
         self.readers[base].add(unit)
