@@ -14,6 +14,7 @@ from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
     normalization,
     optimizer,
     pooling,
+    upsampling,
 )
 from ltc.aten.rules import (  # noqa: F401
     collective,
