@@ -13,6 +13,7 @@ from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
     loss,
     normalization,
     optimizer,
+    padding,
     pooling,
     upsampling,
 )
