@@ -6,7 +6,7 @@ What is uniform is a number of one point, the first lane of a vector of them.
 from __future__ import annotations
 
 from ltc.ir.loop_nest import Affine, Guard, Value
-from ltc.llvm.emit.builder import multiples
+from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.context import LoopContext
 
@@ -58,6 +58,29 @@ def inside(ctx: LoopContext, guards: tuple[Guard, ...], width: int) -> str:
         one = _holds(ctx, guard, width)
         result = one if result is None else b.binary("and", "i1", result, one)
     return b.constant("i1", True) if result is None else result
+
+
+def spans_inside(ctx: LoopContext, guards: tuple[Guard, ...], width: int) -> tuple[str, str]:
+    """i1, i1: whether, from the first to the last of so many lanes, each guard holds somewhere; and
+    whether all hold everywhere."""
+    b = ctx.b
+    some = all = b.constant("i1", True)
+    for guard in guards:
+        form, (low, high) = _without_constant(ctx, guard)
+        first, reach = uniform(ctx, form), lane_step(ctx, form) * (width - 1)
+        least, most = str(first + min(reach, 0)), str(first + max(reach, 0))
+        some = b.binary("and", "i1", some, _is_between(b, most, least, low, high))
+        all = b.binary("and", "i1", all, _is_between(b, least, most, low, high))
+    return some, all
+
+
+def _is_between(b: Builder, above: str, below: str, low: Index, high: Index) -> str:
+    """i1: whether one number is at least `low` and another one less than `high`."""
+    not_less, less = (
+        b.compare("sge", "i64", above, str(low)),
+        b.compare("slt", "i64", below, str(high)),
+    )
+    return b.binary("and", "i1", not_less, less)
 
 
 def _holds(ctx: LoopContext, guard: Guard, width: int) -> str:

@@ -16,10 +16,19 @@ from ltc.llvm.loops.coordinates import element, inside, lane_step, position, ste
 def load(ctx: LoopContext, value: Value) -> str:
     if value in ctx.group.memory:
         return _load_copied(ctx, value)
+    return _load_where(ctx, value, value.guards)
+
+
+def load_unguarded(ctx: LoopContext, value: Value) -> str:
+    """What is loaded where its guards hold for every lane."""
+    return _load_where(ctx, value, ())
+
+
+def _load_where(ctx: LoopContext, value: Value, guards: tuple[Guard, ...]) -> str:
     offset = ctx.nest.offset(value)
     base = element(ctx, value, offset)
     pointer, form = ctx.pointers[value.data[0]], FORMS[value.dtype]
-    return read(ctx, pointer, base, offset, value.guards, form)
+    return read(ctx, pointer, base, offset, guards, form)
 
 
 def _load_copied(ctx: LoopContext, value: Value) -> str:

@@ -15,8 +15,8 @@ from ltc.llvm.emit.elementwise import computed
 from ltc.llvm.emit.philox import adjacent_bits, random_bits
 from ltc.llvm.loops.bounds_checks import Report, report_where, wrapped
 from ltc.llvm.loops.context import LoopContext
-from ltc.llvm.loops.coordinates import inside, lane_step, position
-from ltc.llvm.loops.loads import load, look_up, look_up_each
+from ltc.llvm.loops.coordinates import inside, lane_step, position, spans_inside
+from ltc.llvm.loops.loads import load, load_unguarded, look_up, look_up_each
 
 MOST_CHOICES = 8  # of one point that are all computed: from here on a branch takes less time
 
@@ -113,9 +113,45 @@ def _random(ctx: LoopContext, value: Value, width: int) -> str:
 def _choose(ctx: LoopContext, value: Value, width: int) -> str:
     if _branches(ctx, value):
         return _branched(ctx, value, width)
-    operands = [lanes_of(ctx, x, width) for x in value.operands]
-    condition = inside(ctx, value.guards, width)
-    return ctx.b.select(condition, FORMS[value.dtype].computed, *operands)
+    if width > 1 and _is_plain_load(ctx, value):
+        return _whole_or_mixed(ctx, value, width)
+    return _mixed(ctx, value, width)
+
+
+def _mixed(ctx: LoopContext, choice: Value, width: int) -> str:
+    """Each lane by itself."""
+    operands = [_lanes_to_choose(ctx, choice, k, width) for k in range(2)]
+    condition = inside(ctx, choice.guards, width)
+    return ctx.b.select(condition, FORMS[choice.dtype].computed, *operands)
+
+
+def _is_plain_load(ctx: LoopContext, choice: Value) -> bool:
+    """Whether vectors that lie inside, as most do, are no more than a load."""
+    load = choice.operands[0]
+    if load.kind != "load" or _is_gathered(ctx, load) or ctx.find(load) is not None:
+        return False
+    return ctx.is_vector[load] and load.guards == choice.guards
+
+
+def _whole_or_mixed(ctx: LoopContext, choice: Value, width: int) -> str:
+    """A vector of what is inside, without looking at lanes, where all of them are."""
+    b, load, type = ctx.b, choice.operands[0], FORMS[choice.dtype].computed
+    with b.lanes(1):
+        _, all = spans_inside(ctx, choice.guards, width)
+        others = b.binary("xor", "i1", all, b.constant("i1", True))
+
+    def alone(make_lanes: Callable[[], str]) -> Callable[[], list[str]]:
+        def then() -> list[str]:
+            with ctx.scope():
+                return [make_lanes()]
+
+        return then
+
+    whole = alone(lambda: load_unguarded(ctx, load))
+    (result,) = b.when(all, [(b.of(type), b.constant(type, 0))], whole)
+    mixed = alone(lambda: _mixed(ctx, choice, width))
+    (result,) = b.when(others, [(b.of(type), result)], mixed)
+    return result
 
 
 def _branches(ctx: LoopContext, choice: Value) -> bool:
@@ -137,6 +173,32 @@ def _branched(ctx: LoopContext, choice: Value, width: int) -> str:
 
     (result,) = b.when(condition, [(b.of(FORMS[choice.dtype].computed), other)], then)
     return result
+
+
+def _lanes_to_choose(ctx: LoopContext, choice: Value, which: int, width: int) -> str:
+    """An operand of a choice: made where a lane is of it, if each lane is loaded for itself."""
+    b, operand = ctx.b, choice.operands[which]
+    if width == 1 or not _is_gathered(ctx, operand) or ctx.find(operand) is not None:
+        return lanes_of(ctx, operand, width)
+    type = FORMS[operand.dtype].computed
+    nothing = b.constant(type, 0)
+    with b.lanes(1):
+        some, all = spans_inside(ctx, choice.guards, width)
+        is_used = some if which == 0 else b.binary("xor", "i1", all, b.constant("i1", True))
+
+    def then() -> list[str]:
+        with ctx.scope():
+            return [lanes_of(ctx, operand, width)]
+
+    (result,) = b.when(is_used, [(b.of(type), nothing)], then)
+    return result
+
+
+def _is_gathered(ctx: LoopContext, value: Value) -> bool:
+    """Whether each lane is loaded for itself."""
+    if value.kind != "load" or not ctx.is_vector[value]:
+        return False
+    return lane_step(ctx, ctx.nest.offset(value)) != 1
 
 
 def _cell(ctx: LoopContext, value: Value, width: int) -> str:
