@@ -146,6 +146,12 @@ def permute_of_ones(n: Node) -> Node | None:
         return make(ops.RESHAPE, x, shape=n.shape)
 
 
+def result_of_nothing(n: Node) -> Node | None:
+    """an elementwise operation without elements -> 0, of which there is none"""
+    if n.size == 0:
+        return make(ops.EXPAND, constant(0, n.dtype), shape=n.shape)
+
+
 def sum_of_nothing(n: Node) -> Node | None:
     """sum of no elements -> 0"""
     if n.inputs[0].size == 0:
@@ -272,6 +278,13 @@ RULES = {
     ops.SLICE: (slice_of_everything, slice_of_slice, slice_of_insert),
     ops.FLIP: (flip_of_flip,),
     ops.INSERT: (insert_of_everything, insert_of_nothing, insert_over_insert),
+}
+
+
+RULES |= {
+    op: (result_of_nothing, *RULES.get(op, ()))
+    for op in ops.ALL.values()
+    if op.kind == "elementwise"
 }
 
 

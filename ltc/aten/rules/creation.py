@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
@@ -74,23 +76,33 @@ def arange(
     start = 0 if end is None else first
     ((size,), dtype) = results[0].shape, results[0].dtype
     if dtype.is_floating_point:
-        return NotImplemented
+        if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
+            return NotImplemented
+        return build.iota(size, torch.float64) * float(step) + float(start)
     if not all(isinstance(n, int) for n in (start, step)):
         return NotImplemented
     return build.iota(size) * step + start
 
 
-@traces("aten::linspace")
+@traces(
+    "aten::linspace", "aten::linspace.Tensor_Tensor", "aten::linspace.Tensor_Scalar",
+    "aten::linspace.Scalar_Tensor",
+)  # fmt: skip
 def linspace(
     start: Operand, end: Operand, steps: int, *_: Any, results: Sequence[TensorType], **__: Any
 ) -> Node:
     """Counted from the nearer end, so that both ends are exact."""
     dtype = compute_dtype(results[0].dtype)
-    if not dtype.is_floating_point or not all(isinstance(n, (int, float)) for n in (start, end)):
+    if not dtype.is_floating_point or any(isinstance(n, complex) for n in (start, end)):
         return NotImplemented
     if steps < 2:
         return build.full(results[0].shape, start, dtype)
-    step = build.full((), (end - start) / (steps - 1), dtype)
+    if isinstance(start, Node) or isinstance(end, Node):
+        first, last = (build.full((), n, torch.float64) for n in (start, end))
+        start, end = build.cast(first, dtype), build.cast(last, dtype)
+        step = build.cast((last - first) / float(steps - 1), dtype)
+    else:
+        step = build.full((), (end - start) / (steps - 1), dtype)
     i = build.iota(steps)
     from_start = start + step * build.cast(i, dtype)
     from_end = end - step * build.cast((steps - 1) - i, dtype)
