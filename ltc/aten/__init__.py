@@ -8,6 +8,7 @@ rules, nn               the formulas: general families, and layers of networks
 from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
     activation,
     attention,
+    columns,
     convolution,
     embedding_bag,
     loss,

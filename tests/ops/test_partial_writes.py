@@ -121,3 +121,40 @@ def test_what_moves_within_a_tensor_is_not_read_where_it_was_written():
         ltm.mark_step(wait=True)
         x[1:3] = x[2:4].clone() * 2
     assert torch.equal(lazy.cpu(), x)
+
+
+def written(place, accumulate=False):
+    """Writes values where a mask of some of the dimensions of x says."""
+
+    def write(x, values, mask):
+        indices = [None] * place + [mask]
+        return torch.ops.aten.index_put(x, indices, values, accumulate)
+
+    return write
+
+
+MASKS = [
+    (0, (7,), (5,)), (0, (7,), (1, 5)), (0, (7,), ()), (0, (7, 5), ()), (1, (5,), ()),
+    (1, (5,), (7, 1)), (0, (7, 5), (1,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("place", "shape", "values"), MASKS, ids=str)
+def test_a_masked_write_of_the_same_everywhere(place, shape, values, accumulate):
+    mask = drawn(*shape) > 0
+    for dtype in (torch.float32, torch.int64):
+        x, new = drawn(7, 5).mul(9).to(dtype), drawn(*values).mul(9).to(dtype)
+        write = written(place, accumulate)
+        with metrics.counted() as grown:
+            found = write(x.to("ltc"), new.to("ltc"), mask.to("ltc")).cpu()
+        assert torch.equal(found, write(x, new, mask))
+        assert not grown.get("extern.python", 0)
+
+
+def test_values_that_do_not_fit_are_refused_as_on_the_cpu():
+    x, mask = drawn(7, 5), torch.ones(7, dtype=torch.bool)
+    for values in (drawn(1, 4), drawn(1, 1, 5), drawn(3, 5)):
+        for device in ("cpu", "ltc"):
+            with pytest.raises((RuntimeError, IndexError), match="shape mismatch"):
+                written(0)(x.to(device), values.to(device), mask.to(device)).cpu()

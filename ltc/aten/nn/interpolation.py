@@ -167,3 +167,16 @@ def antialiased(kernel: Callable[[Node], Node], reach: float) -> Table:
         return Taps(indices, share / total, spans, size)
 
     return table
+
+
+def averages(size: int, results: int) -> Taps:
+    """The mean over windows from floor(i * size / results) to ceil((i + 1) * size / results)."""
+    spans = tuple((i * size // results, -(-(i + 1) * size // results) - 1) for i in range(results))
+    count = max(high - low for low, high in spans) + 1
+    i = build.iota(results)
+    low = build.floor_divide(i * size, results)
+    high = build.floor_divide((i + 1) * size + (results - 1), results)
+    element = build.reshape(build.iota(count), (count, 1)) + low
+    share = 1.0 / build.cast(high - low, torch.float64)
+    weights = build.where(element < high, share, 0.0)
+    return Taps(_clamped(element, size), weights, spans, size)

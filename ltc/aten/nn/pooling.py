@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ltc.aten.nn.interpolation import averages
+from ltc.aten.nn.resampling import resampled, transposed
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build, ops
@@ -182,32 +184,50 @@ def avg_pool3d_backward(
     return _average_pool_backward(3, grad, x, _window(3, kernel_size, stride, padding), options)
 
 
-def _whole_windows(x: Node, output_size: Any) -> tuple[int, int] | None:
-    """The window of an adaptive pooling whose windows are all alike and do not overlap."""
-    height, width = x.shape[-2:]
-    rows, columns = _each(output_size, 2)
-    if not rows or not columns or not x.size or height % rows or width % columns:
-        return None
-    return height // rows, width // columns
+def _without_overlap(x: Node, sizes: Sequence[int]) -> Node:
+    """Each dimension that the windows divide as (windows, elements of one), for each of `sizes`."""
+    lead = len(x.shape) - len(sizes)
+    shape = [*x.shape[:lead]]
+    for n, m in zip(x.shape[lead:], sizes):
+        shape += (m, n // m) if n % m == 0 else (n, 1)
+    return build.reshape(x, shape)
 
 
-@traces("aten::_adaptive_avg_pool2d")
-def adaptive_avg_pool2d(x: Node, output_size: Sequence[int]) -> Node:
-    """The mean over [rows, height / rows, columns, width / columns]."""
-    window = _whole_windows(x, output_size)
-    if window is None or not x.dtype.is_floating_point:
+def _inner_dims(rank: int, sizes: Sequence[int]) -> list[int]:
+    """The elements of one window, as `_without_overlap` has them."""
+    lead = rank - len(sizes)
+    return [lead + 2 * k + 1 for k in range(len(sizes))]
+
+
+@traces("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
+def adaptive_avg_pool(
+    x: Node, output_size: Sequence[int], *, results: Sequence[TensorType]
+) -> Node:
+    """Means over windows that cover each dimension, with as little overlap as can be."""
+    if not x.size or not results[0].size or not x.dtype.is_floating_point:
         return NotImplemented
-    (h, w), (rows, columns) = window, _each(output_size, 2)
+    shape = results[0].shape
+    sizes = shape[-len(output_size) :]
     x = build.cast(x, compute_dtype(x.dtype))
-    return build.mean_of(build.reshape(x, (*x.shape[:-2], rows, h, columns, w)), (-3, -1))
+    x = build.mean_of(_without_overlap(x, sizes), _inner_dims(len(x.shape), sizes))
+    for dim, m in enumerate(shape):
+        if x.shape[dim] != m:
+            x = resampled(x, dim, averages(x.shape[dim], m))
+    return x
 
 
-@traces("aten::_adaptive_avg_pool2d_backward")
-def adaptive_avg_pool2d_backward(grad: Node, x: Node) -> Node:
-    window = _whole_windows(x, grad.shape[-2:])
-    if window is None:
+@traces("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward")
+def adaptive_avg_pool_backward(grad: Node, x: Node) -> Node:
+    if not x.size or not grad.size:
         return NotImplemented
-    (h, w), (*lead, rows, columns) = window, grad.shape
     grad = build.cast(grad, compute_dtype(grad.dtype))
-    share = build.reshape(grad / float(h * w), (*lead, rows, 1, columns, 1))
-    return build.reshape(build.expand(share, (*lead, rows, h, columns, w)), x.shape)
+    divisor = 1
+    for dim, (n, m) in enumerate(zip(x.shape, grad.shape)):
+        if n % m:
+            grad = resampled(grad, dim, transposed(averages(n, m)))
+        else:
+            divisor *= n // m
+    shares = [k for n, m in zip(x.shape, grad.shape) for k in (m, 1)]
+    shape = [k for n, m in zip(x.shape, grad.shape) for k in (m, n // m)]
+    grad = build.reshape(grad / float(divisor), shares)
+    return build.reshape(build.expand(grad, tuple(shape)), x.shape)

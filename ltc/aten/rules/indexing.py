@@ -252,12 +252,21 @@ def index_put(
 
 
 def _masked_put(x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool) -> Node:
-    """x[mask] = one value, where the mask is the only index and covers the leading dimensions."""
-    mask = indices[0]
-    if len(indices) != 1 or mask is None or values.size != 1:
+    """x[:, mask] = values, where they are the same for each element that the only mask selects."""
+    used = [d for d, index in enumerate(indices) if index is not None]
+    mask = indices[used[0]] if len(used) == 1 else None
+    if mask is None or mask.shape != x.shape[used[0] : used[0] + len(mask.shape)]:
         return NotImplemented
-    if mask.shape != x.shape[: len(mask.shape)]:
-        return NotImplemented
-    mask = build.reshape(mask, (*mask.shape, *(1,) * (len(x.shape) - len(mask.shape))))
-    value = build.reshape(build.cast(values, x.dtype), ())
-    return build.where(mask, x + value if accumulate else value, x)
+    rest = len(x.shape) - used[0] - len(mask.shape)
+    shape = values.shape
+    at = len(shape) - rest - 1  # the selected elements' dimension among theirs
+    if at >= 0:
+        if shape[at] != 1:
+            return NotImplemented
+        shape = (*shape[:at], *(1,) * len(mask.shape), *shape[at + 1 :])
+    pairs = zip(reversed(shape), reversed(x.shape))
+    if len(shape) > len(x.shape) or any(n not in (1, extent) for n, extent in pairs):
+        return NotImplemented  # for the CPU to refuse
+    mask = build.reshape(mask, (*mask.shape, *(1,) * rest))
+    values = build.reshape(build.cast(values, x.dtype), shape)
+    return build.where(mask, x + values if accumulate else values, x)
