@@ -11,6 +11,7 @@ from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
     columns,
     convolution,
     embedding_bag,
+    grid_sampling,
     loss,
     normalization,
     optimizer,

@@ -6,7 +6,7 @@ import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 
 TIMES_EAGER = 4  # ltc may add up in another order
-PLACES = 16  # units in the last place of the largest number: where eager happens to be exact
+PLACES = 32  # units in the last place of the largest number: where eager happens to be exact
 
 
 def values_and_gradients(function, tensors, device="cpu"):
