@@ -30,6 +30,14 @@ def test_whole_numbers_are_exact():
     assert torch.equal(x.cpu(), torch.arange(0.0, 70_000.0, 3))
 
 
+@pytest.mark.parametrize("numbers", [(9, -4, -1.0), (0.0, 5.0, 1), (2, 11, 3.0)])
+def test_whole_numbers_from_floats(numbers):
+    def counted(x):
+        return torch.arange(*numbers, dtype=torch.int64, device=x.device) * x.long()
+
+    assert_as_near_as_eager(counted, [torch.ones(())])
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_steps_between_tensors(dtype, steps):

@@ -75,13 +75,13 @@ def arange(
     """start + i * step, computed in i64 for whole numbers and in f64 otherwise."""
     start = 0 if end is None else first
     ((size,), dtype) = results[0].shape, results[0].dtype
-    if dtype.is_floating_point:
-        if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
-            return NotImplemented
-        return build.iota(size, torch.float64) * float(step) + float(start)
-    if not all(isinstance(n, int) for n in (start, step)):
+    if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
         return NotImplemented
-    return build.iota(size) * step + start
+    if dtype.is_floating_point:
+        return build.iota(size, torch.float64) * float(step) + float(start)
+    if not float(start).is_integer() or not float(step).is_integer():
+        return NotImplemented
+    return build.iota(size) * int(step) + int(start)
 
 
 @traces(
