@@ -158,3 +158,10 @@ def test_attention_is_told_as_its_kernels_tell_it(bias, dtype):
         name = f"ltc::attention{suffix}"
         assert types_by_formula(*recorded(name, values)[:3]) is not None
         assert told_wrong(name, values) is None
+
+
+def test_what_some_kernels_refuse_for_its_dimensions_has_no_formula():
+    """More than 64: the kernel says so in its own words."""
+    x = torch.zeros([1] * 65, device="ltc:0")
+    with pytest.raises(RuntimeError, match="up to 64 dims"):
+        x.amax(dim=0)

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from ltc.aten.call import CallResult
 from ltc.device.shapes.formulas.operands import Type, type_of
 
 Types = tuple[Type | None, ...]
 Formula = Callable[..., Types | None]
+
+MOST_DIMS = 64  # some of PyTorch's kernels refuse more, in their own words
 
 FORMULAS: dict[str, Formula] = {}
 _of_overload: dict[Any, Formula | None] = {}
@@ -57,7 +60,9 @@ def types_by_formula(overload: Any, args: Sequence[Any], kwargs: dict[str, Any])
         formula = _of_overload[overload]
     except KeyError:
         formula = _of_overload[overload] = FORMULAS.get(overload.name())
-    if formula is None:
+    if formula is None or any(
+        [x.__class__ is CallResult and len(x.shape) > MOST_DIMS for x in args]
+    ):
         return None
     try:
         return formula(*args, **kwargs)
