@@ -11,7 +11,6 @@ does whatever asks for the same bits in several places at once, replicas above a
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +20,11 @@ from ltc.backends.interface import ComputationCapabilities
 from ltc.debug import metrics
 from ltc.runtime import physical_dtype
 from ltc.runtime.transfers import capabilities
+from ltc.support.fork_safe_lock import renewed_lock
 
 NEAR = 4  # programs from one run to the next: as many as a loop's step may have
 REPEATS = 2  # runs so near to the one before that make a loop
+_compiling = renewed_lock(globals(), "_compiling")  # each compiles with every processor
 COMPILE_SECONDS = 0.1, 0.004  # about: of any program, and for each of its recorded calls
 
 
@@ -56,7 +57,6 @@ class Tiers:
         """
         self.interpreted = _Timed(interpreted, self)
         self._compile, self._calls = compile, calls
-        self._lock = threading.Lock()
         self._native: Any = None
         self._last_use = self._repeats = 0
         self.seconds = 0.0  # that its runs have taken
@@ -86,7 +86,7 @@ class Tiers:
 
     def native(self, reason: str) -> Any:
         """The compiled program; made once."""
-        with self._lock:
+        with _compiling:
             if self._native is None:
                 self._native = self._compile()
                 metrics.count(f"TierUp{reason}")

@@ -1,5 +1,6 @@
 """What is new runs at once on PyTorch's kernels, and is compiled when it comes back often enough."""
 
+import os
 import threading
 
 import pytest
@@ -266,3 +267,35 @@ def test_who_looks_at_the_passes_sees_them_at_once(capsys):
     with config.override(LTC_DUMP="simplify"):
         run(fresh(3, 1250))
     assert "after simplify" in capsys.readouterr().out
+
+
+def test_a_child_of_fork_compiles_whoever_compiled_in_the_parent():
+    x = fresh(3, 1260)
+    run(x)
+    run(x)
+    ltm.wait_device_ops()
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with tiers._compiling:
+            held.set()
+            go_on.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    try:
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                os.write(writer, repr(run(x).sum().item()).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            told = pipe.read()
+        os.waitpid(child, 0)
+    finally:
+        go_on.set()
+        holder.join()
+    assert float(told) == pytest.approx(run(x).sum().item(), rel=1e-4)
