@@ -225,6 +225,64 @@ def test_an_exchange_needs_a_compiled_program():
         calls.computation(token)
 
 
+def test_an_operand_that_is_read_and_written_by_one_call_is_copied():
+    """In a recording a call reads what was there before it."""
+    calls = Calls()
+    x, rows = calls.input(4), calls.input(4, dtype=torch.int64)
+    y = calls.one(aten.mul.Tensor, x, 1, shape=(4,))
+    z = calls.one(aten.index_put_.default, y, [rows], y, shape=(4,), mutated=(0,), returned=False)
+    order = torch.tensor([1, 2, 3, 0])
+    (made,) = calls.computation(z).launch([torch.arange(4.0), order], [])
+    assert made.tolist() == [3, 0, 1, 2]
+
+
+def test_a_write_that_fails_half_way_is_not_made_again_over_what_it_wrote():
+    class HalfWay:
+        def name(self) -> str:
+            return "aten::add_.Tensor"
+
+        def __call__(self, x, other):
+            x[0] = 99
+            raise RuntimeError("half way")
+
+    calls = Calls()
+    x = calls.input(3)
+    y = calls.one(aten.mul.Tensor, x, 2, shape=(3,))
+    z = calls.one(HalfWay(), y, 1, shape=(3,), mutated=(0,), returned=False)
+    with pytest.raises(RuntimeError, match="half way"):
+        calls.computation(z).launch([torch.ones(3)], [])
+
+
+def test_numbers_that_are_equal_and_not_the_same_stay_apart():
+    calls = Calls()
+    x = calls.input(2)
+    zeros = [calls.one(aten.full.default, [1], zero, shape=(1,)) for zero in (0.0, -0.0)]
+    mask = calls.one(aten.sum.dim_IntList, x, (0,), False, shape=())
+    split = calls.add(
+        aten.native_layer_norm_backward.default,
+        (calls.input(1, 4), calls.input(1, 4), [4], calls.input(1, 1), calls.input(1, 1), None, None,
+         (True, False, False)),
+        [(1, 4), None, None],
+    )  # fmt: skip
+    row = [torch.randn(1, 4), torch.randn(1, 4), torch.zeros(1, 1), torch.ones(1, 1)]
+    made = calls.computation(*zeros, mask, split[0]).launch([torch.ones(2), *row], [])
+    assert [torch.signbit(zero).item() for zero in made[:2]] == [False, True]
+    assert made[2].item() == 2 and made[3].shape == (1, 4)
+
+
+def test_a_negated_view_is_negated_for_rules_as_well():
+    calls = Calls()
+    x = calls.input(3, dtype=torch.complex64)
+    part = calls.one(
+        aten._neg_view.default, calls.one(aten.real.default, x, shape=(3,)), shape=(3,)
+    )
+    seed = Scalar(0, 1, torch.int64, True, "seed")
+    kept = calls.one(aten.bernoulli.p, part, 1.0, shape=(3,), seed=seed)
+    total = calls.one(aten.mul.Tensor, part, kept, shape=(3,))
+    (made,) = calls.computation(total).launch([torch.tensor([1 + 2j, 3j, -2])], [3])
+    assert made.tolist() == [-1, 0, 2]
+
+
 def test_random_numbers_follow_from_the_seed_alone():
     calls = Calls()
     x = calls.input(50)

@@ -13,12 +13,16 @@ from ltc.aten.registry import expand_alone
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.exact_draws import draws_the_same_bits
 from ltc.backends.interpreter.stride_rules import takes_any_strides
+from ltc.errors import InvalidGraph
 from ltc.ir.graph import Graph
 from ltc.support.torch_private import has_kernel, storage_identity, storage_use_count
 
 ALONE = 2  # a storage's users: its one tensor, and the Python object that asks
 
 _NO_NAMES: dict[str, Any] = {}  # of calls without keyword arguments: never changed
+
+# 0.0 and -0.0 are equal and not the same, and so are (1,) and (True,).
+_SAME_WHERE_EQUAL = frozenset({bool, int, str, type(None)})
 
 Values = list[Any]
 Compile = Callable[[Graph], Any]
@@ -50,16 +54,11 @@ class Slots:
         return self._scalars[place]
 
     def of_constant(self, value: Any) -> int:
-        key = value.__class__, value
-        try:
-            known = self._constants.get(key)
-        except TypeError:  # a list
-            known = None
+        key = value.__class__, value if value.__class__ in _SAME_WHERE_EQUAL else id(value)
+        known = self._constants.get(key)
         if known is None:
-            known = len(self.start)
+            known = self._constants[key] = len(self.start)
             self.start.append(value)
-            if not isinstance(value, (list, float, complex)):  # 0.0 and -0.0 are equal
-                self._constants[key] = known
         return known
 
     def of_results(self, call: Call) -> int:
@@ -125,7 +124,7 @@ class ExpandedCall(CallKernel):
         )
 
     def run(self, values: Values) -> None:
-        operands = [values[slot].contiguous() for slot in self._operands]
+        operands = [values[slot].resolve_neg().contiguous() for slot in self._operands]
         made = self._computation.launch(operands, [values[slot] for slot in self._scalars])
         values[self.first : self.first + len(made)] = made
 
@@ -166,11 +165,22 @@ class TorchCall(CallKernel):
             return
         try:
             found = self._called(values)
-        except Exception:
+        except Exception as error:
+            if self._may_have_written(error):
+                raise
             self._run_expanded(values)
             return
         if not self._keep(found, values):
+            if self._mutated:
+                raise InvalidGraph(f"{self.call.name} gives another shape than was recorded")
             self._run_expanded(values)
+
+    def _may_have_written(self, error: Exception) -> bool:
+        """Whether an operand may be half written: then the rule must not read it."""
+        is_refused_at_once = isinstance(error, NotImplementedError) and not any(
+            isinstance(_argument(self.call, place), list) for place, _ in self._mutated
+        )
+        return bool(self._mutated) and not is_refused_at_once
 
     def _run_expanded(self, values: Values) -> None:
         """Its kernel cannot, or gives something else than was recorded: the rule may."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from ltc.backends.interpreter.stride_rules import cannot_fail
 from ltc.backends.plain_dispatch import PlainDispatch
 
 INPUT = "ltc::input"
+_EVERY_KERNEL_HAS = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64}
+)
 
 
 class InterpretedComputation:
@@ -58,11 +62,19 @@ class InterpretedComputation:
         for call in reversed(calls):
             if call.overload == INPUT:
                 continue
-            nothing_fails = nothing_fails and cannot_fail(call.name)
-            read = set(map(slots.of_value, operands_of(call)))
+            operands = operands_of(call)
+            nothing_fails = (
+                nothing_fails
+                and cannot_fail(call.name)
+                and all(value.dtype in _EVERY_KERNEL_HAS for value in operands)
+            )
+            times_read = Counter(map(slots.of_value, operands))
+            read = set(times_read)
             made = {slots.of_value(value) for value in call.results if value is not None}
             dead = read - needed
-            writable = dead - kept if nothing_fails else dead - kept - self._donated.keys()
+            writable = {slot for slot in dead - kept if times_read[slot] == 1}
+            if not nothing_fails:
+                writable -= self._donated.keys()
             kernel = kernel_of(call, slots, frozenset(writable), compile)
             overwrites = tuple(p for s, p in self._donated.items() if s in writable)
             found.append(_Step(kernel, tuple(dead | made - needed), overwrites))
