@@ -353,6 +353,19 @@ def test_a_share_of_one_number_is_none_where_it_is_not_finite(name, number, devi
     return y.detach(), x.grad
 
 
+@pytest.mark.parametrize("shape", [(10, 2, 63, 2), (1260, 3), (7, 3), (64, 5, 9, 9)])
+@pytest.mark.parametrize("number", [3.14159265, -1e4 / 3, 0.1])
+def test_a_channel_of_equal_numbers_is_normalized_to_its_bias(shape, number):
+    """However the mean is rounded: what is left of it would be multiplied by 1 / sqrt(eps)."""
+    x = torch.full(shape, number).to("ltc:0").requires_grad_()
+    weight, bias = (random((shape[1],), torch.float32, seed).to("ltc:0") for seed in (1, 2))
+    y = torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True)
+    y.sum().backward()
+    expected = bias.cpu().view(1, -1, *[1] * (len(shape) - 2)).expand(shape)
+    assert torch.equal(y.detach().cpu(), expected)
+    assert not x.grad.any()
+
+
 @pytest.mark.parametrize("dim", (0, 1))
 @pytest.mark.parametrize("count", (3, 7, 13, 100))
 def test_equal_numbers_vary_by_nothing(count, dim):

@@ -33,12 +33,17 @@ def _over_batch(x: Node) -> list[int]:
 
 
 def _batch_statistics(x: Node, eps: Any) -> tuple[Node, Node, Node]:
-    """(mean, variance, 1 / sqrt(variance + eps)) of each channel, the variance biased."""
+    """(mean, variance, 1 / sqrt(variance + eps)) of each channel, the variance biased.
+
+    The mean is rounded, so the distances' own mean is added to it: a channel of equal numbers is
+    normalized to 0, and has no gradient.
+    """
     dims = _over_batch(x)
     mean = build.mean_of(x, dims)
     distance = x - _per_channel(mean, len(x.shape))
-    variance = build.mean_of(distance * distance, dims)
-    return mean, variance, 1.0 / build.sqrt(variance + eps)
+    rest = build.mean_of(distance, dims)
+    variance = build.maximum(build.mean_of(distance * distance, dims) - rest * rest, 0)
+    return mean + rest, variance, 1.0 / build.sqrt(variance + eps)
 
 
 def _normalized(x: Node, mean: Node, inverse: Node, weight: Node | None, bias: Node | None) -> Node:
