@@ -366,8 +366,10 @@ def convolution(d: Drawing, x: str) -> str:
     scale = 1 / math.sqrt(channels // groups * math.prod(size) + 1)
     if d.r.random() < 0.25:
         weight = d.weight((channels, out // groups, *size))
+        # PyTorch's gradient of the weight multiplies the input by padding: no number times 0.
+        finite = ".nan_to_num(0, 8, -8)" if more["padding"] else ""
         return d.step(
-            "F.conv_transpose{r}d({0}, {1} * {s}, "
+            "F.conv_transpose{r}d({0}" + finite + ", {1} * {s}, "
             "stride={stride}, padding={padding}, groups={groups})",
             x,
             weight,
