@@ -37,4 +37,6 @@ def _is_exact(node: Node) -> bool:
 
 
 def _is_float(node: Node) -> bool:
-    return bool(node.dtype.is_floating_point or node.dtype.is_complex)
+    """Whether it makes floats; of one that makes several values, nobody asks which."""
+    several = isinstance(node.type, tuple)
+    return several or bool(node.dtype.is_floating_point or node.dtype.is_complex)
