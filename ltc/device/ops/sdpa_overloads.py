@@ -144,6 +144,21 @@ def _forward(
     return weights @ v, torch.logsumexp(scores.to(wide), -1)
 
 
+def _has_fused_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+) -> bool:
+    """Whether torch's kernel that keeps no matrix of scores takes these."""
+    if bias is not None or query.dim() != 4 or not query.numel() or not key.numel():
+        return False
+    same = query.shape[:2] == key.shape[:2] == value.shape[:2]
+    return same and query.shape[-1] == value.shape[-1] == key.shape[-1]
+
+
+def _with_dense_rows(*operands: torch.Tensor) -> list[torch.Tensor]:
+    """What torch's fused kernel reads: the elements of a row side by side."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in operands]
+
+
 def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -152,6 +167,10 @@ def _attention(
     causal: bool,
     scale: float | None,
 ):
+    if _has_fused_kernel(query, key, value, bias):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *_with_dense_rows(query, key, value), 0.0, causal, scale=scale
+        )
     return _forward(query, key, value, bias, causal, scale)
 
 
@@ -182,8 +201,25 @@ def _gradient_and_bias(
     return gradient_formula(gradient, query, key, value, bias, seed, *rest)
 
 
-def _gradient(*operands: Any):
-    return _gradient_and_bias(*operands)[:3]
+def _gradient(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    result: torch.Tensor,
+    logarithms: torch.Tensor,
+    seed: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    probability: float | None,
+):
+    if seed is None and _has_fused_kernel(query, key, value, bias):
+        operands = _with_dense_rows(gradient, query, key, value, result)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *operands, logarithms.contiguous(), 0.0, causal, scale=scale
+        )
+    return gradient_formula(gradient, query, key, value, bias, seed, causal, scale, probability)[:3]
 
 
 def _attention_kept(seed: torch.Tensor, like: torch.Tensor, probability: float):
