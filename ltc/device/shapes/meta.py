@@ -64,6 +64,8 @@ def result_types(
     types = types_by_formula(overload, args, kwargs)
     if types is not None:
         return types
+    if overload is torch.ops.aten.index.Tensor and _has_mask(args[1]):
+        raise NoTypes("the number of elements that a mask selects depends on data")
     key = _key(overload, args, kwargs)
     try:
         types = _known.get(key)
@@ -83,6 +85,11 @@ def result_types(
             raise
         type_cache.note(overload, key, types)
     return _known.keep(key, types)
+
+
+def _has_mask(indices: Sequence[Any]) -> bool:
+    """Asked here, since to say so torch's Meta kernel imports what takes half a second."""
+    return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in indices)
 
 
 def _key(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple:
