@@ -82,10 +82,10 @@ FLAGS = (
     Flag("LTC_BACKEND", str, "llvm", "the registered backend that runs graphs"),
     Flag(
         "LTC_TIER",
-        one_of("auto", "native"),
+        one_of("auto", "native", "op_by_op"),
         "auto",
         "auto: what is new runs at once on PyTorch's kernels, and is compiled when it comes back; "
-        "native: compiled before its first run",
+        "native: compiled before its first run; op_by_op: each call runs when it is made",
     ),
     Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
     Flag("LTC_USE_BF16", boolean, False, "devices keep float and double tensors as bfloat16"),

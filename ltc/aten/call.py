@@ -16,9 +16,11 @@ class CallResult:
     index     its position in `call.results`
     shape     tuple of ints
     dtype     torch.dtype
+    tensor    on the CPU, of any strides, where the call ran when it was made; else not set
     """
 
-    __slots__ = ("recorder", "call", "index", "shape", "dtype")
+    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor")
+    tensor: torch.Tensor
 
     def __init__(
         self, recorder: Any, call: Call, index: int, shape: tuple[int, ...], dtype: torch.dtype

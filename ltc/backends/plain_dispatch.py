@@ -9,8 +9,10 @@ import torch
 from ltc.support.torch_private import (
     DispatchKey,
     DispatchKeySet,
+    dispatch_mode_depth,
     force_dispatch_keys,
     function_mode_depth,
+    is_transformed,
     plain_functions,
 )
 
@@ -31,6 +33,17 @@ _EXCLUDED = _key_set(
 def has_plain_dispatch() -> bool:
     """Whether the thread is in no mode that changes calls which bypass torch's dispatcher."""
     return function_mode_depth() == 0 and not torch.is_inference_mode_enabled()
+
+
+def is_plain_now() -> bool:
+    """Whether a kernel of ltc's, called below autograd, needs no PlainDispatch for its own calls."""
+    return not (
+        torch.is_autocast_enabled("cpu")
+        or torch.is_inference_mode_enabled()
+        or is_transformed()
+        or function_mode_depth()
+        or dispatch_mode_depth()
+    )
 
 
 class PlainDispatch:

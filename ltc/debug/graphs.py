@@ -51,6 +51,8 @@ def text(*tensors: torch.Tensor, stage: str = "") -> str:
     recorder = (states[0].device if states else current_device()).recorder()
 
     def calls_and_outputs() -> tuple[list[Call], tuple[CallResult, ...]]:
+        if recorder.op_by_op is not None:
+            return [], ()  # all that was called has run
         values = [value_of(state) for state in states] or _pending(recorder)
         outputs = tuple(dict.fromkeys(values))
         return live_calls(recorder.path(), outputs), outputs

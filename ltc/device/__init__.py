@@ -2,6 +2,7 @@
 
 torch_device  the device type that torch is given
 shapes      what a call gives, without running it
+op_by_op    calls that run when they are made
 recording   calls recorded, compared with the last step, ended and started
 ops         kernels that no schema describes
 hooks       what torch's Python code asks of a device

@@ -31,7 +31,7 @@ COMPILE_SECONDS = 0.1, 0.004  # about: of any program, and for each of its recor
 def begin_interpreted() -> bool:
     """Whether new programs run at once, as far as the process's settings go."""
     return bool(
-        config.value("LTC_TIER") == "auto"
+        config.value("LTC_TIER") != "native"
         and capabilities().host_tensors
         and not config.value("LTC_DUMP")  # who looks at the passes wants them to run
         and not physical_dtype.kept_as()

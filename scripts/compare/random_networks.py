@@ -91,7 +91,8 @@ class Worker:
         self.level = options.level
         self.environment = os.environ | SETTINGS | {"LTC_CACHE_DIR": kernels}
         self.environment |= {"LTC_BACKEND": options.backend} if options.backend else {}
-        self.environment["LTC_TIER"] = options.tier
+        self.environment["LTC_TIER"] = "auto" if options.tier == "changing" else options.tier
+        self.environment["NETWORK_TIERS"] = options.tier
 
     def results(self, first: int, count: int) -> Iterator[dict]:
         """A verdict for each seed."""
@@ -248,8 +249,9 @@ def main() -> int:
     parser.add_argument(
         "--tier",
         default="native",
-        choices=["native", "auto"],
-        help="what LTC_TIER is to be; auto: nearly all run on PyTorch's kernels, call by call",
+        choices=["native", "auto", "op_by_op", "changing"],
+        help="what LTC_TIER is to be; auto: nearly all run on PyTorch's kernels, call by call; "
+        "changing: another one after each mark, and each network three times",
     )
     level = "of LLVM's code generation: at 0 the same kernels are compiled in half the time"
     parser.add_argument("--level", type=int, default=2, choices=(0, 1, 2, 3), help=level)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -240,8 +242,24 @@ def _function(network: Network, around: Callable[[Step], str] = Step.text, **nam
 def _on_ltc(network: Network, draws: Draws) -> tuple[list[str], list[torch.Tensor]]:
     torch.set_num_threads(network.threads)
     torch.manual_seed(0)
-    names, results = _function(network)("ltc", mark=ltm.mark_step, random=draws.take)
+    mark = ltm.mark_step
+    if os.environ.get("NETWORK_TIERS") == "changing":
+        mark = ChangingTiers(random.Random(network.text()))
+        for _ in range(2):  # what comes back is run in another way
+            _function(network)("ltc", mark=mark)
+    names, results = _function(network)("ltc", mark=mark, random=draws.take)
     return names, [x.detach().cpu() for x in results]
+
+
+class ChangingTiers:
+    """A step mark after which programs are run in another way, drawn at random."""
+
+    def __init__(self, source: random.Random) -> None:
+        self.source = source
+
+    def __call__(self) -> None:
+        ltm.mark_step()
+        os.environ["LTC_TIER"] = self.source.choice(("native", "auto", "auto", "op_by_op"))
 
 
 def _on_cpu(network: Network, random=None, dtype: torch.dtype | None = None) -> list[torch.Tensor]:

@@ -11,13 +11,15 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
+from ltc.device.op_by_op import forks
 from ltc.runtime import tiers
 
 
 @pytest.fixture(autouse=True)
 def tiered(monkeypatch):
-    """As in a process of one device that was told nothing."""
+    """As in a process of one device that was told nothing, and records all."""
     monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
+    monkeypatch.setattr(forks, "RECORDED", 1 << 30)  # test_op_by_op.py is about the others
     with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
         yield
 
@@ -299,3 +301,18 @@ def test_a_child_of_fork_compiles_whoever_compiled_in_the_parent():
         go_on.set()
         holder.join()
     assert float(told) == pytest.approx(run(x).sum().item(), rel=1e-4)
+
+
+def test_attention_with_dropout_runs_interpreted():
+    def attend(tier: str) -> torch.Tensor:
+        q = torch.linspace(-1, 1, 2 * 3 * 4 * 8).view(2, 3, 4, 8).to("ltc:0").requires_grad_()
+        ltm.set_rng_state(3)
+        with config.override(LTC_TIER=tier):
+            F.scaled_dot_product_attention(q, q, q, dropout_p=0.3).square().sum().backward()
+            ltm.mark_step()
+            return q.grad.cpu()
+
+    with metrics.counted() as grown:
+        interpreted = attend("auto")
+    assert grown["InterpretedRuns"] == 1
+    torch.testing.assert_close(interpreted, attend("native"), rtol=1e-4, atol=1e-5)

@@ -77,13 +77,13 @@ def kernel_of(call: Call, slots: Slots, writable: frozenset[int], compile: Compi
         if make is None:
             raise NotInterpretable(call.overload)
         return make(call, slots, writable)
-    if call.seed is not None or _begins_undefined(call.name):
+    if call.seed is not None or begins_undefined(call.name):
         return ExpandedCall(call, slots, compile)
     return TorchCall(call, slots, writable, compile)
 
 
 @functools.cache
-def _begins_undefined(name: str) -> bool:
+def begins_undefined(name: str) -> bool:
     """Whether torch's kernel leaves memory as it is, or asks what lies behind its operand."""
     base = name.partition("::")[2].partition(".")[0]
     return base.startswith(("empty", "new_empty", "as_strided", "resize", "set_"))
@@ -147,7 +147,7 @@ class TorchCall(CallKernel):
         name = call.name
         self._overload = call.overload
         self._any_strides = takes_any_strides(name)
-        self._may_be_operand = _may_return_operand(name)
+        self._may_be_operand = may_return_operand(name)
         self._args = tuple([_place(argument, slots) for argument in call.args])
         self._kwargs = _NO_NAMES
         if call.kwargs:
@@ -233,7 +233,7 @@ class TorchCall(CallKernel):
 
 
 @functools.cache
-def _may_return_operand(name: str) -> bool:
+def may_return_operand(name: str) -> bool:
     """Whether a tensor it returns may be one that it was given, and not a new one."""
     return bool(has_kernel(name, "CompositeImplicitAutograd"))
 

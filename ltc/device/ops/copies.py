@@ -77,7 +77,10 @@ def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     state, shape = state_of(self), tuple(self.size())  # torch's uninitialized ones refuse .shape
     if is_lazy(source) and state_of(source).device is state.device:
         value = value_of(state_of(source))
-        write(state, _broadcast(_cast(value, self.dtype), shape))
+        new = _broadcast(_cast(value, self.dtype), shape)
+        if new is value and value.recorder.op_by_op is not None:  # where values may be written over
+            new = _recorded(value, aten.clone.default, (), {})
+        write(state, new)
         return self
     plain = host_tensor(source) if is_lazy(source) else source.detach()
     _require_broadcast(shape, tuple(plain.shape))

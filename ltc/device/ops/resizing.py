@@ -6,8 +6,6 @@ zeros again, which whoever asked for the memory writes over.  Other sizes are re
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ltc.device.recording.state import State
@@ -65,23 +63,18 @@ def _root(state: State) -> State:
     return state if state.base is None else state.base
 
 
-def _type(root: State) -> tuple:
-    holder: Any = root.value if root.value is not None else root.buffer
-    return holder.shape, holder.dtype
-
-
 def _whole_bytes(root: State) -> int:
-    return byte_size(*_type(root))
+    return byte_size(*root.type)
 
 
 def _free(root: State) -> None:
-    shape, dtype = _type(root)
+    shape, dtype = root.type
     for view in root.living_views():
         view.value = None
     root.value, root.buffer = None, Freed(shape, dtype, root.device.index)
 
 
 def _restore(root: State) -> None:
-    shape, dtype = _type(root)
+    shape, dtype = root.type
     zeros = torch.zeros(shape, dtype=dtype, device=root.device.torch_device)
     write(root, value_of(state_of(zeros)))

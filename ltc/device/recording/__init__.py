@@ -2,6 +2,7 @@
 
 user_line, state, signature      where a call was made, what a tensor is, what a schema says
 recorder, fast_path, slow_path   the path; a call seen before; a call that is new
+run_now                          a call that runs when it is made
 views, random_state              what a view is derived from; which seed a draw takes
 collective_calls, fallback       exchanges among replicas; calls that cannot wait
 sync, exit_liveness, tensors     when a recording ends, with which outputs; reads and uploads

@@ -10,7 +10,7 @@ import torch
 from ltc.aten.call import Call, CallResult
 from ltc.backends.collective_runner import current_replica
 from ltc.device.recording.recorder import Recorder
-from ltc.device.recording.sync import exclusively, value_of
+from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import state_of, wrap
 from ltc.device.recording.user_line import user_line
 from ltc.ir.collective import Collective
@@ -49,6 +49,9 @@ def record(
     located = collective if collective.site else collective.at(user_line())
 
     def add() -> list[torch.Tensor]:
+        if recorder.op_by_op is not None:
+            flush(recorder)
+        recorder.exchanges = True
         values = [value_of(state) for state in states]
         return [wrap(recorder, value) for value in _add(recorder, located, values, tuple(types))]
 

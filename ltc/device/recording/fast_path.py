@@ -16,7 +16,11 @@ from typing import Any
 import torch
 
 from ltc import config
+from ltc.backends.plain_dispatch import is_plain_now
+from ltc.device.op_by_op.computed import computed
+from ltc.device.op_by_op.unrecorded import sessions
 from ltc.device.recording.recorder import KERNEL_FILE
+from ltc.device.recording.run_now import NeedsRule, TorchKernel, how_to_run, link_of, run
 from ltc.device.recording.signature import (
     ATTRIBUTE,
     GENERATOR,
@@ -46,6 +50,14 @@ _NAMESPACE = {
     "get_ident": get_ident,
     "write": write,
     "shorten": shorten,
+    "sessions": sessions,
+    "run_now": run,
+    "NeedsRule": NeedsRule,
+    "computed": computed,
+    "is_plain_now": is_plain_now,
+    "alias": torch.ops.aten.alias.default,
+    "link_of": link_of,
+    "no_keywords": {},  # never changed
     "link_view": link_view,
     "link_views": link_views,
     "number_types": frozenset((float, int, bool, complex)),
@@ -58,6 +70,9 @@ def build_kernel(signature: Signature, namespace: dict | None = None):
     """The function to register for this overload; `namespace` becomes its globals."""
     namespace = {} if namespace is None else namespace
     namespace.update(_NAMESPACE, signature=signature, overload=signature.overload)
+    namespace["runnable"] = runnable = how_to_run(signature)
+    runnable.runs_here &= not is_forced(signature)
+    namespace["call"] = runnable.call
     slow = namespace["slow"] = FunctionType(_thorough.__code__, namespace)
     source = _source(signature)
     if source is None or is_forced(signature) or config.value("LTC_LINES"):
@@ -102,6 +117,12 @@ def _first_call(*args: Any, **kwargs: Any):
 
 def _thorough(*args: Any, **kwargs: Any):
     try:
+        session = sessions.get(get_ident())
+        if session is not None and runnable.runs_here:  # type: ignore[name-defined]  # noqa: F821
+            try:
+                return run_now(runnable, session, args, kwargs)  # type: ignore[name-defined]  # noqa: F821
+            except NeedsRule:
+                pass
         return record(signature, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
     except BaseException as error:
         shorten(error)
@@ -150,11 +171,65 @@ def _source(signature: Signature) -> str | None:
         "    recorder.cursor = entry.next",
         *_indent(_scalar_lines(signature, scalars)),
         *_indent(_result_lines(signature)),
+        *_run_now_lines(signature),
         f"return {_call_slow(arguments)}",
     ]
     leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]
     lines = ["try:", *_indent(body), *leaving]
     return "\n".join([f"def kernel({_parameters(arguments)}):", *_indent(lines)])
+
+
+def _run_now_lines(signature: Signature) -> list[str]:
+    """Lines for a call that is not recorded: torch's kernel runs, and its result is a new tensor.
+
+    What refuses there, or does more than that, goes the thorough way.
+    """
+    arguments, kernel = signature.arguments, how_to_run(signature)
+    is_view = signature.is_view and signature.returns == ("Tensor",)
+    if not kernel.runs_here or not (is_view or signature.makes_one_tensor):
+        return []
+    if is_view:
+        names = [_name(i, a) for i, a in enumerate(arguments)]
+        link = f"(overload, ({''.join(f'{name}, ' for name in names[1:])}), no_keywords, None)"
+        if any(a.keyword_only for a in arguments) or signature.op == "aten::expand":
+            link = f"(*link_of(signature, [{', '.join(names)}], made), None)"
+        lines = [f"return link_view(recorder, state0, computed(recorder, made), {link})"]
+    else:
+        made = "alias(made)" if kernel.may_be_operand else "made"
+        lines = [
+            f"value = computed(recorder, {made})",
+            "tensor = recorder.new_tensor(value.shape, value.dtype)",
+            *_new_state_lines(),
+            "return tensor",
+        ]
+    return [
+        "session = recorder.now",
+        "if session is not None and recorder.thread == get_ident() and is_plain_now():",
+        "    try:",
+        f"        made = call({', '.join(_operand(i, a, kernel) for i, a in enumerate(arguments))})",
+        "    except Exception:",
+        f"        return {_call_slow(arguments)}",
+        "    session.calls += 1",
+        *_indent(lines),
+    ]
+
+
+def _operand(i: int, argument: Argument, kernel: TorchKernel) -> str:
+    """What torch's own kernel is given for the argument."""
+    name = _name(i, argument)
+    given, kind = name, argument.kind
+    lay = "{}.tensor" if kernel.any_strides else "{}.tensor.contiguous()"
+    if kind == TENSOR:
+        given = lay.format(f"value{i}")
+        if _may_be_number(kernel.signature, i):
+            given = f"({name} if value{i}.__class__ is type else {given})"
+    elif kind == OPTIONAL_TENSOR:
+        given = f"(None if value{i} is None else {lay.format(f'value{i}')})"
+    elif kind == TENSORS:
+        given = f"[{lay.format('v')} for v in value{i}]"
+    elif kind == OPTIONAL_TENSORS:
+        given = f"[None if v is None else {lay.format('v')} for v in value{i}]"
+    return f"{name}={given}" if argument.keyword_only else given
 
 
 def _without_generator(arguments: tuple[Argument, ...]) -> str:
@@ -196,13 +271,10 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
     reads: list[str] = []
     key: list[str] = []
     scalars: list[str] = []
-    numbers_allowed = torch.Tag.pointwise in signature.overload.tags
-    seen_tensor = False
     for i, argument in enumerate(signature.arguments):
         name = _name(i, argument)
         if argument.kind == TENSOR:
-            may_be_number = numbers_allowed and seen_tensor and not argument.written
-            seen_tensor = True
+            may_be_number = _may_be_number(signature, i)
             reads += _read_tensor(i, name, may_be_number)
             key.append(f"value{i}")
             if may_be_number:
@@ -230,6 +302,14 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
         elif argument.kind not in ("device", "ignored", "generator"):
             raise AssertionError(f"{signature.name}: no fast form for {argument}")
     return reads, key, scalars
+
+
+def _may_be_number(signature: Signature, i: int) -> bool:
+    """Whether a number may stand where the schema has a tensor: not as the first of them."""
+    arguments = signature.arguments
+    is_pointwise = torch.Tag.pointwise in signature.overload.tags
+    seen_tensor = any(a.kind == TENSOR for a in arguments[:i])
+    return is_pointwise and seen_tensor and not arguments[i].written
 
 
 def _read_tensor(i: int, name: str, may_be_number: bool) -> list[str]:
@@ -335,15 +415,18 @@ def _write_lines(state: str, result: str) -> list[str]:
     ]
 
 
-def _new_tensor_lines(signature: Signature) -> list[str]:
-    new = [
-        "tensor = recorder.new_tensor(value.shape, value.dtype)",
+def _new_state_lines() -> list[str]:
+    return [
         "storage_of(tensor).lazy = state = State()",
         "state.value = value",
         "state.device = recorder.device",
         "state.buffer = state.views = state.base = None",
         "recorder.live.append(state)",
     ]
+
+
+def _new_tensor_lines(signature: Signature) -> list[str]:
+    new = ["tensor = recorder.new_tensor(value.shape, value.dtype)", *_new_state_lines()]
     if signature.returns == ("Tensor",):
         return [
             f"value = {'next(results)' if signature.written else 'entry.value'}",

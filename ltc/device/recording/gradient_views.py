@@ -20,7 +20,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from ltc.device.recording.state import State
-from ltc.device.recording.sync import value_of
+from ltc.device.recording.sync import exclusively, value_of
 
 
 class Backward(NamedTuple):
@@ -59,7 +59,7 @@ def _make_independent(view: State, base: State) -> None:
     if view.value is None:
         if not _is_settled(base):
             return  # its base was written to or freed since: what a formula has used and left
-        value_of(view)  # a step was cut off since
+        exclusively(view.device.recorder(), value_of, view)  # a step was cut off since
     view.leave_base()
 
 

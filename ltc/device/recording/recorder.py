@@ -18,6 +18,9 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
+from ltc.device.op_by_op import forks
+from ltc.device.op_by_op.computed import LivingStates
+from ltc.device.op_by_op.unrecorded import OpByOp, sessions
 from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.state import State
 from ltc.device.torch_device import empty_tensor
@@ -49,6 +52,7 @@ class Entry:
     run          of the first of some inputs that a list was bound to: their types, their values
                  and the last entry; else None
     follow       the entry that began the recording after one that ended here
+    passed       what went on from here and was not recorded; None where all was
     """
 
     __slots__ = (
@@ -65,6 +69,7 @@ class Entry:
         "ended",
         "run",
         "follow",
+        "passed",
     )
     next: Entry
     parent: Any  # an Entry; None of a root
@@ -77,11 +82,12 @@ class Entry:
     size: int
     value: Any  # a CallResult, but where the call has no result at all
     run: tuple[list[Any], list[CallResult], Entry] | None
+    passed: forks.PassedBy | None
 
     def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.follow = END, None, END
-        self.bindings, self.ended, self.run = _NONE, None, None
+        self.bindings, self.ended, self.run, self.passed = _NONE, None, None, None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
         self.depth = 0 if parent is None else parent.depth + 1
@@ -123,6 +129,14 @@ class Interrupted(AttributeError):
     """
 
 
+class GoesOpByOp(Interrupted):
+    """What comes next is not to be recorded, but run at once, as all that follows it is."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+
 class Recorder:
     """The recording of one thread on one device.
 
@@ -136,9 +150,14 @@ class Recorder:
     token    of the collective recorded last, or None: alive at the recording's end, so that all of
              them run, read or not
     replica  who the thread is to the collectives it records
+    exchanges  whether it has collectives: then it is one program
     roots    where paths begin, by torch's default dtype: it decides types that no call names
     recordings   how many have ended
     interrupted  whether another thread ended the recording: a kernel under way must read anew
+    drawn        the seed of the random call that is being recorded, which may have to begin anew
+    fork         where this recording is about to go on op by op, and with which key; else None
+    op_by_op     runs every call of this recording at once; None where calls are recorded
+    now          the same, as kernels see it: None while another thread ends the recording
     """
 
     __slots__ = (
@@ -156,8 +175,13 @@ class Recorder:
         "foreign",
         "token",
         "replica",
+        "exchanges",
         "recordings",
         "interrupted",
+        "op_by_op",
+        "now",
+        "drawn",
+        "fork",
         "ended",
         "entries",
         "lock",
@@ -168,13 +192,18 @@ class Recorder:
     def __init__(self, device: Device) -> None:
         self.device, self.thread = device, get_ident()
         self.new_tensor, self.draw = device.new_tensor, device.random.draw
-        self.live: list[State] = []
-        self.bound: list[State] = []
+        self.live: Any = []  # of State; LivingStates where calls run at once
+        self.bound: Any = []
+        self.op_by_op: OpByOp | None = None
+        self.now: OpByOp | None = None
+        self.drawn: int | None = None
+        self.fork: tuple[Entry, tuple] | None = None
         self.inputs: list[Buffer] = []
         self.scalars: list = []
         self.foreign: dict[State, CallResult] = {}
         self.token: CallResult | None = None
         self.replica: Any = None
+        self.exchanges = False
         self.recordings = 0
         self.lock = threading.RLock()
         self._plant()
@@ -207,13 +236,17 @@ class Recorder:
 
     # --- along the path
 
-    def advance(self, key: tuple, make_call: Callable[[], Call]) -> Entry:
+    def advance(self, key: tuple, make_call: Callable[[], Call]) -> Any:
         """Move to the entry of `key`, made by `make_call() -> Call` where it is new there."""
+        if self.op_by_op is not None:
+            return self.op_by_op.advance(key, make_call)
         last = self.last
         entry = last.next
         if entry.key != key:
             entry = last.branch(key)
             if entry is None:
+                if self._goes_op_by_op(last, key):
+                    raise GoesOpByOp(self)
                 entry = self._add(key, make_call())
             last.next = entry
         if last is self.root:
@@ -221,6 +254,29 @@ class Recorder:
         self.last = entry
         self.cursor = entry.next
         return entry
+
+    def _goes_op_by_op(self, last: Entry, key: tuple) -> bool:
+        """Whether what comes next, and is new here, is run at once."""
+        if forks.is_forced():
+            return self._may_go_op_by_op()
+        if last.branches is None or len(last.branches) < forks.RECORDED:
+            return False
+        if not self._may_go_op_by_op():
+            return False
+        if self.fork != (last, key):  # else a kernel has asked, and its call goes the thorough way
+            if last.passed is None:
+                last.passed = forks.PassedBy()
+            self.fork = (last, key) if last.passed.passes(_hashable(key)) else None
+        return self.fork is not None
+
+    def _may_go_op_by_op(self) -> bool:
+        return not self.exchanges and forks.may_run()
+
+    def go_op_by_op(self) -> None:
+        """Run every call at once until the recording ends; nothing is pending."""
+        self.live, self.bound = LivingStates(), LivingStates()
+        self.op_by_op = self.now = OpByOp(self)
+        self.cursor, self.interrupted, self.fork = STOPPED, True, None
 
     def _add(self, key: tuple, call: Call) -> Entry:
         entry = Entry(key, self.last, call)
@@ -245,6 +301,8 @@ class Recorder:
         """
         buffer = state.buffer
         assert buffer is not None
+        if self.op_by_op is not None:
+            return self.op_by_op.bind(state)
         execution = buffer.execution
         if execution is not None and execution.failure is not None:
             buffer = state.buffer = buffer.settled()
@@ -322,11 +380,13 @@ class Recorder:
 
     @property
     def nothing_pending(self) -> bool:
-        return self.last is self.root
+        return self.last is self.root and self.op_by_op is None
 
     @property
     def nothing_awaited(self) -> bool:
         """Whether nobody holds a tensor that is pending here, and no replica waits for it."""
+        if self.op_by_op is not None:
+            return not any(self.live)
         states = self.live + [state for state in self.bound if state.buffer is None]
         gone = [IN_TWO_LISTS] * len(states)
         return self.token is None and reference_counts(states) == gone
@@ -343,8 +403,10 @@ class Recorder:
     def restart(self) -> None:
         """Begin a new recording; forget every path where LTC_MAX_RECORDED entries are exceeded."""
         self.live, self.bound, self.inputs, self.scalars = [], [], [], []
+        self.op_by_op = self.now = None
         self.foreign.clear()
         self.token = self.replica = None
+        self.exchanges = False
         self.recordings += 1
         self.ended = self.last
         if self.entries > config.value("LTC_MAX_RECORDED"):
@@ -392,6 +454,7 @@ class Device:
                 recorder.nothing_pending or (even_pending and recorder.nothing_awaited)
             ):
                 del self.recorders[thread]
+                sessions.pop(thread, None)  # another thread may get its number
 
     def after_fork_in_child(self) -> None:
         for recorder in self.recorders.values():

@@ -12,8 +12,8 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult, Scalar
 from ltc.debug import metrics
-from ltc.device.recording import fallback
-from ltc.device.recording.recorder import Device, Entry, Recorder
+from ltc.device.recording import fallback, run_now
+from ltc.device.recording.recorder import Device, Recorder
 from ltc.device.recording.signature import (
     ATTRIBUTE,
     DEVICE,
@@ -28,7 +28,7 @@ from ltc.device.recording.signature import (
 )
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively, flush, value_of
-from ltc.device.recording.tensors import adopt, device_of_call, state_of, wrap
+from ltc.device.recording.tensors import adopt, device_of_call, is_lazy, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import link_view, link_views, write
 from ltc.device.shapes.meta import NoTypes, result_types
@@ -78,16 +78,37 @@ def _record(signature: Signature, values: list):
         return exclusively(recorder, _extend, recorder, signature, values)
     except NoTypes:
         return fallback.run_eagerly(signature, values, device)
+    finally:
+        recorder.drawn = None
 
 
 def _extend(recorder: Recorder, signature: Signature, values: list):
     """Record one call behind the others; raises NoTypes where it has to be run to be known."""
     if recorder.too_long:
         cut(recorder)
+    if recorder.op_by_op is not None and (kernel := run_now.how_to_run(signature)).runs_here:
+        for i, _ in signature.tensors:
+            _bind_tensors(recorder, values[i])
+        try:
+            return run_now.run(kernel, recorder.op_by_op, values, {})
+        except run_now.NeedsRule:
+            pass
     lowered = _Lowered(recorder, signature, values)
+    if recorder.op_by_op is not None:
+        ran = recorder.op_by_op.run(lowered.make_call(), lowered.numbers)
+        return _results(recorder, signature, values, ran)
     entry = recorder.advance(lowered.key, lowered.make_call)
     recorder.scalars.extend(lowered.numbers)
     return _results(recorder, signature, values, entry)
+
+
+def _bind_tensors(recorder: Recorder, operand: Any) -> None:
+    """Every lazy tensor in it has a value in this recording."""
+    if isinstance(operand, (list, tuple)):
+        for part in operand:
+            _bind_tensors(recorder, part)
+    elif isinstance(operand, torch.Tensor) and is_lazy(operand):
+        value_of(state_of(operand, recorder.device))
 
 
 def is_forced(signature: Signature) -> bool:
@@ -285,15 +306,18 @@ _INDEX_TYPES = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 
 def _draw(recorder: Recorder, generator: torch.Generator | None) -> int:
     """The seed of a random call: the device's next one, or one drawn from the user's generator."""
-    if generator is None:
-        return recorder.draw()
-    return int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
+    if recorder.drawn is None:
+        if generator is None:
+            recorder.drawn = recorder.draw()
+        else:
+            recorder.drawn = int(torch.randint(-(2**63), 2**63 - 1, (), generator=generator))
+    return recorder.drawn
 
 
 # --- results ----------------------------------------------------------------------------------
 
 
-def _results(recorder: Recorder, signature: Signature, values: list, entry: Entry):
+def _results(recorder: Recorder, signature: Signature, values: list, entry: Any):
     if signature.makes_one_tensor:
         return wrap(recorder, entry.value)
     results = iter(entry.call.results)
@@ -323,7 +347,7 @@ def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None
     write(state_of(tensor, recorder.device), value)
 
 
-def _views(recorder: Recorder, signature: Signature, state: State, entry: Entry):
+def _views(recorder: Recorder, signature: Signature, state: State, entry: Any):
     link = _link(entry.call)
     if signature.returns == ("Tensor",):
         entry.link = (*link, None)

@@ -55,6 +55,12 @@ class State:
             self.number = next(_ids)
             return self.number
 
+    @property
+    def type(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype; of one that is no stale view."""
+        holder: Any = self.value or self.buffer
+        return holder.shape, holder.dtype
+
     def add_view(self, view: State) -> None:
         """`view` and all views of the same base learn of each other's writes from now on."""
         views = view.views = self.views

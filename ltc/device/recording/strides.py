@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ltc.device.recording.state import State
-from ltc.device.recording.sync import value_of
 from ltc.device.torch_device import contiguous_strides
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.torch_private import plain_functions
@@ -26,11 +25,11 @@ def strides_of(state: State) -> Strides:
     """Those of a view; None of what is contiguous on the CPU, or no view."""
     if state.base is None:
         return None
-    held = value_of(state.base)
-    key = (held.shape, held.dtype, *map(id, state.chain))
+    shape, dtype = state.base.type
+    key = (shape, dtype, *map(id, state.chain))
     known = _known.get(key)
     if known is None:
-        found = state.chain, _strides_by(state.chain, held.shape, held.dtype)
+        found = state.chain, _strides_by(state.chain, shape, dtype)
         known = _known.keep(key, found)
     return known[1]
 

@@ -19,6 +19,7 @@ from ltc.device.recording.recorder import (
     KERNEL_FILE,
     STOPPED,
     Device,
+    GoesOpByOp,
     Interrupted,
     Recorder,
     devices,
@@ -78,6 +79,17 @@ def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> 
             if _this_thread.holding:
                 raise
             _flush_having_let_go(pending.recorder)
+        except GoesOpByOp as fork:
+            if _this_thread.holding:
+                raise
+            _go_op_by_op(fork.recorder)
+
+
+def _go_op_by_op(recorder: Recorder) -> None:
+    """Start what was recorded so far; what follows runs at once."""
+    with recorder.lock:
+        flush(recorder)
+        recorder.go_op_by_op()
 
 
 def _flush_foreign(recorder: Recorder) -> None:
@@ -160,6 +172,10 @@ def view_value(
     value: CallResult, overload: Any, args: tuple, kwargs: dict
 ) -> tuple[CallResult, ...]:
     """The results of a view overload on `value`, as an entry of the recording."""
+    session = value.recorder.op_by_op
+    if session is not None:
+        made: tuple[CallResult, ...] = session.viewed(value, overload, args, kwargs)
+        return made
     key = (overload, value, args, tuple(kwargs.items()))
     entry = value.recorder.advance(key, lambda: _view_call(value, overload, args, kwargs))
     return entry.call.results
@@ -199,7 +215,10 @@ def flush(recorder: Recorder) -> None:
         if recorder.nothing_pending:
             return
         try:
-            end(recorder)
+            if recorder.op_by_op is not None:
+                recorder.op_by_op.end()
+            else:
+                end(recorder)
         finally:
             recorder.restart()
 
@@ -246,9 +265,12 @@ def _stop(recorder: Recorder) -> bool:
 
     A kernel that had read the cursor before may move it on and be over when the stack is looked
     at; the next one would go on from there.  None puts STOPPED back: where it still is, none did.
+    Where calls run at once it is `now` that a kernel reads, and the thorough way puts it back.
     """
-    recorder.cursor = STOPPED
-    return not _is_recording(recorder.thread) and recorder.cursor is STOPPED
+    recorder.cursor, recorder.now = STOPPED, None
+    if _is_recording(recorder.thread):
+        return False
+    return recorder.cursor is STOPPED and recorder.now is None
 
 
 def _is_recording(thread: int) -> bool:

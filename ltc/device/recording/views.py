@@ -20,6 +20,7 @@ from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_enabled
 
 WRITE_VIEW = "ltc::write_view"
+_FEW = 16  # ended views that are not worth forgetting
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 
 
@@ -66,9 +67,12 @@ def write(state: State, value: CallResult) -> None:
         _write_base(state, value)
         state.value = value
         return
-    for view in state.living_views():
+    living = state.living_views()
+    for view in living:
         view.value = None
     state.value, state.buffer = value, None
+    if len(state.views or ()) > 2 * len(living) + _FEW:
+        state.forget_ended_views()
 
 
 def _write_base(state: State, value: CallResult) -> None:
@@ -80,6 +84,10 @@ def _write_base(state: State, value: CallResult) -> None:
     base: Any = state.base
     chain, recorder = state.chain, value.recorder
     old = value_of(base)
+    if recorder.op_by_op is not None:
+        state.value = None  # it lies in the base's memory, which may then be written to
+        write(base, recorder.op_by_op.with_written(base, value, chain))
+        return
     key = (WRITE_VIEW, old, value, *[part for link in chain for part in _key(link)])
 
     def make_call() -> Call:

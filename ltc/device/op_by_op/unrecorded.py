@@ -1,0 +1,180 @@
+"""A recording of which nothing is recorded: every call of it has run when it returns.
+
+Tensors hold computed values meanwhile.  At its end, which comes where any recording would end,
+each becomes a buffer as a program would have made it, and the next recording begins as ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ltc.aten.call import Call, CallResult
+from ltc.backends.interpreter.call_kernel import ALONE
+from ltc.backends.plain_dispatch import PlainDispatch
+from ltc.debug import metrics
+from ltc.device.op_by_op import call_runs
+from ltc.device.op_by_op.computed import computed
+from ltc.runtime import out_of_memory
+from ltc.runtime.buffer import Buffer, input_key
+from ltc.runtime.executor import executor_of
+from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
+from ltc.support.torch_private import storage_identity, storage_use_count
+
+sessions: dict[int, OpByOp] = {}  # what the calls of a thread run in, where they are not recorded
+
+
+class CallRun:
+    """A call that has run, as an entry of a path is to whoever gives tensors its results.
+
+    call   with the computed results
+    value  the first of them
+    link   of a view: the link it adds to its chain
+    """
+
+    __slots__ = ("call", "value", "link")
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.link = call, None
+        self.value: Any = call.results[0] if call.results else None
+
+
+class OpByOp:
+    """The calls of one thread on one device, until its recording ends."""
+
+    def __init__(self, recorder: Any) -> None:
+        """`recorder`: a Recorder that has nothing pending."""
+        self.recorder, self._device = recorder, recorder.device.index
+        self._owns_inputs = recorder.device.has_one_recorder()
+        self.calls = 0
+        executor_of(self._device).wait()  # programs under way read what calls may write over
+        sessions[recorder.thread] = self
+        metrics.count("OpByOpSteps")
+
+    # --- values
+
+    def bind(self, state: Any) -> CallResult:
+        """The value of a state that has a buffer."""
+        value = computed(self.recorder, state.buffer.ready())
+        self.recorder.bound.append(state)
+        return value
+
+    def own(self, state: Any) -> torch.Tensor:
+        """The value of a state that has one, as what a kernel may write to."""
+        x: torch.Tensor = state.value.tensor
+        if state.base is None and _fills_its_memory(x) and self._may_overwrite(state.buffer):
+            return x
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def _may_overwrite(self, buffer: Buffer | None) -> bool:
+        return buffer is None or (self._owns_inputs and not buffer.shared)
+
+    # --- calls
+
+    def advance(self, key: tuple, make_call: Callable[[], Call]) -> CallRun:
+        """Run a call; `Recorder.advance` of a recording."""
+        return self.run(make_call(), ())
+
+    def run(self, call: Call, numbers: Any) -> CallRun:
+        """Run a call of computed values; `numbers`: of its scalars, by their slots."""
+        try:
+            made = call_runs.run(call, numbers, self._device)
+        except Exception as error:
+            raise out_of_memory.in_a_program(error, self._device, None)  # noqa: B904  it may be it
+        call.results = tuple([None if x is None else computed(self.recorder, x) for x in made])
+        self.calls += 1
+        return CallRun(call)
+
+    def viewed(
+        self, value: CallResult, overload: Any, args: tuple, kwargs: dict
+    ) -> tuple[CallResult, ...]:
+        """What a view overload makes of a value."""
+        with PlainDispatch():
+            try:
+                made = overload(value.tensor, *args, **kwargs)
+            except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
+                made = overload(value.tensor.contiguous(), *args, **kwargs)
+        views = [made] if isinstance(made, torch.Tensor) else made
+        return tuple([computed(self.recorder, view) for view in views])
+
+    def with_written(self, base: Any, new: CallResult, chain: Iterable[Any]) -> CallResult:
+        """The value of the state `base` with what a chain of views shows of it replaced."""
+        with PlainDispatch():
+            whole = self.own(base)
+            try:
+                _shown(whole, chain).copy_(new.tensor)
+            except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
+                places = _shown(torch.arange(whole.numel()).view(whole.shape), chain, copies=True)
+                whole.view(-1)[places.reshape(-1)] = new.tensor.reshape(-1)
+        return computed(self.recorder, whole)
+
+    # --- the end
+
+    def end(self) -> None:
+        """Every state that somebody holds has a buffer; views are derived from their bases."""
+        recorder = self.recorder
+        sessions.pop(recorder.thread, None)
+        made, states = recorder.live.made, [*recorder.live, *recorder.bound]
+        mine = [s for s in states if s.value is not None and s.value.recorder is recorder]
+        with PlainDispatch():
+            self._end_views(states, mine)
+            left = [state for state in mine if state.base is None and state.value is not None]
+            for state in left:
+                self._settle(state)
+        metrics.count("OpByOpCalls", self.calls)
+        if made:
+            metrics.note(
+                (("CreateLtcTensor", made), ("DestroyLtcTensor", max(0, made - len(left))))
+            )
+
+    def _end_views(self, states: list[Any], mine: list[Any]) -> None:
+        """Views are derived again from their bases; one whose base nobody else has is a tensor of
+        its own from now on, so that memory which nobody sees goes.
+
+        mine  those of the states that have a value here
+        """
+        views = [state for state in mine if state.base is not None]
+        of_base = Counter([id(view.base) for view in views])
+        held = Counter(map(id, states)) + Counter(map(id, mine)) + of_base
+        bases = list({id(view.base): view.base for view in views}.values())
+        only_viewed = {
+            id(base): base
+            for base, count in zip(bases, reference_counts(bases))
+            if count == IN_ONE_LIST + held[id(base)] and of_base[id(base)] == 1
+        }
+        for view in views:
+            base = only_viewed.get(id(view.base))
+            if base is None or base.buffer is not None or hasattr(base, "number"):
+                view.value = None
+            else:
+                view.leave_base()
+                base.value = None
+
+    def _settle(self, state: Any) -> None:
+        if state.buffer is None:
+            value = state.value
+            x = value.tensor.resolve_neg().contiguous()
+            if not _fills_its_memory(x):
+                x = x.clone(memory_format=torch.contiguous_format)
+            state.buffer = Buffer(input_key(value.shape, value.dtype), self._device, x)
+        state.value = None
+        if state.views is not None:
+            state.forget_ended_views()
+
+
+def _shown(x: torch.Tensor, chain: Iterable[Any], copies: bool = False) -> torch.Tensor:
+    """What a chain of views shows of a tensor; `copies`: in memory of its own."""
+    for overload, args, kwargs, index in chain:
+        x = overload(x.contiguous() if copies else x, *args, **kwargs)
+        x = x if index is None else x[index]
+    return x
+
+
+def _fills_its_memory(x: torch.Tensor) -> bool:
+    """Whether it is contiguous, and neither another tensor nor anything else lies in its memory."""
+    storage = x.untyped_storage()
+    alone = storage_use_count(storage_identity(storage)) == ALONE
+    return alone and storage.nbytes() == x.nbytes and x.is_contiguous()

@@ -1,0 +1,248 @@
+"""A call that runs at once, on PyTorch's kernel for its overload.
+
+For every call that is as most are.  What needs a rule (random numbers, memory without values, what
+the kernel refuses) is left to the thorough way, which knows all of them: NeedsRule says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ltc.backends.interpreter.call_kernel import begins_undefined, may_return_operand
+from ltc.backends.interpreter.stride_rules import takes_any_strides
+from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
+from ltc.device.op_by_op.computed import computed
+from ltc.device.op_by_op.unrecorded import OpByOp
+from ltc.device.recording.recorder import Recorder
+from ltc.device.recording.signature import OPTIONAL_TENSORS, TENSORS, Signature
+from ltc.device.recording.state import State
+from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.torch_device import storage_of
+from ltc.support.torch_private import function_of
+
+_LISTS = frozenset({TENSORS, OPTIONAL_TENSORS})
+_OWN = frozenset({"ltc::attention", "ltc::attention_gradient"})  # their formulas see to strides
+
+
+_OTHER_LAYOUTS = ("sparse", "mkldnn", "nested")  # their kernels make what no ltc tensor can hold
+
+
+class NeedsRule(Exception):
+    """The call cannot be run here; nothing was written."""
+
+
+class TorchKernel:
+    """How the calls of one overload are run.
+
+    runs_here   whether they can be, as far as the overload decides
+    call        torch's own function
+    positional  how many arguments are passed by position; the others have `names`
+    makes_one   whether all they do is to make a tensor
+    may_be_operand  which may be one that they were given: then what holds it gets an alias
+    tensors     (place, whether it is a list) of each argument that takes tensors
+    """
+
+    __slots__ = ("signature", "runs_here", "call", "count", "positional", "names", "tensors",
+                 "any_strides", "writes", "makes_one", "may_be_operand")  # fmt: skip
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.runs_here = not (
+            signature.random
+            or signature.checks_values
+            or signature.has_no_result
+            or signature.may_resize
+            or signature.device is not None
+            or not signature.returns_tensors
+            or not signature.tensors
+            or begins_undefined(signature.name)
+            or any(word in signature.name for word in _OTHER_LAYOUTS)
+        )
+        self.call = function_of(signature.overload)
+        self.count = len(signature.arguments)
+        self.names = [a.name for a in signature.arguments if a.keyword_only]
+        self.positional = self.count - len(self.names)
+        self.tensors = [(i, a.kind in _LISTS) for i, a in signature.tensors]
+        self.any_strides = takes_any_strides(signature.name) or signature.name in _OWN
+        self.writes = bool(signature.written)
+        self.makes_one = signature.makes_one_tensor
+        self.may_be_operand = may_return_operand(signature.name)
+
+
+@functools.cache
+def how_to_run(signature: Signature) -> TorchKernel:
+    return TorchKernel(signature)
+
+
+def run(kernel: TorchKernel, session: OpByOp, args: Sequence[Any], kwargs: dict) -> Any:
+    """What the overload returns; raises NeedsRule before anything is changed."""
+    recorder = session.recorder
+    with recorder.lock:
+        if recorder.op_by_op is not session:
+            raise NeedsRule  # another thread has ended the recording
+        values: Sequence[Any] = args
+        if kwargs or len(args) != kernel.count:
+            values = kernel.signature.in_schema_order(tuple(args), kwargs)
+        recorder.now = session  # another thread that was to end it has to look again
+        operands = _operands(kernel, session, values)
+        session.calls += 1
+        if kernel.makes_one:
+            made = _called(kernel, operands, False)
+            return _wrapped(recorder, torch.ops.aten.alias(made) if kernel.may_be_operand else made)
+        return _with_writes_and_views(kernel, session, values, operands)
+
+
+def _operands(kernel: TorchKernel, session: OpByOp, values: Any) -> list:
+    """The arguments with CPU tensors in place of lazy ones."""
+    recorder, operands = session.recorder, list(values)
+    for place, is_list in kernel.tensors:
+        operand = values[place]
+        if is_list:
+            operands[place] = _tensors(session, recorder, operand)
+        elif operand is not None:
+            operands[place] = _tensor(session, recorder, operand)
+        if not kernel.any_strides:
+            operands[place] = _contiguous(operands[place])
+    return operands
+
+
+def _with_writes_and_views(
+    kernel: TorchKernel, session: OpByOp, values: Any, operands: list
+) -> Any:
+    signature, recorder = kernel.signature, session.recorder
+    written = signature.written_by(values) if kernel.writes else ()
+    for place in written:
+        operands[place] = _own(session, values[place])
+    made = _called(kernel, operands, kernel.writes)
+    for place in written:
+        _hold(session, values[place], operands[place])
+    if signature.returns_written:
+        return signature.returned(values)
+    if signature.is_view:
+        return _views(recorder, signature, values, made)
+    others = made[len(made) - len(signature.returns) :] if written else made
+    if isinstance(others, torch.Tensor):
+        return _wrapped(recorder, others)
+    results = [one if one is None else _wrapped(recorder, one) for one in others]
+    return results if signature.returns == ("List[Tensor]",) else tuple(results)
+
+
+def _called(kernel: TorchKernel, operands: list, writes: bool) -> Any:
+    try:
+        if not is_plain_now():
+            with PlainDispatch():
+                return _passed(kernel, operands)
+        if not kernel.names:
+            return kernel.call(*operands)
+        return _passed(kernel, operands)
+    except NotImplementedError as error:
+        raise NeedsRule from error  # refused before anything was written
+    except Exception as error:
+        if writes:
+            raise
+        raise NeedsRule from error
+
+
+def _passed(kernel: TorchKernel, operands: list) -> Any:
+    keywords = zip(kernel.names, operands[kernel.positional :])
+    return kernel.call(*operands[: kernel.positional], **dict(keywords))
+
+
+def _tensor(session: OpByOp, recorder: Recorder, operand: Any) -> Any:
+    """The CPU tensor of a lazy one; numbers as they are."""
+    try:
+        state: State = storage_of(operand).lazy
+    except (AttributeError, TypeError, NotImplementedError):
+        return _other(operand)
+    value: Any = state.value
+    if value is None:
+        if state.buffer is None or state.device is not recorder.device:
+            raise NeedsRule
+        value = state.value = session.bind(state)
+    elif value.recorder is not recorder:
+        raise NeedsRule
+    return value.tensor
+
+
+def _tensors(session: OpByOp, recorder: Recorder, operands: Any) -> list:
+    try:
+        values = [storage.lazy.value for storage in map(storage_of, operands)]
+        if {value.recorder for value in values} == {recorder}:
+            return [value.tensor for value in values]
+    except (AttributeError, TypeError, NotImplementedError):
+        pass  # not all have a value
+    return [_tensor(session, recorder, operand) for operand in operands]
+
+
+def _other(operand: Any) -> Any:
+    if not isinstance(operand, torch.Tensor):
+        return operand
+    if operand.device.type == "cpu" and operand.dim() == 0:
+        return operand.detach()
+    raise NeedsRule
+
+
+def _contiguous(operand: Any) -> Any:
+    if operand.__class__ is list:
+        return [_contiguous(part) for part in operand]
+    if operand.__class__ is torch.Tensor and not operand.is_contiguous():
+        return operand.contiguous()
+    return operand
+
+
+def _own(session: OpByOp, operand: Any) -> Any:
+    if isinstance(operand, (list, tuple)):
+        return [session.own(storage.lazy) for storage in map(storage_of, operand)]
+    return session.own(storage_of(operand).lazy)
+
+
+def _hold(session: OpByOp, operand: Any, tensor: Any) -> None:
+    """The written `operand` has the value that the kernel has left in `tensor`."""
+    if isinstance(operand, (list, tuple)):
+        for storage, written in zip(map(storage_of, operand), tensor):
+            _let_hold(session, storage.lazy, written)
+    elif tensor.size() == operand.size():
+        _let_hold(session, storage_of(operand).lazy, tensor)
+    else:  # the kernel has resized it
+        operand.data = _wrapped(session.recorder, tensor)
+
+
+def _let_hold(session: OpByOp, state: State, tensor: torch.Tensor) -> None:
+    value: Any = state.value
+    if state.views is None and value.tensor is tensor:
+        state.buffer = None
+    else:
+        write(state, computed(session.recorder, tensor))
+
+
+def _wrapped(recorder: Recorder, made: Any) -> torch.Tensor:
+    value = computed(recorder, made)
+    tensor = recorder.new_tensor(value.shape, value.dtype)
+    storage_of(tensor).lazy = state = State()
+    state.value, state.device = value, recorder.device
+    state.buffer = state.views = state.base = None
+    recorder.live.append(state)
+    return tensor
+
+
+def _views(recorder: Recorder, signature: Signature, values: Any, made: Any) -> Any:
+    state = storage_of(values[0]).lazy
+    link = link_of(signature, values, made)
+    if signature.returns == ("Tensor",):
+        return link_view(recorder, state, computed(recorder, made), (*link, None))
+    parts = tuple([computed(recorder, one) for one in made])
+    return link_views(recorder, state, parts, [(*link, index) for index in range(len(parts))])
+
+
+def link_of(signature: Signature, values: Any, made: Any) -> tuple:
+    """How the views are derived from what they show."""
+    arguments = signature.arguments
+    if signature.name == "aten::expand" and made.numel() == values[0].numel():
+        return torch.ops.aten.view.default, (tuple(made.shape),), {}
+    positional = [v for v, a in zip(values, arguments) if not a.keyword_only]
+    keywords = {a.name: v for v, a in zip(values, arguments) if a.keyword_only and v is not None}
+    return signature.overload, tuple(positional[1:]), keywords

@@ -1,0 +1,391 @@
+"""Where a path goes on in ever other ways, calls run when they are made and nothing is recorded."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from ltc.device.op_by_op import forks
+from ltc.device.torch_device import storage_of
+from ltc.runtime import tiers
+
+
+@pytest.fixture(autouse=True)
+def auto(monkeypatch):
+    """As in a process of one device that was told nothing."""
+    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
+    monkeypatch.setattr(forks, "_has_peers", lambda: False)
+    ltm.mark_step()
+    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
+        yield
+        ltm.mark_step()
+
+
+@pytest.fixture
+def op_by_op():
+    with config.override(LTC_TIER="op_by_op"):
+        yield
+
+
+def run(length: int) -> torch.Tensor:
+    x = torch.linspace(-1, 1, 3 * length).view(3, length)
+    y = (x.to("ltc:0") * 2).tanh().sum(0)
+    ltm.mark_step()
+    torch.testing.assert_close(y.cpu(), (x * 2).tanh().sum(0))
+    return y
+
+
+# --- when ---
+
+
+def test_the_third_way_to_go_on_is_not_recorded():
+    with metrics.counted() as grown:
+        run(2001)
+        run(2002)
+    assert grown["OpByOpSteps"] == 0
+    assert grown["InterpretedPrograms"] == 2
+    with metrics.counted() as grown:
+        for length in range(2003, 2023):
+            run(length)
+    assert (grown["OpByOpSteps"], grown["OpByOpCalls"]) == (20, 60)
+    assert grown["RecordedEntries"] == grown["InterpretedPrograms"] == grown["UncachedCompile"] == 0
+
+
+def test_what_comes_back_often_is_recorded_and_compiled():
+    run(2101)
+    run(2102)
+    with metrics.counted() as grown:
+        for other in range(2110, 2110 + forks.PASSES):
+            run(2103)
+            run(other)
+        assert grown["OpByOpSteps"] == 2 * forks.PASSES
+        for _ in range(5):
+            run(2103)
+        ltm.wait_device_ops()
+    assert grown["OpByOpSteps"] == 2 * forks.PASSES
+    assert grown["InterpretedPrograms"] == grown["UncachedCompile"] == 1
+
+
+def test_a_loop_is_recorded_from_its_second_step_on():
+    run(2151)
+    run(2152)
+    with metrics.counted() as grown:
+        for _ in range(5):
+            run(2153)
+        ltm.wait_device_ops()
+    assert grown["OpByOpSteps"] == grown["InterpretedPrograms"] == grown["UncachedCompile"] == 1
+
+
+def test_what_was_recorded_before_a_fork_is_a_program_of_its_own():
+    def step(length: int) -> torch.Tensor:
+        y = (torch.ones(5, 2201).to("ltc:0") * 3).exp()
+        z = (y[0] + torch.ones(length, 2201).to("ltc:0")).sum(0)
+        ltm.mark_step()
+        return z
+
+    for length in (1, 1, 2, 2):  # recorded, whatever other tests have left
+        step(length)
+    with metrics.counted() as grown:
+        found = [step(length) for length in (1, 2, 3, 4)]
+        ltm.wait_device_ops()
+    assert grown["OpByOpSteps"] == 2
+    assert grown["InterpretedPrograms"] == 1  # what the last two have in common
+    for length, z in enumerate(found, 1):
+        expected = length * (torch.tensor(3.0).exp() + 1)
+        torch.testing.assert_close(z.cpu(), expected.expand(2201))
+
+
+def test_a_place_remembers_so_many_ways_only(monkeypatch):
+    monkeypatch.setattr(forks, "_MOST", 4)
+    passed = forks.PassedBy()
+    assert all(passed.passes(key) for key in range(100))
+    assert len(passed._times) <= 4
+
+
+@pytest.mark.parametrize("setting", ["replicas", "peers", "native"])
+def test_what_needs_the_same_bits_everywhere_is_never_run_so(monkeypatch, setting):
+    if setting == "replicas":
+        monkeypatch.setattr(tiers, "_has_replicas", lambda: True)
+    if setting == "peers":
+        monkeypatch.setattr(forks, "_has_peers", lambda: True)
+    with (
+        config.override(LTC_TIER="native" if setting == "native" else "auto"),
+        metrics.counted() as grown,
+    ):
+        for length in range(2301, 2306):
+            run(length)
+    assert grown["OpByOpSteps"] == 0
+
+
+def test_ltc_tier_op_by_op_runs_every_call_when_it_is_made(op_by_op):
+    x = torch.ones(3).to("ltc:0")
+    with metrics.counted() as grown:
+        y = x + 1
+        assert storage_of(y).lazy.value.tensor.tolist() == [2.0] * 3
+        ltm.mark_step()
+    assert grown["OpByOpCalls"] == 1
+    assert y.tolist() == [2.0] * 3
+
+
+# --- what tensors are to one another ---
+
+
+def written_through_views(x):
+    view, other = x[1:], x.t()
+    view.add_(10)
+    other[0].mul_(2)
+    return x, view, other, x.view(-1)
+
+
+def copies_are_apart(x):
+    y, z = torch.empty_like(x), torch.zeros_like(x)
+    y.copy_(x)
+    z[1:].copy_(y[1:])
+    y.add_(1)
+    x.sub_(1)
+    return x, y, z
+
+
+def sharing_one_storage(x):
+    y = x.detach()
+    y.mul_(3)
+    z = x.data
+    z[0] = 5
+    return x, y, z
+
+
+def chunks_and_parts(x):
+    first, *others = x.unbind(1)
+    first.zero_()
+    for part in x.chunk(2, 1):
+        part.add_(first[:, None])
+    return x, first, *others
+
+
+def masks_and_indices(x):
+    mask = x > 0
+    x[mask] = -1
+    x.index_put_((torch.tensor([0, 1], device=x.device),), x[1].clone(), accumulate=True)
+    return x, x[~mask], mask.nonzero(), x.masked_select(x > 0)
+
+
+def out_tensors(x):
+    y = torch.empty(0, device=x.device, dtype=x.dtype)
+    torch.add(x, 1, out=y)
+    z = torch.ones_like(x)
+    torch.mul(x, 2, out=z[:, :])
+    return y, z
+
+
+def lists(x):
+    tensors = [x, x * 2, x[0]]
+    torch._foreach_add_(tensors[1:], 1)
+    return [*torch._foreach_mul(tensors, 2), *tensors]
+
+
+def broadcast(x):
+    y = x[:, :1].expand(-1, 4)
+    return y + 1, y.sum(0), x.expand_as(x).add_(1), x
+
+
+def complex_parts(x):
+    z = torch.complex(x, x + 1)
+    conjugate = z.conj()
+    z.real.mul_(2)
+    return z, conjugate, conjugate.imag, (conjugate * z).abs()
+
+
+def reads_in_between(x):
+    y = x * 2
+    first = y[0, 0].item()
+    y.add_(first)
+    return y, x + y.sum().item(), torch.tensor(y.tolist())
+
+
+PROGRAMS = [
+    written_through_views, copies_are_apart, sharing_one_storage, chunks_and_parts,
+    masks_and_indices, out_tensors, lists, broadcast, complex_parts, reads_in_between,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", [True, False], ids=["marked", "not marked"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_views_and_writes_are_the_cpus(op_by_op, program, mark):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    there = x.clone()
+    found = program(x.to("ltc:0"))
+    if mark:
+        ltm.mark_step()
+    for ours, theirs in zip(found, program(there), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_a_view_that_the_cpu_refuses_may_be_written_to(op_by_op):
+    x = torch.zeros(2, 3).to("ltc:0")
+    x.t().view(6).add_(torch.arange(6.0).to("ltc:0"))
+    assert x.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_what_an_input_shares_with_another_tensor_is_not_written_over(op_by_op):
+    x = torch.ones(4).to("ltc:0")
+    y = x.clone()
+    ltm.mark_step()
+    z = x.detach().clone()
+    x.add_(1)
+    y.data = x
+    y.mul_(2)
+    assert (x.tolist(), y.tolist(), z.tolist()) == ([4.0] * 4, [4.0] * 4, [1.0] * 4)
+
+
+def test_a_tensor_that_nobody_holds_is_freed_at_once(op_by_op):
+    x = torch.ones(4).to("ltc:0")
+    gone = []
+    for _ in range(300):
+        x = x + 1
+        gone.append(weakref.ref(storage_of(x).lazy))
+    gc.collect()
+    assert sum(state() is not None for state in gone) == 1
+
+
+def test_views_that_are_gone_are_forgotten(op_by_op):
+    x = torch.ones(4).to("ltc:0")
+    for _ in range(200):
+        x[1:].add_(1)
+    assert len(storage_of(x).lazy.views) < 100
+    assert x.tolist() == [1.0, 201.0, 201.0, 201.0]
+
+
+# --- the rest of what a step is ---
+
+
+def draw(tier: str) -> list[torch.Tensor]:
+    x = torch.ones(64).to("ltc:0")
+    generator = torch.Generator(device="cpu").manual_seed(3)
+    with config.override(LTC_TIER=tier):
+        torch.manual_seed(5)
+        ltm.set_rng_state(7)
+        found = [F.dropout(x, 0.5), torch.rand(8, device="ltc:0"), torch.bernoulli(x / 2)]
+        found += [torch.randint(100, (8,), device="ltc:0"), torch.randperm(9, device="ltc:0")]
+        found.append(torch.rand(8, device="ltc:0", generator=None) + 0)
+        found.append(x.clone().uniform_(generator=generator))
+        ltm.mark_step()
+        return [one.cpu() for one in found]
+
+
+def test_random_numbers_are_those_of_every_other_tier():
+    for ours, theirs in zip(draw("op_by_op"), draw("native"), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_fork_at_a_random_call_draws_once():
+    def dropped(length: int) -> torch.Tensor:
+        ltm.set_rng_state(11)
+        y = F.dropout(torch.ones(length).to("ltc:0"), 0.5)
+        ltm.mark_step()
+        return y.cpu()
+
+    for length in range(2401, 2406):
+        tiered = dropped(length)
+        with config.override(LTC_TIER="native"):
+            assert torch.equal(tiered, dropped(length))
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}, {"fused": True}], ids=str)
+def test_training_with_another_batch_each_step(options):
+    def train(device: str) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
+        )
+        model(torch.zeros(2, 1, 12))
+        model = model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+        losses = []
+        for step in range(12):
+            x = torch.randn(step + 2, 1, 12).to(device)
+            wanted = torch.randint(0, 3, (step + 2,)).to(device)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), wanted)
+            loss.backward()
+            optimizer.step()
+            ltm.mark_step()
+            losses.append(loss.item())
+        return losses
+
+    with metrics.counted() as grown:
+        ours = train("ltc:0")
+    assert grown["OpByOpSteps"] >= 9
+    torch.testing.assert_close(ours, train("cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_is_raised_by_its_call_and_the_rest_lives(op_by_op):
+    x = torch.ones(3, 4).to("ltc:0")
+    y = x + 1
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        x @ x
+    with pytest.raises(IndexError):
+        x[torch.tensor([7], device="ltc:0")]
+    assert (x + y).sum().item() == 36
+
+
+def test_no_result_of_a_kernel_may_hold_what_ltc_does_not(op_by_op):
+    with pytest.raises(NotImplementedError, match="sparse"):
+        torch.ones(3, 4).to("ltc:0").to_sparse()
+
+
+def test_another_thread_reads_what_this_one_has_computed(op_by_op):
+    x = torch.ones(4).to("ltc:0")
+    y = x + 1
+    found = []
+
+    def other() -> None:
+        found.append((y * 2).tolist())
+        y.add_(5)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert found == [[4.0] * 4]
+    assert (y + x).tolist() == [8.0] * 4
+
+
+def test_threads_that_read_one_another(op_by_op):
+    shared = [torch.full((64,), float(n)).to("ltc:0") for n in range(3)]
+    failures = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            total = sum(x * 1.0 for x in shared) + number
+            if total[0].item() != 3 + number:
+                failures.append(total)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_modes(op_by_op, mode):
+    x = torch.randn(4, 4)
+    with mode():
+        y = (x.to("ltc:0").t() @ x.to("ltc:0")).relu()
+        y[0].add_(1)
+    theirs = (x.t() @ x).relu()
+    theirs[0].add_(1)
+    torch.testing.assert_close(y.cpu(), theirs)
+
+
+def test_autocast_of_the_cpu_does_not_reach_in(op_by_op):
+    x = torch.randn(4, 4).to("ltc:0")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (x @ x).dtype is torch.float32
