@@ -87,6 +87,12 @@ FLAGS = (
         "auto: what is new runs at once on PyTorch's kernels, and is compiled when it comes back; "
         "native: compiled before its first run; op_by_op: each call runs when it is made",
     ),
+    Flag(
+        "LTC_COMPILE_BEHIND",
+        boolean,
+        True,
+        "large programs are compiled by another process, while they run on PyTorch's kernels",
+    ),
     Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
     Flag("LTC_USE_BF16", boolean, False, "devices keep float and double tensors as bfloat16"),
     Flag(
@@ -238,6 +244,7 @@ FLAGS = (
 _OUTSIDE_PROGRAMS = frozenset(
     {
         "LTC_TIER",
+        "LTC_COMPILE_BEHIND",
         "LTC_NUM_DEVICES",
         "LTC_SYNC_WAIT",
         "LTC_EMIT_STEPLOG",

@@ -23,6 +23,8 @@ from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow
 from ltc.runtime import physical_dtype
+from ltc.runtime.background import compile_behind
+from ltc.runtime.background.compile_behind import Request
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.program import InputRole, Program
@@ -227,7 +229,7 @@ def _compile(
 
     tiers, computation = None, _recalled(key, calls)
     if computation is None and not _is_verified(key) and begin_interpreted():
-        tiers = _interpreted(calls, outputs, numbering, donated, device, native)
+        tiers = _interpreted(key, calls, outputs, numbering, device, traced, native)
     if tiers is not None:
         computation = tiers.interpreted
     elif computation is None:
@@ -256,14 +258,16 @@ def _compile(
 
 
 def _interpreted(
+    key: tuple[Any, ...],
     calls: list[Call],
     outputs: Sequence[CallResult],
     numbering: Numbering,
-    donated: frozenset[int],
     device: int,
+    traced: Callable[[], Graph],
     native: Callable[[], Any],
 ) -> Tiers | None:
     """What runs the calls until they are compiled; None where they have to be at once."""
+    donated = frozenset(dict(key[2]).values())
 
     def compiled_alone(graph: Graph) -> Any:
         return backend().compile(pipeline.run(graph), device, frozenset())
@@ -276,11 +280,14 @@ def _interpreted(
     def compiled_later() -> Any:
         started = time.perf_counter_ns()
         metrics.count("UncachedCompile")
-        computation = native()
+        computation = _recalled(key, calls) or native()  # another process may have compiled it
         metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
         return computation
 
-    return Tiers(interpreted, compiled_later, len(calls))
+    def begin_behind() -> Request | None:
+        return compile_behind.begin(_record_name(key), traced(), device, donated)
+
+    return Tiers(interpreted, compiled_later, begin_behind, len(calls))
 
 
 def _roles(

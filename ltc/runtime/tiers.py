@@ -19,12 +19,15 @@ from ltc import config
 from ltc.backends.interface import ComputationCapabilities
 from ltc.debug import metrics
 from ltc.runtime import physical_dtype
+from ltc.runtime.background import compile_behind
+from ltc.runtime.background.compile_behind import Request
 from ltc.runtime.transfers import capabilities
 from ltc.support.fork_safe_lock import renewed_lock
 
 NEAR = 4  # programs from one run to the next: as many as a loop's step may have
 REPEATS = 2  # runs so near to the one before that make a loop
 _compiling = renewed_lock(globals(), "_compiling")  # each compiles with every processor
+LARGE_CALLS = 100  # of a program that takes about half a second to compile
 COMPILE_SECONDS = 0.1, 0.004  # about: of any program, and for each of its recorded calls
 
 
@@ -50,13 +53,21 @@ class Tiers:
     interpreted  what runs it till then
     """
 
-    def __init__(self, interpreted: Any, compile: Callable[[], Any], calls: int) -> None:
+    def __init__(
+        self,
+        interpreted: Any,
+        compile: Callable[[], Any],
+        begin_behind: Callable[[], Request | None],
+        calls: int,
+    ) -> None:
         """
-        compile  gives the backend's computation
-        calls    how many recorded calls it runs
+        compile       gives the backend's computation
+        begin_behind  has another process make it; None where that cannot be
+        calls         how many recorded calls it runs
         """
         self.interpreted = _Timed(interpreted, self)
-        self._compile, self._calls = compile, calls
+        self._compile, self._begin_behind, self._calls = compile, begin_behind, calls
+        self._behind: Request | None = None
         self._native: Any = None
         self._last_use = self._repeats = 0
         self.seconds = 0.0  # that its runs have taken
@@ -71,9 +82,21 @@ class Tiers:
         self._repeats = self._repeats + 1 if near else 0
         self._last_use = use
         reason = self._reason()
-        if reason is None:
+        if reason is None or (reason != "Failed" and self._is_compiled_behind()):
             return self.interpreted, False
         return self.native(reason), True
+
+    def _is_compiled_behind(self) -> bool:
+        """Whether another process is at it, which begins where it takes long."""
+        if (
+            self._native is not None
+            or self._calls < LARGE_CALLS
+            or not compile_behind.is_possible()
+        ):
+            return False
+        if self._behind is None:
+            self._behind = self._begin_behind() or compile_behind.HERE
+        return not self._behind.over.is_set()
 
     def _reason(self) -> str | None:
         """Why it is to be compiled now; None where it is not."""

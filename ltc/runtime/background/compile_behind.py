@@ -1,0 +1,131 @@
+"""Large programs are compiled by another process, while this one runs them interpreted.
+
+A thread would not do: a compiler written in Python holds the interpreter's lock, and each kernel
+that the step calls would wait for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from ltc import config
+from ltc.debug import metrics
+from ltc.ir.graph import Graph
+from ltc.ir.json_codec import Unrecordable
+from ltc.runtime.background.graph_record import record_of_graph
+from ltc.runtime.transfers import capabilities
+from ltc.support.disk_cache import disk_cache
+from ltc.support.fork_safe_lock import renewed_lock
+
+_START = """
+import sys
+sys.path[:] = {paths!r}
+from ltc.runtime.background.compile_worker import serve
+serve()
+"""
+_starting = renewed_lock(globals(), "_starting")
+_worker: Worker | None = None
+
+
+class Request:
+    """A program that is being compiled behind.
+
+    over  set once it is on the disk, or will never be
+    """
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+
+HERE = Request()  # of what only this process can compile
+HERE.over.set()
+
+
+def is_possible() -> bool:
+    """Whether programs can be handed from one process to the other."""
+    return bool(
+        config.value("LTC_COMPILE_BEHIND")
+        and sys.executable
+        and capabilities().programs is not None
+        and disk_cache() is not None
+    )
+
+
+def begin(name: str, graph: Graph, device: int, donated: frozenset[int]) -> Request | None:
+    """Have a program compiled, which is kept by that name; None where it has to be done here.
+
+    graph  as traced: no pass has run
+    """
+    try:
+        record = record_of_graph(graph)
+    except Unrecordable:
+        return None
+    metrics.count("CompileBehind")
+    return _running().compile(
+        {"name": name, "graph": record, "device": device, "donated": sorted(donated)}
+    )
+
+
+def _running() -> Worker:
+    global _worker
+    with _starting:
+        if _worker is None or not _worker.is_usable():
+            _worker = Worker()
+        return _worker
+
+
+class Worker:
+    """The process, and what it was asked for."""
+
+    def __init__(self) -> None:
+        paths = [path or os.getcwd() for path in sys.path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START.format(paths=paths)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt from the keyboard is not meant for it
+            text=True,
+        )
+        self._owner = os.getpid()
+        self._numbers = itertools.count()
+        self._requests: dict[int, Request] = {}
+        self._writing = threading.Lock()
+        threading.Thread(target=self._listen, name="ltc compile worker", daemon=True).start()
+
+    def is_usable(self) -> bool:
+        """Whether it lives, and is this process's: a child of fork has none."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def compile(self, request: dict[str, Any]) -> Request | None:
+        made, number = Request(), next(self._numbers)
+        self._requests[number] = made
+        line = json.dumps({"number": number, **request}) + "\n"
+        threading.Thread(target=self._write, args=(line,), daemon=True).start()
+        return made
+
+    def _write(self, line: str) -> None:
+        """In a thread: the pipe takes it as fast as the process reads, which imports torch first."""
+        try:
+            with self._writing:
+                assert self._process.stdin is not None
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+        except OSError:
+            self._process.kill()  # then `_listen` comes to the end
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            number, error = json.loads(line)
+            if error is not None:
+                metrics.count("CompileBehindFailed")
+            self._requests.pop(number).over.set()
+        while self._requests:  # it is gone: what it has not done is done here
+            self._requests.popitem()[1].over.set()

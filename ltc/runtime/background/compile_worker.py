@@ -1,0 +1,41 @@
+"""The process that compiles while the one that started it goes on: reads graphs, keeps programs.
+
+A request is a line of JSON on its standard input; the answer is a line with the request's number.
+The program itself goes through the disk cache, where the other process finds it as it finds those
+of earlier runs.  It runs with the lowest priority, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from ltc.passes import pipeline
+from ltc.runtime.background.graph_record import graph_of_record
+from ltc.runtime.partition import SegmentedComputation, compiled
+from ltc.runtime.transfers import backend, capabilities
+
+
+def serve() -> None:
+    """Answer every request; one that fails is answered too, and leaves nothing on the disk."""
+    os.nice(19)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    sys.stdout = sys.stderr  # whatever prints
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            _compile(request)
+        except Exception as error:
+            answers.write(json.dumps([request["number"], repr(error)]) + "\n")
+        else:
+            answers.write(json.dumps([request["number"], None]) + "\n")
+
+
+def _compile(request: dict[str, Any]) -> None:
+    graph = pipeline.run(graph_of_record(request["graph"]))
+    computation = compiled(backend(), graph, request["device"], frozenset(request["donated"]))
+    programs = capabilities().programs
+    if programs is not None and not isinstance(computation, SegmentedComputation):
+        programs.remember(request["name"], computation)
