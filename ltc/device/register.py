@@ -26,6 +26,7 @@ from ltc.device.recording.state import liveness_is_as_assumed
 from ltc.device.recording.sync import exclusively
 from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
+from ltc.runtime.background import compile_behind
 from ltc.runtime.executor import all_executors
 from ltc.runtime.program_cache import PROGRAMS
 from ltc.support import torch_private
@@ -153,6 +154,7 @@ def _prepare_to_exit() -> None:
     """Let what runs end, so that no thread works on while Python takes itself apart."""
     for executor in all_executors():
         executor.wait()
+    compile_behind.end()
     BackendRegistrar.prepare_to_exit()
 
 

@@ -32,10 +32,7 @@ def auto(monkeypatch, tmp_path):
     settings = {"LTC_TIER": "auto", "LTC_CACHE": 1, "LTC_CACHE_DIR": str(tmp_path)}
     with config.override(LTC_BACKEND="llvm", LTC_NUM_DEVICES=1, **settings):
         yield
-        worker = compile_behind._worker
-        if worker is not None:
-            worker._process.kill()
-            worker._process.wait()
+        compile_behind.end()
 
 
 def run(x: torch.Tensor) -> torch.Tensor:

@@ -80,6 +80,12 @@ def _running() -> Worker:
         return _worker
 
 
+def end() -> None:
+    """Nobody is left to run what is being compiled."""
+    if _worker is not None and _worker.is_usable():
+        _worker.end()
+
+
 class Worker:
     """The process, and what it was asked for."""
 
@@ -109,6 +115,10 @@ class Worker:
         line = json.dumps({"number": number, **request}) + "\n"
         threading.Thread(target=self._write, args=(line,), daemon=True).start()
         return made
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def _write(self, line: str) -> None:
         """In a thread: the pipe takes it as fast as the process reads, which imports torch first."""
