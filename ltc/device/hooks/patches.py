@@ -20,6 +20,7 @@ from ltc.device.hooks import (
     scripting,
     strided_copies,
     tracing,
+    unmarked_loops,
 )
 from ltc.device.recording import gradient_views
 from ltc.device.recording.sync import exclusively, value_of
@@ -53,6 +54,7 @@ def install() -> None:
     scripting.install()
     tracing.install()
     strided_copies.install()
+    unmarked_loops.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------

@@ -154,6 +154,9 @@ class Recorder:
     roots    where paths begin, by torch's default dtype: it decides types that no call names
     recordings   how many have ended
     interrupted  whether another thread ended the recording: a kernel under way must read anew
+    optimizer_steps  how many steps each optimizer has made in this recording, by its id
+    has_marks    whether the user ends steps
+    marked_by    the optimizer whose step ends a recording, where nobody else does; else None
     drawn        the seed of the random call that is being recorded, which may have to begin anew
     fork         where this recording is about to go on op by op, and with which key; else None
     op_by_op     runs every call of this recording at once; None where calls are recorded
@@ -181,6 +184,9 @@ class Recorder:
         "op_by_op",
         "now",
         "drawn",
+        "optimizer_steps",
+        "has_marks",
+        "marked_by",
         "fork",
         "ended",
         "entries",
@@ -197,6 +203,9 @@ class Recorder:
         self.op_by_op: OpByOp | None = None
         self.now: OpByOp | None = None
         self.drawn: int | None = None
+        self.optimizer_steps: dict[int, int] = {}
+        self.has_marks = False
+        self.marked_by: int | None = None
         self.fork: tuple[Entry, tuple] | None = None
         self.inputs: list[Buffer] = []
         self.scalars: list = []
@@ -407,6 +416,7 @@ class Recorder:
         self.foreign.clear()
         self.token = self.replica = None
         self.exchanges = False
+        self.optimizer_steps.clear()
         self.recordings += 1
         self.ended = self.last
         if self.entries > config.value("LTC_MAX_RECORDED"):
@@ -471,6 +481,11 @@ class _FirstDevice(Device):
 
 
 _devices: list[Device] = []
+
+
+def devices_in_use() -> list[Device]:
+    """Those of `devices()`; none before the first use of one."""
+    return _devices
 
 
 def devices() -> list[Device]:

@@ -291,8 +291,10 @@ def end_step(device: Device) -> None:
 
     Raises the error of a program that failed since the last mark, this one or an earlier one.
     """
+    recorder = device.recorder()
+    recorder.has_marks, recorder.marked_by = True, None
     try:
-        flush(device.recorder())
+        flush(recorder)
         _raise_unreported(device)
     finally:
         device.random.end_step()

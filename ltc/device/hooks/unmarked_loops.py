@@ -1,0 +1,48 @@
+"""A loop that nobody marks: where the same optimizer steps again, a step mark would have stood.
+
+Without one its steps would be recorded one behind the other, and compiled as one ever longer program.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from ltc.debug import metrics
+from ltc.device.recording.recorder import Recorder, devices_in_use
+from ltc.device.recording.sync import flush
+
+# That one optimizer makes between two marks of a loop that has some: those of a critic, say.
+STEPS_BETWEEN_MARKS = 16
+
+
+def install() -> None:
+    """Once per process."""
+    register_optimizer_step_post_hook(_note_step)
+
+
+def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    place = _device_of(optimizer)
+    for device in devices_in_use():
+        recorder = device.recorders.get(get_ident())
+        if device.torch_device == place and recorder is not None and not recorder.nothing_pending:
+            _mark_where_missing(recorder, id(optimizer))
+
+
+def _device_of(optimizer: Optimizer) -> torch.device | None:
+    """That of its first parameter."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return next((p.device for p in parameters), None)
+
+
+def _mark_where_missing(recorder: Recorder, optimizer: int) -> None:
+    steps = recorder.optimizer_steps
+    steps[optimizer] = steps.get(optimizer, 0) + 1
+    allowed = STEPS_BETWEEN_MARKS if recorder.has_marks else 1
+    if recorder.marked_by == optimizer or steps[optimizer] > allowed:
+        recorder.marked_by = optimizer  # from now on at once: a loop's step is one recording
+        metrics.count("ImpliedMark")
+        flush(recorder)
