@@ -42,7 +42,15 @@ def record(name: str, value: float, kind: str = "value") -> None:
 
     kind  "time" (nanoseconds), "bytes" or "value"; that of the first sample counts
     """
-    note((), ((name, value, kind),))
+    with _lock:
+        _metric(name, kind).add(value, time.time())
+
+
+def _metric(name: str, kind: str) -> Metric:
+    metric = _metrics.get(name)
+    if metric is None:
+        metric = _metrics[name] = Metric(kind)
+    return metric
 
 
 def note(counts: Iterable[tuple[str, int]], samples: Iterable[tuple[str, float, str]] = ()) -> None:
@@ -52,10 +60,7 @@ def note(counts: Iterable[tuple[str, int]], samples: Iterable[tuple[str, float, 
         for name, n in counts:
             _counts[name] += n
         for name, value, kind in samples:
-            metric = _metrics.get(name)
-            if metric is None:
-                metric = _metrics[name] = Metric(kind)
-            metric.add(value, now)
+            _metric(name, kind).add(value, now)
 
 
 class timed:

@@ -27,7 +27,10 @@ from restless_programs import HAVE_OPTIMIZER, RESTLESS
 
 WAYS: dict[str, dict[str, bool]] = {"": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 LATER = 50
-COUNTED = ("InterpretedRuns", "UncachedCompile", "RecordedEntries")
+COUNTED = (
+    "OpByOpSteps", "InterpretedRuns", "UncachedCompile", "CompileBehind", "RecordedEntries",
+    "ImpliedMark",
+)  # fmt: skip
 SECONDS = 900  # of one process
 
 

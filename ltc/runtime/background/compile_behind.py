@@ -132,10 +132,15 @@ class Worker:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            number, error = json.loads(line)
-            if error is not None:
-                metrics.count("CompileBehindFailed")
-            self._requests.pop(number).over.set()
-        while self._requests:  # it is gone: what it has not done is done here
-            self._requests.popitem()[1].over.set()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("["):  # not what some import prints
+                    self._note_answer(*json.loads(line))
+        finally:  # it is gone: what it has not done is done here
+            while self._requests:
+                self._requests.popitem()[1].over.set()
+
+    def _note_answer(self, number: int, error: str | None) -> None:
+        if error is not None:
+            metrics.count("CompileBehindFailed")
+        self._requests.pop(number).over.set()
