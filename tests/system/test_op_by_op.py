@@ -13,6 +13,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
+from ltc.device.recording.recorder import device_at
 from ltc.device.torch_device import storage_of
 from ltc.runtime import tiers
 
@@ -24,14 +25,23 @@ def auto(monkeypatch):
     monkeypatch.setattr(forks, "_has_peers", lambda: False)
     ltm.mark_step()
     with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
+        forget_paths()
         yield
         ltm.mark_step()
+    forget_paths()
+
+
+def forget_paths() -> None:
+    """What other tests have recorded is no way that a path has gone on."""
+    device_at(0).recorder()._plant()
 
 
 @pytest.fixture
 def op_by_op():
     with config.override(LTC_TIER="op_by_op"):
+        forget_paths()
         yield
+        ltm.mark_step()
 
 
 def run(length: int) -> torch.Tensor:
@@ -122,6 +132,23 @@ def test_what_needs_the_same_bits_everywhere_is_never_run_so(monkeypatch, settin
         for length in range(2301, 2306):
             run(length)
     assert grown["OpByOpSteps"] == 0
+
+
+def test_a_path_that_was_recorded_is_not_followed_either():
+    x = torch.ones(3).to("ltc:0")
+    for _ in range(3):
+        y = x * 5
+        ltm.mark_step()
+    with config.override(LTC_TIER="op_by_op"):
+        ltm.mark_step()
+        for _ in range(3):
+            z = x * 5
+            ltm.mark_step()
+        with metrics.counted() as grown:
+            z = x * 5
+            ltm.mark_step()
+    assert grown["OpByOpCalls"] == 1
+    assert torch.equal(y.cpu(), z.cpu())
 
 
 def test_ltc_tier_op_by_op_runs_every_call_when_it_is_made(op_by_op):

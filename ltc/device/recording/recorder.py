@@ -241,6 +241,8 @@ class Recorder:
 
     def _expected(self) -> Entry:
         """The entry that a recording begins with, as far as the one before tells."""
+        if forks.is_forced():
+            return STOPPED
         return self.ended.follow if self.ended.follow is not END else self.root.next
 
     # --- along the path
@@ -249,6 +251,8 @@ class Recorder:
         """Move to the entry of `key`, made by `make_call() -> Call` where it is new there."""
         if self.op_by_op is not None:
             return self.op_by_op.advance(key, make_call)
+        if self.cursor is STOPPED and self._is_to_go_op_by_op():
+            raise GoesOpByOp(self)
         last = self.last
         entry = last.next
         if entry.key != key:
@@ -266,8 +270,8 @@ class Recorder:
 
     def _goes_op_by_op(self, last: Entry, key: tuple) -> bool:
         """Whether what comes next, and is new here, is run at once."""
-        if forks.is_forced():
-            return self._may_go_op_by_op()
+        if self._is_to_go_op_by_op():
+            return True
         if last.branches is None or len(last.branches) < forks.RECORDED:
             return False
         if not self._may_go_op_by_op():
@@ -277,6 +281,10 @@ class Recorder:
                 last.passed = forks.PassedBy()
             self.fork = (last, key) if last.passed.passes(_hashable(key)) else None
         return self.fork is not None
+
+    def _is_to_go_op_by_op(self) -> bool:
+        """Whether every call is to run at once, as LTC_TIER=op_by_op asks for."""
+        return forks.is_forced() and self._may_go_op_by_op()
 
     def _may_go_op_by_op(self) -> bool:
         return not self.exchanges and forks.may_run()
