@@ -77,6 +77,7 @@ class ProgramStep:
     writes: tuple[Node, ...]
     codes: tuple[KernelCode, ...] = ()
     overwrites: dict[Node, Node] = field(default_factory=dict)
+    _copies: tuple[KernelCode, ...] = ()  # what is left out where it lies over its base
 
     @property
     def is_native(self) -> bool:
@@ -85,7 +86,13 @@ class ProgramStep:
     def lies_over(self, target: Node) -> None:
         """What its kernel begins as is there already where that is what it lies over: no copy."""
         if isinstance(self.unit, Kernel) and self.unit.base is target:
-            self.codes = self.codes[1:]
+            self._copies, self.codes = self.codes[:1], self.codes[1:]
+
+    def lies_elsewhere(self, node: Node) -> None:
+        """It has to store a node in memory of the node's own after all."""
+        target = self.overwrites.pop(node)
+        if isinstance(self.unit, Kernel) and self.unit.base is target:
+            self.codes = self._copies + self.codes
 
     @property
     def may_fail(self) -> bool:
@@ -356,6 +363,6 @@ class _Order:
                 may_fail_later = bool(self._failing - self._done - {step})
                 for node, target in list(step.overwrites.items()):
                     if may_fail_later or self._readers[target] - self._done - {step}:
-                        del step.overwrites[node]
+                        step.lies_elsewhere(node)
                 return step
         raise AssertionError("steps that wait for one another")
