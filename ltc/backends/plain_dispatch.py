@@ -37,12 +37,8 @@ def has_plain_dispatch() -> bool:
 
 def is_plain_now() -> bool:
     """Whether a kernel of ltc's, called below autograd, needs no PlainDispatch for its own calls."""
-    return not (
-        torch.is_autocast_enabled("cpu")
-        or torch.is_inference_mode_enabled()
-        or is_transformed()
-        or function_mode_depth()
-        or dispatch_mode_depth()
+    return has_plain_dispatch() and not (
+        torch.is_autocast_enabled("cpu") or is_transformed() or dispatch_mode_depth()
     )
 
 

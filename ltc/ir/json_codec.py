@@ -18,7 +18,7 @@ from ltc.ir.tensor_type import TensorType
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_TORCH = (torch.dtype, torch.memory_format, torch.layout)
-_OPS: dict[str, Op] = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
+OPS: dict[str, Op] = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
 
 
 class Unrecordable(TypeError):
@@ -70,7 +70,7 @@ def _operand_record(node: Node) -> Any:
 def _node(parts: list[Any]) -> Node:
     name, operands, attrs = parts
     inputs = [_operand(value_of(o), position) for position, o in enumerate(operands)]
-    return make(_OPS[name], *inputs, **dict(value_of(attrs)))
+    return make(OPS[name], *inputs, **dict(value_of(attrs)))
 
 
 def _operand(value: TensorType | Node, position: int) -> Node:

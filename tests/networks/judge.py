@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 import ltc.core.lazy_model as ltm
+from ltc import config
 from tests.networks.network import Network, Step, head, precision
 
 TIMES_EAGER = 10
@@ -242,11 +243,18 @@ def _function(network: Network, around: Callable[[Step], str] = Step.text, **nam
 def _on_ltc(network: Network, draws: Draws) -> tuple[list[str], list[torch.Tensor]]:
     torch.set_num_threads(network.threads)
     torch.manual_seed(0)
-    mark = ltm.mark_step
     if os.environ.get("NETWORK_TIERS") == "changing":
-        mark = ChangingTiers(random.Random(network.text()))
-        for _ in range(2):  # what comes back is run in another way
-            _function(network)("ltc", mark=mark)
+        with config.override(LTC_TIER="auto"):  # afterwards as before, so that a seed repeats
+            mark = ChangingTiers(random.Random(network.text()))
+            for _ in range(2):  # what comes back is run in another way
+                _function(network)("ltc", mark=mark)
+            return _results_of(network, mark, draws)
+    return _results_of(network, ltm.mark_step, draws)
+
+
+def _results_of(
+    network: Network, mark: Callable[[], object], draws: Draws
+) -> tuple[list[str], list[torch.Tensor]]:
     names, results = _function(network)("ltc", mark=mark, random=draws.take)
     return names, [x.detach().cpu() for x in results]
 

@@ -14,6 +14,7 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
 from ltc.device.recording.recorder import device_at
+from ltc.device.recording.run_now import TorchKernel
 from ltc.device.torch_device import storage_of
 from ltc.runtime import tiers
 
@@ -360,6 +361,24 @@ def test_an_error_is_raised_by_its_call_and_the_rest_lives(op_by_op):
     with pytest.raises(IndexError):
         x[torch.tensor([7], device="ltc:0")]
     assert (x + y).sum().item() == 36
+
+
+def test_a_list_of_which_a_part_is_written_is_not_written_again(op_by_op, monkeypatch):
+    def stops_half_way(tensors, scalar):
+        tensors[0].mul_(scalar)
+        raise NotImplementedError("no kernel for the second")
+
+    first, second = (torch.ones(4).to("ltc:0") for _ in range(2))
+    torch._foreach_mul_([first, second], 2.0)
+    (kernel,) = [
+        one
+        for one in gc.get_objects()
+        if type(one) is TorchKernel and one.signature.name == "aten::_foreach_mul_.Scalar"
+    ]
+    monkeypatch.setattr(kernel, "call", stops_half_way)
+    with pytest.raises(NotImplementedError, match="the second"):
+        torch._foreach_mul_([first, second], 3.0)
+    assert second.tolist() == [2.0] * 4
 
 
 def test_no_result_of_a_kernel_may_hold_what_ltc_does_not(op_by_op):

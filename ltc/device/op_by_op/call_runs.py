@@ -9,6 +9,7 @@ import torch
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.backends.interpreter.call_kernel import CallKernel, Slots, kernel_of
+from ltc.backends.interpreter.interpreted import INPUT
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.ir.graph import Graph
 from ltc.passes import pipeline
@@ -16,7 +17,6 @@ from ltc.runtime.partition import compiled
 from ltc.runtime.transfers import backend
 from ltc.support.bounded_table import BoundedTable
 
-INPUT = "ltc::input"
 _kernels: BoundedTable[tuple, tuple[CallKernel, Slots, list[int]]] = BoundedTable(
     "OpByOpKernels", 4096
 )

@@ -10,10 +10,8 @@ import torch
 
 from ltc.aten.call import Call, CallResult
 
-_RUN = Call(
-    "ltc::run", (), {}
-)  # what every computed value names as its call: it was never recorded
-_FEW = 128
+_RUN = Call("ltc::run", (), {})  # what every computed value names as its call: none was recorded
+_FEW = 128  # references that are not worth looking through
 
 
 def computed(recorder: Any, tensor: torch.Tensor) -> CallResult:

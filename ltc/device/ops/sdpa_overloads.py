@@ -201,25 +201,14 @@ def _gradient_and_bias(
     return gradient_formula(gradient, query, key, value, bias, seed, *rest)
 
 
-def _gradient(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    result: torch.Tensor,
-    logarithms: torch.Tensor,
-    seed: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
-    probability: float | None,
-):
+def _gradient(*operands: Any):
+    gradient, query, key, value, bias, result, logarithms, seed, causal, scale, _ = operands
     if seed is None and _has_fused_kernel(query, key, value, bias):
-        operands = _with_dense_rows(gradient, query, key, value, result)
+        dense = _with_dense_rows(gradient, query, key, value, result)
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *operands, logarithms.contiguous(), 0.0, causal, scale=scale
+            *dense, logarithms.contiguous(), 0.0, causal, scale=scale
         )
-    return gradient_formula(gradient, query, key, value, bias, seed, causal, scale, probability)[:3]
+    return _gradient_and_bias(*operands)[:3]
 
 
 def _attention_kept(seed: torch.Tensor, like: torch.Tensor, probability: float):

@@ -20,14 +20,13 @@ from ltc.device.op_by_op.unrecorded import OpByOp
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import OPTIONAL_TENSORS, TENSORS, Signature
 from ltc.device.recording.state import State
-from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.recording.tensors import wrap
+from ltc.device.recording.views import link_by, link_view, link_views, write
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import function_of
 
 _LISTS = frozenset({TENSORS, OPTIONAL_TENSORS})
 _OWN = frozenset({"ltc::attention", "ltc::attention_gradient"})  # their formulas see to strides
-
-
 _OTHER_LAYOUTS = ("sparse", "mkldnn", "nested")  # their kernels make what no ltc tensor can hold
 
 
@@ -47,7 +46,7 @@ class TorchKernel:
     """
 
     __slots__ = ("signature", "runs_here", "call", "count", "positional", "names", "tensors",
-                 "any_strides", "writes", "makes_one", "may_be_operand")  # fmt: skip
+                 "any_strides", "writes", "writes_lists", "makes_one", "may_be_operand")  # fmt: skip
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -69,6 +68,7 @@ class TorchKernel:
         self.tensors = [(i, a.kind in _LISTS) for i, a in signature.tensors]
         self.any_strides = takes_any_strides(signature.name) or signature.name in _OWN
         self.writes = bool(signature.written)
+        self.writes_lists = any(signature.arguments[i].kind in _LISTS for i in signature.written)
         self.makes_one = signature.makes_one_tensor
         self.may_be_operand = may_return_operand(signature.name)
 
@@ -139,11 +139,9 @@ def _called(kernel: TorchKernel, operands: list, writes: bool) -> Any:
         if not kernel.names:
             return kernel.call(*operands)
         return _passed(kernel, operands)
-    except NotImplementedError as error:
-        raise NeedsRule from error  # refused before anything was written
     except Exception as error:
-        if writes:
-            raise
+        if writes and not (isinstance(error, NotImplementedError) and not kernel.writes_lists):
+            raise  # some of it may have been written: the rule must not read that
         raise NeedsRule from error
 
 
@@ -220,13 +218,7 @@ def _let_hold(session: OpByOp, state: State, tensor: torch.Tensor) -> None:
 
 
 def _wrapped(recorder: Recorder, made: Any) -> torch.Tensor:
-    value = computed(recorder, made)
-    tensor = recorder.new_tensor(value.shape, value.dtype)
-    storage_of(tensor).lazy = state = State()
-    state.value, state.device = value, recorder.device
-    state.buffer = state.views = state.base = None
-    recorder.live.append(state)
-    return tensor
+    return wrap(recorder, computed(recorder, made))
 
 
 def _views(recorder: Recorder, signature: Signature, values: Any, made: Any) -> Any:
@@ -239,10 +231,9 @@ def _views(recorder: Recorder, signature: Signature, values: Any, made: Any) -> 
 
 
 def link_of(signature: Signature, values: Any, made: Any) -> tuple:
-    """How the views are derived from what they show."""
-    arguments = signature.arguments
-    if signature.name == "aten::expand" and made.numel() == values[0].numel():
-        return torch.ops.aten.view.default, (tuple(made.shape),), {}
+    """How the views that a call has made are derived from what they show."""
+    arguments, source = signature.arguments, values[0]
     positional = [v for v, a in zip(values, arguments) if not a.keyword_only]
     keywords = {a.name: v for v, a in zip(values, arguments) if a.keyword_only and v is not None}
-    return signature.overload, tuple(positional[1:]), keywords
+    shape = made.shape if isinstance(made, torch.Tensor) else source.shape
+    return link_by(signature.overload, tuple(positional[1:]), keywords, source.shape, shape)

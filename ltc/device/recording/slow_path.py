@@ -4,7 +4,6 @@ recognise what comes next on its path ends up here."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively, flush, value_of
 from ltc.device.recording.tensors import adopt, device_of_call, is_lazy, state_of, wrap
 from ltc.device.recording.user_line import user_line, warn_user
-from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.recording.views import link_by, link_view, link_views, write
 from ltc.device.shapes.meta import NoTypes, result_types
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import plain_functions
@@ -360,11 +359,8 @@ def _views(recorder: Recorder, signature: Signature, state: State, entry: Any):
 def _link(call: Call) -> tuple:
     """How the views that `call` makes are derived from what they show."""
     source: Any = call.args[0]
-    if call.overload is torch.ops.aten.expand.default and call.results[0] is not None:
-        shape = call.results[0].shape
-        if prod(shape) == prod(source.shape):  # no element is there twice, so it may be written to
-            return torch.ops.aten.view.default, (shape,), {}
-    return call.overload, call.args[1:], call.kwargs
+    first: Any = call.results[0] if call.results else source  # of several the shape does not matter
+    return link_by(call.overload, tuple(call.args[1:]), call.kwargs, source.shape, first.shape)
 
 
 def _wrapped(recorder: Recorder, signature: Signature, results: list):

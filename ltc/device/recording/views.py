@@ -6,6 +6,8 @@ stale and is derived again when read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +24,16 @@ from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_en
 WRITE_VIEW = "ltc::write_view"
 _FEW = 16  # ended views that are not worth forgetting
 is_inference_mode_enabled = torch.is_inference_mode_enabled
+
+
+def link_by(
+    overload: Any, args: tuple, kwargs: dict, source: Sequence[int], made: Sequence[int]
+) -> tuple:
+    """(overload, arguments, keywords) by which a view of shape `made` follows from its source."""
+    if overload is torch.ops.aten.expand.default and prod(made) == prod(source):
+        # No element is there twice, so it may be written to.
+        return torch.ops.aten.view.default, (tuple(made),), {}
+    return overload, args, kwargs
 
 
 def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple) -> torch.Tensor:

@@ -109,7 +109,7 @@ class Worker:
         """Whether it lives, and is this process's: a child of fork has none."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def compile(self, request: dict[str, Any]) -> Request | None:
+    def compile(self, request: dict[str, Any]) -> Request:
         made, number = Request(), next(self._numbers)
         self._requests[number] = made
         line = json.dumps({"number": number, **request}) + "\n"

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
-from ltc.ir.json_codec import record_of, value_of
+from ltc.ir.json_codec import OPS, record_of, value_of
 from ltc.ir.node import Node, make
-from ltc.ir.ops import Op
-
-_OPS: dict[str, Op] = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
 
 
 def record_of_graph(graph: Graph) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def graph_of_record(record: dict[str, Any]) -> Graph:
     nodes: list[Node] = []
     for name, operands, attrs in record["nodes"]:
         inputs = [nodes[position] for position in operands]
-        nodes.append(make(_OPS[name], *inputs, **dict(value_of(attrs))))
+        nodes.append(make(OPS[name], *inputs, **dict(value_of(attrs))))
 
     def those(name: str) -> tuple[Node, ...]:
         return tuple([nodes[position] for position in record[name]])
