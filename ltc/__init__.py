@@ -6,6 +6,8 @@ import contextlib
 import gc
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ try:
     from ltc.device.recording.tensors import set_current_device as _set_current_device
     from ltc.distributed import process_group as _process_group  # noqa: F401  and it what torch.distributed finds
     from ltc.distributed.lazy_multiprocessing import launch
+    from ltc.replay.compiled_step import CompiledStep as _CompiledStep
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
     from ltc.tracebacks import entrance as _entrance
@@ -30,6 +33,7 @@ finally:
         gc.enable()
 
 __all__ = [
+    "compile",
     "device",
     "device_count",
     "devices",
@@ -92,6 +96,47 @@ def sync(wait: bool = False) -> None:
     >>> ltc.sync(wait=True)
     """
     _steps.mark(wait=wait)
+
+
+def compile(function: Callable | None = None) -> Any:
+    """A step function whose calls are replayed, without its Python, once two were alike.
+
+    `@ltc.compile` or `ltc.compile(function)`. A call is a recording of its own: what was pending
+    is started before, what it records at its end. Two calls in succession that record the same are
+    enough: from then on the program is given the call's tensors, and the function is not run.
+
+    It may use its arguments and what it closes over: modules, optimizers, tensors, numbers. All is
+    looked at in each call: shapes, dtypes, `training`, which parameters there are and whether they
+    want gradients, autocast, grad mode. Where something is different the call is recorded, and
+    replayed when it comes back. Learning rates, step counts, floats that are arguments are handed
+    over. Each LTC_REPLAY_CHECKth call is recorded to compare it: a function that does something
+    else raises StepDiffers.
+
+    Side effects of the function's Python happen when it is recorded, and only then:
+
+    >>> import itertools
+    >>> from ltc import config
+    >>> calls = itertools.count()
+    >>> @ltc.compile
+    ... def double(x):
+    ...     next(calls)
+    ...     return x * 2
+    >>> with config.override(LTC_CHECK=0):  # LTC_CHECK=1 records every call, to compare it
+    ...     [double(torch.full((2,), n, device="ltc")).tolist()[0] for n in (1.0, 2.0, 3.0)]
+    [2.0, 4.0, 6.0]
+    >>> next(calls)
+    2
+
+    Results carry no graph: a backward belongs inside. What prints, reads a value, adds a step
+    closure, draws from a generator of its own or keeps what it makes elsewhere than in gradients,
+    parameters and its result cannot be replayed: it runs as it is, with one warning that says why
+    (and `refusal` of what this returns). Raises TypeError for what is no function.
+    """
+    if function is None:
+        return compile
+    if not callable(function):
+        raise TypeError(f"ltc.compile takes a function, not a {type(function).__name__}")
+    return _CompiledStep(function)
 
 
 @contextlib.contextmanager

@@ -93,6 +93,13 @@ FLAGS = (
         True,
         "large programs are compiled by another process, while they run on PyTorch's kernels",
     ),
+    Flag(
+        "LTC_REPLAY_CHECK",
+        at_least(1),
+        1000,
+        "of so many calls that ltc.compile could replay, one is recorded and compared; LTC_CHECK=1 "
+        "compares each",
+    ),
     Flag("LTC_NUM_DEVICES", at_least(1), 1, "devices of this process", older="CPU_NUM_DEVICES"),
     Flag("LTC_USE_BF16", boolean, False, "devices keep float and double tensors as bfloat16"),
     Flag(
@@ -245,6 +252,7 @@ _OUTSIDE_PROGRAMS = frozenset(
     {
         "LTC_TIER",
         "LTC_COMPILE_BEHIND",
+        "LTC_REPLAY_CHECK",
         "LTC_NUM_DEVICES",
         "LTC_SYNC_WAIT",
         "LTC_EMIT_STEPLOG",

@@ -53,6 +53,10 @@ class VerificationError(LtcError):
         self.difference, self.origin = difference, origin
 
 
+class StepDiffers(LtcError):
+    """A function that `ltc.compile` replays did something else when it was called to check."""
+
+
 class NotLazyTensor(RuntimeError):
     """A tensor of another device where one of a lazy device was needed.
 

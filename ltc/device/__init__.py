@@ -1,6 +1,7 @@
 """How a torch tensor on `ltc` behaves.
 
 torch_device  the device type that torch is given
+call_observer  what one call does besides recording
 shapes      what a call gives, without running it
 op_by_op    calls that run when they are made
 recording   calls recorded, compared with the last step, ended and started

@@ -127,6 +127,15 @@ def program_for(
     return program, known
 
 
+def known_program(binding: ProgramBinding) -> Program | None:
+    """The program of a recording that ended so before, where it is kept and settings are as they were."""
+    program = binding.program() if binding.key[1] == _settings() else None
+    if program is not None:
+        note_use(program)
+        _note_program(program, "CachedCompile")
+    return program
+
+
 def _note_program(program: Program, counter: str) -> None:
     metrics.note(((counter, 1),), (("TensorsGraphSize", program.calls, "value"),))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ltc import config
+from ltc.device.call_observer import note_obstacle
 from ltc.tracebacks import shorten
 
 Closure = Callable[[], Any]
@@ -162,6 +163,7 @@ class StepClosures:
 
     def add(self, closure: Callable, args: tuple = (), run_async: bool = False) -> None:
         """Have `closure(*args)` run at the end of the step; `args` stay alive until then."""
+        note_obstacle("adds a step closure")
         queue = self._async_closures if run_async else self._closures
         queue.append(functools.partial(closure, *args))
 

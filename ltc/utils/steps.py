@@ -7,6 +7,7 @@ import time
 
 from ltc import config
 from ltc.debug import metrics, metrics_saver, profiler
+from ltc.device.call_observer import note_mark, watching
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import Device
 from ltc.device.recording.tensors import current_device
@@ -28,6 +29,8 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     """
     device = device or current_device()
     metrics.count("MarkStep")
+    if watching:
+        note_mark(wait)
     if config.value("LTC_EMIT_STEPLOG"):
         print(f"ltc step mark on {device} at {time.time():.6f}", file=sys.stderr, flush=True)
     sync.end_step(device)

@@ -52,6 +52,7 @@ LAYERS = [
         "checkpointing.resumable",
         "utils.checkpoint",
         "amp",
+        "replay",
         "distributed",
     ],
     [

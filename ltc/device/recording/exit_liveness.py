@@ -16,6 +16,7 @@ from ltc import config
 from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
 from ltc.debug import metrics
+from ltc.device.call_observer import observer_of, watching
 from ltc.device.recording.recorder import INPUT, Recorder
 from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
@@ -124,6 +125,9 @@ def end(recorder: Recorder) -> None:
 
     Raises what keeps the program from being started; then all that was pending fails with it.
     """
+    observer = observer_of(recorder) if watching else None
+    if observer is not None:
+        observer.before_end(recorder)
     ended, alive = _as_before(recorder) or _looked_at(recorder)
     if ended.made:
         metrics.note((("CreateLtcTensor", ended.made), ("DestroyLtcTensor", ended.died)))
@@ -141,6 +145,8 @@ def end(recorder: Recorder) -> None:
         raise
     recorder.last.ended = ended
     _settle(recorder, ended, alive, buffers)
+    if observer is not None:
+        observer.after_end(recorder, ended, alive)
 
 
 # --- what is alive ----------------------------------------------------------------------------

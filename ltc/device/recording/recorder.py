@@ -18,6 +18,7 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
+from ltc.device.call_observer import watching
 from ltc.device.op_by_op import forks
 from ltc.device.op_by_op.computed import LivingStates
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
@@ -287,7 +288,7 @@ class Recorder:
         return forks.is_forced() and self._may_go_op_by_op()
 
     def _may_go_op_by_op(self) -> bool:
-        return not self.exchanges and forks.may_run()
+        return not self.exchanges and self.thread not in watching and forks.may_run()
 
     def go_op_by_op(self) -> None:
         """Run every call at once until the recording ends; nothing is pending."""

@@ -11,6 +11,7 @@ import torch
 
 from ltc.aten.call import CallResult
 from ltc.debug import metrics
+from ltc.device.call_observer import note_obstacle, note_uploads, watching
 from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State, new_state
@@ -151,6 +152,8 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
                 buffers.append(Buffer(key, device.index, handle))
     except Exception as error:
         raise out_of_memory.in_an_upload(error, device.index)  # noqa: B904  it may be the same
+    if watching:
+        note_uploads(tensors, buffers)
     metrics.count("DeviceDataCacheMiss", len(buffers))
     elapsed = time.perf_counter_ns() - started
     metrics.record("TransferToDeviceTime", elapsed, "time")
@@ -205,6 +208,8 @@ def host_value(state: State) -> torch.Tensor:
 def _downloaded(buffer: Buffer) -> torch.Tensor:
     if not device_at(buffer.device).has_one_recorder():
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
+    if watching:
+        note_obstacle("reads a value")
     started = time.perf_counter_ns()
     value = download(buffer.ready(), buffer.dtype)
     metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")

@@ -1,0 +1,82 @@
+"""What a thread does while one of its calls is watched: recordings that end, uploads, reads, marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from ltc.device.recording.user_line import user_line
+
+watching: dict[int, CallObserver] = {}  # by thread; empty nearly always
+
+
+class CallObserver:
+    """What one call of a user's function has done besides recording.
+
+    recorded  (recorder, its last entry, what it came to, the states that live on) of each
+              recording that ended with something in it
+    origins   of the inputs of each: what `origin_of` says of the state that was bound
+    inputs    their buffers
+    scalars   its numbers
+    uploads   (tensor on the CPU, buffer with its elements)
+    marks     whether each step mark was to wait
+    obstacle  the first thing that cannot be done again without the function; "" where there is none
+    """
+
+    def __init__(self, origin_of: Callable[[Any], Any]) -> None:
+        self.origin_of = origin_of
+        self.recorded: list[tuple[Any, Any, Any, list[Any]]] = []
+        self.origins: list[list[Any]] = []
+        self.inputs: list[list[Any]] = []
+        self.scalars: list[list[Any]] = []
+        self.uploads: list[tuple[torch.Tensor, Any]] = []
+        self.marks: list[bool] = []
+        self.obstacle = ""
+
+    def __enter__(self) -> CallObserver:
+        watching[get_ident()] = self
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        watching.pop(get_ident(), None)
+
+    def before_end(self, recorder: Any) -> None:
+        """Holds no state: who is held would not be seen to be dead."""
+        self.origins.append([self.origin_of(state) for state in recorder.bound])
+        self.inputs.append(list(recorder.inputs))
+        self.scalars.append(list(recorder.scalars))
+
+    def after_end(self, recorder: Any, ended: Any, alive: list[Any]) -> None:
+        self.recorded.append((recorder, recorder.last, ended, alive))
+        if len(self.recorded) > 1:
+            self.hinder("it is more than one program, cut where a value was read or a step marked")
+
+    def hinder(self, obstacle: str) -> None:
+        self.obstacle = self.obstacle or obstacle
+
+
+def observer_of(recorder: Any) -> CallObserver | None:
+    return watching.get(recorder.thread)
+
+
+def note_uploads(tensors: Sequence[torch.Tensor], buffers: Sequence[Any]) -> None:
+    observer = watching.get(get_ident())
+    if observer is not None:
+        observer.uploads.extend(zip(tensors, buffers))
+
+
+def note_obstacle(what: str) -> None:
+    """The watched call does `what`, which cannot be done again without it."""
+    observer = watching.get(get_ident())
+    if observer is not None:
+        line = user_line()
+        observer.hinder(f"it {what} at {line}" if line else f"it {what}")
+
+
+def note_mark(wait: bool) -> None:
+    observer = watching.get(get_ident())
+    if observer is not None:
+        observer.marks.append(wait)

@@ -1,0 +1,13 @@
+"""`ltc.compile`: a step function that was recorded twice alike is replayed, and not traced again.
+
+In the order in which a call meets them:
+compiled_step       the function that users call: replays, records, or refuses
+reachable           what a call can use: arguments, and what its function closes over; how to see
+                    that it is still the same
+traced_float        numbers that say what was computed from them
+observation         what one recorded call came to: which program, on what, and who got the results
+returned            what its result is made of
+handed_over         which of the program's numbers follow from an argument, a learning rate, a step
+counters            step counts that optimizers keep on the CPU
+replay_plan         the guard and the launch, as one generated function
+"""

@@ -1,0 +1,198 @@
+"""`ltc.compile`: the function that a user calls."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from ltc import config
+from ltc.debug import metrics
+from ltc.device.recording.recorder import Recorder, devices
+from ltc.device.recording.sync import flush
+from ltc.device.recording.user_line import warn_user
+from ltc.errors import StepDiffers
+from ltc.replay.handed_over import ChangesByItself
+from ltc.replay.observation import Observation, observed
+from ltc.replay.reachable import Reachable
+from ltc.replay.replay_plan import Changed, ReplayPlan, replays_now
+from ltc.tracebacks import shorten
+
+_PLANS = 16  # of one function and thread: kinds of calls that are replayed
+_SEEN = 64  # kinds of calls of which one was recorded
+_CALLS = 4  # of each kind that are compared
+_TRIES = 64  # calls in a row that are recorded, before the function is given up
+_SAME_OBSTACLE = 3  # times in a row that an obstacle is met
+
+
+class CompiledStep:
+    """A step function, called as before: recorded until two calls are alike, then replayed.
+
+    refusal  why calls of the calling thread are not replayed; "" where they are, or may be
+    """
+
+    refusal = property(lambda self: self._replays().refusal)
+
+    def __init__(self, function: Callable) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._threads: dict[int, _Replays] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._replays().call(args, kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A method, whose instance is an argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _replays(self) -> _Replays:
+        """Those of the calling thread; those of threads that have ended are forgotten."""
+        thread = get_ident()
+        found = self._threads.get(thread)
+        if found is None:
+            running = {one.thread for device in devices() for one in device.recorders.values()}
+            self._threads = {t: one for t, one in self._threads.items() if t in running}
+            found = self._threads[thread] = _Replays(self._function)
+        return found
+
+
+class _Replays:
+    """The calls of a function in one thread.
+
+    refusal  why none is replayed any more; "" where they are, or may be
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self._function = function
+        self.refusal = ""
+        self._plans: OrderedDict[int, ReplayPlan] = OrderedDict()
+        self._alike: OrderedDict[int, list[Observation]] = OrderedDict()
+        self._last: Reachable | None = None  # what the call recorded last could use
+        self._difference = ""  # of that call from one before
+        self._recorded = 0  # calls in a row
+        self._obstacles: list[str] = []  # in a row
+
+    def call(self, args: tuple, kwargs: dict) -> Any:
+        for recorder in self._recorders():
+            flush(recorder)
+        if self.refusal or not replays_now():
+            return self._plainly(args, kwargs)
+        for situation, plan in reversed(self._plans.items()):
+            try:
+                prepared = plan.prepare(args, kwargs)
+            except Changed:
+                continue
+            if (plan.replayed + 1) % _check_interval() == 0:
+                return self._check(situation, plan, prepared[1], args, kwargs)
+            if next(reversed(self._plans)) != situation:
+                self._plans.move_to_end(situation)
+            self._recorded = 0
+            return plan.run(prepared, args, kwargs)
+        result, seen = observed(self._function, args, kwargs, self._recorders)
+        self._note(seen)
+        return result
+
+    def _recorders(self) -> list[Recorder]:
+        thread = get_ident()
+        found = [device.recorders.get(thread) for device in devices()]
+        return [recorder for recorder in found if recorder is not None]
+
+    def _plainly(self, args: tuple, kwargs: dict) -> Any:
+        """As one recording, like a call that is recorded to be replayed."""
+        result = self._function(*args, **kwargs)
+        for recorder in self._recorders():
+            flush(recorder)
+        return result
+
+    # --- calls that were recorded
+
+    def _note(self, seen: Observation) -> None:
+        """Have calls like this one replayed, where there was one before."""
+        metrics.count("ReplayRecordings")
+        self._recorded += 1
+        obstacle = seen.obstacle or self._plan(seen)
+        self._obstacles = [*self._obstacles, obstacle] if obstacle else []
+        if self._obstacles[-_SAME_OBSTACLE:] == [obstacle] * _SAME_OBSTACLE:
+            self._refuse(obstacle)
+        elif self._recorded > _TRIES:
+            self._refuse(f"{_TRIES} calls in a row were different; the last: {self._difference}")
+
+    def _plan(self, seen: Observation) -> str:
+        """Why none can be made of calls like this one; "" where it is made, or one more is needed."""
+        situation = seen.situation
+        calls = self._alike.pop(situation, [])
+        if calls:
+            self._difference = calls[-1].difference(seen)
+        else:
+            self._difference = seen.reachable.difference(self._last)
+        self._last = seen.reachable
+        calls = [seen] if self._difference else [*calls[1 - _CALLS :], seen]
+        _keep(self._alike, situation, calls, _SEEN)
+        if len(calls) < 2:
+            return ""
+        try:
+            plan = ReplayPlan(calls)
+        except ChangesByItself as reason:
+            return str(reason)
+        self._plans.pop(situation, None)
+        _keep(self._plans, situation, plan, _PLANS)
+        return ""
+
+    def _refuse(self, reason: str) -> None:
+        self.refusal = reason
+        replayed = sum(plan.replayed for plan in self._plans.values())
+        self._plans.clear()
+        self._alike.clear()
+        metrics.count("ReplayRefused")
+        name = getattr(self._function, "__qualname__", repr(self._function))
+        before = f" {replayed} were replayed before: did they do the same?" if replayed else ""
+        warn_user(f"ltc.compile({name}) records every call from here on: {reason}.{before}")
+
+    # --- calls that are checked
+
+    def _check(
+        self, situation: int, plan: ReplayPlan, scalars: list, args: tuple, kwargs: dict
+    ) -> Any:
+        """Record a call that would be replayed; raises StepDiffers where it is another."""
+        metrics.count("ReplayChecks")
+        plan.replayed += 1
+        result, seen = observed(self._function, args, kwargs, self._recorders)
+        expected = plan.calls[-1]
+        if not seen.obstacle and seen.root is not expected.root:
+            self._plans.pop(situation)  # recorded paths were forgotten meanwhile
+            self._note(seen)
+            return result
+        difference = seen.obstacle or expected.difference(seen) or seen.other_number(scalars)
+        if difference:
+            self._plans.pop(situation)
+            self._alike.pop(situation, None)
+            name = getattr(self._function, "__qualname__", repr(self._function))
+            raise StepDiffers(
+                f"ltc.compile({name}): {plan.replayed - 1} calls were replayed, and this one, which "
+                f"was recorded to check them, is different: {difference}. A function that is "
+                f"replayed may depend on its arguments and on what it closes over alone. What it "
+                f"did just now is right; what was replayed before may not be. "
+                f"LTC_REPLAY_CHECK=1 checks each call."
+            )
+        return result
+
+
+def _keep(table: OrderedDict, key: Any, value: Any, most: int) -> None:
+    table[key] = value
+    while len(table) > most:
+        table.popitem(last=False)
+
+
+def _check_interval() -> int:
+    """How often a call that could be replayed is recorded: each so many-th."""
+    if config.value("LTC_CHECK"):
+        return 1
+    interval: int = config.value("LTC_REPLAY_CHECK")
+    return interval

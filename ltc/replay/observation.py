@@ -1,0 +1,391 @@
+"""What one recorded call came to: its program, what that was given, and who has what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ltc.aten.call import Call, Scalar
+from ltc.device.call_observer import CallObserver
+from ltc.device.recording.exit_liveness import Ended
+from ltc.device.recording.random_state import RandomState
+from ltc.device.recording.recorder import Entry, Recorder, devices
+from ltc.device.recording.state import State
+from ltc.device.recording.sync import flush
+from ltc.device.recording.tensors import is_lazy
+from ltc.replay.reachable import Reachable, state_if_any
+from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in
+from ltc.replay.traced_float import Operation, Tape, plain
+from ltc.support.torch_private import DEVICE_TYPE
+
+
+@dataclass(slots=True, eq=False)
+class Observation:
+    """One call of a function that was recorded.
+
+    reachable   what it could use, as that was before
+    situation   equal for calls that nothing but numbers tells apart
+    recorder, last, ended   where it was recorded, the last entry, and what the end came to
+    aliases     (place of a tensor, place of an earlier one) that are the same memory
+    origins     of each input of the recording: ("tensor", place among `reachable.lazy`), or
+                ("upload", place among `reachable.host`)
+    scalars     of the recording
+    seeds       the slots of those that were drawn from the device's running seed, in order
+    numbers     the values of `reachable.numbers`, then of the counters, before the call
+    operations  what was computed from these numbers
+    counted     by how much each counter has grown
+    holders     the number of a state that lives on -> who has it: ("tensor", place), ("gradient",
+                place of the tensor it is the gradient of), or ("result", number)
+    no_gradient places of the tensors whose gradient is gone
+    form        of what the function has returned: see `form_of`
+    mark        whether the step mark at its end was to wait; None where it has none
+    obstacle    why such a call cannot be replayed; "" where it can
+    """
+
+    reachable: Reachable
+    situation: int
+    obstacle: str = ""
+    recorder: Recorder = field(default=None)  # type: ignore[assignment]  # there without an obstacle
+    last: Entry = field(default=None)  # type: ignore[assignment]
+    ended: Ended = field(default=None)  # type: ignore[assignment]
+    aliases: list[tuple[int, int]] = field(default_factory=list)
+    origins: list[tuple[str, int]] = field(default_factory=list)
+    scalars: list[Any] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    counted: list[float] = field(default_factory=list)
+    holders: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    no_gradient: list[int] = field(default_factory=list)
+    form: Any = None
+    mark: bool | None = None
+
+    @property
+    def root(self) -> Entry:
+        """Where its path begins."""
+        entry = self.last
+        while entry.parent is not None:
+            entry = entry.parent
+        return entry
+
+    def difference(self, other: Observation) -> str:
+        """What the other has done that this one has not; "" where they are alike."""
+        if self.last is not other.last:
+            return _where_paths_part(self.last, other.last)
+        mine, others = self.ended, other.ended
+        if (mine.outputs, mine.holders, mine.shared, mine.replaced) != (
+            others.outputs,
+            others.holders,
+            others.shared,
+            others.replaced,
+        ) or self.holders != other.holders:
+            return "what it leaves behind is held by something else"
+        if (self.origins, self.aliases) != (other.origins, other.aliases):
+            return "it has worked on other tensors"
+        if (self.mark, self.seeds, self.no_gradient) != (
+            other.mark,
+            other.seeds,
+            other.no_gradient,
+        ):
+            return "its random draws or its step mark are others"
+        if not _same_operations(self.operations, other.operations):
+            return "it has computed other numbers"
+        if self.counted != other.counted:
+            return "its step counts have grown otherwise"
+        return "" if repr(self.form) == repr(other.form) else "it has returned something else"
+
+    def line_of(self, slot: int) -> str:
+        """Where the number of that slot is used."""
+        return next((c.line for c in recorder_path(self.last) if slot in _slots(c)), "")
+
+    def other_number(self, expected: list[Any]) -> str:
+        """Where a number of the recording is not the expected one; "" where all are."""
+        for slot, (mine, other) in enumerate(zip(self.scalars, expected)):
+            if slot not in self.seeds and repr(mine) != repr(other):
+                return f"the number at {self.line_of(slot)} is {mine!r} where {other!r} would have been given"
+        return ""
+
+
+def modes() -> tuple[Any, ...]:
+    """What decides, besides what a function can reach, what its calls do."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(DEVICE_TYPE),
+        torch.get_autocast_dtype(DEVICE_TYPE),
+        torch.get_default_dtype(),
+    )
+
+
+def observed(
+    function: Callable, args: tuple, kwargs: dict, recorders: Callable[[], list[Recorder]]
+) -> tuple[Any, Observation]:
+    """What the call returns, and what it came to.
+
+    recorders  gives those of the calling thread; what is pending in them is started before
+    """
+    for recorder in recorders():
+        flush(recorder)
+    reachable = Reachable(function, args, kwargs)
+    seen = Observation(reachable, hash((reachable.situation(), modes())), reachable.obstacle)
+    if seen.obstacle:
+        return function(*args, **kwargs), seen
+    states = [state_if_any(found.tensor) for found in reachable.lazy]
+    places = {id(state): place for place, state in reversed([*enumerate(states)]) if state}
+    seen.aliases = [(p, places[id(s)]) for p, s in enumerate(states) if s and places[id(s)] != p]
+    seen.numbers = [n.value for n in reachable.numbers] + _values(reachable)
+    running = {device: device.random.running for device in devices()}
+    with CallObserver(lambda state: places.get(id(state))) as observer:
+        result = _traced_call(function, args, kwargs, seen)
+        for recorder in recorders():
+            flush(recorder)
+    seen.counted = [now - was for now, was in zip(_values(reachable), _counters_of(seen))]
+    seen.obstacle = observer.obstacle or _take(seen, result, observer, states, running)
+    reachable.let_go()
+    return result, seen
+
+
+def _values(reachable: Reachable) -> list[float]:
+    return [found.tensor.item() for found in reachable.counters if found.tensor.dim() == 0]
+
+
+def _counters_of(seen: Observation) -> list[float]:
+    return seen.numbers[len(seen.reachable.numbers) :]
+
+
+# --- the call -----------------------------------------------------------------------------------
+
+
+def _traced_call(function: Callable, args: tuple, kwargs: dict, seen: Observation) -> Any:
+    """The call with traced floats in place of the known numbers, which are put back."""
+    tape, numbers = Tape(), seen.reachable.numbers
+    given, named, swapped = list(args), dict(kwargs), []
+    for place, number in enumerate(numbers):
+        traced = tape.known(place, number.value)
+        if number.holder is None:
+            given[number.key] = traced
+        elif number.holder == "kwargs":
+            named[number.key] = traced
+        else:
+            swapped.append((number, traced))
+            _put(number, traced)
+    try:
+        result: Any = function(*given, **named)
+    finally:
+        tape.is_on = False
+        for number, traced in swapped:
+            _restore(number, traced)
+    seen.operations = tape.operations
+    return result
+
+
+def _put(number: Any, value: Any) -> None:
+    if number.part is None:
+        number.holder[number.key] = value
+    else:
+        parts = list(number.holder[number.key])
+        parts[number.part] = value
+        number.holder[number.key] = tuple(parts)
+
+
+def _restore(number: Any, traced: Any) -> None:
+    """The plain number stands there again, unless the call has put another in its place."""
+    present = number.holder.get(number.key)
+    if number.part is not None:
+        if isinstance(present, tuple):
+            number.holder[number.key] = tuple(map(plain, present))
+    else:
+        number.holder[number.key] = plain(present)
+
+
+# --- what it came to ----------------------------------------------------------------------------
+
+
+def _take(
+    seen: Observation,
+    result: Any,
+    observer: CallObserver,
+    states: list[Any],
+    running: dict[Any, int],
+) -> str:
+    """Fill in what is known afterwards; returns the obstacle that is met on the way."""
+    if not observer.recorded:
+        return "nothing was recorded"
+    recorder, seen.last, seen.ended, alive = observer.recorded[0]
+    seen.recorder, seen.scalars = recorder, observer.scalars[0]
+    if not seen.ended.outputs:
+        return "it computes nothing that anybody holds"
+    if len(observer.marks) > 1:
+        return "it marks more than one step"
+    seen.mark = observer.marks[0] if observer.marks else None
+    seen.seeds = _seeds(recorder_path(seen.last))
+    if _drawn(running[recorder.device], len(seen.seeds)) != [
+        seen.scalars[slot] for slot in seen.seeds
+    ]:
+        return "it draws from a generator of its own, or sets the seed"
+    return (
+        _take_origins(seen, observer, states)
+        or graph_obstacle(result)
+        or _take_holders(seen, result, alive, states)
+    )
+
+
+def _seeds(path: list[Call]) -> list[int]:
+    return [call.seed.slot for call in path if call.seed is not None]
+
+
+def recorder_path(last: Entry) -> list[Call]:
+    """The calls of a recording that ended at that entry, in recorded order."""
+    calls, entry = [], last
+    while entry.call is not None:
+        calls.append(entry.call)
+        entry = entry.parent
+    calls.reverse()
+    return calls
+
+
+def _drawn(running: int, count: int) -> list[int]:
+    """The next seeds of a device whose running seed is that."""
+    state = RandomState(running)
+    return [state.draw() for _ in range(count)]
+
+
+def _take_origins(seen: Observation, observer: CallObserver, states: list[Any]) -> str:
+    inputs = zip(observer.origins[0], observer.inputs[0])
+    uploads = {id(buffer): tensor for tensor, buffer in observer.uploads}
+    for position, (place, buffer) in enumerate(inputs):
+        if place is not None and states[place] is not None:
+            if states[place].base is not None:
+                return "it works on a view of another tensor: give it a clone"
+            seen.origins.append(("tensor", place))
+            continue
+        source = uploads.get(id(buffer))
+        place = None if source is None else _place_of_host(seen.reachable, source)
+        if place is None:
+            return _unknown_input(seen.last, position, source is not None)
+        seen.origins.append(("upload", place))
+    uploaded = {place for kind, place in seen.origins if kind == "upload"}
+    for place, found in enumerate(seen.reachable.host):
+        if not found.is_fixed and place not in uploaded:
+            return "it uses a CPU tensor among its arguments on the CPU"
+    return ""
+
+
+def _place_of_host(reachable: Reachable, source: torch.Tensor) -> int | None:
+    for place, found in enumerate(reachable.host):
+        same = found.tensor
+        if (same.data_ptr(), same.shape, same.stride(), same.dtype) == (
+            source.data_ptr(),
+            source.shape,
+            source.stride(),
+            source.dtype,
+        ) and same.numel():
+            return place
+    return None
+
+
+def _unknown_input(last: Entry, position: int, is_upload: bool) -> str:
+    call = _user_of_input(last, position)
+    line = call.line if call is not None else ""
+    if is_upload:
+        return f"it moves a tensor that it has made on the CPU to the device, for {line}"
+    return f"{line} uses a tensor that is neither an argument nor found in what it closes over"
+
+
+def _user_of_input(last: Entry, position: int) -> Call | None:
+    path = recorder_path(last)
+    inputs = (c for c in path if c.overload == "ltc::input" and c.args[0] == position)
+    made = next(inputs, None)
+    users = (c for c in path if made is not None and made.results[0] in _operands(c))
+    return next(users, None)
+
+
+def _operands(call: Call) -> Iterator[Any]:
+    for operand in (*call.args, *call.kwargs.values()):
+        if isinstance(operand, (list, tuple)):
+            yield from operand
+        else:
+            yield operand
+
+
+def _take_holders(seen: Observation, result: Any, alive: list[State], states: list[Any]) -> str:
+    """Who has each state that the end gave something; what the result is made of."""
+    numbers = [n for holders in seen.ended.holders for n in holders]
+    numbers += [n for _, holders in seen.ended.shared for n in holders]
+    known = {id(state): ("tensor", place) for place, state in reversed([*enumerate(states)])}
+    known |= {i: holder for i, holder in _gradients(seen).items() if i not in known}
+    returned = {id(state_if_any(leaf)) for leaf in tensors_in(result)}
+    for number in numbers:
+        state = alive[number]
+        if id(state) not in known and id(state) in returned:
+            known[id(state)] = ("result", number)
+        if id(state) not in known:
+            line = _line_of(seen, number)
+            return f"what is made at {line} is kept by more than its result and gradients"
+        seen.holders[number] = known[id(state)]
+    try:
+        seen.form = form_of(result, known, seen.reachable)
+    except Unfit as unfit:
+        return f"it returns {unfit}"
+    return ""
+
+
+def _line_of(seen: Observation, number: int) -> str:
+    for value, holders in zip(seen.ended.outputs, seen.ended.holders):
+        if number in holders:
+            return value.call.line
+    return "a line that only passes it on"
+
+
+def _gradients(seen: Observation) -> dict[int, tuple[str, Any]]:
+    """By the state of each gradient there is now, the place of its tensor."""
+    found: dict[int, tuple[str, Any]] = {}
+    for place, one in enumerate(seen.reachable.lazy):
+        tensor = one.tensor
+        if not (tensor.requires_grad and tensor.is_leaf):
+            continue
+        gradient = tensor.grad
+        if gradient is None:
+            seen.no_gradient.append(place)
+        elif is_lazy(gradient):
+            found.setdefault(id(state_if_any(gradient)), ("gradient", place))
+    return found
+
+
+# --- differences --------------------------------------------------------------------------------
+
+
+def _where_paths_part(mine: Entry, other: Entry) -> str:
+    calls, others = recorder_path(mine), recorder_path(other)
+    for one, another in zip(calls, others):
+        if one is not another:
+            return f"{another.name} at {another.line} where {one.name} at {one.line} was recorded"
+    longer = (calls, others)[len(others) > len(calls)]
+    if len(calls) == len(others):
+        return "its path was forgotten"
+    last = longer[min(len(calls), len(others))]
+    return f"{last.name} at {last.line} is recorded in one of two calls"
+
+
+def _same_operations(mine: list[Operation], others: list[Operation]) -> bool:
+    return len(mine) == len(others) and all(
+        one.name == other.name
+        and [x.__class__ for x in one.operands] == [x.__class__ for x in other.operands]
+        and _same_places(one, other)
+        and (isinstance(one.result, float) or one.result == other.result)
+        for one, other in zip(mine, others)
+    )
+
+
+def _same_places(one: Operation, other: Operation) -> bool:
+    return all(
+        x == y for x, y in zip(one.operands, other.operands) if not isinstance(x, (float, int))
+    )
+
+
+def _slots(call: Call) -> list[int]:
+    """Of the recording's numbers, those that a call is given."""
+    return [operand.slot for operand in _operands(call) if isinstance(operand, Scalar)]

@@ -1,0 +1,255 @@
+"""One call, replayed: see that nothing is different, give the program its inputs, hand out results.
+
+What is looked at, the numbers and the results are generated functions: hundreds of conditions are
+one function without a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ltc import config
+from ltc.backends.collective_runner import current_replica
+from ltc.backends.plain_dispatch import is_plain_now
+from ltc.debug import metrics
+from ltc.device.recording.tensors import uploaded, wrap_buffer
+from ltc.device.torch_device import storage_of
+from ltc.replay.counters import Counters
+from ltc.replay.handed_over import HandedOver
+from ltc.replay.observation import Observation, modes, recorder_path
+from ltc.replay.reachable import state_if_any
+from ltc.runtime.buffer import Buffer, BufferKey, input_key
+from ltc.runtime.compile import known_program
+from ltc.utils import steps
+
+_TOGETHER = 40  # conditions of one `if`
+
+
+class Changed(Exception):
+    """The call is not one that the plan is for; nothing was done."""
+
+
+def replays_now() -> bool:
+    """Whether nothing in the calling thread has to see each call of torch."""
+    return is_plain_now() and not config.value("LTC_SAVE_TENSORS_FILE")
+
+
+class ReplayPlan:
+    """How calls of one kind are replayed.
+
+    calls     the observations that it is made of
+    recorder  of the device and thread that they were recorded by
+    replayed  how many calls were
+    """
+
+    def __init__(self, calls: Sequence[Observation]) -> None:
+        """`calls`: at least two, alike. Raises ChangesByItself where their numbers do."""
+        self.calls, self._last = list(calls), calls[-1]
+        self.recorder, self._device = self._last.recorder, self._last.recorder.device
+        self._ended, self.replayed = self._last.ended, 0
+        numbers, counters = HandedOver(calls), self._last.reachable.counters
+        self._counters: Counters | None = None
+        if counters:
+            self._counters = Counters([one.tensor for one in counters], self._last.counted)
+        self._keys = _keys_of_inputs(self._last)
+        self._names: dict[str, Any] = {
+            **self._last.reachable.constants,
+            **numbers.constants,
+            "storage_of": storage_of,
+            "modes": modes,
+            "as_they_were": modes(),
+            "pinned": tuple(value for _, value in self._last.reachable.pinned),
+            "device": self._device,
+            "uploaded": uploaded,
+            "wrap_buffer": wrap_buffer,
+            "counters": self._counters,
+            "Changed": Changed,
+        }
+        self._places = _places_of_states(self._last)
+        self._states_of = self._function("states_of", self._lines_of_states())
+        self._inputs_of = self._function("inputs_of", self._lines_of_inputs())
+        self._numbers_of = self._function("numbers_of", _lines_of_numbers(numbers, bool(counters)))
+        self._hand_out = self._function("hand_out", self._lines_of_results())
+
+    def _function(self, name: str, lines: Iterable[str]) -> Any:
+        exec(compile("\n".join(lines), "<ltc replay>", "exec"), self._names)
+        return self._names[name]
+
+    # --- a call
+
+    def prepare(self, args: tuple, kwargs: dict) -> tuple[list, list, list, Any]:
+        """The states that the call works on, its numbers, its inputs and its program.
+
+        Nothing is pending in the calling thread. Raises Changed where the call is another.
+        """
+        try:
+            states = self._states_of(args, kwargs)
+            scalars = self._numbers_of(args, kwargs)
+            inputs = self._inputs(states, args, kwargs)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise Changed from error
+        binding: Any = self._ended.binding
+        program = known_program(binding)
+        if program is None or not self._device.has_one_recorder():
+            raise Changed
+        return states, scalars, inputs, program
+
+    def run(self, prepared: tuple[list, list, list, Any], args: tuple, kwargs: dict) -> Any:
+        """What the call returns that was prepared."""
+        states, scalars, inputs, program = prepared
+        for slot in self._last.seeds:
+            scalars[slot] = self.recorder.draw()
+        made = self._launch(program, inputs, scalars)
+        if self._counters is not None:
+            self._counters.grow()
+        result = self._hand_out(args, kwargs, states, made, inputs)
+        self.replayed += 1
+        metrics.count("ReplayedCalls")
+        if self._last.mark is not None:
+            steps.mark(self._device, self._last.mark)
+        return result
+
+    def _inputs(self, states: list[Any], args: tuple, kwargs: dict) -> list[Buffer]:
+        if [state.value for state in states].count(None) != len(states):
+            raise Changed  # something is pending in another thread
+        if len(set(states)) != len(states):
+            raise Changed  # two arguments are one tensor
+        buffers = [state.buffer for state in states]
+        for execution in {buffer.execution for buffer in buffers}:
+            if execution is not None and execution.failure is not None:
+                raise Changed
+        inputs: list[Buffer] = self._inputs_of(buffers, args, kwargs)
+        if [buffer.key for buffer in inputs] != self._keys:
+            raise Changed
+        return inputs
+
+    def _launch(self, program: Any, inputs: list[Buffer], scalars: list[Any]) -> list[Buffer]:
+        ended = self._ended
+        binding: Any = ended.binding
+        for position, _ in ended.shared:
+            inputs[position].shared = True
+        made = program.launch(
+            self._device.index,
+            binding.given_inputs(inputs),
+            binding.given_scalars(scalars),
+            {output: inputs[position] for output, position in ended.elsewhere.items()},
+            current_replica() if program.exchanges else None,
+        )
+        outputs: list[Buffer] = binding.recorded_outputs(made)
+        for output, holders in zip(outputs, ended.holders):
+            if len(holders) > 1:
+                output.shared = True
+        return outputs
+
+    # --- the text of its functions
+
+    def _lines_of_states(self) -> Iterator[str]:
+        """The states of the inputs, then of what is written and was not read."""
+        reachable = self._last.reachable
+        yield "def states_of(args, kwargs):"
+        yield from _checks(["modes() == as_they_were", *reachable.conditions])
+        if reachable.pinned:
+            values = "".join(f"{expression}, " for expression, _ in reachable.pinned)
+            yield f"    if ({values}) != pinned: raise Changed"
+        for place, other in self._last.aliases:
+            mine, others = (reachable.lazy[p].expression for p in (place, other))
+            yield from _checks([f"storage_of({mine}).lazy is storage_of({others}).lazy"])
+        for number, place in enumerate(self._places):
+            found = reachable.lazy[place]
+            yield f"    s{number} = storage_of({found.expression}).lazy"
+            if found.is_fixed:
+                self._names[f"fixed{number}"] = state_if_any(found.tensor)
+                yield from _checks([f"s{number} is fixed{number}"])
+            else:
+                yield from _checks([f"s{number}.base is None", f"s{number}.device is device"])
+        yield f"    return [{', '.join(f's{number}' for number in range(len(self._places)))}]"
+
+    def _lines_of_inputs(self) -> Iterator[str]:
+        number = {place: number for number, place in enumerate(self._places)}
+        host = self._last.reachable.host
+        given = [
+            f"buffers[{number[place]}]"
+            if kind == "tensor"
+            else f"uploaded({host[place].expression}, device)"
+            for kind, place in self._last.origins
+        ]
+        yield "def inputs_of(buffers, args, kwargs):"
+        yield f"    return [{', '.join(given)}]"
+
+    def _lines_of_results(self) -> Iterator[str]:
+        seen, lazy = self._last, self._last.reachable.lazy
+        yield "def hand_out(args, kwargs, states, made, inputs):"
+        for k, holders in enumerate(self._ended.holders):
+            yield from self._lines_of_holders(f"made[{k}]", holders)
+        for position, holders in self._ended.shared:
+            yield from self._lines_of_holders(f"inputs[{position}]", holders)
+        expressions = {found.expression for found in lazy}
+        for place in seen.no_gradient:
+            gradient = f"{lazy[place].expression}.grad"
+            if gradient in expressions:
+                yield f"    {gradient} = None"
+        yield f"    return {self._text_of(seen.form)}"
+
+    def _lines_of_holders(self, buffer: str, holders: Sequence[int]) -> Iterator[str]:
+        for number in holders:
+            kind, where = self._last.holders[number]
+            if kind == "tensor":
+                yield f"    states[{self._places.index(where)}].buffer = {buffer}"
+            elif kind == "result":
+                yield f"    result{number} = wrap_buffer({buffer}, device)"
+            else:
+                yield f"    gradient{where} = wrap_buffer({buffer}, device)"
+                expression = self._last.reachable.lazy[where].expression
+                yield f"    {expression}.grad = gradient{where}"
+
+    def _text_of(self, form: Any) -> str:
+        """The expression of a result of that form."""
+        kind, *rest = form
+        if kind == "list":
+            return f"[{', '.join(map(self._text_of, rest[0]))}]"
+        if kind == "tuple":
+            return f"({''.join(f'{self._text_of(part)}, ' for part in rest[0])})"
+        if kind == "dict":
+            parts = zip(rest[0], rest[1])
+            return f"{{{', '.join(f'{key!r}: {self._text_of(part)}' for key, part in parts)}}}"
+        if kind == "plain":
+            name = f"plain{len(self._names)}"
+            self._names[name] = rest[0]
+            return name
+        place, is_the_tensor = rest
+        if kind == "tensor":
+            expression = self._last.reachable.lazy[place].expression
+            return expression if is_the_tensor else f"{expression}.detach()"
+        return f"{kind}{place}"
+
+
+def _places_of_states(seen: Observation) -> list[int]:
+    places = [place for kind, place in seen.origins if kind == "tensor"]
+    places += [where for kind, where in seen.holders.values() if kind == "tensor"]
+    return list(dict.fromkeys(places))
+
+
+def _keys_of_inputs(seen: Observation) -> list[BufferKey]:
+    calls = [call for call in recorder_path(seen.last) if call.overload == "ltc::input"]
+    keys: dict[int, BufferKey] = {}
+    for call in calls:
+        (value,) = call.results
+        assert value is not None
+        keys[call.args[0]] = input_key(value.shape, value.dtype)
+    return [keys[position] for position in range(len(seen.origins))]
+
+
+def _lines_of_numbers(numbers: HandedOver, has_counters: bool) -> Iterator[str]:
+    yield "def numbers_of(args, kwargs):"
+    if has_counters:
+        yield "    counts = counters.values()"
+    yield from (f"    {line}" for line in numbers.lines)
+    yield from _checks(numbers.conditions)
+    yield f"    return [{', '.join(str(slot) for slot in numbers.slots)}]"
+
+
+def _checks(conditions: Sequence[str]) -> Iterator[str]:
+    for start in range(0, len(conditions), _TOGETHER):
+        together = " and ".join(conditions[start : start + _TOGETHER])
+        yield f"    if not ({together}): raise Changed"

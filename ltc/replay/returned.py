@@ -1,0 +1,83 @@
+"""What a function has returned: how to make another like it, and whether it needs a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ltc.device.recording.tensors import is_lazy
+from ltc.replay.reachable import Reachable, state_if_any
+from ltc.replay.traced_float import plain
+
+_GRAPH_NODES = 10_000  # of autograd's, that are looked at to see whether a backward has used them
+
+
+class Unfit(Exception):
+    """A part of a result cannot be made again."""
+
+
+def tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors on a device in the containers that a replay can make again."""
+    if isinstance(result, (list, tuple, dict)):
+        for part in result.values() if isinstance(result, dict) else result:
+            yield from tensors_in(part)
+    elif is_lazy(result):
+        yield result
+
+
+def form_of(result: Any, known: dict[int, tuple[str, Any]], reachable: Reachable) -> Any:
+    """("list" or "tuple", parts), ("dict", keys, parts), ("plain", value), or a tensor: who holds
+    its state, and whether it is the very tensor that is found there."""
+    if result.__class__ in (list, tuple):
+        parts = [form_of(part, known, reachable) for part in result]
+        return result.__class__.__name__, parts
+    if result.__class__ is dict and all(isinstance(key, (str, int)) for key in result):
+        parts = [form_of(part, known, reachable) for part in result.values()]
+        return "dict", list(result), parts
+    if isinstance(result, (bool, int, float, str, type(None))):
+        return "plain", plain(result)
+    if not isinstance(result, torch.Tensor):
+        raise Unfit(f"a {result.__class__.__name__}")
+    if not is_lazy(result):
+        raise Unfit("a CPU tensor")
+    state: Any = state_if_any(result)
+    if state is None or state.base is not None:
+        raise Unfit("a view of another tensor: return a clone")
+    if id(state) not in known:
+        raise Unfit("a tensor that it has from elsewhere")
+    kind, place = known[id(state)]
+    return kind, place, kind == "tensor" and reachable.lazy[place].tensor is result
+
+
+def graph_obstacle(result: Any) -> str:
+    """An obstacle where a result has a graph that no backward has used."""
+    for leaf in tensors_in(result):
+        if leaf.grad_fn is not None and not _is_used(leaf.grad_fn):
+            return "its result needs a graph: call backward inside, or return result.detach()"
+    return ""
+
+
+def _is_used(node: Any) -> bool:
+    """Whether a backward has freed what the graph above this node had saved."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < _GRAPH_NODES:
+        one = waiting.pop()
+        if _has_freed(one):
+            return True
+        for following, _ in one.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
+def _has_freed(node: Any) -> bool:
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+    return False
