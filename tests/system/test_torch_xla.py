@@ -62,6 +62,16 @@ def test_a_script_gets_its_arguments_and_its_folder(tmp_path):
     assert done.stdout == "['--epochs', '3'] __main__ 5\n", done.stderr
 
 
+def test_a_module_that_is_sent_to_another_process_takes_the_stand_in_along():
+    program = (
+        "import ltc.compat.torch_xla, pickle, torch_xla.core.xla_model as xm;"
+        "print(pickle.dumps(xm).hex())"
+    )
+    sent = run("-c", program).stdout.strip()
+    done = run("-c", f"import pickle; print(pickle.loads(bytes.fromhex({sent!r})).xla_device())")
+    assert done.stdout == "xla:0\n", done.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["nowhere.py"]])
 def test_without_a_script_it_says_what_is_missing(arguments):
     done = run("-m", "ltc.compat.torch_xla", *arguments)

@@ -1,5 +1,8 @@
 """Steps: marked, compiled, closed, traced, and each call by itself."""
 
+import tempfile
+from pathlib import Path
+
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -94,7 +97,27 @@ def traces():
     assert marks() == before + 1 and y.tolist() == [3.0, 3.0]
     assert xp.trace_me("named")(lambda a: a + 1)(1) == 2
     assert {"trace.train", "trace.forward", "trace.named"} <= set(met.metric_names())
-    assert met.counter_value("torch_xla.ignored.profiler_server") == 1 and server is None
+    xp.trace_detached("localhost:9012", "nowhere", duration_ms=1)
+    assert met.counter_value("torch_xla.ignored.profiler_server") == 2 and server is None
+    with tempfile.TemporaryDirectory() as folder:
+        xp.start_trace(folder)
+        with xp.Trace("in the file"):
+            torch.ones(2, device="xla").add(1).tolist()
+        xp.stop_trace()
+        (written,) = Path(folder).glob("plugins/profile/*/*.json")
+        assert "in the file" in written.read_text()
+        for refused, text in ((xp.stop_trace, "No profile started"), (again, "Only one profile")):
+            try:
+                refused(*([folder] if refused is again else []))
+                raise AssertionError(text)
+            except RuntimeError as error:
+                assert text in str(error)
+        xp.stop_trace()
+
+
+def again(folder):
+    for _ in range(2):
+        xp.start_trace(folder)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ def train(index):
         torch_xla.sync()
     for mine, theirs in zip(model.parameters(), on_the_cpu(world, 4).parameters()):
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+    dist.destroy_process_group()
+    dist.init_process_group("xla", init_method="pjrt://")
     total = torch.full((2,), float(rank + 1), device=device)
     dist.all_reduce(total)
     assert total.tolist() == [3.0, 3.0]

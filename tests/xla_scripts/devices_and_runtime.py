@@ -17,6 +17,12 @@ def main():
     printing()
     assert xr.device_type() == "CPU" and xr.is_bf16_supported() and not xr.is_spmd()
     xr.set_device_type("CPU")
+    met.clear_all()
+    xr.set_device_type("TPU")
+    assert xm.xla_device(devkind="TPU") == "xla:0"
+    assert xm.get_xla_supported_devices("TPU", 1) == ["xla:0"]
+    assert met.counter_value("torch_xla.ignored.devkind") == 2
+    assert met.counter_value("torch_xla.ignored.device_type") == 1 and xr.using_pjrt()
     counts = xr.local_device_count(), xr.addressable_device_count(), xr.global_device_count()
     assert counts == (2, 2, 2) and xr.global_runtime_device_count() == 2
     assert (xr.process_count(), xr.process_index(), xr.host_index()) == (1, 0, 0)

@@ -43,7 +43,7 @@ def fully_sharded(rank, world):
     inner = [
         FSDP(checkpoint_module(m)) if list(m.parameters()) else m for m in network().to(device)
     ]
-    model = FSDP(nn.Sequential(*inner), reshard_after_forward=True)
+    model = FSDP(nn.Sequential(*inner), reshard_after_forward=True, compute_dtype=torch.float32)
     optimizer = optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     return [one_step(model, optimizer, rank, step, device) for step in range(STEPS)]
 

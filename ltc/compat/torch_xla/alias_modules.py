@@ -30,6 +30,10 @@ class _NamesModule(ModuleType):
         setattr(self, name, value)
         return value
 
+    def __reduce__(self) -> tuple:
+        """A function that uses it, sent to another process by value, takes the stand-in along."""
+        return module_named, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.__all__]
 
@@ -65,6 +69,11 @@ class _TableFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is run: the names are looked up when they are asked for."""
+
+
+def module_named(name: str) -> ModuleType:
+    """A module of torch_xla, in a process that may not have had it before."""
+    return importlib.import_module(name)
 
 
 def main_spec(path: str) -> ModuleSpec:

@@ -27,10 +27,6 @@ _PALLAS = (
 _BUILDER = (
     "it builds XLA operations by hand. Write the formula in torch operations: ltc compiles them"
 )
-_PROFILE = (
-    "it talks to XLA's profiler. Use torch.profiler.profile(), where Trace and StepTrace appear, or "
-    "torch_xla.debug.metrics.metrics_report()"
-)
 _GONE = "torch_xla itself has dropped it. Print with xm.master_print, measure with xm.RateTracker"
 _CLOUD = "it reads from Google's cloud, or TensorFlow's files. Use a torch.utils.data.Dataset of your own"
 _PLUGIN = "devices are plugged into ltc in another way: see docs/vendor.md"
@@ -79,7 +75,8 @@ _ROWS = (
         {
             _HERE
             + "top_level": "device devices device_count real_devices sync step compile launch "
-            "manual_seed set_custom_compile_options",
+            "manual_seed",
+            _HERE + "xla_only": "set_custom_compile_options",
             "ltc": "__version__",
         },
         {_STABLEHLO: "save_as_stablehlo save_torch_model_as_stablehlo"},
@@ -104,6 +101,7 @@ _ROWS = (
         },
         otherwise=_HLO,
     ),
+    AliasModule("version", {"ltc": "__version__"}),
     AliasModule("core"),
     AliasModule(
         "core.xla_model",
@@ -156,7 +154,7 @@ _ROWS = (
             "get_master_ip get_num_cached_compilation_graph global_device_count "
             "global_runtime_device_attributes global_runtime_device_count host_index initialize_cache "
             "is_bf16_supported is_spmd local_device_count local_process_count process_count "
-            "process_index runtime_device_attributes set_device_type",
+            "process_index runtime_device_attributes set_device_type using_pjrt",
             _HERE + "xla_model": "xla_device",
         },
         {_SPMD: "use_spmd"},
@@ -166,7 +164,7 @@ _ROWS = (
         "distributed.xla_multiprocessing",
         {
             "ltc.distributed.lazy_multiprocessing": "MpModelWrapper MpSerialExecutor spawn",
-            _HERE + "accepted_hints": "create_optimized_replica_groups",
+            _HERE + "xla_only": "create_optimized_replica_groups",
         },
     ),
     AliasModule(
@@ -257,7 +255,7 @@ _ROWS = (
     ),
     AliasModule(
         "utils.buffer_donor_context",
-        {_HERE + "accepted_hints": "alias_with_buffer_donor_config"},
+        {_HERE + "xla_only": "alias_with_buffer_donor_config"},
     ),
     AliasModule("utils.dlpack", otherwise=_POINTER),
     AliasModule("utils.gcsfs", otherwise=_CLOUD),
@@ -275,9 +273,9 @@ _ROWS = (
         "debug.profiler",
         {
             "ltc.debug.profiler": "StepTrace Trace get_tracer_marked_step set_tracer_marked_step",
-            _HERE + "accepted_hints": "start_server trace_me",
+            _HERE
+            + "xla_profiler": "start_server start_trace stop_trace trace trace_detached trace_me",
         },
-        {_PROFILE: "start_trace stop_trace trace trace_detached"},
     ),
     AliasModule("debug.metrics_saver", {"ltc.debug.metrics_saver": "save_metrics"}),
     AliasModule("debug.graph_saver", {_HERE + "xla_bindings": "save_tensors_graph"}),
@@ -295,9 +293,7 @@ _ROWS = (
         },
     ),
     AliasModule("amp.syncfree", {"ltc.amp.syncfree": "Adam AdamW SGD"}),
-    AliasModule(
-        "backends", {_HERE + "accepted_hints": "get_mat_mul_precision set_mat_mul_precision"}
-    ),
+    AliasModule("backends", {_HERE + "xla_only": "get_mat_mul_precision set_mat_mul_precision"}),
     AliasModule("test"),
     AliasModule(
         "test.test_utils",
@@ -308,11 +304,11 @@ _ROWS = (
     ),
     AliasModule(
         "experimental",
-        {_HERE + "accepted_hints": "eager_mode eager_mode_context is_eager_mode"},
+        {_HERE + "top_level": "eager_mode eager_mode_context is_eager_mode"},
     ),
     AliasModule(
         "experimental.eager",
-        {_HERE + "accepted_hints": "eager_mode eager_mode_context is_eager_mode"},
+        {_HERE + "top_level": "eager_mode eager_mode_context is_eager_mode"},
     ),
     AliasModule(
         "experimental.gradient_accumulation",
@@ -332,6 +328,17 @@ _ROWS = (
     ),
     AliasModule("experimental.gru", {"torch.nn": "GRU"}),
     AliasModule("experimental.pjrt_backend"),
+    AliasModule(
+        "experimental.pjrt",
+        {
+            _LTM: "global_ordinal=get_ordinal local_ordinal=get_local_ordinal world_size=xrt_world_size "
+            "broadcast_master_param rendezvous",
+            _HERE + "xla_runtime": "addressable_device_count device_type global_device_count "
+            "local_device_count local_process_count process_count process_index set_device_type "
+            "using_pjrt",
+            _HERE + "replica_loops": "run_multiprocess",
+        },
+    ),
     AliasModule(
         "experimental.callback",
         otherwise="xm.add_step_closure(function, run_async=True) is called once a step is over",

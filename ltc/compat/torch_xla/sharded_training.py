@@ -45,11 +45,10 @@ class XlaFullyShardedDataParallel(FullyShardedDataParallel):
         if options:
             ignored("fsdp_options", f"PyTorch's own FSDP has no {', '.join(options)}")
         ensure_group()
-        reduced = torch.float32 if fp32_reduce_scatter else compute_dtype
         super().__init__(
             module,
             sharding_strategy=_STRATEGIES[bool(reshard_after_forward)],
-            mixed_precision=MixedPrecision(compute_dtype, reduced, buffer_dtype),
+            mixed_precision=_precision(compute_dtype, buffer_dtype, fp32_reduce_scatter),
             auto_wrap_policy=auto_wrap_policy,
             param_init_fn=param_init_fn,
             device_id=native(shown()),
@@ -66,6 +65,15 @@ class XlaFullyShardedDataParallel(FullyShardedDataParallel):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, groups: Any = None) -> Any:
         """Scale the gradients so that their norm over all shards is at most `max_norm`."""
         return super().clip_grad_norm_(max_norm, norm_type)
+
+
+def _precision(
+    compute: torch.dtype | None, buffers: torch.dtype | None, reduce_in_float32: bool
+) -> MixedPrecision | None:
+    """What is computed, reduced and kept in another type than the parameters' float32; None: nothing."""
+    if compute in (None, torch.float32) and buffers is None:
+        return None
+    return MixedPrecision(compute, torch.float32 if reduce_in_float32 else compute, buffers)
 
 
 _STRATEGIES = {True: ShardingStrategy.FULL_SHARD, False: ShardingStrategy.SHARD_GRAD_OP}

@@ -1,14 +1,16 @@
-"""`torch_xla` itself: devices, steps, and functions that are one step."""
+"""`torch_xla` itself: devices, steps, functions that are one step, and calls that are."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ltc
+from ltc import config
 from ltc.compat.torch_xla.xla_device import XlaDevice, native, shown
-from ltc.compat.torch_xla.xla_only import ignored
+from ltc.compat.torch_xla.xla_only import set_custom_compile_options
 from ltc.debug import metrics
 from ltc.device.hooks import names
 from ltc.distributed.lazy_multiprocessing import spawn
@@ -78,12 +80,6 @@ def compile(
     return region if f is None else region(f)
 
 
-def set_custom_compile_options(options: dict) -> None:
-    """Accepted, and counted: they are options of XLA's compiler."""
-    if options:
-        ignored("compile_options", "they are options of XLA's compiler, and change no result")
-
-
 class CompiledRegion:
     """What runs as one step of its own: a `with` block, or each call of a function."""
 
@@ -134,3 +130,30 @@ class CompiledRegion:
                 "its inputs to fewer shapes, and keep Python numbers that change out of it; "
                 "LTC_DUMP=calls shows each graph."
             )
+
+
+_eager = contextlib.ExitStack()  # open while each call runs when it is made
+
+
+def eager_mode(enable: bool) -> None:
+    """Whether each call runs when it is made, in place of a whole step."""
+    ltc.sync()
+    _eager.close()
+    if enable:
+        _eager.enter_context(config.override(LTC_TIER="op_by_op"))
+
+
+def is_eager_mode() -> bool:
+    """Whether each call runs when it is made."""
+    return bool(config.value("LTC_TIER") == "op_by_op")
+
+
+@contextlib.contextmanager
+def eager_mode_context(enable: bool) -> Iterator[None]:
+    """`eager_mode` inside the block."""
+    before = is_eager_mode()
+    eager_mode(enable)
+    try:
+        yield
+    finally:
+        eager_mode(before)

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 
 from ltc.compat.torch_xla.xla_device import XLA, XlaDevice, native, shown
-from ltc.compat.torch_xla.xla_only import XlaOnly
+from ltc.compat.torch_xla.xla_only import XlaOnly, ignored
 from ltc.core import lazy_model as ltm
 from ltc.device.hooks import names
 from ltc.device.hooks.module import max_memory_allocated
@@ -43,17 +43,28 @@ def _lazy_name(device: Any) -> str:
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> XlaDevice:
     """Device number `n`, or the thread's current one; it becomes the current one."""
-    return shown(ltm.lazy_device(n, devkind))
+    _known_kind(devkind)
+    return shown(ltm.lazy_device(n))
 
 
 def get_xla_supported_devices(
     devkind: str | int | None = None, max_devices: int | None = None
 ) -> list[str]:
-    """The names of every device of a kind, at most `max_devices`; older releases took a kind first."""
+    """The names of all devices, at most `max_devices`; older releases took a kind first."""
     if isinstance(devkind, int):
         devkind, max_devices = None, devkind
-    found = names.supported_devices(devkind, max_devices) or []
+    found = names.supported_devices(_known_kind(devkind), max_devices) or []
     return [f"{XLA}:{name.partition(':')[2]}" for name in found]
+
+
+def _known_kind(kind: str | None) -> str | None:
+    """The kind, where this process has devices of it; None, which means any, where it has not."""
+    if kind is None or kind in names.device_kinds():
+        return kind
+    ignored(
+        "devkind", f"no device is of the kind {kind} that is asked for; others take their place"
+    )
+    return None
 
 
 def xla_real_devices(devices: Sequence | None = None) -> list[str]:

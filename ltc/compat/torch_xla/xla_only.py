@@ -1,8 +1,10 @@
-"""What belongs to XLA itself: names that can be imported, and say what to do instead when used."""
+"""What belongs to XLA itself: names that say what to do instead, and advice that changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from ltc.debug import metrics
@@ -45,3 +47,42 @@ def ignored(what: str, because: str) -> None:
     if what not in _warned:
         _warned.add(what)
         warnings.warn(f"ltc ignores {what} of torch_xla: {because}", stacklevel=3)
+
+
+# --- advice -------------------------------------------------------------------------------------
+
+
+def set_custom_compile_options(options: dict) -> None:
+    """Accepted, and counted: they are options of XLA's compiler."""
+    if options:
+        ignored("compile_options", "they are options of XLA's compiler, and change no result")
+
+
+@contextlib.contextmanager
+def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[None]:
+    """A block whose buffers may be written over: ltc finds by itself which ones may."""
+    ignored("buffer_donation", "it finds by itself which memory a program may write over")
+    yield
+
+
+def create_optimized_replica_groups() -> None:
+    """None: all replicas together, which is what hardware without a topology has."""
+
+
+_PRECISIONS = ("default", "high", "highest")
+_precision = "highest"  # what ltc always does
+
+
+def set_mat_mul_precision(precision: str) -> None:
+    """Matrix products of float32 are computed in float32, whatever is asked for."""
+    global _precision
+    if precision not in _PRECISIONS:
+        raise ValueError(f"precision {precision!r} is none of {', '.join(_PRECISIONS)}.")
+    if precision != "highest":
+        ignored("mat_mul_precision", "its products of float32 are always computed in float32")
+    _precision = precision
+
+
+def get_mat_mul_precision() -> str:
+    """What was set last; "highest" at first."""
+    return _precision

@@ -15,7 +15,8 @@ from ltc.support.torch_private import DEVICE_TYPE
 def install() -> None:
     """Let torch.distributed know the backend "xla". Once per process."""
     dist.Backend.register_backend(XLA, _gloo, devices=["cpu", DEVICE_TYPE])
-    register_rendezvous_handler(XLA, _meet)
+    for scheme in (XLA, "pjrt"):  # the second is what torch_xla 2.0 called it
+        register_rendezvous_handler(scheme, _meet)
 
 
 def ensure_group() -> None:

@@ -21,12 +21,14 @@ def device_type() -> str:
 
 
 def set_device_type(pjrt_device: str) -> None:
-    """Nothing to do for the kind that there is; RuntimeError for any other."""
+    """Nothing: the devices are of the kind that the backend has."""
     if pjrt_device != device_type():
-        raise RuntimeError(
-            f"set_device_type({pjrt_device!r}): the devices of ltc are of the kind {device_type()!r} in "
-            "this process. Leave the call out, or choose another backend with LTC_BACKEND."
-        )
+        ignored("device_type", f"its devices are of the kind {device_type()}, set by LTC_BACKEND")
+
+
+def using_pjrt() -> bool:
+    """Whether each process has devices of its own: always."""
+    return True
 
 
 def is_bf16_supported() -> bool:
