@@ -65,6 +65,7 @@ LAYERS = [
         "utils.utils",
         "",
         "debug.environment",
+        "debug.script_check",
         "command_line",
         "__main__",
         "compat",
