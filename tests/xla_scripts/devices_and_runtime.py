@@ -13,6 +13,7 @@ import torch_xla.runtime as xr
 def main():
     devices()
     strings()
+    factories()
     random_numbers()
     printing()
     assert xr.device_type() == "CPU" and xr.is_bf16_supported() and not xr.is_spmd()
@@ -82,6 +83,35 @@ def strings():
     assert leaf.grad.tolist() == [2.0] * 3
 
 
+def factories():
+    """What makes a tensor makes the CPU's, by every name of the device."""
+    for make in (
+        lambda device: torch.fft.fftfreq(7, 0.5, device=device),
+        lambda device: torch.fft.rfftfreq(6, device=device),
+        lambda device: torch.kaiser_window(5, False, 3.0, device=device),
+        lambda device: torch.hamming_window(5, device=device),
+        lambda device: torch.blackman_window(6, device=device),
+        lambda device: torch.bartlett_window(6, device=device),
+        lambda device: torch.arange(1, 9, 3, device=device, dtype=torch.int16),
+        lambda device: torch.linspace(0, 1, 7, device=device),
+        lambda device: torch.logspace(0, 1, 5, base=2.0, device=device),
+        lambda device: torch.eye(3, 4, device=device, dtype=torch.bool),
+        lambda device: torch.tril_indices(3, 4, 1, device=device),
+        lambda device: torch.triu_indices(3, 4, -1, device=device),
+        lambda device: torch.full((2, 0), 3, device=device),
+        lambda device: torch.full((), 2.5, device=device, dtype=torch.float64),
+        lambda device: torch.ones(2, 3, device=device, dtype=torch.complex64),
+        lambda device: torch.full_like(torch.ones(2), 3.0, device=device),
+        lambda device: torch.ones(2).new_full((2,), 4, device=device, dtype=torch.int8),
+        lambda device: torch.zeros_like(torch.ones(2, 3).t(), device=device),
+    ):
+        expected = make("cpu")
+        for name in ("xla", torch.device("xla", 0), xm.xla_device()):
+            made = make(name)
+            assert made.is_xla and made.dtype == expected.dtype
+            torch.testing.assert_close(made.cpu(), expected)
+
+
 def random_numbers():
     xm.set_rng_state(7)
     first = torch.rand(4, device="xla")
@@ -94,6 +124,11 @@ def random_numbers():
     generators = [torch.Generator(device="xla").manual_seed(1) for _ in range(2)]
     drawn = [torch.rand(3, device="xla", generator=one).cpu() for one in generators]
     assert torch.equal(*drawn)
+    for make in (torch.rand, torch.randn, torch.randperm, torch.kaiser_window, torch.hann_window):
+        torch_xla.manual_seed(3)
+        mine = make(5, device="xla")
+        torch_xla.manual_seed(3)
+        assert torch.equal(mine.cpu(), make(5, device=xm.xla_device()).cpu()), make
 
 
 def printing():

@@ -13,13 +13,16 @@ from typing import Any
 import torch
 
 from ltc.amp import autocast
+from ltc.aten.schema import schema_of
 from ltc.compat.torch_xla.xla_device import XLA, is_xla, native
 from ltc.device.recording.tensors import is_lazy
 from ltc.support.torch_private import (
     DEVICE_CONTEXT,
     DEVICE_TYPE,
+    all_overload_names,
     builtin_of_scripts,
     device_constructors,
+    has_kernel,
     name_for_scripts,
 )
 from ltc.tracebacks import entrance
@@ -59,14 +62,37 @@ _TAKE_A_DEVICE: dict[Any, str] = {
 
 
 def _send_kernels_to_ltc() -> None:
-    """Kernels of torch's device type XLA: the same call, on ltc."""
+    """Kernels of torch's device type XLA: the same call, on ltc.
 
-    def kernel(overload: Any, *args: Any, **kwargs: Any):
-        return overload(*map(native, args), **{name: native(kwargs[name]) for name in kwargs})
-
+    What makes a tensor is named one by one: torch would take it apart before anybody else is asked.
+    """
     everywhere = torch.library.Library("_", "IMPL")
-    everywhere.fallback(entrance(kernel), "XLA", with_keyset=False)
-    _libraries.append(everywhere)
+    everywhere.fallback(entrance(_on_ltc), "XLA", with_keyset=False)
+    aten = torch.library.Library("aten", "IMPL")
+    for name in all_overload_names():
+        if name.startswith("aten::") and _makes_a_tensor(name):
+            aten.impl(name.removeprefix("aten::"), _maker(name), "XLA")
+    _libraries.extend((everywhere, aten))
+
+
+def _on_ltc(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    return overload(*map(native, args), **{name: native(kwargs[name]) for name in kwargs})
+
+
+def _makes_a_tensor(name: str) -> bool:
+    """Whether the overload takes a device and no tensor, and is not made of others at once."""
+    schema = schema_of(name)
+    if schema is None or has_kernel(name, "CompositeImplicitAutograd"):
+        return False
+    arguments = schema.arguments
+    takes_tensors = any("Tensor" in str(argument.type) for argument in arguments)
+    return not takes_tensors and any(argument.name == "device" for argument in arguments)
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    packet, _, variant = name.removeprefix("aten::").partition(".")
+    overload = getattr(getattr(torch.ops.aten, packet), variant or "default")
+    return entrance(functools.partial(_on_ltc, overload))
 
 
 def _with_native_device(function: Callable[..., Any]) -> Callable[..., Any]:
