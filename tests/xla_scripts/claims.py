@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pickle
+import warnings
 from pathlib import Path
 
 import torch
@@ -105,6 +106,24 @@ def check_a_device_is_a_value():
     assert device != XlaDevice(0) and device != "cpu" and device != 1 and device != None  # noqa: E711
     assert device != torch.device("cpu") and device != torch.device("xla")
     assert f"{device:>8}" == "   xla:1" and repr(device) == "device(type='xla', index=1)"
+
+
+def check_ignored_advice_is_told_once_at_the_line_that_gives_it():
+    import torch_xla.backends as backends
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for precision in ("high", "default"):
+            backends.set_mat_mul_precision(precision)
+    assert [Path(one.filename).name for one in told] == ["claims.py"]
+    assert "mat_mul_precision" in str(told[0].message)
+    assert backends.get_mat_mul_precision() == "default"
+    try:
+        backends.set_mat_mul_precision("lowest")
+    except ValueError as error:
+        assert "'lowest'" in str(error)
+    else:
+        raise AssertionError("a precision that there is not")
 
 
 def check_scripts_of_torch_jit_still_know_the_factories():

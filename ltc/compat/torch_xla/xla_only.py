@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from ltc.debug import metrics
 from ltc.errors import Unsupported
+from ltc.tracebacks import is_users
 
 
 class XlaOnly(Unsupported):
@@ -46,7 +48,16 @@ def ignored(what: str, because: str) -> None:
     metrics.count(f"torch_xla.ignored.{what}")
     if what not in _warned:
         _warned.add(what)
-        warnings.warn(f"ltc ignores {what} of torch_xla: {because}", stacklevel=3)
+        text = f"ltc ignores {what} of torch_xla: {because}"
+        warnings.warn(text, stacklevel=_level_of_the_user())
+
+
+def _level_of_the_user() -> int:
+    """How far above the caller the user's line is."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 # --- advice -------------------------------------------------------------------------------------
