@@ -3,22 +3,25 @@
     python -m ltc info                        versions, devices, processor, cache, variables, a program
     python -m ltc cache [--clear]             where compiled programs are kept, and how much; remove them
     python -m ltc run 2 train.py --epochs 3   a script on several replicas of this machine
+    python -m ltc check train.py --epochs 3   a script's first losses: eager, compiled, on two replicas
 
 `run` starts one process for each replica. Each runs the script from its first line, as
 `python train.py --epochs 3` would, and knows its place: ltm.get_ordinal(), ltm.xrt_world_size(). A
 `spawn` in the script starts no processes of its own then. Each line printed is headed by its rank;
 where one process dies, all end, and the report says which one, why, and what the others waited for.
+`check` ends the script after five backward passes (`--backwards`), and with 1 where a run fails or the
+compiled one computes something else than PyTorch's kernels.
 """
 
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ltc.debug.environment import describe, describe_cache
+from ltc.debug.script_check import check, run_as_main
 from ltc.distributed.lazy_multiprocessing import RankFailed, launch
 from ltc.support.disk_cache import disk_cache
 
@@ -31,19 +34,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="info | cache | run")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="info | cache | run | check"
+    )
     commands.add_parser("info", help="what a report of a fault needs")
     cache = commands.add_parser("cache", help="the compiled programs on disk")
     cache.add_argument("--clear", action="store_true", help="remove them")
     run = commands.add_parser("run", help="a script on several replicas")
     run.add_argument("replicas", type=int, help="how many processes")
-    run.add_argument("script", help="the program")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    compare = commands.add_parser("check", help="a script eager, compiled, and on two replicas")
+    compare.add_argument("--backwards", type=int, default=5, help="passes of each (5)")
+    for command in (run, compare):
+        command.add_argument("script", help="the program")
+        command.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     asked = parser.parse_args(argv)
+    if asked.command in ("run", "check") and not Path(asked.script).is_file():
+        parser.error(f"there is no file {asked.script}")
     if asked.command == "run":
-        if not Path(asked.script).is_file():
-            parser.error(f"there is no file {asked.script}")
         return run_script(asked.replicas, asked.script, asked.arguments)
+    if asked.command == "check":
+        text, is_equal = check(asked.script, asked.arguments, asked.backwards)
+        print(text)
+        return 0 if is_equal else 1
     print(_cache(asked.clear) if asked.command == "cache" else describe())
     return 0
 
@@ -60,13 +72,7 @@ def run_script(replicas: int, script: str, arguments: Sequence[str]) -> int:
 
 def _run_here(rank: int, script: str, arguments: list[str]) -> None:
     """Run the script in this process as its main program."""
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:  # as many scripts end: sys.exit(main())
-        if end.code not in (None, 0):
-            raise
+    run_as_main(script, arguments)
 
 
 def _cache(clear: bool) -> str:

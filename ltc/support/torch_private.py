@@ -223,6 +223,14 @@ def is_compiler_imported() -> bool:
     return "torch._dynamo" in sys.modules
 
 
+# --- the default device
+
+DEVICE_CONTEXT = Replaceable("torch.utils._device", "DeviceContext.__init__")  # `with device:` too
+device_constructors = _named("torch.utils._device", "_device_constructors")  # what it applies to
+builtin_of_scripts = _named("torch.jit._builtins", "_find_builtin")  # the operation of a function
+name_for_scripts = _named("torch.jit._builtins", "_register_builtin")  # a function stands for it
+
+
 # --- torch.distributed
 
 ProcessGroup = _named("torch._C._distributed_c10d", "ProcessGroup")

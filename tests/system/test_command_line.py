@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ltc
 from ltc import config
@@ -92,8 +93,66 @@ def test_a_script_runs_on_replicas(tmp_path):
     assert done.returncode == 1 and "rank 1" in done.stderr.lower()
 
 
+TRAINING = """
+import os, sys, torch
+import ltc.core.lazy_model as ltm
+
+model = torch.nn.Linear(4, 2).to("ltc")
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))
+print("not shown")
+for step in range(9):
+    optimizer.zero_grad()
+    loss = model(torch.rand(8, 4).to("ltc")).square().mean() + ADDED
+    loss.backward()
+    ltm.optimizer_step(optimizer, barrier=True)
+    if step == 1:
+        loss.item()
+"""
+
+
+def losses_on_the_cpu(count: int) -> list[str]:
+    """What the script's losses are, by PyTorch alone, as the table shows them."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    shown = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss = model(torch.rand(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        shown.append(loss.item())
+    return shown
+
+
+def test_a_script_is_compared_eager_compiled_and_on_two_replicas(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING.replace("ADDED", "0"))
+    done = ltc_command("check", "--backwards", 3, script, 0.5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0] == ["eager", "1", "rank", "2", "ranks"]
+    for k, expected in enumerate(losses_on_the_cpu(3)):
+        assert rows[k + 1][:2] == ["loss", str(k + 1)]
+        assert all(abs(float(text) - expected) < 1e-4 for text in rows[k + 1][2:])
+    found = {" ".join(row[:-3]): row[-3:] for row in rows[4:9]}
+    assert found["steps"] == ["3"] * 3 and found["reads"] == ["1"] * 3
+    assert found["on the CPU"] == ["0"] * 3 and "loss 4" not in done.stdout
+    assert "1 rank computes what eager does" in done.stdout and "not shown" not in done.stdout
+
+
+def test_a_run_that_fails_and_one_that_computes_something_else_are_told(tmp_path):
+    script = tmp_path / "train.py"
+    wrong = "(os.environ.get('LTC_BACKEND') != 'eager') / (2 - ltm.xrt_world_size())"
+    script.write_text(TRAINING.replace("ADDED", wrong))
+    done = ltc_command("check", "--backwards", 2, script, 0.5, LTC_BACKEND="llvm")
+    assert done.returncode == 1 and "2 ranks failed: Rank" in done.stdout
+    assert "ZeroDivisionError" in done.stdout
+    assert "1 rank does not compute what eager does" in done.stdout
+
+
 def test_wrong_arguments_are_told(capsys):
-    for arguments in ([], ["walk"], ["run", "2", "nowhere.py"]):
+    for arguments in ([], ["walk"], ["run", "2", "nowhere.py"], ["check", "nowhere.py"]):
         with pytest.raises(SystemExit):
             main(arguments)
         assert "usage: python -m ltc" in capsys.readouterr().err

@@ -9,6 +9,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Module names that stand in several folders, each with the reason.
 SEVERAL_TIMES = {
+    "__main__": "what `python -m` runs, of ltc and of its stand-in for torch_xla",
     "attention": "the rule that traces it, and what the reference computes for its node",
     "autocast": "what users import, under torch's own name, and what torch's dispatcher asks",
     "collective": "what an exchange is, and the rule that traces it",

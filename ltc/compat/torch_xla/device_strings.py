@@ -1,0 +1,144 @@
+""" "xla" where torch takes a device: the tensors made are ltc's.
+
+torch itself knows a device type XLA, to which no library is linked here. So what torch would ask of
+that type is asked of ltc; and where C++ wants the library before it asks, Python names ltc.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ltc.amp import autocast
+from ltc.aten.schema import schema_of
+from ltc.compat.torch_xla.xla_device import XLA, is_xla, native
+from ltc.device.recording.tensors import is_lazy
+from ltc.support.torch_private import (
+    DEVICE_CONTEXT,
+    DEVICE_TYPE,
+    all_overload_names,
+    builtin_of_scripts,
+    device_constructors,
+    has_kernel,
+    name_for_scripts,
+)
+from ltc.tracebacks import entrance
+
+_libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
+
+
+def install() -> None:
+    """Let torch take "xla" for ltc. Once per process."""
+    _send_kernels_to_ltc()
+    device_constructors()  # torch looks them up once: as they are before they are replaced below
+    for holder, names in _TAKE_A_DEVICE.items():
+        for name in names.split():
+            _replace(holder, name)
+    DEVICE_CONTEXT.replace(_with_native_device(DEVICE_CONTEXT.current))
+    for kind in (torch.amp.autocast, torch.amp.GradScaler, type(torch.Generator)):
+        method = "__call__" if issubclass(kind, type) else "__init__"
+        setattr(kind, method, _with_native_kind(getattr(kind, method)))
+    torch.Tensor.is_xla = property(is_lazy)  # type: ignore[attr-defined]  # of every tensor
+    torch.serialization.register_package(0, _no_tag, _restored)
+
+
+def _replace(holder: Any, name: str) -> None:
+    original = getattr(holder, name)
+    replacement = _with_native_device(original)
+    setattr(holder, name, replacement)
+    operation = builtin_of_scripts(original)
+    if operation is not None:  # torch.jit.script knows functions by themselves
+        name_for_scripts(replacement, operation)
+
+
+# What looks for XLA's library before the dispatcher is asked.
+_TAKE_A_DEVICE: dict[Any, str] = {
+    torch: "tensor as_tensor asarray",
+    torch.Tensor: "to new_tensor",
+}
+
+
+def _send_kernels_to_ltc() -> None:
+    """Kernels of torch's device type XLA: the same call, on ltc.
+
+    What makes a tensor is named one by one: torch would take it apart before anybody else is asked.
+    """
+    everywhere = torch.library.Library("_", "IMPL")
+    everywhere.fallback(entrance(_on_ltc), "XLA", with_keyset=False)
+    aten = torch.library.Library("aten", "IMPL")
+    for name in all_overload_names():
+        if name.startswith("aten::") and _makes_a_tensor(name):
+            aten.impl(name.removeprefix("aten::"), _maker(name), "XLA")
+    _libraries.extend((everywhere, aten))
+
+
+def _on_ltc(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    return overload(*map(native, args), **{name: native(kwargs[name]) for name in kwargs})
+
+
+def _makes_a_tensor(name: str) -> bool:
+    """Whether the overload takes a device and no tensor, and is not made of others at once."""
+    schema = schema_of(name)
+    if schema is None or has_kernel(name, "CompositeImplicitAutograd"):
+        return False
+    arguments = schema.arguments
+    takes_tensors = any("Tensor" in str(argument.type) for argument in arguments)
+    return not takes_tensors and any(argument.name == "device" for argument in arguments)
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    packet, _, variant = name.removeprefix("aten::").partition(".")
+    overload = getattr(getattr(torch.ops.aten, packet), variant or "default")
+    return entrance(functools.partial(_on_ltc, overload))
+
+
+def _with_native_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with ltc's device in place of each "xla" among its arguments."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any):
+        if is_xla(kwargs.get("device")):
+            kwargs["device"] = native(kwargs["device"])
+        return function(*[native(one) if is_xla(one) else one for one in args], **kwargs)
+
+    return wrapped
+
+
+def _with_native_kind(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with "ltc" in place of each "xla" among its arguments."""
+
+    def native_kind(value: Any) -> Any:
+        return DEVICE_TYPE if is_xla(value) else value
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any):
+        return function(*map(native_kind, args), **{n: native_kind(v) for n, v in kwargs.items()})
+
+    return wrapped
+
+
+def _no_tag(storage: Any) -> None:
+    """No storage is written under the name of XLA."""
+
+
+def _restored(storage: Any, location: str) -> Any:
+    """The storage on ltc, where a file or map_location says XLA; None where it says anything else."""
+    if not is_xla(location):
+        return None
+    return torch.serialization.default_restore_location(storage, str(native(location)))
+
+
+class XlaAutocast(autocast):
+    """torch_xla's autocast: bfloat16 where nothing else is said."""
+
+    def __init__(
+        self,
+        device: Any = XLA,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        cache_enabled: bool = True,
+    ) -> None:
+        super().__init__(native(device), enabled, dtype or torch.bfloat16, cache_enabled)
