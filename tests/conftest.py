@@ -6,6 +6,7 @@ A compared test runs three times: on the CPU, and on ltc with each of the two ba
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 
 # As many processes as the caller wants devices, where a test starts some of each.
@@ -15,6 +16,9 @@ os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before i
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LTC_TIER", "native")  # what is tested is what is compiled
 os.environ.setdefault("LTC_CHECK", "1")  # every graph is verified between passes
+# Each of the many processes that tests start would compile all of ltc's modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A job in the background ignores it, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if "LTC_CACHE_DIR" not in os.environ:  # the user's own programs are not the tests' business

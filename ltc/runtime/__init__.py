@@ -1,1 +1,1 @@
-"""Compiled graphs at run time: compile, program_cache, partition, program, executor, buffers."""
+"""Compiled graphs at run time: compile, graph_compiler, partition, program, executor, buffers."""

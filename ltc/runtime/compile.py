@@ -14,7 +14,6 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interface import BackendImplInterface
 from ltc.backends.interpreter.call_kernel import NotInterpretable
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
@@ -26,7 +25,7 @@ from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
 from ltc.runtime.buffer import Buffer
-from ltc.runtime.partition import SegmentedComputation, compiled
+from ltc.runtime.graph_compiler import compile_and_keep, compile_traced
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
 from ltc.runtime.tiers import Tiers, begin_interpreted
@@ -234,7 +233,7 @@ def _compile(
         return pipeline.run(traced())
 
     def native() -> Any:
-        return _computation(key, backend(), graph_of(), device, donated)
+        return compile_and_keep(_record_name(key), traced(), device, donated)
 
     tiers, computation = None, _recalled(key, calls)
     if computation is None and not _is_verified(key) and begin_interpreted():
@@ -278,9 +277,7 @@ def _interpreted(
     """What runs the calls until they are compiled; None where they have to be at once."""
     donated = frozenset(dict(key[2]).values())
 
-    def compiled_alone(graph: Graph) -> Any:
-        return backend().compile(pipeline.run(graph), device, frozenset())
-
+    compiled_alone = functools.partial(compile_traced, device=device)
     try:
         interpreted = InterpretedComputation(calls, outputs, numbering, donated, compiled_alone)
     except NotInterpretable:
@@ -341,20 +338,6 @@ def _recalled(key: tuple[Any, ...], calls: list[Call]) -> Any:
 def _looks_inside() -> bool:
     """Whether the passes are to be seen: then they have to run."""
     return bool(config.value("LTC_DUMP"))
-
-
-def _computation(
-    key: tuple[Any, ...],
-    chosen: BackendImplInterface,
-    graph: Graph,
-    device: int,
-    donated: frozenset[int],
-) -> Any:
-    computation = compiled(chosen, graph, device, donated)
-    programs = capabilities().programs
-    if programs is not None and not isinstance(computation, SegmentedComputation):
-        programs.remember(_record_name(key), computation)
-    return computation
 
 
 def _record_name(key: tuple[Any, ...]) -> str:

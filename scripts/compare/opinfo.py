@@ -30,13 +30,13 @@ from pathlib import Path
 
 import torch
 from torch.testing._internal import common_methods_invocations
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 sys.path.insert(0, str(Path(__file__).parent))
 import case_runner
 from case_runner import Outcome
+from operator_table import op_db
 
 VARIANTS = {
     "forward": (torch.float32, torch.int64, torch.bool),

@@ -674,6 +674,7 @@ def written(d: Drawing, x: str) -> str:
 
 def copied_into(d: Drawing, x: str) -> str:
     """A larger value of which a part is overwritten, without writing to what was there."""
+    x = d.apart(x)
     k = d.dim(x)
     at = d.r.randrange(max(1, d.shape(x)[k]))
     part = d.step("{0}.select({d}, {at}) * 2", x, d=k, at=at)

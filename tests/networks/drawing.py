@@ -201,6 +201,13 @@ class Drawing:
         """Whether ltc and the CPU agree on who sees a write to it."""
         return _memory(self.values[x]) not in self.unwritable
 
+    def apart(self, x: str) -> str:
+        """The value where each element has a place of its own; else a copy, of which that is true.
+
+        What PyTorch copies with its strides, to write a part of it, it writes where they say.
+        """
+        return self.step("{0}.clone()", x) if _overlaps(self.values[x]) else x
+
     def _judge(self, value) -> None:
         if isinstance(value, (tuple, list)):
             for part in value:
@@ -223,6 +230,13 @@ class Drawing:
 
 def _memory(value) -> int:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """Whether two elements share a place in memory: asked of the places themselves."""
+    size = value.untyped_storage().nbytes() // value.element_size()
+    places = torch.arange(size).as_strided(value.shape, value.stride(), value.storage_offset())
+    return places.unique().numel() < places.numel()
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:

@@ -28,8 +28,9 @@ def padded(mode, amounts):
 @pytest.mark.parametrize("mode", MODES)
 def test_padding_and_its_gradient(mode, rank, dtype):
     sizes = {1: [(7,), (31,)], 2: [(5, 7), (9, 16)], 3: [(3, 5, 8)]}[rank]
-    for amounts in AMOUNTS[rank]:
-        for size in sizes:
+    for number, amounts in enumerate(AMOUNTS[rank]):
+        # Amounts decide the loops, the dtype what is loaded: every pair of them at one of the sizes.
+        for size in sizes if dtype is torch.float64 else [sizes[number % len(sizes)]]:
             assert_as_near_as_eager(padded(mode, amounts), [drawn(2, 3, *size, dtype=dtype)])
 
 

@@ -29,7 +29,7 @@ def remaining() -> set[str]:
 def test_a_sample_of_wrong_calls_raises_what_eager_pytorch_raises():
     names = error_inputs.case_names()[SEED % STRIDE :: STRIDE]
     outcomes = case_runner.run(
-        SCRIPTS / "error_inputs.py", names, processes=2, timeout_seconds=600, progress=False
+        SCRIPTS / "error_inputs.py", names, timeout_seconds=600, progress=False
     )
     known = remaining()
     wrong = [

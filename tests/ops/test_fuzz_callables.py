@@ -19,7 +19,7 @@ SEED = seed("FUZZ_SEED")
 
 
 def run(names, draws):
-    arguments = argparse.Namespace(device="ltc", draws=draws, seed=SEED, processes=2, timeout=600)
+    arguments = argparse.Namespace(device="ltc", draws=draws, seed=SEED, processes=1, timeout=600)
     outcomes = fuzz_callables.run_all(names, arguments, arguments.device)
     return fuzz_callables.judged(outcomes, arguments)
 

@@ -30,9 +30,7 @@ def remaining() -> set[str]:
 
 def test_a_sample_of_the_operator_table_equals_the_cpu():
     names = opinfo.case_names()[SEED % STRIDE :: STRIDE]
-    outcomes = case_runner.run(
-        SCRIPTS / "opinfo.py", names, processes=2, timeout_seconds=600, progress=False
-    )
+    outcomes = case_runner.run(SCRIPTS / "opinfo.py", names, timeout_seconds=600, progress=False)
     known = remaining()
     wrong = [o for o in outcomes if o.status not in ("equal", "refused") and o.name not in known]
     assert not wrong, f"OPINFO_SEED={SEED}\n{case_runner.table(wrong)}"

@@ -3,15 +3,19 @@
 import contextlib
 import itertools
 import random as random_module
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
 from ltc.aten import registry
 from ltc.errors import InvalidGraph
 from tests.ops.harness import CheckingMode, Recording, compare, record, run_both
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "compare"))
+from operator_table import op_db
 
 aten = torch.ops.aten
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
+from ltc import config
 from ltc.debug import metrics
 from ltc.device.shapes import meta, type_cache
 
@@ -14,6 +15,8 @@ from ltc.device.shapes import meta, type_cache
 def nothing_known(monkeypatch):
     monkeypatch.setattr(type_cache, "look_up", lambda overload, key: None)
     meta._known.clear()
+    with config.override(LTC_BACKEND="eager"):  # of recording nothing is the backend's business
+        yield
 
 
 def trained(model, optimizer, loss_of):

@@ -78,19 +78,19 @@ def test_a_cache_that_is_not_used_says_why(own_cache, capsys):
     assert capsys.readouterr().out == "none: LTC_CACHE=0\n"
 
 
-def test_a_script_runs_on_replicas(tmp_path):
+def test_a_script_runs_on_replicas(tmp_path, capfd):
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, ltc.core.lazy_model as ltm\n"
         "print(sys.argv[1:], ltm.get_ordinal(), 'of', ltm.xrt_world_size())\n"
         "sys.exit(sys.argv[-1] == 'fail' and ltm.get_ordinal() == 1)\n"
     )
-    done = ltc_command("run", 2, script, "--epochs", 3)
-    lines = sorted(line.partition("] ")[2] or line for line in done.stdout.splitlines())
-    assert done.returncode == 0, done.stderr
+    status, said = main(["run", "2", str(script), "--epochs", "3"]), capfd.readouterr()
+    lines = sorted(line.partition("] ")[2] or line for line in said.out.splitlines())
+    assert status == 0, said.err
     assert [line.endswith(f"{k} of 2") for k, line in enumerate(lines)] == [True, True]
-    done = ltc_command("run", 2, script, "fail")
-    assert done.returncode == 1 and "rank 1" in done.stderr.lower()
+    assert main(["run", "2", str(script), "fail"]) == 1
+    assert "rank 1" in capfd.readouterr().err.lower()
 
 
 TRAINING = """

@@ -37,7 +37,7 @@ def losses(done: subprocess.CompletedProcess) -> list[float]:
 
 def write_idx(path: Path, values: torch.Tensor, magic: bytes | None = None) -> None:
     header = magic or bytes((0, 0, 8, values.dim()))
-    content = header + struct.pack(f">{values.dim()}I", *values.shape) + bytes(values.flatten())
+    content = header + struct.pack(f">{values.dim()}I", *values.shape) + values.numpy().tobytes()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import ltc.core.lazy_model as ltm
 from tests.drawn import TIMES
-from tests.networks.blocks import BLOCKS
+from tests.networks.blocks import BLOCKS, copied_into
 from tests.networks.compose import REFUSALS, drawn_network
 from tests.networks.drawing import Drawing
 from tests.networks.expressions import WRITES
@@ -257,3 +257,14 @@ def test_no_write_reads_from_a_view_what_it_writes(write):
     """PyTorch refuses that where there are no gaps; with gaps, threads change what it gives."""
     names = {"torch": torch, "device": "cpu", "x": torch.ones(3, 3), "y": torch.ones(3, 3)}
     eval(write.format("x", "y", k=1), names)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_part_is_written_where_no_other_element_lies(seed):
+    """Of a view whose elements overlap PyTorch's copy is another, and has the part there twice."""
+    d = Drawing(seed, "float32", special=False)
+    windows = d.step("{0}.unfold(0, 4, 2)", d.given((11, 3)))
+    written = d.values[copied_into(d, windows)]
+    last = d.steps[-1]
+    operands = {name: d.values[name].contiguous() for name in last.operands}
+    torch.testing.assert_close(written, eval(last.text(), d.names, operands), rtol=0, atol=0)

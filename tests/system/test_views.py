@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import ltc.core.lazy_model as ltm
+from ltc import config
 from tests.drawn import seeds
 
 
@@ -671,22 +672,32 @@ def test_a_filled_0_dim_tensor_promotes_as_a_tensor_not_as_its_number(device):
 
 
 def test_random_programs_of_views_and_writes_equal_the_cpu(equal):
-    """Half of the programs with gradients. LTC_TEST_VIEW_SEED=n repeats the program of seed n."""
+    """Half of the programs with gradients. LTC_TEST_VIEW_SEED=n repeats the program of seed n.
+
+    Half of them on the reference backend, which compiles nothing: writes are the recorder's.
+    """
     chosen = os.environ.get("LTC_TEST_VIEW_SEED")
     for number, seed in enumerate([int(chosen)] if chosen else seeds(150)):
         with_gradient = bool(seed % 2)
         device = f"ltc:{number % 2}"
-        try:
-            expected = random_program(seed, "cpu", with_gradient)
-        except RuntimeError as error:
-            with pytest.raises(type(error)):
-                random_program(seed, device, with_gradient)
-            continue
-        try:
-            equal(random_program(seed, device, with_gradient), expected)
-        except Exception as error:
-            error.add_note(f"repeat with LTC_TEST_VIEW_SEED={seed} (on {device})")
-            raise
+        backend = "eager" if number // 2 % 2 else config.value("LTC_BACKEND")
+        with config.override(LTC_BACKEND=backend):
+            compare_a_random_program(seed, device, with_gradient, equal)
+
+
+def compare_a_random_program(seed: int, device: str, with_gradient: bool, equal) -> None:
+    try:
+        expected = random_program(seed, "cpu", with_gradient)
+    except RuntimeError as error:
+        with pytest.raises(type(error)):
+            random_program(seed, device, with_gradient)
+        return
+    try:
+        equal(random_program(seed, device, with_gradient), expected)
+    except Exception as error:
+        backend = config.value("LTC_BACKEND")
+        error.add_note(f"repeat with LTC_TEST_VIEW_SEED={seed} (on {device}, backend {backend})")
+        raise
 
 
 def random_program(seed: int, device: str, with_gradient: bool) -> list[torch.Tensor]:

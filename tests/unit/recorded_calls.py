@@ -6,13 +6,14 @@ A call is (overload name, arguments in schema order), with a `Tensor` in place o
 import functools
 import itertools
 import random
+import sys
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 import torch
 from torch.testing._internal import common_utils
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -22,6 +23,9 @@ from ltc.device.recording import signature as kinds
 from ltc.device.recording.fast_path import overload_named
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.slow_path import _NUMBER_TYPES
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "compare"))
+from operator_table import op_db
 
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -130,10 +134,7 @@ def _seen(leaf, known: dict):
 def of_torchs_table(names, samples: int) -> dict[str, list]:
     """Overload -> arguments of calls that torch's table of operators makes, gradients included."""
     noted = _Noted(names)
-    with (  # what tells where a sample came from walks up the whole stack, for each
-        mock.patch.object(common_utils, "extract_test_fn", lambda: None),
-        mock.patch.object(common_utils, "set_rng_seed", lambda seed=None: None),
-    ):
+    with mock.patch.object(common_utils, "set_rng_seed", lambda seed=None: None):
         _run_table(samples, noted)
     calls: dict[str, dict] = {}
     for name, values in noted.calls:

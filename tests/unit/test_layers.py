@@ -1,6 +1,7 @@
 """Imports go one way, down the layers, and stand at the top of their file."""
 
 import ast
+import functools
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -125,9 +126,14 @@ def place_of(module: str) -> tuple[int, int]:
     raise LookupError(f"ltc.{module} stands in no layer: add it to the table in {__file__}")
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports_of(path: Path) -> Iterator[tuple[ast.stmt, str]]:
     """Every module of ltc that the file imports, below "ltc."; "" for the package itself."""
-    for statement in ast.walk(ast.parse(path.read_text())):
+    for statement in nodes_of(path):
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 if alias.name.split(".")[0] == "ltc":
@@ -211,7 +217,7 @@ def test_only_compat_imports_the_whole_package():
 
 
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
 

@@ -1,6 +1,7 @@
 """Private names of torch stand in one module, and one that is missing is told at import."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,13 +96,20 @@ def _modules(line: int, names: list[str]) -> Iterator[tuple[int, str]]:
             yield line, name
 
 
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
-OWN = set().union(*(defined_in(tree) for path, tree in TREES.items() if path != THE_MODULE))
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in FILES}
+
+
+@functools.cache
+def own_names() -> set[str]:
+    """Private names that ltc gives to something, all of its modules together."""
+    return set().union(*(defined_in(tree) for path, tree in trees().items() if path != THE_MODULE))
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p != THE_MODULE], ids=str)
 def test_private_names_of_torch_stand_in_one_module(path):
-    assert not list(private_names(TREES[path], OWN))
+    assert not list(private_names(trees()[path], own_names()))
 
 
 @pytest.mark.parametrize(

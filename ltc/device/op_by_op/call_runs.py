@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,7 @@ from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.backends.interpreter.call_kernel import CallKernel, Slots, kernel_of
 from ltc.backends.interpreter.interpreted import INPUT
 from ltc.backends.plain_dispatch import PlainDispatch
-from ltc.ir.graph import Graph
-from ltc.passes import pipeline
-from ltc.runtime.partition import compiled
-from ltc.runtime.transfers import backend
+from ltc.runtime.graph_compiler import compile_traced
 from ltc.support.bounded_table import BoundedTable
 
 _kernels: BoundedTable[tuple, tuple[CallKernel, Slots, list[int]]] = BoundedTable(
@@ -61,10 +59,8 @@ def _prepared(
     scalars = sorted(Numbering([alone]).slots)
     slots = Slots(calls, scalars)
 
-    def compile(graph: Graph) -> Any:
-        return compiled(backend(), pipeline.run(graph), device, frozenset())
-
-    return kernel_of(alone, slots, frozenset(), compile), slots, scalars
+    compiled_alone = functools.partial(compile_traced, device=device)
+    return kernel_of(alone, slots, frozenset(), compiled_alone), slots, scalars
 
 
 def _input(position: int, operand: CallResult) -> CallResult:

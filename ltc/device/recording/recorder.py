@@ -252,28 +252,26 @@ class Recorder:
         """Move to the entry of `key`, made by `make_call() -> Call` where it is new there."""
         if self.op_by_op is not None:
             return self.op_by_op.advance(key, make_call)
-        if self.cursor is STOPPED and self._is_to_go_op_by_op():
-            raise GoesOpByOp(self)
         last = self.last
         entry = last.next
         if entry.key != key:
             entry = last.branch(key)
-            if entry is None:
-                if self._goes_op_by_op(last, key):
-                    raise GoesOpByOp(self)
-                entry = self._add(key, make_call())
-            last.next = entry
+        if (entry is None or self.cursor is STOPPED) and self._goes_op_by_op(last, key, entry):
+            raise GoesOpByOp(self)
+        if entry is None:
+            entry = self._add(key, make_call())
+        last.next = entry
         if last is self.root:
             self.ended.follow = entry  # the best guess for the recording after the one just ended
         self.last = entry
         self.cursor = entry.next
         return entry
 
-    def _goes_op_by_op(self, last: Entry, key: tuple) -> bool:
-        """Whether what comes next, and is new here, is run at once."""
-        if self._is_to_go_op_by_op():
-            return True
-        if last.branches is None or len(last.branches) < forks.RECORDED:
+    def _goes_op_by_op(self, last: Entry, key: tuple, known: Entry | None) -> bool:
+        """Whether what comes next is run at once: all that LTC_TIER=op_by_op lets, else what is new."""
+        if forks.is_forced():
+            return self._may_go_op_by_op()
+        if known is not None or last.branches is None or len(last.branches) < forks.RECORDED:
             return False
         if not self._may_go_op_by_op():
             return False
@@ -282,10 +280,6 @@ class Recorder:
                 last.passed = forks.PassedBy()
             self.fork = (last, key) if last.passed.passes(_hashable(key)) else None
         return self.fork is not None
-
-    def _is_to_go_op_by_op(self) -> bool:
-        """Whether every call is to run at once, as LTC_TIER=op_by_op asks for."""
-        return forks.is_forced() and self._may_go_op_by_op()
 
     def _may_go_op_by_op(self) -> bool:
         return not self.exchanges and self.thread not in watching and forks.may_run()

@@ -20,8 +20,8 @@ from ltc.device.op_by_op.unrecorded import OpByOp
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import OPTIONAL_TENSORS, TENSORS, Signature
 from ltc.device.recording.state import State
-from ltc.device.recording.tensors import wrap
-from ltc.device.recording.views import link_by, link_view, link_views, write
+from ltc.device.recording.tensors import wrap, wrap_all
+from ltc.device.recording.views import link_all, link_by, links_of, write
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import function_of
 
@@ -92,7 +92,9 @@ def run(kernel: TorchKernel, session: OpByOp, args: Sequence[Any], kwargs: dict)
         session.calls += 1
         if kernel.makes_one:
             made = _called(kernel, operands, False)
-            return _wrapped(recorder, torch.ops.aten.alias(made) if kernel.may_be_operand else made)
+            if kernel.may_be_operand:
+                made = torch.ops.aten.alias(made)
+            return wrap(recorder, computed(recorder, made))
         return _with_writes_and_views(kernel, session, values, operands)
 
 
@@ -125,10 +127,7 @@ def _with_writes_and_views(
     if signature.is_view:
         return _views(recorder, signature, values, made)
     others = made[len(made) - len(signature.returns) :] if written else made
-    if isinstance(others, torch.Tensor):
-        return _wrapped(recorder, others)
-    results = [one if one is None else _wrapped(recorder, one) for one in others]
-    return results if signature.returns == ("List[Tensor]",) else tuple(results)
+    return wrap_all(recorder, signature, _all_computed(recorder, others))
 
 
 def _called(kernel: TorchKernel, operands: list, writes: bool) -> Any:
@@ -206,7 +205,7 @@ def _hold(session: OpByOp, operand: Any, tensor: Any) -> None:
     elif tensor.size() == operand.size():
         _let_hold(session, storage_of(operand).lazy, tensor)
     else:  # the kernel has resized it
-        operand.data = _wrapped(session.recorder, tensor)
+        operand.data = wrap(session.recorder, computed(session.recorder, tensor))
 
 
 def _let_hold(session: OpByOp, state: State, tensor: torch.Tensor) -> None:
@@ -217,17 +216,16 @@ def _let_hold(session: OpByOp, state: State, tensor: torch.Tensor) -> None:
         write(state, computed(session.recorder, tensor))
 
 
-def _wrapped(recorder: Recorder, made: Any) -> torch.Tensor:
-    return wrap(recorder, computed(recorder, made))
-
-
 def _views(recorder: Recorder, signature: Signature, values: Any, made: Any) -> Any:
-    state = storage_of(values[0]).lazy
-    link = link_of(signature, values, made)
-    if signature.returns == ("Tensor",):
-        return link_view(recorder, state, computed(recorder, made), (*link, None))
-    parts = tuple([computed(recorder, one) for one in made])
-    return link_views(recorder, state, parts, [(*link, index) for index in range(len(parts))])
+    parts = _all_computed(recorder, made)
+    links = links_of(signature, link_of(signature, values, made), len(parts))
+    return link_all(recorder, signature, storage_of(values[0]).lazy, parts, links)
+
+
+def _all_computed(recorder: Recorder, made: Any) -> list:
+    """The value of the tensor that a kernel has made; of several, each; None of an undefined one."""
+    several = (made,) if isinstance(made, torch.Tensor) else made
+    return [one if one is None else computed(recorder, one) for one in several]
 
 
 def link_of(signature: Signature, values: Any, made: Any) -> tuple:

@@ -27,9 +27,9 @@ from ltc.device.recording.signature import (
 )
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively, flush, value_of
-from ltc.device.recording.tensors import adopt, device_of_call, is_lazy, state_of, wrap
+from ltc.device.recording.tensors import adopt, device_of_call, is_lazy, state_of, wrap, wrap_all
 from ltc.device.recording.user_line import user_line, warn_user
-from ltc.device.recording.views import link_by, link_view, link_views, write
+from ltc.device.recording.views import link_all, link_by, links_of, write
 from ltc.device.shapes.meta import NoTypes, result_types
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import plain_functions
@@ -328,7 +328,7 @@ def _results(recorder: Recorder, signature: Signature, values: list, entry: Any)
         return signature.returned(values)
     if signature.is_view:
         return _views(recorder, signature, state_of(values[0], recorder.device), entry)
-    return _wrapped(recorder, signature, list(results))
+    return wrap_all(recorder, signature, list(results))
 
 
 def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None:
@@ -347,13 +347,9 @@ def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None
 
 
 def _views(recorder: Recorder, signature: Signature, state: State, entry: Any):
-    link = _link(entry.call)
-    if signature.returns == ("Tensor",):
-        entry.link = (*link, None)
-        return link_view(recorder, state, entry.value, entry.link)
     values = entry.call.results
-    entry.link = [(*link, index) for index in range(len(values))]
-    return link_views(recorder, state, values, entry.link)
+    entry.link = links_of(signature, _link(entry.call), len(values))
+    return link_all(recorder, signature, state, values, entry.link)
 
 
 def _link(call: Call) -> tuple:
@@ -361,12 +357,3 @@ def _link(call: Call) -> tuple:
     source: Any = call.args[0]
     first: Any = call.results[0] if call.results else source  # of several the shape does not matter
     return link_by(call.overload, tuple(call.args[1:]), call.kwargs, source.shape, first.shape)
-
-
-def _wrapped(recorder: Recorder, signature: Signature, results: list):
-    tensors = [None if value is None else wrap(recorder, value) for value in results]
-    if signature.returns == ("List[Tensor]",):
-        return tensors
-    if len(signature.returns) == 1:
-        return tensors[0]
-    return tuple(tensors)

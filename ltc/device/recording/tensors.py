@@ -121,6 +121,14 @@ def wrap(recorder: Recorder, value: CallResult) -> torch.Tensor:
     return tensor
 
 
+def wrap_all(recorder: Recorder, signature: Signature, values: Sequence[CallResult | None]) -> Any:
+    """New tensors for what a call has made, as it returns them: one alone, a list or a tuple."""
+    tensors = [None if value is None else wrap(recorder, value) for value in values]
+    if signature.returns == ("List[Tensor]",):
+        return tensors
+    return tensors[0] if len(signature.returns) == 1 else tuple(tensors)
+
+
 def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
     """A new tensor that holds a buffer."""
     tensor = device.new_tensor(buffer.shape, buffer.dtype)

@@ -15,6 +15,7 @@ import torch
 from ltc.aten.call import Call, CallResult
 from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
+from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.user_line import user_line
@@ -62,10 +63,30 @@ def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple)
 
 
 def link_views(
-    recorder: Recorder, viewed: State, values: tuple[CallResult, ...], links: list[tuple]
+    recorder: Recorder, viewed: State, values: Sequence[CallResult], links: list[tuple]
 ) -> list[torch.Tensor]:
     """All that one call makes of `viewed`, as `unbind` does."""
     return [link_view(recorder, viewed, value, link) for value, link in zip(values, links)]
+
+
+def links_of(signature: Signature, link: tuple, count: int) -> Any:
+    """How the view that a call makes follows from what it shows; of `count` views, a list of it."""
+    if signature.returns == ("Tensor",):
+        return (*link, None)
+    return [(*link, index) for index in range(count)]
+
+
+def link_all(
+    recorder: Recorder,
+    signature: Signature,
+    viewed: State,
+    values: Sequence[CallResult],
+    links: Any,
+) -> Any:
+    """What a call returns that makes views: a tensor or a list; `links` as `links_of` gives them."""
+    if signature.returns == ("Tensor",):
+        return link_view(recorder, viewed, values[0], links)
+    return link_views(recorder, viewed, values, links)
 
 
 def write(state: State, value: CallResult) -> None:

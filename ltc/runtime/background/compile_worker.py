@@ -12,10 +12,8 @@ import os
 import sys
 from typing import Any
 
-from ltc.passes import pipeline
 from ltc.runtime.background.graph_record import graph_of_record
-from ltc.runtime.partition import SegmentedComputation, compiled
-from ltc.runtime.transfers import backend, capabilities
+from ltc.runtime.graph_compiler import compile_and_keep
 
 
 def serve() -> None:
@@ -34,8 +32,5 @@ def serve() -> None:
 
 
 def _compile(request: dict[str, Any]) -> None:
-    graph = pipeline.run(graph_of_record(request["graph"]))
-    computation = compiled(backend(), graph, request["device"], frozenset(request["donated"]))
-    programs = capabilities().programs
-    if programs is not None and not isinstance(computation, SegmentedComputation):
-        programs.remember(request["name"], computation)
+    graph, donated = graph_of_record(request["graph"]), frozenset(request["donated"])
+    compile_and_keep(request["name"], graph, request["device"], donated)

@@ -1,0 +1,24 @@
+"""From a graph as it was traced to what runs it: every pass, then the backend; kept by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ltc.ir.graph import Graph
+from ltc.passes import pipeline
+from ltc.runtime.partition import SegmentedComputation, compiled
+from ltc.runtime.transfers import backend, capabilities
+
+
+def compile_traced(graph: Graph, device: int, donated: frozenset[int] = frozenset()) -> Any:
+    """A Computation of this process's backend, in segments where it cannot run every node."""
+    return compiled(backend(), pipeline.run(graph), device, donated)
+
+
+def compile_and_keep(name: str, graph: Graph, device: int, donated: frozenset[int]) -> Any:
+    """Likewise; a later process is given it under this name, where the backend keeps programs."""
+    computation = compile_traced(graph, device, donated)
+    programs = capabilities().programs
+    if programs is not None and not isinstance(computation, SegmentedComputation):
+        programs.remember(name, computation)
+    return computation
