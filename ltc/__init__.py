@@ -20,6 +20,7 @@ try:
     from ltc.device.recording.tensors import set_current_device as _set_current_device
     from ltc.distributed import process_group as _process_group  # noqa: F401  and it what torch.distributed finds
     from ltc.distributed.lazy_multiprocessing import launch
+    from ltc.explaining.history import explain
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
     from ltc.tracebacks import entrance as _entrance
@@ -33,6 +34,7 @@ __all__ = [
     "device",
     "device_count",
     "devices",
+    "explain",
     "launch",
     "manual_seed",
     "physical_dtype",

@@ -35,9 +35,10 @@ from ltc.runtime.verification.verified import VerifiedComputation
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
 # The last two do not change how a program is compiled: its record is the same.
-_settings = config.reader(
-    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY"
-)
+SETTINGS = (
+    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY",
+)  # fmt: skip
+_settings = config.reader(*SETTINGS)
 
 
 def _no_program() -> None:
