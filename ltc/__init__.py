@@ -20,6 +20,7 @@ try:
     from ltc.device.recording.tensors import set_current_device as _set_current_device
     from ltc.distributed import process_group as _process_group  # noqa: F401  and it what torch.distributed finds
     from ltc.distributed.lazy_multiprocessing import launch
+    from ltc.explaining.budget import budget
     from ltc.explaining.history import explain
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
@@ -31,6 +32,7 @@ finally:
         gc.enable()
 
 __all__ = [
+    "budget",
     "device",
     "device_count",
     "devices",

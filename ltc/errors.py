@@ -53,6 +53,17 @@ class VerificationError(LtcError):
         self.difference, self.origin = difference, origin
 
 
+class BudgetExceeded(LtcError):
+    """A block has cost more than its `ltc.budget` allows; the message says of what, and why.
+
+    explanations  what `ltc.explain` tells of it
+    """
+
+    def __init__(self, message: str, explanations: Any = ()) -> None:
+        super().__init__(message)
+        self.explanations = list(explanations)
+
+
 class NotLazyTensor(RuntimeError):
     """A tensor of another device where one of a lazy device was needed.
 
