@@ -214,7 +214,12 @@ FLAGS = (
         (),
         "what is explained on stderr as it happens: recompiles,cuts,fallbacks,tiers,compiles",
     ),
-    Flag("LTC_METRICS_FILE", str, "", "file that gets a report each step; STDOUT and STDERR work"),
+    Flag(
+        "LTC_METRICS_FILE",
+        str,
+        "",
+        "file that gets a report each step, in JSON where it ends in .jsonl; STDOUT and STDERR work",
+    ),
     Flag("LTC_METRICS_SAMPLES", at_least(1), 1024, "latest samples kept of each metric"),
     Flag("LTC_METRICS_PERCENTILES", fractions, _PERCENTILES, "percentiles in the report"),
     Flag("RATE_TRACKER_SMOOTHING", float, 0.4, "weight of RateTracker's previous rate"),
