@@ -22,6 +22,7 @@ try:
     from ltc.distributed.lazy_multiprocessing import launch
     from ltc.explaining.budget import budget
     from ltc.explaining.history import explain
+    from ltc.explaining.no_sync import no_sync
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
     from ltc.tracebacks import entrance as _entrance
@@ -39,6 +40,7 @@ __all__ = [
     "explain",
     "launch",
     "manual_seed",
+    "no_sync",
     "physical_dtype",
     "step",
     "sync",

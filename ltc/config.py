@@ -192,7 +192,12 @@ FLAGS = (
         False,
         "verify the graph after every pass, and what each kernel does to memory",
     ),
-    Flag("LTC_DEBUG", boolean, False, "tracebacks show every frame inside ltc"),
+    Flag(
+        "LTC_DEBUG",
+        boolean,
+        False,
+        "tracebacks show every frame inside ltc; printing reads nothing that is pending",
+    ),
     Flag(
         "LTC_VERIFY",
         boolean,

@@ -64,6 +64,10 @@ class BudgetExceeded(LtcError):
         self.explanations = list(explanations)
 
 
+class SyncForbidden(LtcError):
+    """A read of what is pending under `ltc.no_sync()`; the message says of what."""
+
+
 class NotLazyTensor(RuntimeError):
     """A tensor of another device where one of a lazy device was needed.
 

@@ -15,6 +15,7 @@ from typing import Any
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.evidence.cuts_explained import explain_op_by_op, pending_elsewhere, read_of
+from ltc.device.evidence.forks_explained import value_text
 from ltc.device.recording.exit_liveness import end
 from ltc.device.recording.recorder import (
     END,
@@ -29,7 +30,9 @@ from ltc.device.recording.recorder import (
 from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
 from ltc.device.shapes.meta import result_types
+from ltc.errors import SyncForbidden
 from ltc.explaining.explanation import Explanation
+from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
@@ -198,6 +201,8 @@ def ready_buffer(state: State) -> Buffer:
         value = state.value
         if value is None:
             continue  # another thread has just started it, and gives it its buffer first
+        if reads_are_forbidden():
+            raise SyncForbidden(_forbidden_text(value))
         metrics.count("EarlySyncLiveTensorsCount")
         if value.recorder.thread == get_ident():
             _cut(value.recorder, read_of(value))
@@ -205,6 +210,13 @@ def ready_buffer(state: State) -> Buffer:
             _flush_foreign(value.recorder)
     buffer = state.buffer = state.buffer.settled()
     return buffer
+
+
+def _forbidden_text(value: CallResult) -> str:
+    return (
+        f"A read of the pending tensor {value_text(value)} would cut the step, which ltc.no_sync() "
+        f"forbids. Read it after ltm.mark_step(), or leave the block first; print shows what is known."
+    )
 
 
 # --- ending a recording ---------------------------------------------------------------------------
