@@ -205,6 +205,12 @@ FLAGS = (
         "judge every value that a program computes, and raise VerificationError for a wrong one",
     ),
     Flag(
+        "LTC_DEBUG_NANS",
+        boolean,
+        False,
+        "raise NotFinite where a program gives NaN or infinities, naming what makes the first",
+    ),
+    Flag(
         "LTC_DUMP",
         str,
         "",
@@ -294,6 +300,7 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_PREFAULT_MB",
         "LTC_DEBUG",
         "LTC_VERIFY",
+        "LTC_DEBUG_NANS",
         "LTC_DUMP",
         "LTC_IR_DEBUG",
         "LTC_SAVE_TENSORS_FILE",

@@ -53,6 +53,17 @@ class VerificationError(LtcError):
         self.difference, self.origin = difference, origin
 
 
+class NotFinite(LtcError, ArithmeticError):
+    """Under LTC_DEBUG_NANS: a program gives NaN or infinities; the message says which node and why.
+
+    origin  the recorded call it belongs to, with the user's line; None where no call is known
+    """
+
+    def __init__(self, message: str, origin: Any = None):
+        super().__init__(message)
+        self.origin = origin
+
+
 class BudgetExceeded(LtcError):
     """A block has cost more than its `ltc.budget` allows; the message says of what, and why.
 
