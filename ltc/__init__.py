@@ -12,6 +12,7 @@ import torch
 _collects = gc.isenabled()
 gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
 try:
+    from ltc.debug.whereabouts import answer_signal as _answer_signal
     from ltc.device import register as _register  # noqa: F401  it registers the device
     from ltc.device.hooks.names import device_index as _device_index
     from ltc.device.recording.recorder import devices as _all_devices
@@ -147,3 +148,4 @@ def manual_seed(seed: int, device=None) -> None:
 
 
 _make_entrances(globals(), __all__)
+_answer_signal()

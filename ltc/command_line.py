@@ -3,6 +3,7 @@
     python -m ltc info                        versions, devices, processor, cache, variables, a program
     python -m ltc cache [--clear]             where compiled programs are kept, and how much; remove them
     python -m ltc run 2 train.py --epochs 3   a script on several replicas of this machine
+    python -m ltc dump PID                    have a process print where each of its threads is
 
 `run` starts one process for each replica. Each runs the script from its first line, as
 `python train.py --epochs 3` would, and knows its place: ltm.get_ordinal(), ltm.xrt_world_size(). A
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ltc.debug.environment import describe, describe_cache
+from ltc.debug.whereabouts import ask
 from ltc.distributed.lazy_multiprocessing import RankFailed, launch
 from ltc.support.disk_cache import disk_cache
 
@@ -31,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="info | cache | run")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="info | cache | run | dump"
+    )
     commands.add_parser("info", help="what a report of a fault needs")
     cache = commands.add_parser("cache", help="the compiled programs on disk")
     cache.add_argument("--clear", action="store_true", help="remove them")
@@ -39,12 +43,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("replicas", type=int, help="how many processes")
     run.add_argument("script", help="the program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    dump = commands.add_parser("dump", help="have a process print where each of its threads is")
+    dump.add_argument("process", type=int, help="its number; those it has started print it, too")
     asked = parser.parse_args(argv)
+    if asked.command == "dump":
+        return ask_where(asked.process)
     if asked.command == "run":
         if not Path(asked.script).is_file():
             parser.error(f"there is no file {asked.script}")
         return run_script(asked.replicas, asked.script, asked.arguments)
     print(_cache(asked.clear) if asked.command == "cache" else describe())
+    return 0
+
+
+def ask_where(process: int) -> int:
+    """Have a process print where it is; 0, or 1 where it cannot be asked."""
+    try:
+        asked = ask(process)
+    except (ProcessLookupError, PermissionError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"printed to the standard error of {', '.join(map(str, asked))}")
     return 0
 
 

@@ -3,7 +3,7 @@
 A variable is read when its value is needed, so setting `os.environ` in a running program works for
 most. LTC_NUM_DEVICES, LTC_USE_BF16 and LTC_DOWNCAST_BF16 are read at the first use of the device;
 LTC_LINES and LTC_FORCE_FALLBACK at the first call of each operation; LTC_ISA when the first kernel is
-made; LTC_LOG when ltc is imported.
+made; LTC_LOG and LTC_ANSWER_SIGNAL when ltc is imported.
 One that is unset, or set to nothing, has its default.
 """
 
@@ -219,6 +219,7 @@ FLAGS = (
     Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
     Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
     Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "form of that graph"),
+    Flag("LTC_ANSWER_SIGNAL", boolean, True, "SIGUSR1 prints where each thread of the process is"),
     Flag(
         "LTC_LOG",
         words_of("compiles", "recompiles", "cuts", "fallbacks", "tiers"),
@@ -305,6 +306,7 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_IR_DEBUG",
         "LTC_SAVE_TENSORS_FILE",
         "LTC_SAVE_TENSORS_FMT",
+        "LTC_ANSWER_SIGNAL",
         "LTC_LOG",
         "LTC_METRICS_FILE",
         "LTC_METRICS_SAMPLES",

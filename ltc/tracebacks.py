@@ -39,6 +39,11 @@ def is_of_the_program(filename: str) -> bool:
     return not any(f"{os.sep}{folder}{os.sep}" in filename for folder in _INSTALLED)
 
 
+def is_of_python(filename: str) -> bool:
+    """Whether it is of Python's own library."""
+    return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
+
+
 def _is_own(filename: str) -> bool:
     return filename.startswith((_OWN, "<ltc"))
 
@@ -47,7 +52,7 @@ def _is_library(filename: str) -> bool:
     """Whether it is torch's or Python's own: shown where a frame of the user's has called it."""
     if filename.startswith((_TORCH, *_GENERATED)):
         return True
-    return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
+    return is_of_python(filename)
 
 
 # --- leaving ltc --------------------------------------------------------------------------------

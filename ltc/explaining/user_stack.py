@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import linecache
 import sys
+from types import FrameType
 from typing import NamedTuple
 
 from ltc.support.bounded_table import BoundedTable
-from ltc.tracebacks import is_of_the_program, is_users
+from ltc.tracebacks import is_of_python, is_of_the_program, is_users
 
 MOST_FRAMES = 4  # that are kept of one stack
-_OURS, _PACKAGE, _PROGRAM = range(3)  # ltc's and torch's, another package's, the user's own
+_OURS, _PACKAGE, _PROGRAM = range(3)  # ltc's, torch's, Python's; a package's; the user's own
 _owners: BoundedTable[str, int] = BoundedTable("FileOwners", 4096)
 
 
@@ -31,23 +32,27 @@ class UserFrame(NamedTuple):
 
 
 def user_stack() -> tuple[UserFrame, ...]:
-    """The innermost frame outside ltc and torch, then those of the user's program that led to it.
+    """The innermost frame outside ltc, torch and Python's own library, then those that led to it.
 
-    Installed packages and Python's own library are left out, but where they are the innermost.
+    Of the latter, only those of the user's program: no installed packages.
     """
+    return stack_of(sys._getframe(1))
+
+
+def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
+    """The same of any thread's innermost frame."""
     frames: list[UserFrame] = []
-    frame = sys._getframe(1)
     while frame is not None and len(frames) < MOST_FRAMES:
         code = frame.f_code
         owner = _owner(code.co_filename)
         if owner == _PROGRAM or (owner == _PACKAGE and not frames):
             frames.append(UserFrame(code.co_filename, frame.f_lineno, code.co_name))
-        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost
+        frame = frame.f_back
     return tuple(frames)
 
 
 def user_place() -> tuple[str, int]:
-    """File and line of the innermost frame outside ltc and torch; ("", 0) without one."""
+    """File and line of the innermost of them; ("", 0) without one."""
     frame = sys._getframe(1)
     while frame is not None:
         if _owner(frame.f_code.co_filename) != _OURS:
@@ -59,6 +64,11 @@ def user_place() -> tuple[str, int]:
 def _owner(file: str) -> int:
     owner = _owners.get(file)
     if owner is None:
-        found = _PROGRAM if is_of_the_program(file) else _PACKAGE if is_users(file) else _OURS
-        owner = _owners.keep(file, found)
+        owner = _owners.keep(file, _owner_of(file))
     return owner
+
+
+def _owner_of(file: str) -> int:
+    if is_of_the_program(file):
+        return _PROGRAM
+    return _PACKAGE if is_users(file) and not is_of_python(file) else _OURS

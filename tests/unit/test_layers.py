@@ -63,6 +63,7 @@ LAYERS = [
         "core.lazy_model",
         "core.functions",
         "debug.graphs",
+        "debug.whereabouts",
         "utils.utils",
         "",
         "debug.environment",
