@@ -14,6 +14,7 @@ import torch
 _collects = gc.isenabled()
 gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
 try:
+    from ltc.debug.whereabouts import answer_signal as _answer_signal
     from ltc.device import register as _register  # noqa: F401  it registers the device
     from ltc.device.hooks.names import device_index as _device_index
     from ltc.device.recording.recorder import devices as _all_devices
@@ -22,6 +23,9 @@ try:
     from ltc.device.recording.tensors import set_current_device as _set_current_device
     from ltc.distributed import process_group as _process_group  # noqa: F401  and it what torch.distributed finds
     from ltc.distributed.lazy_multiprocessing import launch
+    from ltc.explaining.budget import budget
+    from ltc.explaining.history import explain
+    from ltc.explaining.no_sync import no_sync
     from ltc.replay.compiled_step import CompiledStep as _CompiledStep
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
@@ -33,12 +37,15 @@ finally:
         gc.enable()
 
 __all__ = [
+    "budget",
     "compile",
     "device",
     "device_count",
     "devices",
+    "explain",
     "launch",
     "manual_seed",
+    "no_sync",
     "physical_dtype",
     "step",
     "sync",
@@ -186,3 +193,4 @@ def manual_seed(seed: int, device=None) -> None:
 
 
 _make_entrances(globals(), __all__)
+_answer_signal()

@@ -4,6 +4,7 @@
     python -m ltc cache [--clear]             where compiled programs are kept, and how much; remove them
     python -m ltc run 2 train.py --epochs 3   a script on several replicas of this machine
     python -m ltc check train.py --epochs 3   a script's first losses: eager, compiled, on two replicas
+    python -m ltc dump PID                    have a process print where each of its threads is
 
 `run` starts one process for each replica. Each runs the script from its first line, as
 `python train.py --epochs 3` would, and knows its place: ltm.get_ordinal(), ltm.xrt_world_size(). A
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from ltc.debug.environment import describe, describe_cache
 from ltc.debug.script_check import check, run_as_main
+from ltc.debug.whereabouts import ask
 from ltc.distributed.lazy_multiprocessing import RankFailed, launch
 from ltc.support.disk_cache import disk_cache
 
@@ -35,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="info | cache | run | check"
+        dest="command", required=True, metavar="info | cache | run | check | dump"
     )
     commands.add_parser("info", help="what a report of a fault needs")
     cache = commands.add_parser("cache", help="the compiled programs on disk")
@@ -47,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (run, compare):
         command.add_argument("script", help="the program")
         command.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    dump = commands.add_parser("dump", help="have a process print where each of its threads is")
+    dump.add_argument("process", type=int, help="its number; those it has started print it, too")
     asked = parser.parse_args(argv)
+    if asked.command == "dump":
+        return ask_where(asked.process)
     if asked.command in ("run", "check") and not Path(asked.script).is_file():
         parser.error(f"there is no file {asked.script}")
     if asked.command == "run":
@@ -57,6 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text)
         return 0 if is_equal else 1
     print(_cache(asked.clear) if asked.command == "cache" else describe())
+    return 0
+
+
+def ask_where(process: int) -> int:
+    """Have a process print where it is; 0, or 1 where it cannot be asked."""
+    try:
+        asked = ask(process)
+    except (ProcessLookupError, PermissionError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"printed to the standard error of {', '.join(map(str, asked))}")
     return 0
 
 

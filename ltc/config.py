@@ -3,7 +3,7 @@
 A variable is read when its value is needed, so setting `os.environ` in a running program works for
 most. LTC_NUM_DEVICES, LTC_USE_BF16 and LTC_DOWNCAST_BF16 are read at the first use of the device;
 LTC_LINES and LTC_FORCE_FALLBACK at the first call of each operation; LTC_ISA when the first kernel is
-made.
+made; LTC_LOG and LTC_ANSWER_SIGNAL when ltc is imported.
 One that is unset, or set to nothing, has its default.
 """
 
@@ -45,6 +45,18 @@ def one_of(*choices: str) -> Callable[[str], str]:
         if text not in choices:
             raise ValueError(f"expected one of {', '.join(choices)}")
         return text
+
+    return read
+
+
+def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
+    """A reader of some words out of `choices`, with commas between them."""
+
+    def read(text: str) -> tuple[str, ...]:
+        words = tuple(word.strip() for word in text.split(","))
+        if not set(words) <= set(choices):
+            raise ValueError(f"expected some of {', '.join(choices)}, with commas between them")
+        return words
 
     return read
 
@@ -187,12 +199,23 @@ FLAGS = (
         False,
         "verify the graph after every pass, and what each kernel does to memory",
     ),
-    Flag("LTC_DEBUG", boolean, False, "tracebacks show every frame inside ltc"),
+    Flag(
+        "LTC_DEBUG",
+        boolean,
+        False,
+        "tracebacks show every frame inside ltc; printing reads nothing that is pending",
+    ),
     Flag(
         "LTC_VERIFY",
         boolean,
         False,
         "judge every value that a program computes, and raise VerificationError for a wrong one",
+    ),
+    Flag(
+        "LTC_DEBUG_NANS",
+        boolean,
+        False,
+        "raise NotFinite where a program gives NaN or infinities, naming what makes the first",
     ),
     Flag(
         "LTC_DUMP",
@@ -203,7 +226,19 @@ FLAGS = (
     Flag("LTC_IR_DEBUG", boolean, False, "graphs show the user's line at each node"),
     Flag("LTC_SAVE_TENSORS_FILE", str, "", "file that gets the graph of every sync, appended"),
     Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "form of that graph"),
-    Flag("LTC_METRICS_FILE", str, "", "file that gets a report each step; STDOUT and STDERR work"),
+    Flag("LTC_ANSWER_SIGNAL", boolean, True, "SIGUSR1 prints where each thread of the process is"),
+    Flag(
+        "LTC_LOG",
+        words_of("compiles", "recompiles", "cuts", "fallbacks", "tiers"),
+        (),
+        "what is explained on stderr as it happens: recompiles,cuts,fallbacks,tiers,compiles",
+    ),
+    Flag(
+        "LTC_METRICS_FILE",
+        str,
+        "",
+        "file that gets a report each step, in JSON where it ends in .jsonl; STDOUT and STDERR work",
+    ),
     Flag("LTC_METRICS_SAMPLES", at_least(1), 1024, "latest samples kept of each metric"),
     Flag("LTC_METRICS_PERCENTILES", fractions, _PERCENTILES, "percentiles in the report"),
     Flag("RATE_TRACKER_SMOOTHING", float, 0.4, "weight of RateTracker's previous rate"),
@@ -274,10 +309,13 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_PREFAULT_MB",
         "LTC_DEBUG",
         "LTC_VERIFY",
+        "LTC_DEBUG_NANS",
         "LTC_DUMP",
         "LTC_IR_DEBUG",
         "LTC_SAVE_TENSORS_FILE",
         "LTC_SAVE_TENSORS_FMT",
+        "LTC_ANSWER_SIGNAL",
+        "LTC_LOG",
         "LTC_METRICS_FILE",
         "LTC_METRICS_SAMPLES",
         "LTC_METRICS_PERCENTILES",

@@ -57,6 +57,32 @@ class StepDiffers(LtcError):
     """A function that `ltc.compile` replays did something else when it was called to check."""
 
 
+class NotFinite(LtcError, ArithmeticError):
+    """Under LTC_DEBUG_NANS: a program gives NaN or infinities; the message says which node and why.
+
+    origin  the recorded call it belongs to, with the user's line; None where no call is known
+    """
+
+    def __init__(self, message: str, origin: Any = None):
+        super().__init__(message)
+        self.origin = origin
+
+
+class BudgetExceeded(LtcError):
+    """A block has cost more than its `ltc.budget` allows; the message says of what, and why.
+
+    explanations  what `ltc.explain` tells of it
+    """
+
+    def __init__(self, message: str, explanations: Any = ()) -> None:
+        super().__init__(message)
+        self.explanations = list(explanations)
+
+
+class SyncForbidden(LtcError):
+    """A read of what is pending under `ltc.no_sync()`; the message says of what."""
+
+
 class NotLazyTensor(RuntimeError):
     """A tensor of another device where one of a lazy device was needed.
 

@@ -22,15 +22,26 @@ from ltc import config
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_PACKAGES = tuple(
-    os.path.join(_STANDARD, folder) + os.sep for folder in ("site-packages", "dist-packages")
-)
+_INSTALLED = ("site-packages", "dist-packages")
+_PACKAGES = tuple(os.path.join(_STANDARD, folder) + os.sep for folder in _INSTALLED)
 _GENERATED = ("<ltc", "<frozen", "<eval_with_key>")  # files that nobody wrote
 
 
 def is_users(filename: str) -> bool:
     """Whether code of that file is neither ltc's nor torch's."""
     return not filename.startswith((_OWN, _TORCH, *_GENERATED))
+
+
+def is_of_the_program(filename: str) -> bool:
+    """Whether it is the user's own: of no installed package, nor of Python itself."""
+    if not is_users(filename) or filename.startswith(_STANDARD):
+        return False
+    return not any(f"{os.sep}{folder}{os.sep}" in filename for folder in _INSTALLED)
+
+
+def is_of_python(filename: str) -> bool:
+    """Whether it is of Python's own library."""
+    return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
 
 
 def _is_own(filename: str) -> bool:
@@ -41,7 +52,7 @@ def _is_library(filename: str) -> bool:
     """Whether it is torch's or Python's own: shown where a frame of the user's has called it."""
     if filename.startswith((_TORCH, *_GENERATED)):
         return True
-    return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
+    return is_of_python(filename)
 
 
 # --- leaving ltc --------------------------------------------------------------------------------

@@ -187,6 +187,25 @@ def test_the_api_page_has_every_counter_and_metric():
     assert [name for name in sorted(names) if f"`{name}" not in api_page()] == []
 
 
+def test_the_api_page_has_no_counter_or_metric_that_is_gone():
+    sources = "".join(path.read_text() for path in (ROOT / "ltc").rglob("*.py"))
+    section = api_page().partition("What ltc counts by itself")[2].partition("### ltc.debug")[0]
+    first = re.findall(r"^\| (.*?) \|", section, re.M)
+    names = re.findall(r"`([A-Za-z][\w.]*)", " ".join(first))
+    assert "MarkStep" in names
+    assert [name for name in names if not _is_in_code(name, sources)] == []
+
+
+def _is_in_code(name: str, sources: str) -> bool:
+    """Whether the name is written there, or begins as one that is put together."""
+    return any(f'"{name[:end]}' in sources for end in {len(name), _end_of_prefix(name)})
+
+
+def _end_of_prefix(name: str) -> int:
+    prefixes = ("TierUp", "Forgotten.", "aten", "CutOut", "rule.", "pass.", "trace.")
+    return next((len(prefix) for prefix in prefixes if name.startswith(prefix)), len(name))
+
+
 @every_page
 def test_a_page_names_no_variable_that_does_not_exist(page):
     known = {name for flag in config.FLAGS for name in (flag.name, flag.older)}

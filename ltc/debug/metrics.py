@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ltc import config
 from ltc.support.fork_safe_lock import renewed_lock
@@ -217,6 +218,59 @@ def as_dict() -> dict[str, dict]:
             }
             for name, metric in metrics.items()
         },
+    }
+
+
+def totals() -> dict[str, dict]:
+    """`as_dict` without the percentiles, which take time: a point to tell `growth` from."""
+    with _lock:
+        return {
+            "counters": {name: _counts[name] for name in counter_names()},
+            "metrics": {name: _totals_of(_metrics[name]) for name in sorted(_metrics)},
+        }
+
+
+def _totals_of(metric: Metric) -> dict[str, Any]:
+    return {"kind": metric.kind, "total_samples": metric.total, "accumulator": metric.sum}
+
+
+def growth(before: dict[str, dict], after: dict[str, dict] | None = None) -> dict[str, dict]:
+    """What was counted from one point to another, in their form; names that grew alone.
+
+    before, after  what `totals` or `as_dict` gave; `after` None: now
+
+    What was cleared in between counts from the clearing on.
+
+    >>> before = metrics.totals()
+    >>> metrics.note([("batches", 3)])
+    >>> metrics.growth(before)["counters"]
+    {'batches': 3}
+    """
+    after = totals() if after is None else after
+    counters = {
+        name: _grown(n, before["counters"].get(name, 0)) for name, n in after["counters"].items()
+    }
+    return {
+        "counters": {name: n for name, n in counters.items() if n},
+        "metrics": {
+            name: grown
+            for name, metric in after["metrics"].items()
+            if (grown := _metric_growth(metric, before["metrics"].get(name)))["total_samples"]
+        },
+    }
+
+
+def _grown(now: float, before: float) -> float:
+    return now - before if now >= before else now
+
+
+def _metric_growth(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    if before is None or before["total_samples"] > now["total_samples"]:
+        before = {"total_samples": 0, "accumulator": 0.0}
+    return {
+        "kind": now["kind"],
+        "total_samples": now["total_samples"] - before["total_samples"],
+        "accumulator": now["accumulator"] - before["accumulator"],
     }
 
 

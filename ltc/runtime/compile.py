@@ -30,13 +30,16 @@ from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
 from ltc.runtime.tiers import Tiers, begin_interpreted
 from ltc.runtime.transfers import backend, capabilities
+from ltc.runtime.verification.finite import FiniteComputation
 from ltc.runtime.verification.verified import VerifiedComputation
 
 # What a program depends on and may change while a process runs. The numeric modes may not.
-# The last two do not change how a program is compiled: its record is the same.
-_settings = config.reader(
-    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY"
-)
+# The last three do not change how a program is compiled: its record is the same.
+SETTINGS = (
+    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY",
+    "LTC_DEBUG_NANS",
+)  # fmt: skip
+_settings = config.reader(*SETTINGS)
 
 
 def _no_program() -> None:
@@ -236,7 +239,7 @@ def _compile(
         return compile_and_keep(_record_name(key), traced(), device, donated)
 
     tiers, computation = None, _recalled(key, calls)
-    if computation is None and not _is_verified(key) and begin_interpreted():
+    if computation is None and not _is_looked_at(key) and begin_interpreted():
         tiers = _interpreted(key, calls, outputs, numbering, device, traced, native)
     if tiers is not None:
         computation = tiers.interpreted
@@ -244,6 +247,8 @@ def _compile(
         computation = native()
     if _is_verified(key):
         computation = VerifiedComputation(computation, backend(), traced(), device, donated)
+    if key[1][-1]:
+        computation = FiniteComputation(computation, traced(), device, donated)
     if tiers is None:
         metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
     metrics.record("InputOutputAliasCount", len(replaced))
@@ -260,7 +265,7 @@ def _compile(
         graph_of,
         len(calls),
         exchanges,
-        is_verified=_is_verified(key),
+        is_verified=_is_looked_at(key),
         tiers=tiers,
     )
 
@@ -343,9 +348,14 @@ def _looks_inside() -> bool:
 def _record_name(key: tuple[Any, ...]) -> str:
     """Names the program on disk: the same whether it was interpreted first, or is verified."""
     name, settings, replaced = key
-    return repr((name, settings[:-2], replaced))
+    return repr((name, settings[:-3], replaced))
 
 
 def _is_verified(key: tuple[Any, ...]) -> bool:
     """Whether its launches are judged; the reference has nothing to be judged by but itself."""
-    return key[1][-1] and backend().name != EagerBackend.name
+    return bool(key[1][-2]) and backend().name != EagerBackend.name
+
+
+def _is_looked_at(key: tuple[Any, ...]) -> bool:
+    """Whether the results of its launches are looked at: then it runs before its caller goes on."""
+    return bool(key[1][-1]) or _is_verified(key)

@@ -11,6 +11,7 @@ from typing import Any
 from ltc.backends.collective_runner import abort, running_as
 from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
+from ltc.explaining.explanation import Explanation
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
@@ -49,6 +50,7 @@ class Program:
                  to start the program of another replica
     is_verified  whether its launches are judged: then it runs before its caller goes on
     tiers        what it is run by until it is compiled; None once it is
+    why          why there is such a program; None until the recording that needed it has told
     """
 
     computation: Any
@@ -60,6 +62,7 @@ class Program:
     exchanges: bool = False
     is_verified: bool = False
     tiers: Tiers | None = None
+    why: Explanation | None = None
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
     last_use: int = 0  # grows from use to use, over all programs
     _known: tuple[Any, ComputationCapabilities] | None = None  # the computation, with its own

@@ -18,6 +18,8 @@ from typing import Any
 from ltc import config
 from ltc.backends.interface import ComputationCapabilities
 from ltc.debug import metrics
+from ltc.explaining.explanation import TIERS, Explanation
+from ltc.explaining.history import note
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
@@ -29,6 +31,12 @@ REPEATS = 2  # runs so near to the one before that make a loop
 _compiling = renewed_lock(globals(), "_compiling")  # each compiles with every processor
 LARGE_CALLS = 100  # of a program that takes about half a second to compile
 COMPILE_SECONDS = 0.1, 0.004  # about: of any program, and for each of its recorded calls
+_REASONS = {
+    "Repeated": "it comes back as a loop brings it",
+    "Paid": "its runs have taken as long as compiling it does",
+    "Failed": "one of its calls has failed",
+}
+_CURES = {"Failed": "the error that is raised says what is wrong"}
 
 
 def begin_interpreted() -> bool:
@@ -51,6 +59,7 @@ class Tiers:
     """A program that is not compiled yet, and how it comes to be.
 
     interpreted  what runs it till then
+    why          why there is such a program; None where nobody has told
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class Tiers:
         self._last_use = self._repeats = 0
         self.seconds = 0.0  # that its runs have taken
         self.has_failed = False
+        self.why: Explanation | None = None
 
     def chosen(self, use: int) -> tuple[Any, bool]:
         """What runs it this time, and whether that is compiled.
@@ -113,7 +123,14 @@ class Tiers:
             if self._native is None:
                 self._native = self._compile()
                 metrics.count(f"TierUp{reason}")
+                self._explain(reason)
             return self._native
+
+    def _explain(self, reason: str) -> None:
+        what = f"a program of {self._calls} calls is compiled: {_REASONS[reason]}"
+        why = self.why.difference if self.why is not None else "nobody has told why it is new"
+        stack = self.why.stack if self.why is not None else ()
+        note(Explanation(TIERS, stack, what, why, _CURES.get(reason, ""), reason.lower()))
 
 
 class _Timed:

@@ -169,7 +169,10 @@ def test_an_error_shows_the_users_frames_and_one_line_of_ltcs(way):
         assert error.__context__ is None and error.__cause__ is None
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+# under LTC_DEBUG, printing reads nothing that is pending
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way is not printed], ids=lambda w: w.__name__
+)
 def test_ltc_debug_shows_every_frame(way):
     with config.override(LTC_DEBUG=1):
         assert len(own_frames(error_of(way))) > 2

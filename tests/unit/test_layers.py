@@ -26,6 +26,7 @@ LAYERS = [
         "debug.metrics_saver",
         "debug.profiler",
         "support",
+        "explaining",
         "utils.keyd_queue",
         "utils.rate_tracker",
         "checkpointing.tree_codec",
@@ -64,6 +65,7 @@ LAYERS = [
         "core.lazy_model",
         "core.functions",
         "debug.graphs",
+        "debug.whereabouts",
         "utils.utils",
         "",
         "debug.environment",
@@ -92,7 +94,14 @@ FOLDERS = (
         "llvm.ops",
     ),
     ("backends.reference", "backends.interpreter", "backends.llvm"),
-    ("device.shapes", "device.op_by_op", "device.recording", "device.ops", "device.hooks"),
+    (
+        "device.shapes",
+        "device.op_by_op",
+        "device.evidence",
+        "device.recording",
+        "device.ops",
+        "device.hooks",
+    ),
     ("distributed.transport", "distributed.c10d", "distributed.launch"),
 )
 MOST_MODULES = 16  # of a folder: what a reader still takes in at a glance

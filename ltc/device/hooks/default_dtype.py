@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ltc.debug import metrics
+from ltc.device.evidence.cuts_explained import default_dtype_changed
 from ltc.device.recording.recorder import Recorder, devices
 from ltc.device.recording.sync import flush, flush_other_thread, wait_device_ops
 from ltc.support.torch_private import DEFAULT_DTYPE_SETTERS
@@ -44,6 +45,7 @@ def _end_recording(recorder: Recorder) -> None:
     if recorder.nothing_pending:
         return
     metrics.count("DefaultDtypeFlush")
+    default_dtype_changed()
     if recorder.thread == get_ident():
         flush(recorder)
     else:

@@ -17,6 +17,7 @@ from ltc.device.hooks import (
     dynamo,
     module,
     moving,
+    printing,
     scripting,
     strided_copies,
     tracing,
@@ -24,31 +25,28 @@ from ltc.device.hooks import (
 )
 from ltc.device.recording import gradient_views
 from ltc.device.recording.sync import exclusively, value_of
-from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, wrap
+from ltc.device.recording.tensors import is_lazy, state_of, wrap
 from ltc.device.recording.user_line import user_line
 from ltc.device.torch_device import take_stashed_error
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     RUN_BACKWARD,
-    TENSOR_REPR,
-    TENSOR_TEXT,
     CheckpointFrame,
     is_multithreading_enabled,
     set_multithreading_enabled,
 )
-from ltc.tracebacks import clear_frames, entrance
+from ltc.tracebacks import entrance
 
 
 def install() -> None:
     """Apply every patch below.  Once per process."""
     _run_backwards_in_the_calling_thread()
     _answer_for_the_accelerator()
-    _print_after_one_read()
-    _print_without_a_trace()
     _copy_deeply()
     _keep_recomputation()
     assignment.install()
     moving.install()
+    printing.install()
     default_dtype.install()
     dynamo.install()
     scripting.install()
@@ -174,33 +172,6 @@ def _for_ltc(original: Callable[..., Any], answer: Any):
         return answer(*device)
 
     return asked
-
-
-def _print_after_one_read() -> None:
-    """torch reads a tensor that it prints element by element, most of them twice."""
-    original = TENSOR_TEXT.current
-
-    def _tensor_str(self: torch.Tensor, indent: int):
-        return original(host_tensor(self) if is_lazy(self) else self, indent)
-
-    TENSOR_TEXT.replace(_tensor_str)
-
-
-def _print_without_a_trace() -> None:
-    """A local variable of torch's function turns torch.func's transforms off until it is gone.
-
-    An error's traceback holds the variables of each frame, as long as somebody holds the error.
-    """
-    original = TENSOR_REPR.current
-
-    def _str(self: torch.Tensor, **contents: Any):
-        try:
-            return original(self, **contents)
-        except BaseException as error:
-            clear_frames(error, original)
-            raise
-
-    TENSOR_REPR.replace(entrance(_str))
 
 
 def _copy_deeply() -> None:

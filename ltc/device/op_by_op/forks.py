@@ -16,12 +16,13 @@ from ltc.runtime.tiers import begin_interpreted
 
 RECORDED = 2  # ways to go on that are recorded, whatever becomes of them
 PASSES = 3  # times that another one is run op by op before it is recorded too
+_OF_PROGRAMS = ("LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_SAVE_TENSORS_FILE")  # what looks at them
 _MOST = 1024  # other ways that one place remembers
 
 
 def may_run() -> bool:
     """Whether the process's settings allow calls to run at once."""
-    wants_programs = config.value("LTC_VERIFY") or config.value("LTC_SAVE_TENSORS_FILE")
+    wants_programs = any(map(config.value, _OF_PROGRAMS))
     return begin_interpreted() and not wants_programs and not _has_peers()
 
 

@@ -17,6 +17,7 @@ from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
 from ltc.debug import metrics
 from ltc.device.call_observer import observer_of, watching
+from ltc.device.evidence.new_programs import explain_new
 from ltc.device.recording.recorder import INPUT, Recorder
 from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
@@ -288,13 +289,12 @@ _NOWHERE: dict[int, Buffer] = {}  # never changed
 
 
 def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
+    before = ended.binding or recorder.last.bindings.get(_signature(ended))
     program, binding = program_for(
-        ended.binding or recorder.last.bindings.get(_signature(ended)),
-        recorder.path,
-        ended.outputs,
-        recorder.device.index,
-        ended.replaced,
+        before, recorder.path, ended.outputs, recorder.device.index, ended.replaced
     )
+    if program.why is None:
+        explain_new(recorder, ended, before, binding.key, program)
     if binding is not ended.binding:
         type_cache.keep()
         recorder.last.bindings = {**recorder.last.bindings, _signature(ended): binding}

@@ -9,6 +9,7 @@ import torch
 
 from ltc import config
 from ltc.debug import metrics
+from ltc.device.evidence.cuts_explained import ran_eagerly
 from ltc.device.recording.recorder import Device
 from ltc.device.recording.signature import DEVICE, Signature
 from ltc.device.recording.state import State, new_state
@@ -24,6 +25,7 @@ def count(signature: Signature) -> None:
     """Count one eager call; warn or raise where LTC_FALLBACK asks for it."""
     name = signature.op
     metrics.count(name)
+    ran_eagerly(name)
     policy = config.value("LTC_FALLBACK")
     if policy == "count":
         return

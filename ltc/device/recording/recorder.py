@@ -19,12 +19,14 @@ from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
+from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.op_by_op import forks
 from ltc.device.op_by_op.computed import LivingStates
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
 from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.state import State
 from ltc.device.torch_device import empty_tensor
+from ltc.explaining.explanation import Explanation
 from ltc.runtime.buffer import Buffer, byte_size, input_key
 from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
 from ltc.support.thread_frames import thread_frames
@@ -159,6 +161,9 @@ class Recorder:
     has_marks    whether the user ends steps
     marked_by    the optimizer whose step ends a recording, where nobody else does; else None
     drawn        the seed of the random call that is being recorded, which may have to begin anew
+    fork_evidence  the first place where it left every known path; else None
+    cut_by       the Explanation of the read that ended the recording before, where none had; else None
+    cut_here     the Explanation of the read that ends this one; else None
     fork         where this recording is about to go on op by op, and with which key; else None
     op_by_op     runs every call of this recording at once; None where calls are recorded
     now          the same, as kernels see it: None while another thread ends the recording
@@ -189,6 +194,9 @@ class Recorder:
         "has_marks",
         "marked_by",
         "fork",
+        "fork_evidence",
+        "cut_by",
+        "cut_here",
         "ended",
         "entries",
         "lock",
@@ -208,6 +216,9 @@ class Recorder:
         self.has_marks = False
         self.marked_by: int | None = None
         self.fork: tuple[Entry, tuple] | None = None
+        self.fork_evidence: Fork | None = None
+        self.cut_by: Explanation | None = None
+        self.cut_here: Explanation | None = None
         self.inputs: list[Buffer] = []
         self.scalars: list = []
         self.foreign: dict[State, CallResult] = {}
@@ -256,6 +267,9 @@ class Recorder:
         entry = last.next
         if entry.key != key:
             entry = last.branch(key)
+        if entry is None and self.fork_evidence is None:
+            following = last.next if last is not self.root else self._expected()
+            self.fork_evidence = fork_at(last, following, key)
         if (entry is None or self.cursor is STOPPED) and self._goes_op_by_op(last, key, entry):
             raise GoesOpByOp(self)
         if entry is None:
@@ -418,6 +432,7 @@ class Recorder:
         self.op_by_op = self.now = None
         self.foreign.clear()
         self.token = self.replica = None
+        self.fork_evidence = self.cut_by = self.cut_here = None
         self.exchanges = False
         self.optimizer_steps.clear()
         self.recordings += 1

@@ -11,6 +11,7 @@ import torch
 from ltc import config
 from ltc.aten.call import Call, CallResult, Scalar
 from ltc.debug import metrics
+from ltc.device.evidence.cuts_explained import too_much_pending
 from ltc.device.recording import fallback, run_now
 from ltc.device.recording.recorder import Device, Recorder
 from ltc.device.recording.signature import (
@@ -127,9 +128,10 @@ def cut(recorder: Recorder) -> None:
     """Start what is pending because nobody marked a step for a long while; say so once."""
     metrics.count("TrimIrGraph")
     device: Device = recorder.device
+    last = recorder.last
+    too_much_pending(last.depth, last.size)
     if not device.warned_of_no_mark:
         device.warned_of_no_mark = True
-        last = recorder.last
         warn_user(
             f"{last.depth} calls with {last.size >> 20} MiB of results were recorded on {device} "
             f"without a step mark; they are started now, at {user_line()}. Call "

@@ -14,8 +14,11 @@ from typing import Any
 
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
+from ltc.device.evidence.cuts_explained import explain_op_by_op, pending_elsewhere, read_of
+from ltc.device.evidence.forks_explained import value_text
 from ltc.device.recording.exit_liveness import end
 from ltc.device.recording.recorder import (
+    END,
     KERNEL_FILE,
     STOPPED,
     Device,
@@ -27,6 +30,9 @@ from ltc.device.recording.recorder import (
 from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
 from ltc.device.shapes.meta import result_types
+from ltc.errors import SyncForbidden
+from ltc.explaining.explanation import Explanation
+from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
@@ -88,8 +94,10 @@ def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> 
 def _go_op_by_op(recorder: Recorder) -> None:
     """Start what was recorded so far; what follows runs at once."""
     with recorder.lock:
+        evidence = recorder.fork_evidence
         flush(recorder)
         recorder.go_op_by_op()
+        explain_op_by_op(evidence)
 
 
 def _flush_foreign(recorder: Recorder) -> None:
@@ -193,16 +201,32 @@ def ready_buffer(state: State) -> Buffer:
         value = state.value
         if value is None:
             continue  # another thread has just started it, and gives it its buffer first
+        if reads_are_forbidden():
+            raise SyncForbidden(_forbidden_text(value))
         metrics.count("EarlySyncLiveTensorsCount")
         if value.recorder.thread == get_ident():
-            flush(value.recorder)
+            _cut(value.recorder, read_of(value))
         else:
             _flush_foreign(value.recorder)
     buffer = state.buffer = state.buffer.settled()
     return buffer
 
 
+def _forbidden_text(value: CallResult) -> str:
+    return (
+        f"A read of the pending tensor {value_text(value)} would cut the step, which ltc.no_sync() "
+        f"forbids. Read it after ltm.mark_step(), or leave the block first; print shows what is known."
+    )
+
+
 # --- ending a recording ---------------------------------------------------------------------------
+
+
+def _cut(recorder: Recorder, explanation: Explanation) -> None:
+    """End a recording before its step's mark; the one behind it knows of that where it is new."""
+    recorder.cut_here = explanation
+    flush(recorder)
+    recorder.cut_by = explanation if recorder.ended.follow is END else None
 
 
 def flush(recorder: Recorder) -> None:
@@ -252,6 +276,7 @@ def flush_other_thread(recorder: Recorder) -> None:
     the slow way, which waits for the lock; and a call under way shows as a frame of that thread.
     """
     metrics.count("CrossThreadFlush")
+    pending_elsewhere()
     with recorder.lock:
         while not _stop(recorder):
             recorder.lock.release()

@@ -21,7 +21,7 @@ def error_of(finding: Finding, origins: Mapping[Node, Origin], backend: str) -> 
     node = finding.difference.node
     lines = [
         f"{node.op} giving {type_text(node.type)} {finding.fault}: {_elements(finding)}.",
-        f"It is part of {_asked_for(node, origins)}.",
+        f"It is part of {asked_for(node, origins)}.",
         *_operand_lines(finding, origins),
         *_kernel_lines(finding, origins),
         f"This is a fault of ltc or of its backend {backend!r}, not of your program: please report "
@@ -43,7 +43,7 @@ def _number(x: float | int | bool | complex) -> str:
     return f"{x:.9g}" if isinstance(x, (float, complex)) else str(x)
 
 
-def _asked_for(node: Node, origins: Mapping[Node, Origin]) -> str:
+def asked_for(node: Node, origins: Mapping[Node, Origin]) -> str:
     return str(_origin(node, origins) or "what the program gives back")
 
 
@@ -65,18 +65,18 @@ def _operand_lines(finding: Finding, origins: Mapping[Node, Origin]) -> Iterator
     if operands:
         yield "It is computed from:"
     for node in operands[:MOST_SHOWN]:
-        name = f"  {node.op} {type_text(node.type)}: {_range(finding.known[node])}"
-        yield name if node.op is ops.INPUT else f"{name}, of {_asked_for(node, origins)}"
+        name = f"  {node.op} {type_text(node.type)}: {range_text(finding.known[node])}"
+        yield name if node.op is ops.INPUT else f"{name}, of {asked_for(node, origins)}"
     if len(operands) > MOST_SHOWN:
         yield f"  and {len(operands) - MOST_SHOWN} more"
 
 
-def _range(x: torch.Tensor) -> str:
+def range_text(x: torch.Tensor) -> str:
     """Least, greatest and mean, and how many are no finite numbers."""
     if not x.numel():
         return "no elements"
     if x.is_complex():
-        return f"absolute values {_range(x.abs())}"
+        return f"absolute values {range_text(x.abs())}"
     numbers = x.to(torch.float64)
     finite = numbers[numbers.isfinite()]
     parts = []
@@ -97,6 +97,6 @@ def _kernel_lines(finding: Finding, origins: Mapping[Node, Origin]) -> Iterator[
         return
     yield "One kernel computes:"
     for node in nodes[:MOST_SHOWN]:
-        yield f"  {node.op} {type_text(node.type)}, of {_asked_for(node, origins)}"
+        yield f"  {node.op} {type_text(node.type)}, of {asked_for(node, origins)}"
     if len(nodes) > MOST_SHOWN:
         yield f"  and {len(nodes) - MOST_SHOWN} more"

@@ -1,0 +1,106 @@
+"""Printing: one read of what is there; what is pending is told, where a read is not wanted.
+
+That is under `ltc.no_sync()`, with LTC_DEBUG=1, and for a debugger that stands still in the calling
+thread: whoever looks at variables does not want to change what the program does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.aten.call import CallResult
+from ltc.device.evidence.forks_explained import value_text
+from ltc.device.recording.state import State
+from ltc.device.recording.tensors import host_tensor, is_lazy
+from ltc.device.torch_device import storage_of
+from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.support.torch_private import TENSOR_REPR, TENSOR_TEXT
+from ltc.tracebacks import clear_frames, entrance
+
+# What asks a user for the next command: file and function, of pdb and its kin, and of IDEs.
+_PROMPTS = frozenset({("pdb.py", "interaction"), ("pydevd.py", "do_wait_suspend")})
+_NO_STATE = (AttributeError, TypeError, NotImplementedError, RuntimeError)  # of tensors in tensors
+
+
+def install() -> None:
+    _print_after_one_read()
+    _print_without_a_trace()
+    _format_what_is_pending()
+
+
+def _print_after_one_read() -> None:
+    """torch reads a tensor that it prints element by element, most of them twice."""
+    original = TENSOR_TEXT.current
+
+    def _tensor_str(self: torch.Tensor, indent: int):
+        return original(host_tensor(self) if is_lazy(self) else self, indent)
+
+    TENSOR_TEXT.replace(_tensor_str)
+
+
+def _print_without_a_trace() -> None:
+    """A local variable of torch's function turns torch.func's transforms off until it is gone.
+
+    An error's traceback holds the variables of each frame, as long as somebody holds the error.
+    """
+    original = TENSOR_REPR.current
+
+    def _str(self: torch.Tensor, **contents: Any):
+        told = text_of_pending(self)
+        if told is not None:
+            return told
+        try:
+            return original(self, **contents)
+        except BaseException as error:
+            clear_frames(error, original)
+            raise
+
+    TENSOR_REPR.replace(entrance(_str))
+
+
+def _format_what_is_pending() -> None:
+    """torch formats a tensor without dimensions as the number in it."""
+    original = torch.Tensor.__format__
+
+    def __format__(self: torch.Tensor, format_spec: str) -> str:
+        told = text_of_pending(self)
+        return original(self, format_spec) if told is None else told
+
+    torch.Tensor.__format__ = entrance(__format__)
+
+
+def text_of_pending(tensor: torch.Tensor) -> str | None:
+    """What is known of a tensor that is pending; None where it may be read."""
+    if not is_lazy(tensor) or not _reads_are_unwanted():
+        return None
+    try:
+        state = storage_of(tensor).lazy
+    except _NO_STATE:
+        return None
+    value = _pending_value(state)
+    return None if value is None else f"<pending {state.device} tensor {value_text(value)}>"
+
+
+def _reads_are_unwanted() -> bool:
+    return reads_are_forbidden() or bool(config.value("LTC_DEBUG")) or _is_at_a_prompt()
+
+
+def _pending_value(state: State) -> CallResult | None:
+    """The value that a read would have to compute; of a view, its own or its base's."""
+    holder = state if state.base is None or state.buffer is not None else state.base
+    return (state.value or holder.value) if holder.buffer is None else None
+
+
+def _is_at_a_prompt() -> bool:
+    frame = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if (os.path.basename(code.co_filename), code.co_name) in _PROMPTS:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost
+    return False

@@ -1,0 +1,123 @@
+"""The latest explanations, each kept once; logged where somebody listens.
+
+The loggers are "ltc.recompiles", "ltc.cuts", and so on.  LTC_LOG names those that print to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from ltc import config
+from ltc.explaining.explanation import COMPILES, KINDS, Explanation
+from ltc.support.fork_safe_lock import renewed_lock
+
+MOST = 256  # different explanations that are kept
+_kept: OrderedDict[tuple[object, ...], Explanation] = OrderedDict()  # the latest last
+_listeners: list[Callable[[Explanation], None]] = []  # called with each explanation as it happens
+_lock = renewed_lock(globals(), "_lock")
+_loggers = {kind: logging.getLogger(f"ltc.{kind}") for kind in KINDS}
+
+
+def note(explanation: Explanation) -> Explanation:
+    """Keep an explanation; where the same has happened before, that one, which counts it."""
+    known = _kept.get(explanation.identity)
+    return _told(explanation) if known is None else again(known)
+
+
+def again(explanation: Explanation) -> Explanation:
+    """The same has happened once more."""
+    explanation.times += 1
+    explanation.thread, explanation.moment = threading.current_thread().name, time.time()
+    return _told(explanation)
+
+
+def _told(explanation: Explanation) -> Explanation:
+    with _lock:
+        _kept[explanation.identity] = explanation
+        _kept.move_to_end(explanation.identity)
+        if len(_kept) > MOST:
+            _kept.popitem(last=False)
+    for listener in tuple(_listeners):
+        listener(explanation)
+    logger = _loggers[explanation.kind]
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", explanation)
+    return explanation
+
+
+def listen(listener: Callable[[Explanation], None]) -> None:
+    """Have it called with each explanation from now on, in the thread in which it happens."""
+    with _lock:
+        _listeners.append(listener)
+
+
+def leave(listener: Callable[[Explanation], None]) -> None:
+    """No longer."""
+    with _lock:
+        _listeners.remove(listener)
+
+
+class Explanations(list[Explanation]):
+    """What prints as the texts of its members, the latest last."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "Nothing to explain: no program was compiled again, no step cut, nothing run eagerly."
+        return "\n".join(map(str, self))
+
+    __repr__ = __str__
+
+
+def explain(last: int = 10) -> Explanations:
+    """Why programs were compiled again, steps cut, and calls run eagerly: the latest, newest last.
+
+    last  how many at most
+
+    Each prints as at most three lines: what happened and at which line of yours; what was expected
+    and what came; the cure. Its fields (`kind`, `line`, `reason`, `times`, ...) are for programs. The
+    first program of a place in your program is no surprise, and is not told. What other processes
+    did, they tell.
+
+    >>> x = torch.ones(3, device="ltc") * 2
+    >>> if x.sum() > 5:  # a read, before the step is marked
+    ...     x = x + 1
+    >>> ltm.mark_step()
+    >>> [one.kind for one in ltc.explain() if one.reason == "read"][-1:]
+    ['cuts']
+    """
+    with _lock:
+        told = [explanation for explanation in _kept.values() if explanation.kind != COMPILES]
+    return Explanations(told[max(0, len(told) - last) :] if last > 0 else ())
+
+
+def forget() -> None:
+    """Keep no explanation of before."""
+    with _lock:
+        _kept.clear()
+
+
+# --- LTC_LOG ------------------------------------------------------------------------------------
+
+
+class _ToStderr(logging.StreamHandler):
+    """Prints where the program has set up no logging of its own, which gets the same records."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
+
+
+def log_what_is_asked_for() -> None:
+    """Let the loggers that LTC_LOG names print; called once, when ltc is imported."""
+    asked = config.value("LTC_LOG")
+    if asked:
+        logging.getLogger("ltc").addHandler(_ToStderr())
+    for kind in asked:
+        _loggers[kind].setLevel(logging.INFO)
+
+
+log_what_is_asked_for()

@@ -1,0 +1,39 @@
+"""Blocks in which nothing that is pending may be read."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ContextDecorator
+
+
+class _BlocksOfThread(threading.local):
+    depth = 0
+
+
+_thread = _BlocksOfThread()
+
+
+class no_sync(ContextDecorator):
+    """`with ltc.no_sync():` lets no read cut the step: printing tells what is pending, unread.
+
+    A pending tensor prints as its shape, its dtype and the line that made it, in an f-string too;
+    any other read of one (`.item()`, `if x:`, `.cpu()`) raises SyncForbidden at your line. What has
+    been computed can be read. It counts for the calling thread, and also decorates functions.
+
+    >>> x = torch.ones(3, device="ltc") * 2
+    >>> with ltc.no_sync():
+    ...     print(x)
+    <pending ltc:0 tensor float32[3] made by aten::mul.Tensor at ...>
+    """
+
+    def __enter__(self) -> no_sync:
+        _thread.depth += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _thread.depth -= 1
+
+
+def reads_are_forbidden() -> bool:
+    """Whether the calling thread is in such a block."""
+    return _thread.depth > 0

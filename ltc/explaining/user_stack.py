@@ -1,0 +1,74 @@
+"""Through which of the user's own lines something came."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from types import FrameType
+from typing import NamedTuple
+
+from ltc.support.bounded_table import BoundedTable
+from ltc.tracebacks import is_of_python, is_of_the_program, is_users
+
+MOST_FRAMES = 4  # that are kept of one stack
+_OURS, _PACKAGE, _PROGRAM = range(3)  # ltc's, torch's, Python's; a package's; the user's own
+_owners: BoundedTable[str, int] = BoundedTable("FileOwners", 4096)
+
+
+class UserFrame(NamedTuple):
+    """A line of the user's, and the function it stands in."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+    @property
+    def source(self) -> str:
+        """The text of the line; "" where there is none."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+def user_stack() -> tuple[UserFrame, ...]:
+    """The innermost frame outside ltc, torch and Python's own library, then those that led to it.
+
+    Of the latter, only those of the user's program: no installed packages.
+    """
+    return stack_of(sys._getframe(1))
+
+
+def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
+    """The same of any thread's innermost frame."""
+    frames: list[UserFrame] = []
+    while frame is not None and len(frames) < MOST_FRAMES:
+        code = frame.f_code
+        owner = _owner(code.co_filename)
+        if owner == _PROGRAM or (owner == _PACKAGE and not frames):
+            frames.append(UserFrame(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(frames)
+
+
+def user_place() -> tuple[str, int]:
+    """File and line of the innermost of them; ("", 0) without one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _owner(frame.f_code.co_filename) != _OURS:
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost
+    return "", 0
+
+
+def _owner(file: str) -> int:
+    owner = _owners.get(file)
+    if owner is None:
+        owner = _owners.keep(file, _owner_of(file))
+    return owner
+
+
+def _owner_of(file: str) -> int:
+    if is_of_the_program(file):
+        return _PROGRAM
+    return _PACKAGE if is_users(file) and not is_of_python(file) else _OURS

@@ -1,0 +1,210 @@
+"""What made a program slow is kept, bounded, and told: by `explain`, and by loggers."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ltc
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.explaining import history
+from ltc.explaining.explanation import Explanation
+from tests.explained import data, in_a_thread, line_to_blame
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_before():
+    history.forget()
+
+
+def test_a_read_before_the_mark_is_told_each_time_it_is_made():
+    def logged():
+        x = data(7).exp().sum()
+        x.item()  # here
+        ltm.mark_step()
+
+    for _ in range(3):
+        logged()
+    (cut,) = ltc.explain()
+    assert (cut.kind, cut.reason, cut.times) == ("cuts", "read", 3)
+    assert cut.line == line_to_blame(logged)
+    assert "aten::sum" in cut.difference
+    assert "called from" in str(cut)  # the line of the loop
+
+
+def test_a_call_that_runs_eagerly_is_told_with_its_line():
+    def selecting():
+        return data(9).nonzero()  # here
+
+    selecting()
+    (explanation,) = [
+        explanation for explanation in ltc.explain() if explanation.kind == "fallbacks"
+    ]
+    assert "aten::nonzero" in explanation.what
+    assert explanation.line == line_to_blame(selecting)
+
+
+@pytest.mark.filterwarnings("ignore:.*without a step mark")
+def test_a_loop_that_nobody_marks_is_told():
+    def endless():
+        x = data(11)
+        with config.override(LTC_MAX_PENDING_NODES=20):
+            for _ in range(30):
+                x = x.exp()  # here
+        return x
+
+    x = in_a_thread(endless)
+    (cut,) = [explanation for explanation in ltc.explain() if explanation.reason == "unmarked"]
+    assert cut.line == line_to_blame(endless)
+    assert x.shape == (11,)
+
+
+def test_a_tensor_needed_in_another_thread_is_told():
+    pending = data(13).exp()
+    in_a_thread(lambda: (pending + 1).tolist())
+    assert "thread" in [explanation.reason for explanation in ltc.explain()]
+
+
+def test_a_growing_set_of_shapes_is_told_as_a_change_of_tier():
+    def growing():
+        for rows in range(20, 30):
+            loss = data(rows, 31).exp()  # here
+            ltm.mark_step()
+        return loss
+
+    with config.override(LTC_TIER="auto", LTC_NUM_DEVICES=1):
+        in_a_thread(growing)
+    told = [explanation for explanation in ltc.explain(last=100) if explanation.kind == "tiers"]
+    assert {explanation.line for explanation in told} == {line_to_blame(growing)}
+    assert {explanation.reason for explanation in told} == {"shape"}
+
+
+def test_a_program_that_is_compiled_because_it_comes_back_says_so():
+    def repeated():
+        for _ in range(6):
+            loss = data(37).exp()
+            ltm.mark_step()
+        return loss
+
+    with config.override(LTC_TIER="auto", LTC_NUM_DEVICES=1, LTC_CACHE=0):
+        in_a_thread(repeated)
+    told = [explanation for explanation in ltc.explain() if explanation.reason == "repeated"]
+    assert len(told) == 1
+    assert "is compiled" in told[0].what
+
+
+def test_a_program_that_was_dropped_says_so():
+    def other(n):
+        loss = data(n, 41).exp()
+        ltm.mark_step()
+        return loss
+
+    with config.override(LTC_CACHE_PROGRAMS=1):
+        for n in (1, 2, 1):
+            other(n)
+    assert "forgotten" in [explanation.reason for explanation in ltc.explain()]
+
+
+def test_another_default_dtype_in_mid_step_is_told():
+    x = data(43).exp()
+    try:
+        torch.set_default_dtype(torch.float64)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (cut,) = ltc.explain()
+    assert (cut.kind, cut.reason) == ("cuts", "dtype")
+    assert x.shape == (43,)
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def test_where_nothing_was_recorded_there_is_an_answer():
+    assert str(ltc.explain()).startswith("Nothing to explain")
+    assert str(in_a_thread(ltc.explain)).startswith("Nothing to explain")
+
+
+def test_the_latest_are_told_the_newest_last():
+    for number in range(5):
+        history.note(Explanation("cuts", (), f"cut {number}", "why"))
+    assert [explanation.what for explanation in ltc.explain(last=2)] == ["cut 3", "cut 4"]
+    assert list(ltc.explain(last=0)) == []
+
+
+def test_the_table_is_bounded():
+    for number in range(history.MOST + 10):
+        history.note(Explanation("cuts", (), f"cut {number}", "why"))
+    assert len(ltc.explain(last=10_000)) == history.MOST
+
+
+def test_an_event_that_left_the_table_comes_back_when_it_happens_again():
+    first = history.note(Explanation("cuts", (), "the first", "why"))
+    history.forget()
+    history.again(first)
+    assert [explanation.what for explanation in ltc.explain()] == ["the first"]
+
+
+def test_a_forked_worker_can_explain():
+    reader, writer = os.pipe()
+    history.note(Explanation("cuts", (), "before the fork", "why"))
+    if os.fork() == 0:
+        history.note(Explanation("cuts", (), "in the worker", "why"))
+        os.write(writer, str(ltc.explain()).encode())
+        os._exit(0)
+    os.wait()
+    told = os.read(reader, 10_000).decode()
+    assert "before the fork" in told
+    assert "in the worker" in told
+
+
+def test_after_a_rank_has_died_there_is_an_answer():
+    with pytest.raises(ltc.distributed.lazy_multiprocessing.RankFailed):
+        ltc.launch(_dies, nprocs=2)
+    assert str(ltc.explain())
+
+
+def _dies(rank):
+    raise ValueError("on purpose")
+
+
+def test_what_is_told_goes_to_the_loggers(caplog):
+    with caplog.at_level(logging.INFO, logger="ltc.cuts"):
+        history.note(Explanation("cuts", (), "a cut", "why"))
+        history.note(Explanation("fallbacks", (), "a fallback", "why"))
+    assert [record.name for record in caplog.records] == ["ltc.cuts"]
+    assert "a cut" in caplog.text
+
+
+LOGGED = """
+import torch, ltc
+x = torch.ones(3, device="ltc").sum()
+x.item()
+torch.ones(3, device="ltc").nonzero()
+"""
+
+
+def run(program, **environment):
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(root)} | environment,
+    )
+
+
+def test_the_variable_names_what_is_printed():
+    said = run(LOGGED, LTC_LOG="cuts").stderr
+    assert "[cuts] the step was cut by a read" in said
+    assert "[fallbacks]" not in said
+
+
+def test_a_wrong_word_in_the_variable_is_an_error_that_names_the_right_ones():
+    done = run("import ltc", LTC_LOG="cust")
+    assert done.returncode != 0
+    assert "LTC_LOG=cust: expected some of compiles, recompiles, cuts" in done.stderr
