@@ -86,6 +86,7 @@ FOLDERS = (
         "llvm.conv",
         "llvm.pooling",
         "llvm.attention",
+        "llvm.recurrence",
         "llvm.ops",
     ),
     ("backends.reference", "backends.interpreter", "backends.llvm"),
