@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Product
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
+from ltc.llvm.conv.geometry import KernelSequence
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.isa import Isa
@@ -60,35 +62,45 @@ def recurrence_codes(
 
     scratch  (name, bytes) -> the buffer of that memory
     """
-    node, r = product.node, recurrence_of(product.node)
-    is_forward = node.op is ops.RECURRENCE
-    batch, total = (
-        node.inputs[_operand_names(node).index("hidden")].shape[0],
-        node.inputs[0].shape[0],
-    )
-    where = _buffers(product)
-    for name, nbytes in _scratch_bytes(r, is_forward, batch, isa).items():
-        where[name] = scratch(name, nbytes)
-    if "outputs" not in where:  # nobody reads them but the next step
-        where["outputs"] = scratch("outputs", total * r.width * r.dtype.itemsize)
-    packing = (pack_forward if is_forward else pack_backward)(NAME, r, isa)
-    names = tuple(name for name in where if name != "weight")
-    scan = (scan_forward if is_forward else scan_backward)(NAME, r, isa, names)
-    numbers = (batch, node.attr("steps"), total)
-    tasks = _tasks(2 * total * r.columns * r.width, batch)
+    node, where = product.node, _buffers(product)
+    made = recurrence_kernels(node, tuple(where), isa)
+    where |= {name: scratch(name, nbytes) for name, nbytes in made.scratch.items()}
     return [
-        KernelCode(packing.text, (where["weight"], where["panels"]), packing.tasks),
-        KernelCode(scan.text, tuple(where[name] for name in names), tasks, numbers=numbers),
-    ]
+        KernelCode(
+            kernel.text, tuple(where[name] for name in kernel.arguments), kernel.tasks,
+            numbers=kernel.numbers,
+        )
+        for kernel in made.kernels
+    ]  # fmt: skip
 
 
-def _operand_names(node: Node) -> tuple[str, ...]:
+def recurrence_kernels(node: Node, given: tuple[str, ...], isa: Isa) -> KernelSequence:
+    """What packs the weight, and what walks through the steps.
+
+    given  names of the operands, and of the results that are to be stored
+    """
+    r, is_forward = recurrence_of(node), node.op is ops.RECURRENCE
+    hidden, rows = node.inputs[operand_names(node).index("hidden")], node.inputs[0].shape[0]
+    batch = hidden.shape[0]
+    scratch = _scratch_bytes(r, is_forward, batch, isa)
+    if "outputs" not in given:  # nobody reads them but the next step
+        scratch["outputs"] = rows * r.width * r.dtype.itemsize
+    names = (*[name for name in given if name != "weight"], *scratch)
+    pack, scan = (pack_forward, scan_forward) if is_forward else (pack_backward, scan_backward)
+    walk = replace(
+        scan(NAME, r, isa, names), tasks=_tasks(2 * rows * r.columns * r.width, batch),
+        numbers=(batch, node.attr("steps"), rows),
+    )  # fmt: skip
+    return KernelSequence((pack(NAME, r, isa), walk), scratch)
+
+
+def operand_names(node: Node) -> tuple[str, ...]:
     first = _FORWARD if node.op is ops.RECURRENCE else _BACKWARD
     sizes = ("sizes",) if node.attr("packed") else ()
     return (*first, *_REST.get((node.op, node.attr("cell")), ()), *sizes)
 
 
-def _result_names(node: Node) -> tuple[str, ...]:
+def result_names(node: Node) -> tuple[str, ...]:
     first = ("outputs", "last") if node.op is ops.RECURRENCE else ("of_pre", "of_hidden", "before")
     return (*first, *_MADE.get((node.op, node.attr("cell")), ()))
 
@@ -97,9 +109,9 @@ def _buffers(product: Product) -> dict[str, Any]:
     """Those of the operands, and of the results that somebody reads."""
     node = product.node
     assert not isinstance(node.type, TensorType)  # it has several results
-    operands = zip(_operand_names(node), product.operands, strict=True)
+    operands = zip(operand_names(node), product.operands, strict=True)
     where: dict[str, Any] = {name: access.node for name, access in operands}
-    made = zip(_result_names(node), product.results, strict=True)
+    made = zip(result_names(node), product.results, strict=True)
     return where | {name: result for name, result in made if result is not None}
 
 
