@@ -36,8 +36,8 @@ def numbers(device, *shape, dtype=torch.float64):
 
 def weighed(*tensors):
     """A number to whose gradient each element brings another share."""
-    shares = [torch.arange(x.numel(), dtype=x.dtype).sin().view(x.shape) for x in tensors]
-    return sum((x * share.to(x.device)).sum() for x, share in zip(tensors, shares))
+    shares = [torch.arange(x.numel()).double().sin().view(x.shape) for x in tensors]
+    return sum((x * share.to(x)).sum() for x, share in zip(tensors, shares))
 
 
 def tensors_of(found):
@@ -245,10 +245,34 @@ def test_types_under_autocast(device, cell):
         return [torch.empty(0, dtype=one.dtype) for one in tensors_of(model(x))]
 
 
-def recorded_calls(cell, steps):
+@every_cell
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_and_gradients_under_autocast(cell, dtype):
+    """Of the dtype of the states where these are sums, else of the products."""
+
+    def run(device, enabled):
+        model = made(cell, device, 8, 16, torch.float32, num_layers=2, bidirectional=True)
+        x = numbers("cpu", 6, 5, 8).detach().to(dtype).to(torch.float32 if not enabled else dtype)
+        x = x.to(device).requires_grad_()
+        with torch.autocast("ltc", torch.bfloat16, enabled=enabled):
+            outputs, _ = model(x)
+        return outputs, torch.autograd.grad(weighed(outputs), [x, *model.parameters()])
+
+    outputs, gradients = run("ltc", True)
+    expected, right = run("cpu", False)
+    assert outputs.dtype == (torch.bfloat16 if cell in ("tanh", "relu") else dtype)
+    assert [x.dtype for x in gradients] == [dtype] + [torch.float32] * (len(gradients) - 1)
+    pairs = list(zip((outputs, *gradients), (expected, *right)))
+    # Of relu the outputs alone: its slope is 0 or 1, and rounding turns some of them over.
+    for one, other in pairs[:1] if cell == "relu" else pairs:
+        assert (one.cpu().float() - other).norm() <= 0.03 * other.norm()
+
+
+def recorded_calls(cell, steps, enabled=False):
     ltm.mark_step(wait=True)
     model = made(cell, "ltc", 3, 4, torch.float32)
-    outputs, _ = model(numbers("ltc", steps, 2, 3, dtype=torch.float32))
+    with torch.autocast("ltc", torch.bfloat16, enabled=enabled):
+        outputs, _ = model(numbers("ltc", steps, 2, 3, dtype=torch.float32))
     outputs.sum().backward()
     count = len(list(device_at(0).recorder().path()))
     ltm.mark_step(wait=True)
@@ -256,8 +280,9 @@ def recorded_calls(cell, steps):
 
 
 @every_cell
-def test_as_many_calls_are_recorded_for_few_steps_as_for_many(cell):
-    assert recorded_calls(cell, 4) == recorded_calls(cell, 50) < 60
+@pytest.mark.parametrize("enabled", [False, True], ids=["float32", "autocast"])
+def test_as_many_calls_are_recorded_for_few_steps_as_for_many(cell, enabled):
+    assert recorded_calls(cell, 4, enabled) == recorded_calls(cell, 50, enabled) < 60
 
 
 @every_cell

@@ -141,7 +141,21 @@ def _direction(
     elif biases:
         bias = biases[0] + biases[1]
     pre = F.linear(x, weight, bias)
+    if pre.dtype != recurrent.dtype or pre.dtype != states[0].dtype:
+        pre, recurrent, *operands = _as_autocast(layers.cell, pre, recurrent, *operands)
     return _Recurrence.apply(layers.cell, layers.sizes, reverse, pre, recurrent, *operands)
+
+
+def _as_autocast(
+    cell: str, pre: torch.Tensor, recurrent: torch.Tensor, hidden: torch.Tensor, *rest: torch.Tensor
+) -> list[torch.Tensor]:
+    """The operands in one dtype: products are of autocast's, states keep theirs.
+
+    In torch's formulas the states of tanh and relu are what a product gives, those of the other
+    cells are sums of themselves and of gates.
+    """
+    dtype = hidden.dtype if cell in _FORMULAS else pre.dtype
+    return [x.to(dtype) for x in (pre, recurrent.to(pre.dtype), hidden, *rest)]
 
 
 def _all_layers(
@@ -169,17 +183,31 @@ def _all_layers(
 
 def _is_plain(layers: Layers, operands: Sequence[Any], state_count: int) -> bool:
     """Whether the recorded pair holds for these; it has neither batching rules nor forward mode."""
-    if is_transformed() or is_forward_mode() or torch.is_autocast_enabled(DEVICE_TYPE):
+    if is_transformed() or is_forward_mode():
         return False
     for x in operands:
         if x.is_nested or x.device.type != DEVICE_TYPE or has_own_dispatch(x):
             return False
     types = tuple([(tuple(x.shape), x.dtype) for x in operands])
+    if torch.is_autocast_enabled(DEVICE_TYPE):
+        types = _under_autocast(types, state_count)
     return _fit(layers._replace(dropout=0.0), types, state_count)
+
+
+def _under_autocast(types: tuple, state_count: int) -> tuple:
+    """The types as if nothing had autocast's dtype yet; none where torch has results of others."""
+    chosen = torch.get_autocast_dtype(DEVICE_TYPE)
+    dtypes = {dtype for _, dtype in types}
+    is_usual = len({d for _, d in types[1 : 1 + state_count]}) == 1
+    if not is_usual or not (dtypes == {torch.float64} or dtypes <= {torch.float32, chosen}):
+        return ()
+    return tuple([(x, torch.float32 if d is chosen else d) for x, d in types])
 
 
 @functools.lru_cache(maxsize=1024)
 def _fit(layers: Layers, types: tuple, state_count: int) -> bool:
+    if not types:
+        return False
     (x, dtype), *_ = types
     states, parameters = types[1 : 1 + state_count], types[1 + state_count :]
     if dtype not in FLOATS or any(d != dtype for _, d in types) or 0 in x:
