@@ -314,9 +314,49 @@ def test_the_backend_has_kernels_for_it(cell):
     assert grown["extern.python"] == 0
 
 
-def test_lengths_that_grow_are_refused_as_pytorch_does():
-    model, sizes = made("lstm", "cpu", 2, 3), torch.tensor([1, 2])
-    wrong = nn.utils.rnn.PackedSequence(torch.zeros(3, 2, dtype=torch.float64), sizes)
-    for device in ("cpu", "ltc"):
-        with pytest.raises(RuntimeError, match="shape|size"):
-            model.to(device)(wrong.to(device))
+def called(
+    device, cell="gru", states=(1, 2, 4), count=1, number=4, layers=1, dropout=0.0, biases=True
+):
+    """An overload called by itself; `count` states and `number` weights are passed."""
+    gates = 4 if cell == "lstm" else 3
+    shapes = [(gates * 4, 3), (gates * 4, 4), (gates * 4,), (gates * 4,)][:number]
+    weights = [torch.ones(shape, device=device) for shape in shapes] * max(layers, 1)
+    hidden = [torch.zeros(states, device=device) for _ in range(count)]
+    x = torch.ones(5, 2, 3, device=device)
+    options = (biases, layers, dropout, True, False, False)
+    return getattr(torch, cell)(x, hidden if cell == "lstm" else hidden[0], weights, *options)
+
+
+WRONG = {
+    "too few states": {"cell": "lstm"},
+    "too many states": {"cell": "lstm", "count": 3},
+    "states of one dimension less": {"states": (2, 4)},
+    "biases that are not announced": {"biases": False},
+    "a probability above one": {"dropout": 1.5, "layers": 2, "states": (2, 2, 4)},
+    "states of another width": {"states": (1, 2, 5)},
+    "no layer": {"layers": 0, "states": (0, 2, 4), "number": 0},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused_in_pytorch_s_words(name):
+    with pytest.raises(Exception) as theirs:
+        called("cpu", **WRONG[name])
+    with pytest.raises(type(theirs.value)) as ours:
+        called("ltc", **WRONG[name])
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("sizes", [[[2, 2, 1]], [2.0, 2.0, 1.0]], ids=["a matrix", "floats"])
+def test_sizes_that_are_no_vector_of_numbers(sizes):
+    def run(device):
+        model = made("gru", device, 3, 4)
+        data = torch.ones(5, 3, dtype=torch.float64, device=device)
+        weights, hidden = list(model.parameters()), torch.zeros(1, 2, 4, dtype=torch.float64)
+        sized = (data, torch.tensor(sizes), hidden.to(device))
+        try:
+            return torch.gru(*sized, weights, True, 1, 0.0, True, False)[0].shape
+        except RuntimeError as error:
+            return str(error).split("\n")[0]
+
+    assert run("ltc") == run("cpu")

@@ -20,9 +20,11 @@ from ltc.device.ops.recurrence_overloads import all_sizes, recording_kernel
 from ltc.ir.infer import GATES
 from ltc.support.torch_private import (
     DEVICE_TYPE,
+    DispatchKey,
     has_own_dispatch,
     is_forward_mode,
     is_transformed,
+    kernel_of_key,
     plain_functions,
 )
 from ltc.tracebacks import entrance
@@ -218,7 +220,12 @@ def _fit(layers: Layers, types: tuple, state_count: int) -> bool:
     if layers.sizes and (sum(layers.sizes) != x[0] or list(layers.sizes) != _falling(layers.sizes)):
         return False
     number = layers.depth * layers.directions
-    if len(states[0][0]) != 3 or len(parameters) != number * layers.of_direction:
+    if (
+        number < 1
+        or state_count != (2 if layers.cell == "lstm" else 1)
+        or len(states[0][0]) != 3
+        or len(parameters) != number * layers.of_direction
+    ):
         return False
     width = states[0][0][2]
     if not width or any(shape != (number, batch, width) for shape, _ in states):
@@ -233,6 +240,13 @@ def _fit(layers: Layers, types: tuple, state_count: int) -> bool:
 
 def _falling(sizes: tuple[int, ...]) -> list[int]:
     return sorted((size for size in sizes if size > 0), reverse=True)
+
+
+def _by_torch(overload: Any, *arguments: Any) -> Any:
+    """By torch's own formula: that in C++ has its errors, that in Python has tangents."""
+    if is_forward_mode():
+        return overload.decompose(*arguments)
+    return kernel_of_key(overload)(DispatchKey.CompositeImplicitAutograd, *arguments)
 
 
 # --- the overloads ------------------------------------------------------------------------------
@@ -256,8 +270,17 @@ def _padded(overload: Any, cell: str) -> Callable[..., Any]:
         states = hx if cell == "lstm" else [hx]
         steps_first = x.transpose(0, 1) if batch_first and x.dim() == 3 else x
         if not _is_plain(layers, (steps_first, *states, *params), len(states)):
-            return overload.decompose(
-                x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+            return _by_torch(
+                overload,
+                x,
+                hx,
+                params,
+                has_biases,
+                num_layers,
+                dropout,
+                train,
+                bidirectional,
+                batch_first,
             )
         steps, batch, inputs = steps_first.shape
         rows = steps_first.reshape(steps * batch, inputs)
@@ -282,12 +305,22 @@ def _packed(overload: Any, cell: str) -> Callable[..., Any]:
         train: bool,
         bidirectional: bool,
     ):
-        sizes = tuple(batch_sizes.tolist())
+        is_usual = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
+        sizes = tuple(batch_sizes.tolist()) if is_usual else ()
         layers = Layers(cell, sizes, has_biases, num_layers, dropout, train, bidirectional)
         states = hx if cell == "lstm" else [hx]
         if not sizes or not _is_plain(layers, (data, *states, *params), len(states)):
-            return overload.decompose(
-                data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+            return _by_torch(
+                overload,
+                data,
+                batch_sizes,
+                hx,
+                params,
+                has_biases,
+                num_layers,
+                dropout,
+                train,
+                bidirectional,
             )
         outputs, last = _all_layers(layers, data, states, params)
         return outputs, *last
