@@ -17,6 +17,7 @@ from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
     optimizer,
     padding,
     pooling,
+    recurrent,
     upsampling,
 )
 from ltc.aten.rules import (  # noqa: F401

@@ -21,6 +21,7 @@ from ltc.backends.reference import movement_ops, reduction_calls
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
 from ltc.backends.reference.philox import random_bits
+from ltc.backends.reference.recurrence import recurrence, recurrence_gradient
 from ltc.backends.reference.torch_call import element, extern
 from ltc.backends.reference.window_ops import (
     average_pool,
@@ -221,6 +222,8 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.CONVOLUTION_WEIGHT_GRADIENT: in_either_layout(convolution_weight_gradient, 0, 1),
     ops.ATTENTION: attention,
     ops.ATTENTION_GRADIENT: attention_gradient,
+    ops.RECURRENCE: recurrence,
+    ops.RECURRENCE_GRADIENT: recurrence_gradient,
     ops.MAX_POOL: in_either_layout(max_pool, 0),
     ops.MAX_POOL_GRADIENT: in_either_layout(max_pool_gradient, 0, 1),
     ops.AVERAGE_POOL: in_either_layout(average_pool, 0),

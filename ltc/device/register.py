@@ -18,7 +18,16 @@ from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import torch_device
 from ltc.device.hooks import autocast, generator, module, patches
-from ltc.device.ops import copies, decompositions, histogram, pickling, sdpa, sdpa_overloads
+from ltc.device.ops import (
+    copies,
+    decompositions,
+    histogram,
+    pickling,
+    recurrence_overloads,
+    recurrent_layers,
+    sdpa,
+    sdpa_overloads,
+)
 from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.signature import Signature
@@ -168,9 +177,12 @@ def _register() -> None:
             f"this one is {sys.implementation.name} {sys.version.split()[0]}."
         )
     aten, everywhere = _library("aten"), _library("_")
-    sdpa_overloads.define(_library("ltc", "DEF"))
+    own = _library("ltc", "DEF")
+    sdpa_overloads.define(own)
+    recurrence_overloads.define(own)
     _register_kernels(aten)
     sdpa.install(aten)
+    recurrent_layers.install(aten)
     _other_namespaces(everywhere)
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()

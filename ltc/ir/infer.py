@@ -291,6 +291,34 @@ def attention_gradient(
     return made + ((TensorType(query.dtype, rest[0].shape),) if wants_bias else ())
 
 
+GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}  # of a recurrent cell
+
+
+def recurrence(
+    pre: TensorType, weight: TensorType, hidden: TensorType, *rest: TensorType, cell: str, **_: Any
+) -> TupleType:
+    """[R, gates * H], [gates * H, H], [B, H] give [R, H], [B, H], and what ops.RECURRENCE says."""
+    width = hidden.shape[1]
+    fits = pre.shape[1] == weight.shape[0] == GATES[cell] * width and weight.shape[1] == width
+    _need(fits, f"a recurrence of {cell} over these", pre, weight, hidden)
+    dtype = _same_dtype((pre, weight, hidden))
+    rows, gates = (TensorType(dtype, (pre.shape[0], n * width)) for n in (1, 4))
+    return rows, hidden, *{"lstm": (hidden, gates, rows), "gru": (gates,)}.get(cell, ())
+
+
+def recurrence_gradient(
+    gradient: TensorType,
+    last: TensorType,
+    weight: TensorType,
+    *rest: TensorType,
+    cell: str,
+    **_: Any,
+) -> TupleType:
+    """Gradients of `pre` and `hidden`, the hidden states before each step, and what follows."""
+    pre = TensorType(_same_dtype((gradient, last)), (gradient.shape[0], weight.shape[0]))
+    return pre, last, gradient, *{"lstm": (last,), "gru": (pre,)}.get(cell, ())
+
+
 def _summed_dtype(dtype: torch.dtype) -> torch.dtype:
     """What sums are kept in."""
     return torch.float64 if dtype == torch.float64 else torch.float32

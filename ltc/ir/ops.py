@@ -171,6 +171,19 @@ ATTENTION = _op("attention", infer.attention, "attention")  # (query, key, value
 ATTENTION_GRADIENT = _op(  # (gradient, query, key, value, result, logarithms, scale, factor, *rest)
     "attention_gradient", infer.attention_gradient, "attention"
 )
+# The steps of one direction of a recurrent layer. `pre` is what the gates get from the input, a row
+# for each step of each sequence, the rows of one step side by side. Attributes: cell ("lstm", "gru",
+# "tanh", "relu"), steps, reverse (the last step comes first), packed (the last operand says of each
+# step how many sequences it has, i64[steps], never growing; else all have every step).
+# lstm: rest is (cell state,); it also gives the last cell state, the gates i, f, g, o [R, 4 * H], and
+# the cell states [R, H]. gru: rest is (bias of the new gate's hidden part,), gates are r, z, n, and
+# what r multiplies.
+RECURRENCE = _op("recurrence", infer.recurrence, "recurrence")  # (pre, weight, hidden, *rest)
+# lstm: rest is (gradient of the last cell state, cell state, gates, cell states); it also gives the
+# cell state's gradient. gru: rest is (gates,); the gradient of weight @ hidden state follows.
+RECURRENCE_GRADIENT = _op(  # (gradient, gradient of the last state, weight, hidden, outputs, *rest)
+    "recurrence_gradient", infer.recurrence_gradient, "recurrence"
+)
 # Windows: kernel, stride, padding, dilation; `shape` is the result's, which holds ceil_mode.
 MAX_POOL = _op("max_pool", infer.max_pool, "window")  # (values, flat spatial indices)
 MAX_POOL_GRADIENT = _op("max_pool_gradient", infer.max_pool_gradient, "window")  # (grad, indices)

@@ -107,6 +107,7 @@ exclude_dispatch_keys = _named("torch._C", "_ExcludeDispatchKeyGuard")
 force_dispatch_keys = _named("torch._C", "_ForceDispatchKeyGuard")
 below_autograd = _named("torch._C", "_AutoDispatchBelowAutograd")
 function_mode_depth = _named("torch._C", "_len_torch_function_stack")
+kernel_of_key = operator.attrgetter("_op_dk")  # what calls an overload's C++ kernel for a key
 function_of = operator.attrgetter("_op")  # what an overload calls, without its Python
 dispatch_mode_depth = _named("torch._C", "_len_torch_dispatch_stack")
 plain_functions = _named("torch._C", "DisableTorchFunction")  # no default device, no user's mode

@@ -91,6 +91,7 @@ FOLDERS = (
         "llvm.conv",
         "llvm.pooling",
         "llvm.attention",
+        "llvm.recurrence",
         "llvm.ops",
     ),
     ("backends.reference", "backends.interpreter", "backends.llvm"),

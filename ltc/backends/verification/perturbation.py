@@ -34,7 +34,9 @@ _SUMS = frozenset({
     ops.AVERAGE_POOL_GRADIENT,
 })  # fmt: skip
 # What is computed by many steps inside: errors of the operands stand for theirs.
-_MANY_STEPS = frozenset({ops.ATTENTION, ops.ATTENTION_GRADIENT})
+_MANY_STEPS = frozenset({
+    ops.ATTENTION, ops.ATTENTION_GRADIENT, ops.RECURRENCE, ops.RECURRENCE_GRADIENT,
+})  # fmt: skip
 # Functions that libraries give with several units in the last place.
 _ROUGH = frozenset({ops.POW, ops.LGAMMA, ops.DIGAMMA, ops.ERFINV})
 ROUGHNESS = 8

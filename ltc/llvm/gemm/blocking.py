@@ -20,6 +20,9 @@ from ltc.llvm.emit.vectors import LONGEST_SUM
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
+# Of a left operand whose rows are adjacent each step along K may be in another page. Of so many
+# steps, all blocks of a panel take a few before the next ones come.
+FAR_STEPS, NEAR_STEPS = 2048, 256
 STRIP_STEPS = 8192  # of all blocks of a packed strip of rows together: another half
 MOST_STRIP_BLOCKS = 8
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
@@ -203,6 +206,8 @@ def plan_of(
     vectors, packs = blocking.vectors, blocking.packs
     height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
+    if left.row == 1 and left.column != 1 and k >= FAR_STEPS and not pairs:
+        depth = min(depth, NEAR_STEPS)
     depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
     return GemmPlan(
         dtype, isa, left, right, shape.result, is_transposed, shape.batch[1:], n,

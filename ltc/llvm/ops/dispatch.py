@@ -29,6 +29,7 @@ from ltc.llvm.loops.stores import store
 from ltc.llvm.loops.values import lanes_of
 from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
 from ltc.llvm.ops.primitives import PRIMITIVES
+from ltc.llvm.recurrence.recurrence_codes import can_recur, recurrence_codes
 
 
 @functools.cache
@@ -56,6 +57,8 @@ def product_codes(product: Product, streamed: frozenset[Node] = frozenset()) -> 
         return _matmul(product, streamed)
     if product.node.op.kind == "attention":
         return attention_codes(product, isa(), functools.partial(ScratchBuffer, product))
+    if product.node.op.kind == "recurrence":
+        return recurrence_codes(product, isa(), functools.partial(ScratchBuffer, product))
     return _from_library(product)
 
 
@@ -248,6 +251,8 @@ def can_multiply(node: Node) -> bool:
         return all(n.dtype in FLOATS and n.size for n in (node, *node.inputs))
     if node.op.kind == "attention":
         return can_attend(node, isa(), dtypes(isa()))
+    if node.op.kind == "recurrence":
+        return can_recur(node, dtypes(isa()))
     if node.op not in FROM_LIBRARY or any(n.size == 0 for n in node.inputs):
         return False
     if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node):

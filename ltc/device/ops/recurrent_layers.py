@@ -1,0 +1,351 @@
+"""lstm, gru, rnn_tanh and rnn_relu: each direction of a layer is one recorded call, and its
+gradient another.
+
+torch takes these overloads apart into some calls for each step.  Here the input's part of the gates
+is one product over all steps, ltc::recurrence does the steps, and the weights' gradients are products
+over all steps again.  What this does not hold for is left to torch's formula.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from ltc.backends.reference import recurrence as formulas
+from ltc.device.ops.recurrence_overloads import all_sizes, recording_kernel
+from ltc.ir.infer import GATES
+from ltc.support.torch_private import (
+    DEVICE_TYPE,
+    DispatchKey,
+    has_own_dispatch,
+    is_forward_mode,
+    is_transformed,
+    kernel_of_key,
+    plain_functions,
+)
+from ltc.tracebacks import entrance
+
+aten = torch.ops.aten
+FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+
+
+class Layers(NamedTuple):
+    """What the overloads are told besides tensors.
+
+    cell       "lstm", "gru", "tanh" or "relu"
+    sizes      how many sequences each step of packed ones has; empty where each has all
+    """
+
+    cell: str
+    sizes: tuple[int, ...]
+    has_biases: bool
+    depth: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def of_direction(self) -> int:
+        """Parameters of each direction of a layer."""
+        return 4 if self.has_biases else 2
+
+
+# --- one direction of one layer, and its gradient -----------------------------------------------
+
+
+class _Recurrence(torch.autograd.Function):
+    """apply(cell, sizes, reverse, pre, weight, hidden, *rest): outputs, then the last states."""
+
+    @staticmethod
+    def forward(ctx: Any, cell: str, sizes: tuple[int, ...], reverse: bool, *operands: Any):
+        name, function = (cell, ()) if cell in _FORMULAS else ("elman", (cell,))
+        made = recording_kernel("recurrence", name)(*operands, *function, sizes, reverse)
+        states = 2 if cell == "lstm" else 1
+        ctx.name, ctx.order, ctx.count = name, (*function, sizes, reverse), len(operands)
+        ctx.save_for_backward(*operands, made[0], *made[1 + states :])
+        return made[: 1 + states]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any):
+        operands = ctx.saved_tensors[: ctx.count]
+        if torch.is_grad_enabled():
+            return None, None, None, *_differentiable(ctx, operands, gradients)
+        return None, None, None, *_GRADIENTS[ctx.name](ctx, gradients)
+
+
+def _differentiable(ctx: Any, operands: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """The gradients where they may be differentiated again: those of the formula."""
+    *function, sizes, reverse = ctx.order
+    whole = all_sizes(operands[0].shape[0], operands[2].shape[0], sizes)
+    made = _FORMULAS[ctx.name](*operands, *function, whole, reverse)[: len(gradients)]
+    wanted = [x for x in operands if x.requires_grad]
+    found = iter(torch.autograd.grad(made, wanted, gradients, create_graph=True, allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in operands]
+
+
+def _lstm_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
+    _, weight, hidden, cell, outputs, gates, cells = ctx.saved_tensors
+    pre, of_hidden, before, of_cell = recording_kernel("recurrence_gradient", "lstm")(
+        gradients[0], gradients[1], weight, hidden, outputs, gradients[2], cell, gates, cells,
+        *ctx.order,
+    )  # fmt: skip
+    return pre, pre.t() @ before, of_hidden, of_cell
+
+
+def _gru_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
+    _, weight, hidden, bias, outputs, gates = ctx.saved_tensors
+    pre, of_hidden, before, products = recording_kernel("recurrence_gradient", "gru")(
+        *gradients, weight, hidden, outputs, gates, *ctx.order
+    )
+    of_bias = products[:, -len(bias) :].sum(0) if ctx.needs_input_grad[6] else None
+    return pre, products.t() @ before, of_hidden, of_bias
+
+
+def _elman_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
+    _, weight, hidden, outputs = ctx.saved_tensors
+    pre, of_hidden, before = recording_kernel("recurrence_gradient", "elman")(
+        *gradients, weight, hidden, outputs, *ctx.order
+    )
+    return pre, pre.t() @ before, of_hidden
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    "lstm": formulas.lstm,
+    "gru": formulas.gru,
+    "elman": formulas.elman,
+}
+_GRADIENTS: dict[str, Callable[..., Any]] = {
+    "lstm": _lstm_gradients,
+    "gru": _gru_gradients,
+    "elman": _elman_gradients,
+}
+
+
+def _direction(
+    layers: Layers, x: torch.Tensor, states: Sequence[Any], parameters: Sequence[Any], reverse: bool
+) -> tuple[Any, ...]:
+    """Outputs [rows, H] and the last states of rows [rows, inputs]."""
+    weight, recurrent, *biases = parameters
+    bias, operands = None, [*states]
+    if layers.cell == "gru":
+        width = recurrent.shape[1]
+        operands.append(biases[1][-width:] if biases else recurrent.new_zeros(width))
+        if biases:
+            bias = biases[0] + F.pad(biases[1][:-width], (0, width))
+    elif biases:
+        bias = biases[0] + biases[1]
+    pre = F.linear(x, weight, bias)
+    if pre.dtype != recurrent.dtype or pre.dtype != states[0].dtype:
+        pre, recurrent, *operands = _as_autocast(layers.cell, pre, recurrent, *operands)
+    return _Recurrence.apply(layers.cell, layers.sizes, reverse, pre, recurrent, *operands)
+
+
+def _as_autocast(
+    cell: str, pre: torch.Tensor, recurrent: torch.Tensor, hidden: torch.Tensor, *rest: torch.Tensor
+) -> list[torch.Tensor]:
+    """The operands in one dtype: products are of autocast's, states keep theirs.
+
+    In torch's formulas the states of tanh and relu are what a product gives, those of the other
+    cells are sums of themselves and of gates.
+    """
+    dtype = hidden.dtype if cell in _FORMULAS else pre.dtype
+    return [x.to(dtype) for x in (pre, recurrent.to(pre.dtype), hidden, *rest)]
+
+
+def _all_layers(
+    layers: Layers, x: torch.Tensor, states: Sequence[torch.Tensor], parameters: Sequence[Any]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Outputs [rows, directions * H] of the last layer, and the last states, each of all layers."""
+    first = list(zip(*[state.unbind(0) for state in states]))
+    last, each = [], layers.of_direction
+    for layer in range(layers.depth):
+        outputs = []
+        for direction in range(layers.directions):
+            k = layer * layers.directions + direction
+            own = parameters[k * each : (k + 1) * each]
+            made = _direction(layers, x, first[k], own, bool(direction))
+            outputs.append(made[0])
+            last.append(made[1:])
+        x = torch.cat(outputs, 1) if layers.bidirectional else outputs[0]
+        if layers.dropout and layers.train and layer < layers.depth - 1:
+            x = torch.dropout(x, layers.dropout, True)
+    return x, [torch.stack(of_all, 0) for of_all in zip(*last)]
+
+
+# --- for which calls ----------------------------------------------------------------------------
+
+
+def _is_plain(layers: Layers, operands: Sequence[Any], state_count: int) -> bool:
+    """Whether the recorded pair holds for these; it has neither batching rules nor forward mode."""
+    if is_transformed() or is_forward_mode():
+        return False
+    for x in operands:
+        if x.is_nested or x.device.type != DEVICE_TYPE or has_own_dispatch(x):
+            return False
+    types = tuple([(tuple(x.shape), x.dtype) for x in operands])
+    if torch.is_autocast_enabled(DEVICE_TYPE):
+        types = _under_autocast(types, state_count)
+    return _fit(layers._replace(dropout=0.0), types, state_count)
+
+
+def _under_autocast(types: tuple, state_count: int) -> tuple:
+    """The types as if nothing had autocast's dtype yet; none where torch has results of others."""
+    chosen = torch.get_autocast_dtype(DEVICE_TYPE)
+    dtypes = {dtype for _, dtype in types}
+    is_usual = len({d for _, d in types[1 : 1 + state_count]}) == 1
+    if not is_usual or not (dtypes == {torch.float64} or dtypes <= {torch.float32, chosen}):
+        return ()
+    return tuple([(x, torch.float32 if d is chosen else d) for x, d in types])
+
+
+@functools.lru_cache(maxsize=1024)
+def _fit(layers: Layers, types: tuple, state_count: int) -> bool:
+    if not types:
+        return False
+    (x, dtype), *_ = types
+    states, parameters = types[1 : 1 + state_count], types[1 + state_count :]
+    if dtype not in FLOATS or any(d != dtype for _, d in types) or 0 in x:
+        return False
+    if len(x) != (2 if layers.sizes else 3):
+        return False
+    batch = layers.sizes[0] if layers.sizes else x[1]
+    if layers.sizes and (sum(layers.sizes) != x[0] or list(layers.sizes) != _falling(layers.sizes)):
+        return False
+    number = layers.depth * layers.directions
+    if (
+        number < 1
+        or state_count != (2 if layers.cell == "lstm" else 1)
+        or len(states[0][0]) != 3
+        or len(parameters) != number * layers.of_direction
+    ):
+        return False
+    width = states[0][0][2]
+    if not width or any(shape != (number, batch, width) for shape, _ in states):
+        return False
+    gates, inputs, expected = GATES[layers.cell] * width, x[-1], []
+    for _ in range(layers.depth):
+        one = [(gates, inputs), (gates, width), (gates,), (gates,)][: layers.of_direction]
+        expected += one * layers.directions
+        inputs = width * layers.directions
+    return [shape for shape, _ in parameters] == expected
+
+
+def _falling(sizes: tuple[int, ...]) -> list[int]:
+    return sorted((size for size in sizes if size > 0), reverse=True)
+
+
+def _by_torch(overload: Any, *arguments: Any) -> Any:
+    """By torch's own formula: that in C++ has its errors, that in Python has tangents."""
+    if is_forward_mode():
+        return overload.decompose(*arguments)
+    return kernel_of_key(overload)(DispatchKey.CompositeImplicitAutograd, *arguments)
+
+
+# --- the overloads ------------------------------------------------------------------------------
+
+
+def _padded(overload: Any, cell: str) -> Callable[..., Any]:
+    """The overload whose input is one tensor, [steps, batch, inputs] or with the batch first."""
+
+    def kernel(
+        x: Any,
+        hx: Any,
+        params: Sequence[Any],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ):
+        layers = Layers(cell, (), has_biases, num_layers, dropout, train, bidirectional)
+        states = hx if cell == "lstm" else [hx]
+        steps_first = x.transpose(0, 1) if batch_first and x.dim() == 3 else x
+        if not _is_plain(layers, (steps_first, *states, *params), len(states)):
+            return _by_torch(
+                overload,
+                x,
+                hx,
+                params,
+                has_biases,
+                num_layers,
+                dropout,
+                train,
+                bidirectional,
+                batch_first,
+            )
+        steps, batch, inputs = steps_first.shape
+        rows = steps_first.reshape(steps * batch, inputs)
+        outputs, last = _all_layers(layers, rows, states, params)
+        whole = outputs.reshape(steps, batch, -1)
+        return whole.transpose(0, 1) if batch_first else whole, *last
+
+    return kernel
+
+
+def _packed(overload: Any, cell: str) -> Callable[..., Any]:
+    """The overload whose input is the rows of all steps; `batch_sizes` says how many each has."""
+
+    def kernel(
+        data: Any,
+        batch_sizes: torch.Tensor,
+        hx: Any,
+        params: Sequence[Any],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ):
+        is_usual = batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64
+        sizes = tuple(batch_sizes.tolist()) if is_usual else ()
+        layers = Layers(cell, sizes, has_biases, num_layers, dropout, train, bidirectional)
+        states = hx if cell == "lstm" else [hx]
+        if not sizes or not _is_plain(layers, (data, *states, *params), len(states)):
+            return _by_torch(
+                overload,
+                data,
+                batch_sizes,
+                hx,
+                params,
+                has_biases,
+                num_layers,
+                dropout,
+                train,
+                bidirectional,
+            )
+        outputs, last = _all_layers(layers, data, states, params)
+        return outputs, *last
+
+    return kernel
+
+
+NAMES = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "tanh", "rnn_relu": "relu"}
+
+
+def install(library: torch.library.Library) -> None:
+    """Put the kernels in the place of torch's own formulas for this device."""
+
+    def without_modes(kernel: Callable[..., Any]):
+        @functools.wraps(kernel)
+        def guarded(*args: Any, **kwargs: Any):
+            with plain_functions():
+                return kernel(*args, **kwargs)
+
+        return entrance(guarded)
+
+    for name, cell in NAMES.items():
+        packet = getattr(aten, name)
+        padded = without_modes(_padded(packet.input, cell))
+        packed = without_modes(_packed(packet.data, cell))
+        for key in ("PrivateUse1", "AutogradPrivateUse1"):
+            library.impl(f"{name}.input", padded, key)
+            library.impl(f"{name}.data", packed, key)

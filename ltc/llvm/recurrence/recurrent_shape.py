@@ -1,0 +1,49 @@
+"""What the text of a recurrence depends on; the numbers of steps and of sequences are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ltc.ir.infer import GATES
+from ltc.ir.node import Node
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One direction of a layer.
+
+    cell     "lstm", "gru", "tanh" or "relu"
+    width    numbers of a hidden state
+    reverse  whether the last step comes first
+    packed   whether an operand says how many sequences each step has
+    """
+
+    cell: str
+    dtype: torch.dtype
+    width: int
+    reverse: bool
+    packed: bool
+
+    @property
+    def gates(self) -> int:
+        return GATES[self.cell]
+
+    @property
+    def columns(self) -> int:
+        """Numbers of a row of what the gates get from the input."""
+        return self.gates * self.width
+
+
+def recurrence_of(node: Node) -> Recurrence:
+    """`node`: a recurrence, or its gradient."""
+    return Recurrence(
+        node.attr("cell"), node.inputs[0].dtype, node.inputs[0].shape[1] // _first_gates(node),
+        node.attr("reverse"), node.attr("packed"),
+    )  # fmt: skip
+
+
+def _first_gates(node: Node) -> int:
+    """How often the first operand has the width of a state."""
+    return GATES[node.attr("cell")] if node.op.name == "recurrence" else 1
