@@ -504,6 +504,23 @@ def test_each_thread_records_for_itself():
     assert found == [[2.0 * n] * 2 for n in range(5)] * 2
 
 
+def test_threads_that_train_on_a_device_each_replay_beside_the_main_one():
+    model = nn.Linear(3, 2).to("ltc")  # this thread has a recorder of the device as well
+    step = ltc.compile(lambda x: model(x).detach())
+    counts = []
+
+    def work():
+        with metrics.counted() as grown:
+            for number in range(5):
+                assert torch.equal(step(batch(number, 4, 3)), model(batch(number, 4, 3)))
+        counts.append(grown["ReplayedCalls"])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert counts == [3]
+
+
 def test_what_fails_in_a_replayed_call_is_raised_to_who_reads_it():
     step = ltc.compile(lambda x, index: x[index])
     x = batch(0, 5)
