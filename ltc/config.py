@@ -106,6 +106,12 @@ FLAGS = (
         "large programs are compiled by another process, while they run on PyTorch's kernels",
     ),
     Flag(
+        "LTC_PROGRESS",
+        boolean,
+        True,
+        "a line on a terminal or in a notebook while a program takes longer than 2 s to compile",
+    ),
+    Flag(
         "LTC_REPLAY_CHECK",
         at_least(1),
         1000,
@@ -287,6 +293,7 @@ _OUTSIDE_PROGRAMS = frozenset(
     {
         "LTC_TIER",
         "LTC_COMPILE_BEHIND",
+        "LTC_PROGRESS",
         "LTC_REPLAY_CHECK",
         "LTC_NUM_DEVICES",
         "LTC_SYNC_WAIT",

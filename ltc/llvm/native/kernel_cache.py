@@ -5,6 +5,7 @@ A kernel's name is that of its machine code on disk.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 
@@ -13,6 +14,7 @@ from ltc.llvm.native import runner
 from ltc.llvm.native.parallel_compile import Compiling
 from ltc.support.disk_cache import disk_cache
 from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.progress import shown_if_slow
 
 _FUNCTION = "@kernel"  # what the text of every kernel calls itself
 
@@ -43,7 +45,7 @@ class Loading:
     """
 
     def __init__(self) -> None:
-        self._compiling = Compiling()
+        self._compiling, self._started = Compiling(), time.monotonic()
         self._disk = disk_cache()
         self._found: dict[str, LoadedKernel] = {}
         self._objects: dict[str, bytes] = {}
@@ -91,7 +93,8 @@ class Loading:
         return found | _link({name: self._objects[name] for name in wanted})
 
     def _finish(self) -> None:
-        for name, code in self._compiling.finished():
+        codes, total = self._compiling.finished(), self._compiling.begun
+        for name, code in shown_if_slow(codes, total, "ltc compiles a program", self._started):
             self._objects[name] = code
             if self._disk:
                 self._disk.write(name, code)

@@ -20,10 +20,13 @@ MOST_HELPERS = 7  # more would wait for one another: Python has a little to do f
 class Compiling:
     """`with Compiling() as compiling:` texts are given, then taken as machine code.
 
+    begun  how many texts were given
+
     No helper is left when the block ends; what none has begun by then is not compiled.
     """
 
     def __init__(self) -> None:
+        self.begun = 0
         self._changed = threading.Condition()  # guards all that follows
         self._waiting: list[tuple[str, str]] = []
         self._running = 0
@@ -44,6 +47,7 @@ class Compiling:
 
     def begin(self, name: str, text: str) -> None:
         """Have a text compiled, now or by `finished`."""
+        self.begun += 1
         with self._changed:
             self._waiting.append((name, text))
             self._changed.notify()

@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from ltc import config
 from ltc.runtime.background.graph_record import graph_of_record
 from ltc.runtime.graph_compiler import compile_and_keep
 
@@ -24,7 +25,8 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            _compile(request)
+            with config.override(LTC_PROGRESS=0):  # nobody waits
+                _compile(request)
         except Exception as error:
             answers.write(json.dumps([request["number"], repr(error)]) + "\n")
         else:
