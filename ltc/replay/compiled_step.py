@@ -11,6 +11,7 @@ from typing import Any
 
 from ltc import config
 from ltc.debug import metrics
+from ltc.device.call_observer import watching
 from ltc.device.recording.recorder import Recorder, devices
 from ltc.device.recording.sync import flush
 from ltc.device.recording.user_line import warn_user
@@ -37,7 +38,7 @@ class CompiledStep:
     refusal = property(lambda self: self._replays().refusal)
 
     def __init__(self, function: Callable) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self._function = function
         self._threads: dict[int, _Replays] = {}
 
@@ -47,6 +48,12 @@ class CompiledStep:
         except BaseException as error:
             shorten(error)
             raise
+
+    def __getattr__(self, name: str) -> Any:
+        """What a module that was given has: parameters(), train(), …"""
+        if name in ("_function", "_threads"):  # a copy that is being made has neither yet
+            raise AttributeError(name)
+        return getattr(self._function, name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A method, whose instance is an argument."""
@@ -80,6 +87,8 @@ class _Replays:
         self._obstacles: list[str] = []  # in a row
 
     def call(self, args: tuple, kwargs: dict) -> Any:
+        if get_ident() in watching:  # it is a part of another such function
+            return self._function(*args, **kwargs)
         for recorder in self._recorders():
             flush(recorder)
         if self.refusal or not replays_now():

@@ -283,10 +283,13 @@ class Reachable:
     def _visit_object(self, value: Any, name: str) -> None:
         kind = value if isinstance(value, (type, types.ModuleType)) else type(value)
         home = kind.__name__ if isinstance(value, types.ModuleType) else kind.__module__
+        inner = getattr(value, "__wrapped__", None)
+        if isinstance(inner, types.FunctionType) and id(inner) not in self._seen:
+            self._visit_function(inner, self._constant(inner))
         if home.partition(".")[0] in _LIBRARIES:
             return
         for key in sorted(self._names.intersection(dir(value))):
-            part = inspect.getattr_static(value, key)
+            part = inspect.getattr_static(value, key, None)
             if isinstance(part, types.FunctionType):
                 if id(part) not in self._seen:
                     self._visit_function(part, self._constant(part))

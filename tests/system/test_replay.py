@@ -490,6 +490,33 @@ def test_a_method_is_replayed_for_its_instance():
     assert losses[5][0] > losses[5][1]
 
 
+def test_a_module_may_be_given():
+    def make(compiled):
+        model = compiled(Net().to("ltc").eval())
+
+        def call(number):
+            if number == 5:
+                with torch.no_grad():
+                    next(iter(model.parameters())).mul_(2)
+            with torch.no_grad():
+                return [model(batch(number, 4, 6))]
+
+        return call
+
+    assert both(make)["ReplayedCalls"] == 6
+
+
+def test_a_function_inside_another_is_a_part_of_it():
+    scale = torch.full((3,), 2.0, device="ltc")
+
+    def make(compiled):
+        inner = compiled(lambda x: x * scale)
+        outer = compiled(lambda x: inner(x) + 1)
+        return lambda number: [outer(batch(number, 3))]
+
+    assert both(make)["ReplayedCalls"] == 6
+
+
 def test_each_thread_records_for_itself():
     step = ltc.compile(lambda x: x * 2)
     found = []
