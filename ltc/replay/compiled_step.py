@@ -142,6 +142,9 @@ class _Replays:
         else:
             self._difference = seen.reachable.difference(self._last)
         self._last = seen.reachable
+        if calls and (constant := calls[-1].other_constant(seen)):
+            _keep(self._alike, situation, [seen], _SEEN)
+            return constant
         calls = [seen] if self._difference else [*calls[1 - _CALLS :], seen]
         _keep(self._alike, situation, calls, _SEEN)
         if len(calls) < 2:

@@ -21,6 +21,8 @@ from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in
 from ltc.replay.traced_float import Operation, Tape, plain
 from ltc.support.torch_private import DEVICE_TYPE
 
+_MOST_BYTES = 1 << 16  # of a tensor that is made on the CPU, the same in each call
+
 
 @dataclass(slots=True, eq=False)
 class Observation:
@@ -30,8 +32,9 @@ class Observation:
     situation   equal for calls that nothing but numbers tells apart
     recorder, last, ended   where it was recorded, the last entry, and what the end came to
     aliases     (place of a tensor, place of an earlier one) that are the same memory
-    origins     of each input of the recording: ("tensor", place among `reachable.lazy`), or
-                ("upload", place among `reachable.host`)
+    origins     of each input of the recording: ("tensor", place among `reachable.lazy`),
+                ("upload", place among `reachable.host`), or ("constant", its position)
+    constants   by their position, small tensors that were made on the CPU and uploaded
     scalars     of the recording
     seeds       the slots of those that were drawn from the device's running seed, in order
     numbers     the values of `reachable.numbers`, then of the counters, before the call
@@ -53,6 +56,7 @@ class Observation:
     ended: Ended = field(default=None)  # type: ignore[assignment]
     aliases: list[tuple[int, int]] = field(default_factory=list)
     origins: list[tuple[str, int]] = field(default_factory=list)
+    constants: dict[int, torch.Tensor] = field(default_factory=dict)
     scalars: list[Any] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
@@ -85,6 +89,8 @@ class Observation:
             return "what it leaves behind is held by something else"
         if (self.origins, self.aliases) != (other.origins, other.aliases):
             return "it has worked on other tensors"
+        if constant := self.other_constant(other):
+            return constant
         if (self.mark, self.seeds, self.no_gradient) != (
             other.mark,
             other.seeds,
@@ -96,6 +102,14 @@ class Observation:
         if self.counted != other.counted:
             return "its step counts have grown otherwise"
         return "" if repr(self.form) == repr(other.form) else "it has returned something else"
+
+    def other_constant(self, other: Observation) -> str:
+        """Where both have made a tensor on the CPU that is not the same; "" where all are."""
+        for position, mine in self.constants.items():
+            theirs = other.constants.get(position)
+            if theirs is not None and not _same_bits(mine, theirs):
+                return _unknown_input(self.last, position, is_upload=True)
+        return ""
 
     def line_of(self, slot: int) -> str:
         """Where the number of that slot is used."""
@@ -264,14 +278,24 @@ def _take_origins(seen: Observation, observer: CallObserver, states: list[Any]) 
             continue
         source = uploads.get(id(buffer))
         place = None if source is None else _place_of_host(seen.reachable, source)
-        if place is None:
+        if place is not None:
+            seen.origins.append(("upload", place))
+        elif source is not None and source.nbytes <= _MOST_BYTES:
+            seen.constants[position] = source.detach().clone()
+            seen.origins.append(("constant", position))
+        else:
             return _unknown_input(seen.last, position, source is not None)
-        seen.origins.append(("upload", place))
     uploaded = {place for kind, place in seen.origins if kind == "upload"}
     for place, found in enumerate(seen.reachable.host):
         if not found.is_fixed and place not in uploaded:
             return "it uses a CPU tensor among its arguments on the CPU"
     return ""
+
+
+def _same_bits(mine: torch.Tensor, other: torch.Tensor) -> bool:
+    if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(*(x.contiguous().reshape(-1).view(torch.uint8) for x in (mine, other)))
 
 
 def _place_of_host(reachable: Reachable, source: torch.Tensor) -> int | None:
@@ -291,7 +315,7 @@ def _unknown_input(last: Entry, position: int, is_upload: bool) -> str:
     call = _user_of_input(last, position)
     line = call.line if call is not None else ""
     if is_upload:
-        return f"it moves a tensor that it has made on the CPU to the device, for {line}"
+        return f"it moves another tensor that it has made on the CPU to the device, for {line}"
     return f"{line} uses a tensor that is neither an argument nor found in what it closes over"
 
 

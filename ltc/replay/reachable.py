@@ -10,7 +10,9 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import os
 import re
+import sysconfig
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -30,6 +32,9 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict)
 _TABLES_OF_MODULE = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _LIBRARIES = ("torch", "ltc", "numpy", "builtins", "itertools", "functools", "math", "random", "os")
+_INSTALLED = tuple(
+    sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _MOST = 100_000  # things that are followed
 
 
@@ -75,6 +80,7 @@ class Reachable:
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
         self.obstacle = ""
+        self._function = function
         self._names: set[str] = set()
         known = -1
         try:
@@ -310,7 +316,7 @@ class Reachable:
                 self._visit_function(found, self._constant(found))
 
     def _visit_function(self, function: types.FunctionType, name: str) -> None:
-        if not is_users(function.__code__.co_filename):
+        if function is not self._function and not _is_followed(function.__code__.co_filename):
             return
         names = set(_names_in(function.__code__))
         self._names |= names
@@ -376,6 +382,11 @@ class Reachable:
                     self.counters.append(FoundTensor(value, counter, True))
                 else:
                     self._visit(value, f"{table}[{key!r}]")
+
+
+def _is_followed(file: str) -> bool:
+    """Whether code there is the user's own: what is installed is looked at from outside alone."""
+    return is_users(file) and not file.startswith(_INSTALLED)
 
 
 def _contents(cell: types.CellType) -> list[Any]:

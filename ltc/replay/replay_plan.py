@@ -173,16 +173,19 @@ class ReplayPlan:
         yield f"    return [{', '.join(f's{number}' for number in range(len(self._places)))}]"
 
     def _lines_of_inputs(self) -> Iterator[str]:
-        number = {place: number for number, place in enumerate(self._places)}
-        host = self._last.reachable.host
-        given = [
-            f"buffers[{number[place]}]"
-            if kind == "tensor"
-            else f"uploaded({host[place].expression}, device)"
-            for kind, place in self._last.origins
-        ]
+        given = [self._text_of_input(kind, place) for kind, place in self._last.origins]
         yield "def inputs_of(buffers, args, kwargs):"
         yield f"    return [{', '.join(given)}]"
+
+    def _text_of_input(self, kind: str, place: int) -> str:
+        if kind == "tensor":
+            return f"buffers[{self._places.index(place)}]"
+        if kind == "upload":
+            return f"uploaded({self._last.reachable.host[place].expression}, device)"
+        constant = uploaded(self._last.constants[place], self._device)
+        constant.shared = True  # each call reads it
+        self._names[f"constant{place}"] = constant
+        return f"constant{place}"
 
     def _lines_of_results(self) -> Iterator[str]:
         seen, lazy = self._last, self._last.reachable.lazy

@@ -403,6 +403,19 @@ def test_tensors_on_the_cpu_may_be_moved_inside():
     assert both(make)["ReplayedCalls"] == 6
 
 
+def test_what_is_made_on_the_cpu_may_be_moved_where_it_is_always_the_same():
+    def make(compiled):
+        @compiled
+        def step(x):
+            weights = torch.tensor([0.5, 0.25, 2.0], device="ltc")
+            weights.add_(1)
+            return torch.cat([x * weights, torch.tensor([], device="ltc")])
+
+        return lambda number: [step(batch(number, 3))]
+
+    assert both(make)["ReplayedCalls"] == 6
+
+
 def test_arguments_may_be_written_to():
     def make(compiled):
         step = compiled(lambda x, y: x.add_(y).mul_(2))
