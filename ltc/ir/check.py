@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from weakref import WeakSet
-
 from ltc.errors import InvalidGraph
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
-
-_right: WeakSet[Node] = WeakSet()  # nodes are frozen: what most passes leave is looked at once
 
 
 def check(graph: Graph, after: str) -> None:
@@ -26,9 +22,7 @@ def check(graph: Graph, after: str) -> None:
         if not isinstance(output.type, TensorType):
             raise InvalidGraph(f"after {after}: output {output} is a tuple. Take one with `get`.")
     for node in schedule(*graph.outputs):
-        if node not in _right:
-            _check_node(node, after)
-            _right.add(node)
+        _check_node(node, after)
         if node.op is ops.INPUT and node not in inputs:
             raise InvalidGraph(f"after {after}: {node} is read but is no input of the graph")
         if node.op is ops.SCALAR and node not in scalars:

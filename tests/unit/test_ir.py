@@ -121,9 +121,8 @@ def test_what_does_not_fit_is_refused(make_wrong):
 def test_the_verifier_finds_a_wrong_type():
     x = given(2, 3)
     wrong = Node(ops.NEG, (x,), (), TensorType(torch.float32, (3, 2)))
-    for _ in range(2):  # what was wrong is looked at again
-        with pytest.raises(InvalidGraph, match=r"after fuse: .* should have type f32\[2,3\]"):
-            check(Graph((x,), (), (wrong,)), after="fuse")
+    with pytest.raises(InvalidGraph, match=r"after fuse: .* should have type f32\[2,3\]"):
+        check(Graph((x,), (), (wrong,)), after="fuse")
 
 
 def test_the_verifier_finds_an_undeclared_input():
