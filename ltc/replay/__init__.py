@@ -6,8 +6,10 @@ reachable           what a call can use: arguments, and what its function closes
                     that it is still the same
 traced_float        numbers that say what was computed from them
 observation         what one recorded call came to: which program, on what, and who got the results
+origins             where its inputs came from
 returned            what its result is made of
 handed_over         which of the program's numbers follow from an argument, a learning rate, a step
 counters            step counts that optimizers keep on the CPU
+changed_use         why a call is not like the one before, in words
 replay_plan         the guard and the launch, as one generated function
 """

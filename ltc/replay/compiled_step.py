@@ -16,6 +16,7 @@ from ltc.device.recording.recorder import Recorder, devices
 from ltc.device.recording.sync import flush
 from ltc.device.recording.user_line import warn_user
 from ltc.errors import StepDiffers
+from ltc.replay.changed_use import changed_use
 from ltc.replay.handed_over import ChangesByItself
 from ltc.replay.observation import Observation, observed
 from ltc.replay.reachable import Reachable
@@ -140,7 +141,7 @@ class _Replays:
         if calls:
             self._difference = calls[-1].difference(seen)
         else:
-            self._difference = seen.reachable.difference(self._last)
+            self._difference = changed_use(seen.reachable, self._last)
         self._last = seen.reachable
         if calls and (constant := calls[-1].other_constant(seen)):
             _keep(self._alike, situation, [seen], _SEEN)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ltc.aten.call import Call, Scalar
+from ltc.aten.call import Call
 from ltc.device.call_observer import CallObserver
 from ltc.device.recording.exit_liveness import Ended
 from ltc.device.recording.random_state import RandomState
@@ -16,12 +16,11 @@ from ltc.device.recording.recorder import Entry, Recorder, devices
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import is_lazy
+from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
 from ltc.replay.reachable import Reachable, state_if_any
 from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in
 from ltc.replay.traced_float import Operation, Tape, plain
 from ltc.support.torch_private import DEVICE_TYPE
-
-_MOST_BYTES = 1 << 16  # of a tensor that is made on the CPU, the same in each call
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +31,7 @@ class Observation:
     situation   equal for calls that nothing but numbers tells apart
     recorder, last, ended   where it was recorded, the last entry, and what the end came to
     aliases     (place of a tensor, place of an earlier one) that are the same memory
-    origins     of each input of the recording: ("tensor", place among `reachable.lazy`),
-                ("upload", place among `reachable.host`), or ("constant", its position)
-    constants   by their position, small tensors that were made on the CPU and uploaded
+    origins     of its inputs
     scalars     of the recording
     seeds       the slots of those that were drawn from the device's running seed, in order
     numbers     the values of `reachable.numbers`, then of the counters, before the call
@@ -55,8 +52,7 @@ class Observation:
     last: Entry = field(default=None)  # type: ignore[assignment]
     ended: Ended = field(default=None)  # type: ignore[assignment]
     aliases: list[tuple[int, int]] = field(default_factory=list)
-    origins: list[tuple[str, int]] = field(default_factory=list)
-    constants: dict[int, torch.Tensor] = field(default_factory=dict)
+    origins: Origins = field(default=None)  # type: ignore[assignment]
     scalars: list[Any] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
@@ -87,7 +83,7 @@ class Observation:
             others.replaced,
         ) or self.holders != other.holders:
             return "what it leaves behind is held by something else"
-        if (self.origins, self.aliases) != (other.origins, other.aliases):
+        if (self.origins.inputs, self.aliases) != (other.origins.inputs, other.aliases):
             return "it has worked on other tensors"
         if constant := self.other_constant(other):
             return constant
@@ -105,15 +101,12 @@ class Observation:
 
     def other_constant(self, other: Observation) -> str:
         """Where both have made a tensor on the CPU that is not the same; "" where all are."""
-        for position, mine in self.constants.items():
-            theirs = other.constants.get(position)
-            if theirs is not None and not _same_bits(mine, theirs):
-                return _unknown_input(self.last, position, is_upload=True)
-        return ""
+        position = self.origins.other_constant(other.origins)
+        return "" if position is None else unknown_input(self.last, position, is_upload=True)
 
     def line_of(self, slot: int) -> str:
         """Where the number of that slot is used."""
-        return next((c.line for c in recorder_path(self.last) if slot in _slots(c)), "")
+        return next((c.line for c in recorded_path(self.last) if slot in slots_of(c)), "")
 
     def other_number(self, expected: list[Any]) -> str:
         """Where a number of the recording is not the expected one; "" where all are."""
@@ -235,104 +228,26 @@ def _take(
     if len(observer.marks) > 1:
         return "it marks more than one step"
     seen.mark = observer.marks[0] if observer.marks else None
-    seen.seeds = _seeds(recorder_path(seen.last))
+    seen.seeds = _seeds(recorded_path(seen.last))
     if _drawn(running[recorder.device], len(seen.seeds)) != [
         seen.scalars[slot] for slot in seen.seeds
     ]:
         return "it draws from a generator of its own, or sets the seed"
-    return (
-        _take_origins(seen, observer, states)
-        or graph_obstacle(result)
-        or _take_holders(seen, result, alive, states)
-    )
+    origins = origins_of(seen.reachable, observer, states, seen.last)
+    if isinstance(origins, str):
+        return origins
+    seen.origins = origins
+    return graph_obstacle(result) or _take_holders(seen, result, alive, states)
 
 
 def _seeds(path: list[Call]) -> list[int]:
     return [call.seed.slot for call in path if call.seed is not None]
 
 
-def recorder_path(last: Entry) -> list[Call]:
-    """The calls of a recording that ended at that entry, in recorded order."""
-    calls, entry = [], last
-    while entry.call is not None:
-        calls.append(entry.call)
-        entry = entry.parent
-    calls.reverse()
-    return calls
-
-
 def _drawn(running: int, count: int) -> list[int]:
     """The next seeds of a device whose running seed is that."""
     state = RandomState(running)
     return [state.draw() for _ in range(count)]
-
-
-def _take_origins(seen: Observation, observer: CallObserver, states: list[Any]) -> str:
-    inputs = zip(observer.origins[0], observer.inputs[0])
-    uploads = {id(buffer): tensor for tensor, buffer in observer.uploads}
-    for position, (place, buffer) in enumerate(inputs):
-        if place is not None and states[place] is not None:
-            if states[place].base is not None:
-                return "it works on a view of another tensor: give it a clone"
-            seen.origins.append(("tensor", place))
-            continue
-        source = uploads.get(id(buffer))
-        place = None if source is None else _place_of_host(seen.reachable, source)
-        if place is not None:
-            seen.origins.append(("upload", place))
-        elif source is not None and source.nbytes <= _MOST_BYTES:
-            seen.constants[position] = source.detach().clone()
-            seen.origins.append(("constant", position))
-        else:
-            return _unknown_input(seen.last, position, source is not None)
-    uploaded = {place for kind, place in seen.origins if kind == "upload"}
-    for place, found in enumerate(seen.reachable.host):
-        if not found.is_fixed and place not in uploaded:
-            return "it uses a CPU tensor among its arguments on the CPU"
-    return ""
-
-
-def _same_bits(mine: torch.Tensor, other: torch.Tensor) -> bool:
-    if (mine.shape, mine.dtype) != (other.shape, other.dtype):
-        return False
-    return torch.equal(*(x.contiguous().reshape(-1).view(torch.uint8) for x in (mine, other)))
-
-
-def _place_of_host(reachable: Reachable, source: torch.Tensor) -> int | None:
-    for place, found in enumerate(reachable.host):
-        same = found.tensor
-        if (same.data_ptr(), same.shape, same.stride(), same.dtype) == (
-            source.data_ptr(),
-            source.shape,
-            source.stride(),
-            source.dtype,
-        ) and same.numel():
-            return place
-    return None
-
-
-def _unknown_input(last: Entry, position: int, is_upload: bool) -> str:
-    call = _user_of_input(last, position)
-    line = call.line if call is not None else ""
-    if is_upload:
-        return f"it moves another tensor that it has made on the CPU to the device, for {line}"
-    return f"{line} uses a tensor that is neither an argument nor found in what it closes over"
-
-
-def _user_of_input(last: Entry, position: int) -> Call | None:
-    path = recorder_path(last)
-    inputs = (c for c in path if c.overload == "ltc::input" and c.args[0] == position)
-    made = next(inputs, None)
-    users = (c for c in path if made is not None and made.results[0] in _operands(c))
-    return next(users, None)
-
-
-def _operands(call: Call) -> Iterator[Any]:
-    for operand in (*call.args, *call.kwargs.values()):
-        if isinstance(operand, (list, tuple)):
-            yield from operand
-        else:
-            yield operand
 
 
 def _take_holders(seen: Observation, result: Any, alive: list[State], states: list[Any]) -> str:
@@ -383,7 +298,7 @@ def _gradients(seen: Observation) -> dict[int, tuple[str, Any]]:
 
 
 def _where_paths_part(mine: Entry, other: Entry) -> str:
-    calls, others = recorder_path(mine), recorder_path(other)
+    calls, others = recorded_path(mine), recorded_path(other)
     for one, another in zip(calls, others):
         if one is not another:
             return f"{another.name} at {another.line} where {one.name} at {one.line} was recorded"
@@ -408,8 +323,3 @@ def _same_places(one: Operation, other: Operation) -> bool:
     return all(
         x == y for x, y in zip(one.operands, other.operands) if not isinstance(x, (float, int))
     )
-
-
-def _slots(call: Call) -> list[int]:
-    """Of the recording's numbers, those that a call is given."""
-    return [operand.slot for operand in _operands(call) if isinstance(operand, Scalar)]

@@ -11,7 +11,6 @@ import enum
 import functools
 import inspect
 import os
-import re
 import sysconfig
 import types
 from collections import OrderedDict
@@ -107,6 +106,11 @@ class Reachable:
         self._visit_inside(function, self._constant(function))
         self._visit_arguments(args, "args")
         self._visit_arguments(kwargs, "kwargs")
+        self._versions = [found.tensor._version for found in self.host]
+
+    def has_written_to_host(self) -> bool:
+        """Whether the call, which is over, has changed a CPU tensor that it could reach."""
+        return [found.tensor._version for found in self.host] != self._versions
 
     def situation(self) -> int:
         """Equal for calls that nothing tells apart but numbers."""
@@ -116,36 +120,6 @@ class Reachable:
         same = tuple(map(id, self.constants.values()))
         types = tuple((one.tensor.shape, one.tensor.dtype, one.tensor.device) for one in self.lazy)
         return hash((same, types, tuple(self.conditions), values))
-
-    def difference(self, before: Reachable | None) -> str:
-        """What this call can use that an earlier one could not, or that is not as it was then."""
-        mine, others = self._told(), before._told() if before is not None else {}
-        new = next((told for told in mine if told not in others), None)
-        if new is None:
-            return "shapes or modes"
-        return mine[new]
-
-    def _told(self) -> dict[Any, str]:
-        """A text for each thing that tells calls apart."""
-        told: dict[Any, str] = {}
-        for one in self.lazy:
-            kind = (one.tensor.shape, one.tensor.dtype) if one.tensor is not None else ()
-            told[one.expression, kind] = f"a tensor of {kind}"
-        for expression, value in self.pinned:
-            told[expression, repr(value)] = f"{self._readable(expression)} is {value!r:.80}"
-        for condition in self.conditions:
-            told[condition] = f"{self._readable(condition)}"
-        return told
-
-    def _readable(self, text: str) -> str:
-        """With the kinds of objects in place of their names here."""
-
-        def kind(name: re.Match) -> str:
-            value = self.constants.get(name[0])
-            known = getattr(value, "__qualname__", None) or type(value).__name__
-            return f"<{known}>" if name[0] in self.constants else name[0]
-
-        return re.sub(r"\bc\d+\b", kind, text)
 
     def let_go(self) -> None:
         """Hold no tensor that another call will have others in place of."""
@@ -256,7 +230,11 @@ class Reachable:
 
     def _visit_host_tensor(self, tensor: torch.Tensor, expression: str, is_fixed: bool) -> None:
         self.host.append(FoundTensor(tensor, expression, is_fixed))
-        if not is_fixed:
+        if tensor.is_inference():
+            raise _Obstacle("it uses a CPU tensor that was made in inference mode")
+        if is_fixed:  # what it holds may have become numbers
+            self.conditions.append(f"{expression}._version == {tensor._version}")
+        else:
             self.conditions += [
                 f"{expression}.shape == {tuple(tensor.shape)}",
                 f"{expression}.dtype is {self._constant(tensor.dtype)}",

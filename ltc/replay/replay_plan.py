@@ -17,7 +17,8 @@ from ltc.device.recording.tensors import uploaded, wrap_buffer
 from ltc.device.torch_device import storage_of
 from ltc.replay.counters import Counters
 from ltc.replay.handed_over import HandedOver
-from ltc.replay.observation import Observation, modes, recorder_path
+from ltc.replay.observation import Observation, modes
+from ltc.replay.origins import recorded_path
 from ltc.replay.reachable import state_if_any
 from ltc.runtime.buffer import Buffer, BufferKey, input_key
 from ltc.runtime.compile import known_program
@@ -173,7 +174,7 @@ class ReplayPlan:
         yield f"    return [{', '.join(f's{number}' for number in range(len(self._places)))}]"
 
     def _lines_of_inputs(self) -> Iterator[str]:
-        given = [self._text_of_input(kind, place) for kind, place in self._last.origins]
+        given = [self._text_of_input(kind, place) for kind, place in self._last.origins.inputs]
         yield "def inputs_of(buffers, args, kwargs):"
         yield f"    return [{', '.join(given)}]"
 
@@ -182,7 +183,7 @@ class ReplayPlan:
             return f"buffers[{self._places.index(place)}]"
         if kind == "upload":
             return f"uploaded({self._last.reachable.host[place].expression}, device)"
-        constant = uploaded(self._last.constants[place], self._device)
+        constant = uploaded(self._last.origins.constants[place], self._device)
         constant.shared = True  # each call reads it
         self._names[f"constant{place}"] = constant
         return f"constant{place}"
@@ -235,19 +236,19 @@ class ReplayPlan:
 
 
 def _places_of_states(seen: Observation) -> list[int]:
-    places = [place for kind, place in seen.origins if kind == "tensor"]
+    places = [place for kind, place in seen.origins.inputs if kind == "tensor"]
     places += [where for kind, where in seen.holders.values() if kind == "tensor"]
     return list(dict.fromkeys(places))
 
 
 def _keys_of_inputs(seen: Observation) -> list[BufferKey]:
-    calls = [call for call in recorder_path(seen.last) if call.overload == "ltc::input"]
+    calls = [call for call in recorded_path(seen.last) if call.overload == "ltc::input"]
     keys: dict[int, BufferKey] = {}
     for call in calls:
         (value,) = call.results
         assert value is not None
         keys[call.args[0]] = input_key(value.shape, value.dtype)
-    return [keys[position] for position in range(len(seen.origins))]
+    return [keys[position] for position in range(len(seen.origins.inputs))]
 
 
 def _lines_of_numbers(numbers: HandedOver, has_counters: bool) -> Iterator[str]:

@@ -403,6 +403,32 @@ def test_tensors_on_the_cpu_may_be_moved_inside():
     assert both(make)["ReplayedCalls"] == 6
 
 
+def test_a_cpu_tensor_that_is_written_to_is_not_replayed():
+    def in_place(x):
+        return x.mul_(2).to("ltc") + 1
+
+    step = ltc.compile(in_place)
+    with pytest.warns(UserWarning, match="writes to a CPU tensor"):
+        for number in range(5):
+            x = batch(number, 3).cpu()
+            assert torch.equal(step(x.clone()).cpu(), 2 * x + 1)
+
+
+def test_what_a_cpu_tensor_holds_may_have_become_a_number():
+    def make(compiled):
+        scale = torch.tensor([2.0, 3.0])
+        step = compiled(lambda x: x * scale.max().item())
+
+        def call(number):
+            if number == 4:
+                scale[0] = 5.0
+            return [step(batch(number, 3))]
+
+        return call
+
+    assert both(make)["ReplayedCalls"] == 4
+
+
 def test_what_is_made_on_the_cpu_may_be_moved_where_it_is_always_the_same():
     def make(compiled):
         @compiled
