@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
+from ltc.device.recording import recorder
 from ltc.device.recording.recorder import device_at
+from ltc.support.thread_frames import thread_frames
 
 STEPS = 15
 
@@ -161,6 +163,20 @@ def test_threads_that_end_without_a_mark_leave_nothing_that_nobody_holds():
     assert sorted(value.item() for value in kept) == [1000.0, 11000.0]
     kept.clear()
     assert recorders_left() == before
+
+
+def test_two_threads_may_find_the_same_ended_thread(monkeypatch):
+    device = device_at(3)
+    in_threads(lambda: torch.ones(3).to("ltc:3").add(1).sum().item())
+
+    def frames_and_another_one_drops():
+        monkeypatch.undo()
+        device._drop_recorders_of_ended_threads(even_pending=True)
+        return thread_frames()
+
+    monkeypatch.setattr(recorder, "thread_frames", frames_and_another_one_drops)
+    device._drop_recorders_of_ended_threads(even_pending=True)
+    assert set(device.recorders) <= set(thread_frames())
 
 
 def test_many_threads_read_one_tensor():

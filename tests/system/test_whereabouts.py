@@ -1,6 +1,7 @@
 """A process that is asked prints where each of its threads and replicas is, and goes on."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def test_a_process_prints_where_its_threads_are_and_goes_on(capsys):
     assert said.startswith(f"ltc process {process.pid}, replica 0 of 1, after 0 step marks"), said
     assert "thread worker at <string>:7 in works" in said
     assert "2 calls recorded on ltc:0" in said
-    assert "thread MainThread at <string>:14 in <module>" in said
+    # it may not have come from its print to the next line yet
+    assert re.search("thread MainThread at <string>:1[34] in <module>", said), said
     assert process.returncode == 0
 
 

@@ -481,8 +481,10 @@ class Device:
             if thread not in running and (
                 recorder.nothing_pending or (even_pending and recorder.nothing_awaited)
             ):
-                del self.recorders[thread]
-                sessions.pop(thread, None)  # another thread may get its number
+                # another thread may have dropped it meanwhile, or may get its number
+                if self.recorders.get(thread) is recorder:
+                    self.recorders.pop(thread, None)
+                    sessions.pop(thread, None)
 
     def after_fork_in_child(self) -> None:
         for recorder in self.recorders.values():
