@@ -100,6 +100,12 @@ FLAGS = (
         "native: compiled before its first run; op_by_op: each call runs when it is made",
     ),
     Flag(
+        "LTC_SYMBOLIC",
+        boolean,
+        True,
+        "what comes back at other sizes becomes one path and one program of symbols",
+    ),
+    Flag(
         "LTC_COMPILE_BEHIND",
         boolean,
         True,
@@ -292,6 +298,7 @@ FLAGS = (
 _OUTSIDE_PROGRAMS = frozenset(
     {
         "LTC_TIER",
+        "LTC_SYMBOLIC",
         "LTC_COMPILE_BEHIND",
         "LTC_PROGRESS",
         "LTC_REPLAY_CHECK",

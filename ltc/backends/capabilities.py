@@ -15,6 +15,7 @@ import torch
 
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
+from ltc.support.extent import Trace
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class BackendCapabilities(_Capabilities):
     leave_processor  (until): programs leave one processor to the thread that records, at the latest
                      until then, in nanoseconds as time.monotonic_ns() counts them; 0: they may use
                      all again
+    resizable        (graph, device, donated, trace): a Resizable of a graph whose sizes are
+                     expressions of the trace's symbols; called under the trace. Raises Unsupported
     programs         keeps programs that outlive the process
     observed         (graph, device, donated): the same program as `compile` makes of the graph, for
                      LTC_VERIFY, which judges what its kernels leave for one another. A backend
@@ -69,6 +72,7 @@ class BackendCapabilities(_Capabilities):
     """
 
     queue: Callable[[], LaunchQueue | None] | None = None
+    resizable: Callable[[Graph, int, frozenset[int], Trace], Resizable] | None = None
     leave_processor: Callable[[int], None] | None = None
     programs: KeepsPrograms | None = None
     observed: Callable[[Graph, int, frozenset[int]], ObservedComputation] | None = None
@@ -152,6 +156,16 @@ class LaunchQueue(Protocol):
 
     def leave_processor_after_next(self, nanoseconds: int) -> None:
         """Once the next launch is over, leave one processor to others for so long."""
+
+
+class Resizable(Protocol):
+    """A program whose sizes are symbols."""
+
+    def fits(self, values: Sequence[int]) -> bool:
+        """Whether it is right at these values of the symbols."""
+
+    def at(self, values: Sequence[int]) -> Any:
+        """The Computation of these values, which fit; made in microseconds."""
 
 
 class KeepsPrograms(Protocol):

@@ -12,6 +12,7 @@ from ltc.ir.graph import Graph
 from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.passes.rewrite import rewrite
+from ltc.support.extent import Extent
 
 MOST_PIECES = 64
 FEWEST_ROWS = 16  # from here on the rows themselves keep the threads busy
@@ -63,6 +64,8 @@ def product_in_pieces(node: Node) -> Node | None:
         return None
     if node.size * k < LONG_PRODUCT:
         return None
+    if isinstance(k, Extent):
+        return None
     pieces = _divisor_up_to(k, min(MOST_PRODUCTS, k // SHORTEST_PRODUCT))
     if pieces < FEWEST_PRODUCTS:
         return None
@@ -73,6 +76,8 @@ def product_in_pieces(node: Node) -> Node | None:
 
 
 def _pieces(node: Node, x: Node, dims: tuple[int, ...], extent: int) -> int:
+    if isinstance(extent, Extent):
+        return 1  # what divides it at all sizes is not known; its loop adds in blocks
     rows = node.size
     wanted = 1
     if rows < FEWEST_ROWS and x.size >= LONG:

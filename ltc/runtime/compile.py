@@ -39,7 +39,7 @@ SETTINGS = (
     "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY",
     "LTC_DEBUG_NANS",
 )  # fmt: skip
-_settings = config.reader(*SETTINGS)
+settings_now = config.reader(*SETTINGS)
 
 
 def _no_program() -> None:
@@ -109,7 +109,7 @@ def program_for(
     replaced  output position -> position in the recording of the input whose place it takes
     """
     calls = None
-    if known is None or known.key[1] != _settings():
+    if known is None or known.key[1] != settings_now():
         calls = live_calls(path(), outputs)
         known = _binding(calls, outputs, replaced)
     elif (program := known.program()) is not None:
@@ -131,7 +131,7 @@ def program_for(
 
 def known_program(binding: ProgramBinding) -> Program | None:
     """The program of a recording that ended so before, where it is kept and settings are as they were."""
-    program = binding.program() if binding.key[1] == _settings() else None
+    program = binding.program() if binding.key[1] == settings_now() else None
     if program is not None:
         note_use(program)
         _note_program(program, "CachedCompile")
@@ -145,13 +145,29 @@ def _note_program(program: Program, counter: str) -> None:
 def _binding(
     calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[int, int]
 ) -> ProgramBinding:
+    def name(order: list[int], numbering: Numbering) -> Any:
+        wanted = [outputs[o] for o in order]
+        return fingerprint(calls, wanted, numbering.slots, physical_dtype.mode())
+
+    return binding_of(calls, outputs, replaced, name)
+
+
+def binding_of(
+    calls: list[Call],
+    outputs: tuple[CallResult, ...],
+    replaced: dict[int, int],
+    name: Callable[[list[int], Numbering], Any],
+) -> ProgramBinding:
+    """How a recording of these calls, as `live_calls` gives them, is run.
+
+    name  gives what names the program, of the order of its outputs and what it is given
+    """
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
     order = _output_order(calls, outputs, given)
     places = {output: place for place, output in enumerate(order)}
-    name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, physical_dtype.mode())
-    key = (name, _settings(), tuple(sorted((places[o], i) for o, i in given.items())))
+    key = (name(order, numbering), settings_now(), tuple(sorted((places[o], i) for o, i in given.items())))
     return ProgramBinding(
         key,
         _positions(numbering.inputs),
@@ -254,9 +270,8 @@ def _compile(
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
     exchanges = any(call.overload == "ltc::collective_start" for call in calls)
-    roles_of = functools.partial(
-        _roles, numbering, replaced, calls
-    )  # seldom asked for, and many objects
+    # seldom asked for, and many objects
+    roles_of = functools.partial(input_roles, numbering, replaced, calls)
     return Program(
         computation,
         types,
@@ -301,7 +316,7 @@ def _interpreted(
     return Tiers(interpreted, compiled_later, begin_behind, len(calls))
 
 
-def _roles(
+def input_roles(
     numbering: Numbering, replaced: dict[int, int], calls: Sequence[Call]
 ) -> tuple[InputRole, ...]:
     """Every input and scalar of the program, by what it is to the step."""

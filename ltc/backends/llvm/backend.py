@@ -20,6 +20,7 @@ from ltc.backends.interface import (
     OneShotSums,
 )  # fmt: skip
 from ltc.backends.llvm import saved_program
+from ltc.backends.llvm.any_size.resizable import ResizableProgram
 from ltc.backends.llvm.executable import LlvmComputation, new_queue
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
 from ltc.backends.llvm.narrow_scratch import narrow_scratch
@@ -38,6 +39,7 @@ from ltc.passes.match_attention import recognise_attention
 from ltc.passes.one_shot_all_reduce import one_shot_sums
 from ltc.passes.pipeline import Pass
 from ltc.passes.split_reductions import split_reductions
+from ltc.support.extent import Trace
 
 
 def with_channels_last(graph: Graph) -> Graph:
@@ -92,6 +94,7 @@ class LlvmBackend:
         self.lowering = NodeLowering(LOWERING.table)
         self.capabilities = BackendCapabilities(
             queue=new_queue,
+            resizable=self.resizable,
             leave_processor=leave_processor,
             programs=SavedPrograms(),
             observed=self.observed,
@@ -113,6 +116,15 @@ class LlvmBackend:
             plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
             kernels = loading.load(texts)
         return LlvmComputation(plan, kernels)
+
+    def resizable(
+        self, graph: Graph, device: int, donated: frozenset[int], trace: Trace
+    ) -> ResizableProgram:
+        graph = prepared(graph)
+        with Loading() as loading:
+            plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
+            kernels = loading.load(texts)
+        return ResizableProgram(trace, plan, kernels)
 
     def observed(
         self, graph: Graph, device: int, donated: frozenset[int]

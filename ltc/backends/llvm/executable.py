@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,9 @@ class LlvmComputation:
         ]
         self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
+        self._prepare_outputs(plan)
+
+    def _prepare_outputs(self, plan: ProgramPlan) -> None:
         makers = {kind: maker_of(*kind, plan.guard) for kind in set(plan.made)}
         self._makers = [makers[kind][0] for kind in plan.made]
         native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
@@ -117,6 +121,21 @@ class LlvmComputation:
     def capabilities(self) -> ComputationCapabilities:
         """Made when asked for: kept, it would hold the computation that holds it."""
         return ComputationCapabilities(self._aliased_outputs, self.prepared)
+
+    def resized(self, plan: ProgramPlan, numbers: Sequence[tuple[Any, ...]]) -> LlvmComputation:
+        """The same program at other sizes.
+
+        plan     as this one's, but for shapes, bytes of the block and texts of errors
+        numbers  of each run, what `KernelRun.with_numbers` takes
+        """
+        other = copy.copy(self)
+        other.plan = plan
+        other._runs = [run.with_numbers(*new) for run, new in zip(self._runs, numbers, strict=True)]
+        if plan.memory is not self.plan.memory:
+            other._constants = _constants_of(plan)
+            other._constants_address = other._constants.data_ptr()
+        other._prepare_outputs(plan)
+        return other
 
     def _made_ready(self, run: PlannedRun) -> _Kernels | _Reference:
         if isinstance(run, ReferenceCall):
@@ -274,6 +293,9 @@ class _Kernels:
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
 
+    def with_numbers(self, *numbers: Any) -> _Kernels:
+        return _Kernels(self._calls, self.run.with_numbers(*numbers), self._rests)
+
     def __call__(
         self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]
     ) -> None:
@@ -349,6 +371,10 @@ class _Reference:
         self._call, self._compute = call, LOWERING.lower(call.node)
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
+
+    def with_numbers(self, *numbers: Any) -> _Reference:
+        """Its node's sizes are numbers."""
+        return self
 
     def __call__(
         self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]

@@ -140,7 +140,12 @@ def _step(unit: Unit, kernels: EqualKernels) -> ProgramStep:
     if isinstance(unit, Node):
         return ProgramStep(unit, unit.inputs, (unit,))
     codes = product_codes(unit) if isinstance(unit, Product) else _kernel_codes(unit, kernels)
-    return ProgramStep(unit, unit.reads(), unit.writes(), tuple(codes))
+    return ProgramStep(unit, unit.reads(), unit.writes(), _settled(codes))
+
+
+def _settled(codes: Iterable[KernelCode]) -> tuple[KernelCode, ...]:
+    """With numbers for sizes that stand in a text: see support/extent.py."""
+    return tuple(code.settled() for code in codes)
 
 
 def _kernel_codes(kernel: Kernel, kernels: EqualKernels) -> list[KernelCode]:
@@ -178,10 +183,10 @@ def _stream_past_caches(steps: list[ProgramStep], graph: Graph, kernels: EqualKe
         made = last.intersection(step.writes).difference(step.overwrites)
         if isinstance(step.unit, Kernel) and step.unit.base is None:
             if streamed := {n for n in made if _nbytes(n) >= STREAMED_BYTES}:
-                step.codes = (kernels.code(step.unit, frozenset(streamed)),)
+                step.codes = _settled([kernels.code(step.unit, frozenset(streamed))])
         elif isinstance(step.unit, Product) and step.unit.node.op is ops.MATMUL:
             if streamed := {n for n in made & _used_up(step.unit) if _nbytes(n) >= LEFT_BYTES}:
-                step.codes = tuple(product_codes(step.unit, frozenset(streamed)))
+                step.codes = _settled(product_codes(step.unit, frozenset(streamed)))
 
 
 def _may_stream(step: ProgramStep, outputs: set[Node]) -> bool:

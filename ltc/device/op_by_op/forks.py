@@ -46,13 +46,19 @@ class PassedBy:
         self._times: dict[Hashable, int] = {}
         self._latest: Hashable = None
 
-    def passes(self, key: Hashable) -> bool:
-        """Whether what goes on with `key` is run op by op this time, too.
+    def expect(self, key: Hashable) -> None:
+        """What goes on with `key` is recorded, if it comes next."""
+        self._latest = key
+
+    def passes(self, key: Hashable, most: float = PASSES) -> bool:
+        """Whether what goes on with `key` is not recorded for itself this time, too.
 
         What comes twice in succession is taken for a loop's.
+
+        most  times that it is not
         """
         times = self._times.pop(key, 0) + 1
-        if times > PASSES or key == self._latest:
+        if times > most or key == self._latest:
             self._latest = None
             return False
         if len(self._times) >= _MOST:

@@ -8,6 +8,7 @@ put on side lists, so a learning rate may change without anything being recorded
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -25,6 +26,8 @@ from ltc.device.op_by_op.computed import LivingStates
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
 from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.state import State
+from ltc.device.symbolic.going_on import entry_for, wants_another
+from ltc.device.symbolic.path import SymbolicPath
 from ltc.device.torch_device import empty_tensor
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.buffer import Buffer, byte_size, input_key
@@ -56,6 +59,8 @@ class Entry:
                  and the last entry; else None
     follow       the entry that began the recording after one that ended here
     passed       what went on from here and was not recorded; None where all was
+    symbolic     the path of symbols that goes on from here, or why there is none; None: nobody asked
+    of           of an entry of a path of symbols: that path, and its position there
     """
 
     __slots__ = (
@@ -73,6 +78,8 @@ class Entry:
         "run",
         "follow",
         "passed",
+        "symbolic",
+        "of",
     )
     next: Entry
     parent: Any  # an Entry; None of a root
@@ -86,11 +93,14 @@ class Entry:
     value: Any  # a CallResult, but where the call has no result at all
     run: tuple[list[Any], list[CallResult], Entry] | None
     passed: forks.PassedBy | None
+    symbolic: Any
+    of: Any  # of device/symbolic/
 
     def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.follow = END, None, END
         self.bindings, self.ended, self.run, self.passed = _NONE, None, None, None
+        self.symbolic = self.of = None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
         self.depth = 0 if parent is None else parent.depth + 1
@@ -99,6 +109,14 @@ class Entry:
     def branch(self, key: tuple) -> Entry | None:
         """The entry that has followed under this key, if any has; `next` is not looked at."""
         return self.branches.get(_hashable(key)) if self.branches is not None else None
+
+    def expect_for_itself(self, key: tuple) -> None:
+        """Let what goes on from here with `key` be recorded the next time, at its size alone."""
+        if self.passed is None:
+            self.passed = forks.PassedBy()
+        self.passed.expect(_hashable(key))
+        if self.branches:
+            self.next = next(iter(self.branches.values()))
 
     def add_branch(self, entry: Entry) -> None:
         """Let `entry` follow this one; the caller makes it `next`."""
@@ -267,11 +285,16 @@ class Recorder:
         entry = last.next
         if entry.key != key:
             entry = last.branch(key)
-        if entry is None and self.fork_evidence is None:
-            following = last.next if last is not self.root else self._expected()
-            self.fork_evidence = fork_at(last, following, key)
         if (entry is None or self.cursor is STOPPED) and self._goes_op_by_op(last, key, entry):
-            raise GoesOpByOp(self)
+            if not forks.is_forced():
+                entry = entry_for(self, last, key)
+            if entry is None:
+                self._note_fork(last, key)
+                if last.of is not None or not wants_another(last):
+                    raise GoesOpByOp(self)
+            self.fork = None
+        elif entry is None:
+            self._note_fork(last, key)
         if entry is None:
             entry = self._add(key, make_call())
         last.next = entry
@@ -281,10 +304,17 @@ class Recorder:
         self.cursor = entry.next
         return entry
 
+    def _note_fork(self, last: Entry, key: tuple) -> None:
+        if self.fork_evidence is None:
+            following = last.next if last is not self.root else self._expected()
+            self.fork_evidence = fork_at(last, following, key)
+
     def _goes_op_by_op(self, last: Entry, key: tuple, known: Entry | None) -> bool:
         """Whether what comes next is run at once: all that LTC_TIER=op_by_op lets, else what is new."""
         if forks.is_forced():
             return self._may_go_op_by_op()
+        if known is None and last.of is not None:
+            return True  # what came there has the sizes of this time alone: nothing is added
         if known is not None or last.branches is None or len(last.branches) < forks.RECORDED:
             return False
         if not self._may_go_op_by_op():
@@ -292,7 +322,8 @@ class Recorder:
         if self.fork != (last, key):  # else a kernel has asked, and its call goes the thorough way
             if last.passed is None:
                 last.passed = forks.PassedBy()
-            self.fork = (last, key) if last.passed.passes(_hashable(key)) else None
+            most = math.inf if last.symbolic.__class__ is SymbolicPath else forks.PASSES
+            self.fork = (last, key) if last.passed.passes(_hashable(key), most) else None
         return self.fork is not None
 
     def _may_go_op_by_op(self) -> bool:
@@ -377,6 +408,8 @@ class Recorder:
             if entry.value is not value or value.call.overload != INPUT:
                 return values
             entry, following = entry.parent, entry
+        if (following.of is None) is not (self.last.of is None):
+            return values  # sizes of the latter change, the former is not told
         following.run = [input_key(v.shape, v.dtype) for v in values], values, self.last
         return values
 

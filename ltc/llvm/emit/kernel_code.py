@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from ltc.support.extent import settled
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class KernelCode:
     tasks: int
     shifts: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()
+
+    def settled(self) -> KernelCode:
+        """With numbers for sizes that are expressions, where they stand in the text."""
+        text = settled(self.text)
+        return self if text is self.text else replace(self, text=text)
 
     @property
     def name(self) -> str:

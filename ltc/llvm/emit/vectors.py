@@ -13,8 +13,10 @@ from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.conversions import from_memory, to_memory
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.float_ops import Floats
-from ltc.llvm.emit.index import Index, IndexRegister, least
+from ltc.llvm.emit.index import Index, IndexRegister
+from ltc.llvm.emit.index import least as least_index
 from ltc.llvm.emit.isa import Isa
+from ltc.support.extent import by_sample, least, most
 
 LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
 
@@ -233,10 +235,12 @@ def tasks_for(flops: int, groups: int, blocks: int) -> int:
     """
     if groups == 0:
         return 1
-    most = max(1, min(64, flops // 400_000))
-    if groups >= 16 or blocks == 1:
-        return max(1, min(most, groups // -(-groups // 64)))
-    return max(1, min(most, groups * min(blocks, -(-16 // max(1, groups)))))
+    wanted = most(1, least(64, flops // 400_000))
+    with by_sample(groups, blocks):
+        starts_groups = bool(groups >= 16 or blocks == 1)
+    if starts_groups:
+        return most(1, least(wanted, groups // -(-groups // 64)))
+    return most(1, least(wanted, groups * least(blocks, -(-16 // most(1, groups)))))
 
 
 def require_stack(size: int, what: str) -> None:
@@ -271,7 +275,7 @@ def add_in_pieces(
         v.store_computed(value, totals, i * v.width)
 
     def piece(start: IndexRegister, _) -> None:
-        end = least(start + LONGEST_SUM, depth)
+        end = least_index(start + LONGEST_SUM, depth)
         zeros = [(v.vector, v.zero)] * len(sums)
         for i, value in enumerate(b.loop(start, end, 1, zeros, step)):
             total = v.add(v.load_computed(totals, i * v.width), value)

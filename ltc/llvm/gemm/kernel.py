@@ -28,6 +28,7 @@ from ltc.llvm.gemm.blocking import (
 )  # fmt: skip
 from ltc.llvm.gemm.product_loops import ProductLoops
 from ltc.llvm.gemm.timing import Trial
+from ltc.support.extent import most
 
 PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
@@ -84,12 +85,12 @@ def _as_computed(
 
 def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -> GeneratedKernel:
     work = 2 * shape.batches * shape.m * shape.n * shape.k
-    blocks, groups = max(1, -(-shape.m // plan.height)), shape.batches * plan.panels
+    blocks, groups = most(1, -(-shape.m // plan.height)), shape.batches * plan.panels
     strip = plan.strip_blocks(shape.k)
     if plan.by_dots:
         blocks = 1
     elif plan.by_dot_tiles:
-        blocks = max(1, -(-shape.m // DOT_TILE))
+        blocks = most(1, -(-shape.m // DOT_TILE))
     elif plan.packs_left:
         groups = shape.batches * -(-blocks // strip)
         blocks = max(1, plan.panels // PANELS_OF_A_STRIP)

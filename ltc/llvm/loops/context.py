@@ -12,6 +12,8 @@ from ltc.llvm.emit.index import Index
 from ltc.llvm.loop_schedule.iteration_space import Nest
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
 from ltc.llvm.loops.arguments import Arguments
+from ltc.support.extent import Extent
+from ltc.support.extent import known as known_number
 
 
 @dataclass(eq=False)
@@ -87,7 +89,13 @@ class LoopContext:
         extent = self.nest.extents[variable]
         if variable in self.schedule.open:
             return self.arguments.number(("extent", variable), extent)
-        return extent
+        return known_number(extent)
+
+    def size(self, size: int) -> Index:
+        """A size that indices stay below: an argument where it is an expression."""
+        if isinstance(size, Extent):
+            return self.arguments.number(("size", size), size)
+        return size
 
     def first_lanes(self, count: Index) -> str | None:
         """The mask of the first `count` lanes."""

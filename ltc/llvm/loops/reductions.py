@@ -30,6 +30,7 @@ from ltc.llvm.loops.nests import (
     whole_multiples,
 )
 from ltc.llvm.loops.values import lanes_of
+from ltc.support.extent import by_sample
 
 Step = Callable[[IndexRegister, list[str]], list[str] | None]  # what a loop does at an index
 
@@ -172,7 +173,8 @@ def _walks_down_columns(ctx: LoopContext) -> bool:
     extents, depth = ctx.nest.extents, ctx.nest.depth
     if not ctx.schedule.reduces_columns or depth != len(extents) - 1:
         return False
-    return extents[depth] >= MANY_ROWS
+    with by_sample(extents[depth]):
+        return bool(extents[depth] >= MANY_ROWS)
 
 
 def _is_worth_asking(ctx: LoopContext, load: Value) -> bool:

@@ -1,0 +1,6 @@
+"""Recordings that come back at other sizes, as one path whose sizes are symbols.
+
+pattern, derive      what two recordings have in common; the types that formulas derive from symbols
+path, resizing_text  the entries, which take other sizes; the text that gives them these
+going_on, ending     when recordings go on along one; what runs them
+"""

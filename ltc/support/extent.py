@@ -1,0 +1,504 @@
+"""Sizes that are numbers now and expressions at other sizes: what is decided by them is written down.
+
+A program that was planned for one batch size may serve others, if its offsets, extents and counts are
+known as expressions, and if every decision on the way would have come out the same.  An `Extent` has
+both: a value, by which the code that meets it goes on as ever, and an expression of symbols.  What
+arithmetic makes of it is an Extent again.  A comparison gives True or False, and its `Trace` notes
+the guard under which it would again.  Where a number alone will do (`int`, `range`, `struct`), the
+guard says that the value is just this one.  So nothing is guessed: where all guards hold, the same
+code would have taken the same way.
+
+In text an Extent is a mark, ⟦n * 64⟧, which `settled` turns into a number and a guard, and `filled`
+into the number at other sizes.
+
+>>> trace = Trace()
+>>> n = trace.symbol(5)
+>>> (n * 64 + 64) // 32, n * 2 == n + n, n < 16
+(⟦2+2*s0⟧, True, True)
+>>> list(trace.guards)
+['-16+s0 < 0']
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Union
+
+Monomial = tuple[str, ...]  # the atoms that are multiplied: symbols, and what is no polynomial of them
+Bounds = tuple[int | None, int | None]
+Size = Union[int, "Extent"]
+
+SMALLEST = 2  # of a symbol: none and one are seldom treated as other sizes are
+_MARK = re.compile("⟦([^⟦⟧]*)⟧")
+_NAME = re.compile(r"\bt\d+\b")
+
+
+class Trace:
+    """The symbols of one program, and what was decided by their values.
+
+    values  of the symbols, as they are now
+    guards  conditions as Python expressions of the symbols s0, s1, ..., each once, in order
+    parts   what is no polynomial: expression -> the name t0, t1, ... that others have for it
+    """
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.guards: dict[str, None] = {}
+        self.parts: dict[str, str] = {}
+        self.bounds: dict[str, Bounds] = {}
+        self.is_guarding = True
+
+    def symbol(self, value: int) -> Extent:
+        """A new symbol, of a value from SMALLEST on."""
+        name = f"s{len(self.values)}"
+        self.values.append(value)
+        self.bounds[name] = (SMALLEST, None)
+        return Extent(self, (((name,), 1),), value)
+
+    def note(self, condition: str, holds: bool) -> None:
+        if self.is_guarding:
+            self.guards.setdefault(condition if holds else f"not ({condition})")
+
+    def atom(self, source: str, value: int, bounds: Bounds) -> Extent:
+        """What is no polynomial, by its Python expression."""
+        name = self.parts.setdefault(source, f"t{len(self.parts)}")
+        self.bounds.setdefault(name, bounds)
+        return Extent(self, (((name,), 1),), value)
+
+    def function(self, expression: str) -> Callable[..., Any]:
+        """What a Python expression is, as a function of the symbols."""
+        return self.procedure([f"return {expression}"], {})
+
+    def procedure(self, lines: Sequence[str], names: Mapping[str, Any]) -> Callable[..., Any]:
+        """Lines of Python as a function of the symbols; `names`: what else they may refer to."""
+        needed: set[str] = set()
+        waiting = [name for line in lines for name in _NAME.findall(line)]
+        sources = {name: source for source, name in self.parts.items()}
+        while waiting:
+            name = waiting.pop()
+            if name not in needed:
+                needed.add(name)
+                waiting.extend(_NAME.findall(sources[name]))
+        parts = [f"{name} = {source}" for source, name in self.parts.items() if name in needed]
+        symbols = ", ".join(f"s{k}" for k in range(len(self.values)))
+        text = "\n    ".join([f"def function({symbols}):", *parts, *lines, "return"])
+        namespace: dict[str, Any] = {**FUNCTIONS, **names}
+        exec(compile(text, "<ltc sizes>", "exec"), namespace)
+        made: Callable[..., Any] = namespace["function"]
+        return made
+
+    def value_of(self, expression: str) -> Any:
+        """What an expression is at the values that the symbols have now."""
+        return self.function(expression)(*self.values)
+
+
+class Extent:
+    """A polynomial of symbols, and its value."""
+
+    __slots__ = ("trace", "terms", "value")
+
+    def __init__(self, trace: Trace, terms: tuple[tuple[Monomial, int], ...], value: int) -> None:
+        self.trace, self.terms, self.value = trace, terms, value
+
+    @property
+    def source(self) -> str:
+        """A Python expression of the symbols."""
+        parts = ["*".join((*([] if c == 1 and m else [str(c)]), *m)) for m, c in self.terms]
+        return "+".join(parts).replace("+-", "-")
+
+    @property
+    def bounds(self) -> Bounds:
+        """The least and the greatest value at any sizes, as far as they are known."""
+        low: int | None = 0
+        high: int | None = 0
+        for monomial, factor in self.terms:
+            least, most = self._bounds_of(monomial)
+            if factor < 0:
+                least, most = most, least
+            low = None if low is None or least is None else low + least * factor
+            high = None if high is None or most is None else high + most * factor
+        return low, high
+
+    def _bounds_of(self, monomial: Monomial) -> Bounds:
+        low: int | None = 1
+        high: int | None = 1
+        for atom in monomial:
+            least, most = self.trace.bounds[atom]
+            if least is None or least < 0:  # of a product of these nothing is said
+                return (least, most) if len(monomial) == 1 else (None, None)
+            low = None if low is None else low * least
+            high = None if high is None or most is None else high * most
+        return low, high
+
+    # --- arithmetic
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, (int, Extent)):
+            return NotImplemented
+        total = dict(self.terms)
+        for monomial, factor in _terms(other):
+            total[monomial] = total.get(monomial, 0) + factor
+        return _made(self.trace, total, self.value + _value(other))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __pos__(self) -> Extent:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if isinstance(other, (int, Extent)) else NotImplemented
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other if isinstance(other, int) else NotImplemented
+
+    def __mul__(self, other: Any) -> Any:
+        if not isinstance(other, (int, Extent)):
+            return NotImplemented
+        total: dict[Monomial, int] = {}
+        for m, a in self.terms:
+            for n, b in _terms(other):
+                both = tuple(sorted((*m, *n)))
+                total[both] = total.get(both, 0) + a * b
+        return _made(self.trace, total, self.value * _value(other))
+
+    __rmul__ = __mul__
+
+    def __pow__(self, power: int) -> Any:
+        result: Any = 1
+        for _ in range(power):
+            result = result * self
+        return result
+
+    def __floordiv__(self, other: Any) -> Any:
+        if not isinstance(other, (int, Extent)):
+            return NotImplemented
+        exact = self._divided(other)
+        return exact if exact is not None else _quotient(self.trace, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _quotient(self.trace, other, self) if isinstance(other, int) else NotImplemented
+
+    def _divided(self, other: Size) -> Any:
+        """The quotient where it is exact at all sizes."""
+        terms = _terms(other)
+        if len(terms) != 1 or other == 0:
+            return None
+        ((divisor, factor),) = terms
+        total: dict[Monomial, int] = {}
+        for monomial, c in self.terms:
+            left = list(monomial)
+            if c % factor or any(atom not in left or left.remove(atom) for atom in divisor):
+                return None
+            total[tuple(left)] = c // factor
+        return _made(self.trace, total, self.value // _value(other))
+
+    def __mod__(self, other: Any) -> Any:
+        if not isinstance(other, (int, Extent)):
+            return NotImplemented
+        if self._divided(other) is not None:
+            return 0
+        if _is_part(self, other):
+            return self
+        if isinstance(other, Extent) or other <= 0:
+            return self - self // other * other
+        rest = _made(self.trace, {m: c % other for m, c in self.terms}, 0)
+        if isinstance(rest, int):
+            return rest % other
+        source = f"({rest.source})%{other}"
+        return self.trace.atom(source, self.value % other, (0, other - 1))
+
+    def __rmod__(self, other: Any) -> Any:
+        if not isinstance(other, int):
+            return NotImplemented
+        return other if _is_part(other, self) else other - other // self * self
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    # --- decisions
+
+    def __eq__(self, other: object) -> Any:
+        return _holds("==", self, other) if isinstance(other, (int, Extent)) else NotImplemented
+
+    def __lt__(self, other: Any) -> Any:
+        return _holds("<", self, other) if isinstance(other, (int, Extent)) else NotImplemented
+
+    def __le__(self, other: Any) -> Any:
+        return _holds("<=", self, other) if isinstance(other, (int, Extent)) else NotImplemented
+
+    def __gt__(self, other: Any) -> Any:
+        return _holds(">", self, other) if isinstance(other, (int, Extent)) else NotImplemented
+
+    def __ge__(self, other: Any) -> Any:
+        return _holds(">=", self, other) if isinstance(other, (int, Extent)) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Of the expression: a table finds the same expression, and what is equal by chance it may not.
+
+        Tables join what is alike, so one that finds less is right at all sizes.
+        """
+        return hash((id(self.trace), self.terms))
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    # --- numbers
+
+    def __index__(self) -> int:
+        self.trace.note(f"{self.source} == {self.value}", True)
+        return self.value
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+    def __str__(self) -> str:
+        return f"⟦{self.source}⟧"
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return str(self) if not spec else format(self.__index__(), spec)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an Extent is known in its process alone")
+
+
+# --- of numbers and Extents ------------------------------------------------------------------------
+
+
+def _terms(x: Size) -> tuple[tuple[Monomial, int], ...]:
+    if isinstance(x, Extent):
+        return x.terms
+    return (((), int(x)),) if x else ()
+
+
+def _value(x: Size) -> int:
+    return x.value if isinstance(x, Extent) else x
+
+
+def _made(trace: Trace, total: Mapping[Monomial, int], value: int) -> Size:
+    terms = tuple(sorted((m, c) for m, c in total.items() if c))
+    if not terms:
+        return 0
+    if len(terms) == 1 and not terms[0][0]:
+        return terms[0][1]
+    return Extent(trace, terms, value)
+
+
+def _bounds(x: Size) -> Bounds:
+    return x.bounds if isinstance(x, Extent) else (x, x)
+
+
+def _source(x: Size) -> str:
+    return x.source if isinstance(x, Extent) else str(x)
+
+
+def _is_part(x: Size, y: Size) -> bool:
+    """Whether 0 <= x < y at all sizes."""
+    low, _ = _bounds(x)
+    rest, _ = _bounds(y - x)
+    return low is not None and low >= 0 and rest is not None and rest > 0
+
+
+def _quotient(trace: Trace, x: Size, y: Size) -> Any:
+    if _is_part(x, y):
+        return 0
+    value = _value(x) // _value(y)
+    (low, high), (least, most) = _bounds(x), _bounds(y)
+    bounds: Bounds = (None, None)
+    if least is not None and least > 0:
+        lowest = None if low is None else low // least if low < 0 else 0 if most is None else low // most
+        highest = None if high is None else high // least if high >= 0 else -1 if most is None else high // most
+        bounds = lowest, highest
+    return trace.atom(f"({_source(x)})//({_source(y)})", value, bounds)
+
+
+def _holds(relation: str, x: Extent, y: Size) -> bool:
+    difference = x - y
+    value = _value(difference)
+    holds = bool(_RELATIONS[relation](value))
+    if isinstance(difference, int):
+        return holds
+    low, high = difference.bounds
+    if relation == "==":
+        certain = (low is not None and low > 0) or (high is not None and high < 0)
+    else:
+        ends = [e for e in (low, high) if e is not None]
+        test = _RELATIONS[relation]
+        upward = relation in (">", ">=")
+        certain = bool(ends) and (
+            (low is not None and test(low) is upward) or (high is not None and test(high) is not upward)
+        )
+    if not certain:
+        difference.trace.note(f"{difference.source} {relation} 0", holds)
+    return holds
+
+
+_RELATIONS: dict[str, Callable[[int], bool]] = {
+    "==": lambda d: d == 0,
+    "<": lambda d: d < 0,
+    "<=": lambda d: d <= 0,
+    ">": lambda d: d > 0,
+    ">=": lambda d: d >= 0,
+}
+
+
+def _trace_of(sizes: Iterable[Size]) -> Trace | None:
+    return next((size.trace for size in sizes if isinstance(size, Extent)), None)
+
+
+def most(*sizes: Size) -> Any:
+    """max, as an expression where one of them is: nothing is decided."""
+    return _chosen("max", max, 0, sizes)
+
+
+def least(*sizes: Size) -> Any:
+    """min, likewise."""
+    return _chosen("min", min, 1, sizes)
+
+
+def _chosen(name: str, choose: Callable[..., int], side: int, sizes: Sequence[Size]) -> Any:
+    sizes = tuple(dict.fromkeys(sizes))
+    trace = _trace_of(sizes)
+    if trace is None or len(sizes) == 1:
+        return choose(sizes)  # type: ignore[type-var]
+    value = choose(_value(size) for size in sizes)
+    all_bounds = [_bounds(size) for size in sizes]
+    known = [[b[k] for b in all_bounds if b[k] is not None] for k in (0, 1)]
+    bounds: list[int | None] = [None, None]
+    for k in (0, 1):
+        # the greater of two is at least what one of them is at least; it is at most if both are
+        needed = 1 if k == side else len(sizes)
+        bounds[k] = choose(known[k]) if len(known[k]) >= needed else None
+    for size, (low, high) in zip(sizes, all_bounds):  # one of them may be beyond all others
+        others = [b for other, b in zip(sizes, all_bounds) if other is not size]
+        if name == "max" and low is not None and all(b[1] is not None and b[1] <= low for b in others):
+            return size
+        if name == "min" and high is not None and all(b[0] is not None and b[0] >= high for b in others):
+            return size
+    parts = ",".join(sorted(map(_source, sizes)))
+    return trace.atom(f"{name}({parts})", value, (bounds[0], bounds[1]))
+
+
+def known(x: Any) -> Any:
+    """Numbers alone: an Extent, also in a tuple, becomes its value, and a guard says so."""
+    if isinstance(x, Extent):
+        return x.__index__()
+    if isinstance(x, tuple) and any(isinstance(part, (Extent, tuple)) for part in x):
+        parts = [known(part) for part in x]
+        return x.__class__(*parts) if hasattr(x, "_fields") else tuple(parts)
+    return x
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether it is an Extent, or a tuple or text with one in it."""
+    if isinstance(x, (tuple, list)):
+        return any(map(is_symbolic, x))
+    return isinstance(x, Extent) or (isinstance(x, str) and "⟦" in x)
+
+
+@contextmanager
+def by_sample(*sizes: Any) -> Iterator[None]:
+    """Decisions inside are right at all sizes, whichever way they come out: no guard is noted."""
+    trace = _trace_of(sizes) or current()
+    if trace is None:
+        yield
+        return
+    before, trace.is_guarding = trace.is_guarding, False
+    try:
+        yield
+    finally:
+        trace.is_guarding = before
+
+
+# --- in text -----------------------------------------------------------------------------------------
+
+
+class _Tracing(threading.local):
+    trace: Trace | None = None
+
+
+_tracing = _Tracing()
+
+
+def current() -> Trace | None:
+    """The trace that the calling thread makes a program under."""
+    return _tracing.trace
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[None]:
+    """Text that is made inside may have marks of this trace."""
+    before, _tracing.trace = _tracing.trace, trace
+    try:
+        yield
+    finally:
+        _tracing.trace = before
+
+
+def settled(text: str) -> str:
+    """Text with numbers in place of marks; guards say that they are these."""
+    if "⟦" not in text:
+        return text
+    trace = current()
+    assert trace is not None, "marks are made under a trace"
+
+    def number(found: re.Match[str]) -> str:
+        value = trace.value_of(found[1])
+        trace.note(f"{found[1]} == {value}", True)
+        return str(value)
+
+    return _MARK.sub(number, text)
+
+
+def text_function(trace: Trace, text: str) -> Callable[..., str]:
+    """The text with numbers in place of marks, as a function of the symbols."""
+    parts = _MARK.split(text)  # text and expressions in turns
+    shown = [f"str({part})" if k % 2 else repr(part) for k, part in enumerate(parts)]
+    made: Callable[..., str] = trace.function(f"''.join(({', '.join([*shown, ''])}))")
+    return made
+
+
+def mark_of(text: str) -> Extent | None:
+    """The Extent that a text is the mark of, and nothing else."""
+    found, trace = _MARK.fullmatch(text), current()
+    if found is None or trace is None:
+        return None
+    return trace.atom(found[1], trace.value_of(found[1]), (None, None))
+
+
+def bits_of(number: Extent, double: bool) -> Extent:
+    """The bits of a float of that value, as an integer."""
+    name = "double_bits" if double else "float_bits"
+    source = f"{name}({number.source})"
+    return number.trace.atom(source, FUNCTIONS[name](number.value), (None, None))
+
+
+def double_bits(number: float) -> int:
+    """The bits of a float64, as an integer."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def float_bits(number: float) -> int:
+    """The bits of a float32, as an integer."""
+    return int(struct.unpack("<i", struct.pack("<f", number))[0])
+
+
+FUNCTIONS: dict[str, Callable[..., int]] = {
+    "max": max,
+    "min": min,
+    "double_bits": double_bits,
+    "float_bits": float_bits,
+}
