@@ -228,6 +228,8 @@ class Extent:
     # --- decisions
 
     def __eq__(self, other: object) -> Any:
+        if isinstance(other, Extent) and other.trace is not self.trace:
+            return False
         return _holds("==", self, other) if isinstance(other, (int, Extent)) else NotImplemented
 
     def __lt__(self, other: Any) -> Any:

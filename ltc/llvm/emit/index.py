@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from ltc.support.extent import Extent
+from ltc.support.extent import least as least_size
+from ltc.support.extent import most as most_size
+
 
 class Register(str):
     """The name of a value of the function being written: no text, to be joined to other text."""
@@ -100,15 +104,15 @@ class IndexRegister(Register):
 
 
 Index = int | IndexRegister
-_KINDS = (int, IndexRegister)  # asked for at every instruction: a tuple takes half the time
+_KINDS = (int, IndexRegister, Extent)  # asked for at every instruction: a tuple takes half the time
 
 
 def least(x: Index, y: Index) -> Index:
-    return _chosen("slt", x, y, min)
+    return _chosen("slt", x, y, least_size)
 
 
 def most(x: Index, y: Index) -> Index:
-    return _chosen("sgt", x, y, max)
+    return _chosen("sgt", x, y, most_size)
 
 
 def _chosen(predicate: str, x: Index, y: Index, known: Callable[[int, int], int]) -> Index:

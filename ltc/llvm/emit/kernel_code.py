@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ltc.llvm.emit.open_sizes import taken
 from ltc.support.extent import settled
 
 
@@ -26,9 +27,12 @@ class KernelCode:
     numbers: tuple[int, ...] = ()
 
     def settled(self) -> KernelCode:
-        """With numbers for sizes that are expressions, where they stand in the text."""
-        text = settled(self.text)
-        return self if text is self.text else replace(self, text=text)
+        """With sizes that are expressions as arguments, and numbers where they can not be these."""
+        text, sizes = taken(self.text)
+        text = settled(text)
+        if text is self.text:
+            return self
+        return replace(self, text=text, numbers=(*self.numbers, *sizes))
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ import torch
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
 from ltc.llvm.emit.vectors import LONGEST_SUM
-from ltc.support.extent import Extent, by_sample, known, least, most
+from ltc.support.extent import Extent, by_sample, least, most
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
@@ -51,10 +51,6 @@ class Matrix:
     row: int
     column: int
     batch: tuple[int, ...] = ()
-
-    def known(self) -> Matrix:
-        """With numbers alone, as the text of a kernel has them."""
-        return Matrix(known(self.row), known(self.column), known(self.batch))
 
     def reach(self, batch: tuple[int, ...], rows: int, columns: int) -> int:
         """Elements from the first to the last of so many matrices."""
@@ -215,9 +211,8 @@ def plan_of(
     if left.row == 1 and left.column != 1 and k >= FAR_STEPS and not pairs:
         depth = min(depth, NEAR_STEPS)
     depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
-    left, right, result = (matrix.known() for matrix in (left, right, shape.result))
     return GemmPlan(
-        dtype, isa, left, right, result, is_transposed, known(shape.batch[1:]), known(n),
+        dtype, isa, left, right, shape.result, is_transposed, shape.batch[1:], n,
         rows=m if by_dots or m <= 1 else 0,
         vectors=vectors,
         height=height,

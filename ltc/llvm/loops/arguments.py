@@ -20,7 +20,7 @@ from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.dtype import FORMS, rounded_to_float
 from ltc.llvm.emit.index import Index
-from ltc.support.extent import Extent, bits_of, known, mark_of
+from ltc.support.extent import Extent, bits_of, mark_of
 
 NEAR = 64  # elements: neighbours of a point, as a stencil reads them, are part of the text
 PLAIN = frozenset({0.0, 0.5, 1.0, 2.0, math.inf})  # constants of a formula, never of a shape
@@ -50,7 +50,7 @@ class Arguments:
         By key, not by value: two numbers that happen to be equal stay two.
         """
         if not self.is_open:
-            return known(value)
+            return value
         self._values.setdefault(key, value)
         return self.b.number(list(self._values).index(key))
 

@@ -13,7 +13,6 @@ from ltc.llvm.loop_schedule.iteration_space import Nest
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
 from ltc.llvm.loops.arguments import Arguments
 from ltc.support.extent import Extent
-from ltc.support.extent import known as known_number
 
 
 @dataclass(eq=False)
@@ -89,7 +88,7 @@ class LoopContext:
         extent = self.nest.extents[variable]
         if variable in self.schedule.open:
             return self.arguments.number(("extent", variable), extent)
-        return known_number(extent)
+        return extent
 
     def size(self, size: int) -> Index:
         """A size that indices stay below: an argument where it is an expression."""

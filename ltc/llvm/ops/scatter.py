@@ -23,7 +23,7 @@ from ltc.llvm.emit.elementwise import ROWS, rounded
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.ops.copying import copy_code, fill_code
-from ltc.support.extent import known, least, most
+from ltc.support.extent import least, most
 
 # Every task reads all indices of its rows: many pay where a row is more than an index.
 MOST_PARTS = 16
@@ -49,7 +49,7 @@ def _put(node: Node, index, new, result) -> KernelCode:
     """Whole rows: new[l, i, :] to result[l, index[i], :]."""
     dim = node.attr("dim")
     lead, rows = prod(node.shape[:dim]), node.shape[dim]
-    width = known(prod(node.shape[dim + 1 :]))
+    width = prod(node.shape[dim + 1 :])
     count = node.inputs[1].size
     parts = _parts(lead, rows, count * width, width)
     b, form = Builder(), FORMS[node.dtype]
@@ -107,14 +107,14 @@ def _mover(b: Builder, form: Form, mode: str):
 def _scatter(node: Node, index, new, result) -> KernelCode:
     """Single elements: new[l, i, t] to result[l, index[l, i, t], t]."""
     dim, shape, taken = node.attr("dim"), node.shape, node.inputs[1].shape
-    lead, count, trail = prod(taken[:dim]), taken[dim], known(prod(taken[dim + 1 :]))
+    lead, count, trail = prod(taken[:dim]), taken[dim], prod(taken[dim + 1 :])
     parts = _parts(lead, shape[dim], count * trail, 1)
-    strides = known(strides_of(shape))
+    strides = strides_of(shape)
     b, form = Builder(), FORMS[node.dtype]
     move = _mover(b, form, node.attr("mode"))
     with b.lanes(1):
         line, low, size = _range(b)
-        start = _position(line, known(taken[:dim]), strides[:dim])
+        start = _position(line, taken[:dim], strides[:dim])
 
         def one(i: Index, t: Index, _) -> None:
             place = (line * b.number(0) + i) * trail + t
@@ -122,7 +122,7 @@ def _scatter(node: Node, index, new, result) -> KernelCode:
             inside = b.value(f"icmp ult i64 {row - low}, {size}")
 
             def write() -> None:
-                column = _position(t, known(taken[dim + 1 :]), strides[dim + 1 :])
+                column = _position(t, taken[dim + 1 :], strides[dim + 1 :])
                 target = start + row * strides[dim] + column
                 move(place, target, None)
 
