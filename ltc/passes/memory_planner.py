@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ltc.support.extent import Extent, most
+from ltc.support.extent import Extent, most, number_now
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 BLOCK = None  # the name of the block among the places
@@ -129,7 +129,7 @@ def _at_any_sizes(
 
     What lives at one time lies one above the other at any sizes, in that order.
     """
-    numbers = [replace(value, nbytes=_number(value.nbytes)) for value in lifetimes]
+    numbers = [replace(value, nbytes=number_now(value.nbytes)) for value in lifetimes]
     now, _ = plan(numbers, (), 0, guard)
     order = sorted(range(len(numbers)), key=lambda k: (now[numbers[k].name][1], k))
     ends: dict[int, Any] = {}
@@ -148,7 +148,3 @@ def _at_any_sizes(
 
 def _meet(one: Lifetime, other: Lifetime) -> bool:
     return one.first <= other.last and other.first <= one.last
-
-
-def _number(size: Any) -> int:
-    return size.value if isinstance(size, Extent) else size

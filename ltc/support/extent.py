@@ -404,6 +404,11 @@ def known(x: Any) -> Any:
     return x
 
 
+def number_now(x: Size) -> int:
+    """What a size is now, with no guard: for what is right at any size, or filled in again."""
+    return x.value if isinstance(x, Extent) else x
+
+
 def is_symbolic(x: Any) -> bool:
     """Whether it is an Extent, or a tuple or text with one in it."""
     if isinstance(x, (tuple, list)):

@@ -26,6 +26,7 @@ from ltc.passes.fusion.fuse import fuse
 from ltc.passes.fusion.in_place import in_place, stores_of
 from ltc.passes.fusion.index_maps import LOOKUPS
 from ltc.passes.fusion.partial_updates import changed_part, is_strided_insert
+from ltc.support.extent import by_sample
 
 STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kernel's time is gained
 LEFT_BYTES = 256 << 10  # of an output whose use is over: others gain its room in the caches
@@ -277,7 +278,9 @@ def _lenders(steps: list[ProgramStep], graph: Graph) -> Iterator[ProgramStep]:
             continue
         lent = sum(_nbytes(n) for n in step.writes if n in outputs and n not in step.overwrites)
         held = sum(_nbytes(n) for n in made.intersection(step.reads))
-        if lent >= max(LENDING_BYTES, LENDING_RATIO * held):
+        with by_sample(lent, held):  # any order is right
+            is_lender = bool(lent >= max(LENDING_BYTES, LENDING_RATIO * held))
+        if is_lender:
             yield step
 
 

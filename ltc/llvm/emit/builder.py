@@ -198,7 +198,7 @@ class Builder:
         return task * items // tasks, (task + 1) * items // tasks
 
     def address(self, pointer: str, offset: Index, element: str) -> str:
-        if offset == 0:
+        if offset.__class__ is int and offset == 0:
             return pointer
         return self.value(f"getelementptr inbounds {element}, ptr {pointer}, i64 {offset}")
 

@@ -67,7 +67,7 @@ class Vectors(Floats):
     # --- addresses
 
     def at(self, pointer: str, offset: Index, element: str | None = None) -> str:
-        if offset == 0:
+        if offset.__class__ is int and offset == 0:
             return pointer
         return self.builder.value(
             f"getelementptr {element or self.stored}, ptr {pointer}, i64 {offset}"

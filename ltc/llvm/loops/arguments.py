@@ -38,6 +38,7 @@ class Arguments:
         self.b, self.is_open = builder, is_open
         self.shifts: dict[Node, int] = {}
         self._values: dict[Hashable, int] = {}
+        self._places: dict[Hashable, int] = {}  # of the same keys, in their order
         self._constants: dict[Value, Index] = {}
 
     @property
@@ -52,7 +53,7 @@ class Arguments:
         if not self.is_open:
             return value
         self._values.setdefault(key, value)
-        return self.b.number(list(self._values).index(key))
+        return self.b.number(self._places.setdefault(key, len(self._places)))
 
     # --- where loads begin -----------------------------------------------------------------------
 

@@ -182,7 +182,8 @@ def _is_worth_asking(ctx: LoopContext, load: Value) -> bool:
     nest, bytes = ctx.nest, FORMS[load.data[0].dtype].bytes
     offset = nest.offset(load)
     is_far = offset.coefficient(nest.depth) * bytes >= FAR_APART_BYTES
-    is_large = prod(nest.extents) * bytes >= LARGE_BYTES
+    with by_sample(*nest.extents):
+        is_large = bool(prod(nest.extents) * bytes >= LARGE_BYTES)
     return not load.guards and is_far and is_large and lane_step(ctx, offset) == 1
 
 

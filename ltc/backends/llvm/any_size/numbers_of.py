@@ -12,7 +12,7 @@ from ltc.backends.llvm.plan import PlannedCall, ProgramPlan, ReferenceCall
 from ltc.errors import Unsupported
 from ltc.ir import ops
 from ltc.ir.node import Node, make
-from ltc.support.extent import Extent, Size, Trace, is_symbolic, settled
+from ltc.support.extent import Extent, Trace, is_symbolic, number_now, settled
 
 
 @dataclass
@@ -60,11 +60,6 @@ class Numbers:
                 calls.append(position)
                 tasks.append(self.number(call.tasks))
         return RunNumbers(*[np.array(x, dtype=np.int64) for x in (places, added, calls, tasks)])
-
-
-def number_now(size: Size) -> int:
-    """What a size is, with no guard: where it is known to be filled in again."""
-    return size.value if isinstance(size, Extent) else size
 
 
 def as_now(plan: ProgramPlan) -> ProgramPlan:
