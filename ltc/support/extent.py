@@ -222,6 +222,9 @@ class Extent:
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
 
@@ -384,14 +387,32 @@ def _chosen(name: str, choose: Callable[..., int], side: int, sizes: Sequence[Si
         # the greater of two is at least what one of them is at least; it is at most if both are
         needed = 1 if k == side else len(sizes)
         bounds[k] = choose(known[k]) if len(known[k]) >= needed else None
-    for size, (low, high) in zip(sizes, all_bounds):  # one of them may be beyond all others
-        others = [b for other, b in zip(sizes, all_bounds) if other is not size]
-        if name == "max" and low is not None and all(b[1] is not None and b[1] <= low for b in others):
+    for size in sizes:  # one of them may be beyond all others
+        rest = [_bounds(size - other) for other in sizes if other is not size]
+        if name == "max" and all(low is not None and low >= 0 for low, _ in rest):
             return size
-        if name == "min" and high is not None and all(b[0] is not None and b[0] >= high for b in others):
+        if name == "min" and all(high is not None and high <= 0 for _, high in rest):
             return size
     parts = ",".join(sorted(map(_source, sizes)))
     return trace.atom(f"{name}({parts})", value, (bounds[0], bounds[1]))
+
+
+def count_in_slice(size: Size, start: Size | None, end: Size | None, step: Size) -> Any:
+    """How many places of `size` a slice takes, with a step from 1 on; as Python counts them."""
+    first = _place(size, 0 if start is None else start)
+    last = size if end is None else _place(size, end)
+    return most(0, -((first - last) // step))
+
+
+_ENDLESS = 1 << 62  # what ends there or later takes all
+
+
+def _place(size: Size, place: Size) -> Any:
+    if isinstance(place, int) and place >= _ENDLESS:
+        return size
+    if place < 0:
+        place = place + size
+    return most(0, least(place, size))
 
 
 def known(x: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ltc.device.symbolic.going_on import give_up
 from ltc.runtime.compile import ProgramBinding, program_for
 from ltc.runtime.program import Program
 from ltc.runtime.symbolic.program_of_sizes import ProgramOfSizes
@@ -28,6 +29,8 @@ def program_at_sizes(recorder: Any, ended: Any) -> tuple[Program, ProgramBinding
     program = known.at(path.values)
     if program is not None:
         return program, known.binding
+    if known.refusal and not any(end.has_variants for end in path.ends.values()):
+        give_up(path, known.refusal)
     _, calls, values = path.calls_at(path.values, False, position, ended.outputs)
     return program_for(None, lambda: calls, values, device, ended.replaced)
 

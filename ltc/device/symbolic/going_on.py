@@ -15,7 +15,7 @@ from ltc.explaining.history import note
 from ltc.explaining.user_stack import user_stack
 
 MOST_TRIES = 4  # of one place: each time with other recordings
-_CURE = "mark sizes that change as the leading ones, or pad them to a few"
+_CURE = "pad sizes to a few; or let the sizes that change be the leading ones"
 
 
 class NotSymbolic:
@@ -76,6 +76,16 @@ def path_from(recorder: Any, place: Any) -> SymbolicPath | None:
     shown = ", ".join(f"s{k} was {a} and {b}" for k, (a, b) in enumerate(made.sizes.pairs))
     _explain(f"its {len(made.entries)} calls are one path of symbols", f"sizes differ: {shown}", "")
     return made
+
+
+def give_up(path: SymbolicPath, why: str) -> None:
+    """Recordings go on along the path no more: it has no program."""
+    place = path.place
+    if place.symbolic is path:
+        place.symbolic = NotSymbolic(why, MOST_TRIES, 0)
+        place.next = next(iter(place.branches.values()))
+        metrics.count("SymbolicProgramsRefused")
+        _explain("its path of symbols is left again, since it has no program", why, _CURE)
 
 
 def _explain(what: str, difference: str, cure: str) -> None:

@@ -28,7 +28,7 @@ from ltc.llvm.gemm.blocking import (
 )  # fmt: skip
 from ltc.llvm.gemm.product_loops import ProductLoops
 from ltc.llvm.gemm.timing import Trial
-from ltc.support.extent import most
+from ltc.support.extent import known, most
 
 PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
@@ -73,6 +73,7 @@ def _as_computed(
 ) -> tuple[Shape, bool]:
     """The product that is computed in place of the wanted one, and whether it is transposed."""
     m, n, k = extents
+    n = known(n)  # how wide a panel is follows from it
     shape = Shape(batch, m, n, k, left, right, result).folded()
     is_transposed = shape.n == 1 and shape.m > 1 and may_transpose and shape.result.row == 1
     if is_transposed:

@@ -33,6 +33,7 @@ from ltc.support.extent import Extent, Trace, tracing
 MOST_VARIANTS = 6  # of one program: each takes about as long to make as a program of one size
 MOST_READY = 64  # sizes at which it is kept ready
 FIRST_USES = 2  # at sizes that no variant fits, before one is made for them
+MOST_MISSES = 40  # at sizes that none of all variants fits: from then on most have to fit
 
 # (values of the symbols, whether sizes are to be Extents) -> the trace of these, the calls, the outputs
 Derive = Callable[[Sequence[int], bool], tuple[Trace, list[Call], tuple[CallResult, ...]]]
@@ -55,9 +56,13 @@ class ProgramOfSizes:
         self._settings = settings_now()
         self._variants: list[_Variant] = []
         self._ready: dict[tuple[int, ...], Program] = {}
-        self._misses = 0
+        self._misses = self._hits = 0
         self.binding: ProgramBinding | None = None
         self.refusal = ""
+
+    @property
+    def has_variants(self) -> bool:
+        return bool(self._variants)
 
     def at(self, values: Sequence[int]) -> Program | None:
         """The program at these values of the symbols; None where the recording is to be run otherwise."""
@@ -77,19 +82,24 @@ class ProgramOfSizes:
         return program
 
     def _forget(self) -> None:
-        self._settings, self.refusal, self._misses = settings_now(), "", 0
+        self._settings, self.refusal = settings_now(), ""
+        self._misses = self._hits = 0
         self._variants.clear()
         self._ready.clear()
 
     def _made(self, values: tuple[int, ...]) -> Program | None:
         for variant in self._variants:
             if variant.fits(values):
+                self._hits += 1
                 metrics.count("SymbolicSizes")
                 return variant.program_at(values)
         self._misses += 1
         if self.refusal or self._misses < FIRST_USES:
             return None
         if len(self._variants) >= MOST_VARIANTS:
+            if self._misses > max(MOST_MISSES, self._hits):
+                self.refusal = f"none of {MOST_VARIANTS} variants fits most sizes"
+                self._variants.clear()
             return None
         variant = self._new_variant(values)
         if variant is None:
@@ -104,9 +114,8 @@ class ProgramOfSizes:
             variant = _Variant(self._derive, values, self._replaced, self._device)
         except Exception as error:  # whatever in the passes knows nothing of expressions
             self.refusal = f"{type(error).__name__}: {error}"
-            metrics.count("SymbolicProgramsRefused")
             return None
-        metrics.count("SymbolicPrograms")
+        metrics.note((("SymbolicPrograms", 1), ("UncachedCompile", 1)))
         metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
         self._variants.append(variant)
         self.binding = variant.binding
