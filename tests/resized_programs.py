@@ -13,7 +13,33 @@ import torch
 from torch.nn import functional as F
 
 # Where generated code changes: nothing, one, vectors with their neighbours, panels, primes.
-SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 37, 63, 64, 65, 97, 129, 131, 257)
+SIZES = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    13,
+    15,
+    16,
+    17,
+    23,
+    31,
+    32,
+    33,
+    37,
+    63,
+    64,
+    65,
+    97,
+    129,
+    131,
+    257,
+)
 USUAL = SIZES[2:]
 SEEDS_OF_PARTS = 3
 LARGEST = 1e3

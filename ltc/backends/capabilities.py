@@ -15,7 +15,7 @@ import torch
 
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
-from ltc.support.extent import Trace
+from ltc.support.sizes.extent import SizeTrace
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class BackendCapabilities(_Capabilities):
     """
 
     queue: Callable[[], LaunchQueue | None] | None = None
-    resizable: Callable[[Graph, int, frozenset[int], Trace], Resizable] | None = None
+    resizable: Callable[[Graph, int, frozenset[int], SizeTrace], Resizable] | None = None
     leave_processor: Callable[[int], None] | None = None
     programs: KeepsPrograms | None = None
     observed: Callable[[Graph, int, frozenset[int]], ObservedComputation] | None = None

@@ -12,8 +12,9 @@ from ltc.errors import InvalidGraph
 from ltc.ir import ops
 from ltc.ir.ops import Op
 from ltc.ir.tensor_type import TensorType, TupleType, dtype_name, type_text
-from ltc.support.extent import Extent, mark_of
 from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.marks import mark_of
 
 Number: TypeAlias = bool | int | float | complex
 Operand: TypeAlias = "Node | Number"  # of a formula

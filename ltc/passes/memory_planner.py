@@ -10,7 +10,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ltc.support.extent import Extent, most, number_now
+from ltc.support.sizes.choices import most
+from ltc.support.sizes.extent import Extent, number_now
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 BLOCK = None  # the name of the block among the places
@@ -122,9 +123,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _at_any_sizes(
-    lifetimes: Sequence[Lifetime], guard: int
-) -> tuple[dict[Hashable, Place], int]:
+def _at_any_sizes(lifetimes: Sequence[Lifetime], guard: int) -> tuple[dict[Hashable, Place], int]:
     """The same where sizes are expressions: all in the block, in the order that suits these sizes.
 
     What lives at one time lies one above the other at any sizes, in that order.

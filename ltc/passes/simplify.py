@@ -13,7 +13,7 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node, constant, constant_value, make
 from ltc.passes.rewrite import rewrite
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 
 def _is_constant(n: Node, value: float) -> bool:

@@ -12,7 +12,7 @@ from ltc.ir.graph import Graph
 from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.passes.rewrite import rewrite
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 MOST_PIECES = 64
 FEWEST_ROWS = 16  # from here on the rows themselves keep the threads busy

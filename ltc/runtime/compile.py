@@ -167,7 +167,11 @@ def binding_of(
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
     order = _output_order(calls, outputs, given)
     places = {output: place for place, output in enumerate(order)}
-    key = (name(order, numbering), settings_now(), tuple(sorted((places[o], i) for o, i in given.items())))
+    key = (
+        name(order, numbering),
+        settings_now(),
+        tuple(sorted((places[o], i) for o, i in given.items())),
+    )
     return ProgramBinding(
         key,
         _positions(numbering.inputs),

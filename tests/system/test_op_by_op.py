@@ -25,7 +25,7 @@ def auto(monkeypatch):
     monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
     monkeypatch.setattr(forks, "_has_peers", lambda: False)
     ltm.mark_step()
-    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
+    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm", LTC_SYMBOLIC=0):
         forget_paths()
         yield
         ltm.mark_step()

@@ -39,7 +39,7 @@ from ltc.passes.match_attention import recognise_attention
 from ltc.passes.one_shot_all_reduce import one_shot_sums
 from ltc.passes.pipeline import Pass
 from ltc.passes.split_reductions import split_reductions
-from ltc.support.extent import Trace
+from ltc.support.sizes.extent import SizeTrace
 
 
 def with_channels_last(graph: Graph) -> Graph:
@@ -118,7 +118,7 @@ class LlvmBackend:
         return LlvmComputation(plan, kernels)
 
     def resizable(
-        self, graph: Graph, device: int, donated: frozenset[int], trace: Trace
+        self, graph: Graph, device: int, donated: frozenset[int], trace: SizeTrace
     ) -> ResizableProgram:
         graph = prepared(graph)
         with Loading() as loading:

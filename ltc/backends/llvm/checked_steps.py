@@ -50,7 +50,7 @@ from ltc.llvm.ops.memory_checks import (
     stack_code,
 )  # fmt: skip
 from ltc.passes.memory_planner import ALIGNMENT, aligned
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 GUARD_BYTES = ALIGNMENT  # before a value, and behind the last cache line that it has a part in
 STACK_FRAMES_BYTES = 4 << 10  # beside what a kernel reserves: where that begins is not known

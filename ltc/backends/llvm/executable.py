@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from ltc import errors
@@ -35,14 +34,13 @@ from ltc.backends.llvm.plan import (
 )  # fmt: skip
 from ltc.backends.llvm.prefault import TouchedAhead
 from ltc.backends.llvm.scalar_arguments import Cells
-from ltc.backends.llvm.workspace import Blocks, WorkBlock
+from ltc.backends.llvm.workspace import Blocks, WorkBlock, constants_of, in_block
 from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
 from ltc.backends.reference.torch_call import element
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
-from ltc.passes.memory_planner import ALIGNMENT
 
 _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 _blocks = Blocks()
@@ -87,7 +85,7 @@ class LlvmComputation:
         self.plan, self._kernels = plan, kernels  # which stay loaded as long as this is held
         self.frames = Blocks()
         self._reads_all = plan.positions == tuple(range(len(plan.positions)))
-        self._constants = _constants_of(plan)
+        self._constants = constants_of(plan)
         self._fixed = [(value, LOWERING.lower(node)()) for value, node in plan.fixed]
         self._constants_address = self._constants.data_ptr()
         given = len(plan.positions) + len(plan.made)
@@ -132,7 +130,7 @@ class LlvmComputation:
         other.plan = plan
         other._runs = [run.with_numbers(*new) for run, new in zip(self._runs, numbers, strict=True)]
         if plan.memory is not self.plan.memory:
-            other._constants = _constants_of(plan)
+            other._constants = constants_of(plan)
             other._constants_address = other._constants.data_ptr()
         other._prepare_outputs(plan)
         return other
@@ -254,7 +252,7 @@ class LlvmComputation:
         for value, slot, dtype in self.plan.scalars:
             values[value] = torch.as_tensor(scalars[slot], dtype=dtype)
         for value, where in self.plan.in_block:
-            values[value] = _in_block(block, where)
+            values[value] = in_block(block, where)
 
     def _run(self, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
         done: list[int] = []  # positions of the inputs that were written over
@@ -352,7 +350,7 @@ def _error_of(
         kind = getattr(errors, check.error, None) or getattr(builtins, check.error)
         return kind(check.message.format(value=code >> 8))
     operands = [
-        _in_block(block, where) if isinstance(where, InBlock) else values[where]
+        in_block(block, where) if isinstance(where, InBlock) else values[where]
         for where in check.operands
     ]
     made = LOWERING.lower(check.node)(*operands)
@@ -395,22 +393,3 @@ class _Reference:
         values[call.result] = result
         for value in call.dead:
             values[value] = None
-
-
-def _in_block(block: WorkBlock, where: InBlock) -> torch.Tensor:
-    # A storage of its own: as_strided counts from where the storage begins.
-    count = torch.Size(where.shape).numel()
-    flat = torch.frombuffer(block.memory, dtype=where.dtype, count=count, offset=where.offset)
-    return flat.view(where.shape)
-
-
-def _constants_of(plan: ProgramPlan) -> torch.Tensor:
-    """The memory of the constants that kernels read, and of the rows of the checks."""
-    rows = b"" if plan.memory is None else plan.memory.rows
-    end = ALIGNMENT * len(plan.constants)
-    memory = torch.zeros(max(ALIGNMENT, end + len(rows)), dtype=torch.uint8)
-    memory.numpy()[end : end + len(rows)] = np.frombuffer(rows, np.uint8)
-    for node, offset in plan.constants:
-        value = LOWERING.lower(node)().reshape(1)
-        memory[offset : offset + value.nbytes] = value.view(torch.uint8)
-    return memory

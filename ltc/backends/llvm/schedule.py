@@ -26,7 +26,7 @@ from ltc.passes.fusion.fuse import fuse
 from ltc.passes.fusion.in_place import in_place, stores_of
 from ltc.passes.fusion.index_maps import LOOKUPS
 from ltc.passes.fusion.partial_updates import changed_part, is_strided_insert
-from ltc.support.extent import by_sample
+from ltc.support.sizes.choices import by_sample
 
 STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kernel's time is gained
 LEFT_BYTES = 256 << 10  # of an output whose use is over: others gain its room in the caches
@@ -145,7 +145,7 @@ def _step(unit: Unit, kernels: EqualKernels) -> ProgramStep:
 
 
 def _settled(codes: Iterable[KernelCode]) -> tuple[KernelCode, ...]:
-    """With numbers for sizes that stand in a text: see support/extent.py."""
+    """With numbers for sizes that stand in a text: see support/sizes/."""
     return tuple(code.settled() for code in codes)
 
 

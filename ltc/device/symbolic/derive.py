@@ -8,8 +8,9 @@ from typing import Any
 
 from ltc.aten.call import Call, CallResult
 from ltc.device.shapes.formulas.table import types_by_formula
-from ltc.device.symbolic.pattern import Differs, Hole, PatternCall, filled
-from ltc.support.extent import Trace, tracing
+from ltc.device.symbolic.pattern import Differs, PatternCall, SizeHole, filled
+from ltc.support.sizes.choices import tracing
+from ltc.support.sizes.extent import SizeTrace
 
 INPUT, WRITE_VIEW = "ltc::input", "ltc::write_view"
 
@@ -22,7 +23,7 @@ class Derived:
     guards   the conditions under which each call has these types
     """
 
-    trace: Trace
+    trace: SizeTrace
     calls: list[Call]
     value: dict[CallResult, CallResult]
     guards: list[tuple[str, ...]]
@@ -35,14 +36,14 @@ def derived(
 
     symbolic  whether sizes are Extents; else they are numbers
     """
-    trace = Trace()
+    trace = SizeTrace()
     symbols: dict[str, Any] = {f"s{k}": trace.symbol(value) for k, value in enumerate(values)}
     if not symbolic:
         symbols = {f"s{k}": value for k, value in enumerate(values)}
     made = Derived(trace, [], {}, [])
 
     def fill(part: Any) -> Any:
-        if part.__class__ is Hole:
+        if part.__class__ is SizeHole:
             return eval(part.source, {"__builtins__": {}}, symbols)
         return made.value.get(part, part)
 

@@ -36,7 +36,10 @@ def program_at_sizes(recorder: Any, ended: Any) -> tuple[Program, ProgramBinding
 
 
 def leave_to_itself(recorder: Any) -> None:
-    """Sizes that have come several times in succession are recorded for themselves the next time."""
-    path, _ = recorder.last.of
+    """SymbolSizes that have come several times in succession are recorded for themselves the next time."""
+    last = recorder.last
+    path, _ = last.of
     if path.note_end():
         path.give_way()
+        if last.follow is path.entries[0]:
+            last.follow = path.place.next

@@ -13,11 +13,11 @@ from typing import Any
 
 from ltc.aten.call import Call, CallResult
 from ltc.device.symbolic.derive import INPUT, derived
-from ltc.device.symbolic.pattern import Hole, PatternCall, Sizes, filled
+from ltc.device.symbolic.pattern import PatternCall, SizeHole, SymbolSizes, filled
 from ltc.device.symbolic.resizing_text import ResizingText
 from ltc.runtime.buffer import input_key
 from ltc.runtime.symbolic.program_of_sizes import ProgramOfSizes
-from ltc.support.extent import SMALLEST, Extent, Trace
+from ltc.support.sizes.extent import SMALLEST, Extent, SizeTrace
 
 REPEATS = 2  # runs of one size after another that make it one to be recorded for itself
 
@@ -36,7 +36,12 @@ class SymbolicPath:
     """
 
     def __init__(
-        self, recorder: Any, place: Any, pattern: Sequence[PatternCall], sizes: Sizes, make_entry: Any
+        self,
+        recorder: Any,
+        place: Any,
+        pattern: Sequence[PatternCall],
+        sizes: SymbolSizes,
+        make_entry: Any,
     ) -> None:
         """
         make_entry  (key, parent, call) -> an entry
@@ -78,7 +83,7 @@ class SymbolicPath:
         parent = self.place
 
         def fill(part: Any) -> Any:
-            if isinstance(part, Hole):
+            if isinstance(part, SizeHole):
                 return eval(part.source, {"__builtins__": {}}, symbols)
             return self._value.get(part, part)
 
@@ -87,7 +92,13 @@ class SymbolicPath:
             old = one.call
             args = old.args if one.args is None else filled(one.args, fill)
             made = Call(
-                old.overload, args, filled(one.kwargs, fill), old.mutated, old.returned, old.line, old.seed
+                old.overload,
+                args,
+                filled(one.kwargs, fill),
+                old.mutated,
+                old.returned,
+                old.line,
+                old.seed,
             )
             recorder.values(made, [None if r is None else (r.shape, r.dtype) for r in call.results])
             for before, result in zip(old.results, made.results):
@@ -175,11 +186,13 @@ class SymbolicPath:
         if one.shape is not None:
             if key.__class__ is not tuple or len(key) != 4 or key[0] != INPUT:
                 return False
-            return len(key[1]) == len(one.shape) and self._brings(position, one.shape, key[1], found)
+            return len(key[1]) == len(one.shape) and self._brings(
+                position, one.shape, key[1], found
+            )
         return self._brings(position, one.key, key, found)
 
     def _brings(self, position: int, pattern: Any, part: Any, found: dict[int, int]) -> bool:
-        if pattern.__class__ is Hole:
+        if pattern.__class__ is SizeHole:
             if part.__class__ is not int:
                 return False
             name = pattern.source
@@ -206,7 +219,7 @@ class SymbolicPath:
 
     def calls_at(
         self, values: Sequence[int], symbolic: bool, position: int, outputs: Sequence[CallResult]
-    ) -> tuple[Trace, list[Call], tuple[CallResult, ...]]:
+    ) -> tuple[SizeTrace, list[Call], tuple[CallResult, ...]]:
         """The calls up to an entry at any sizes, on no path, and the path's `outputs` among them."""
         made = derived(self._pattern[: position + 1], values, symbolic)
         of_entry = {self._value[old]: new for old, new in made.value.items() if old in self._value}

@@ -1,6 +1,6 @@
 """Two recordings of one program at different sizes, as one: what differs are expressions of symbols.
 
-Sizes that inputs bring are symbols of their own.  Whatever else differs, the sizes of a view say, is
+SymbolSizes that inputs bring are symbols of their own.  Whatever else differs, the sizes of a view say, is
 taken for an expression of these that fits both recordings; it need not be right, since each call is
 compared with what the expression gives before it is taken for the recorded one.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ltc.aten.call import CallResult, Scalar
-from ltc.support.extent import SMALLEST
+from ltc.support.sizes.extent import SMALLEST
 
 INPUT = "ltc::input"
 _MOST_SHIFT = 2  # by which a size is taken for another one that is a little longer
@@ -24,14 +24,14 @@ class Differs(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class SizeHole:
     """A number that differs: a Python expression of the symbols s0, s1, ..."""
 
     source: str
 
 
 @dataclass
-class Sizes:
+class SymbolSizes:
     """What is known of the symbols: their values in both recordings.
 
     born  number of the call at which each symbol is first met
@@ -40,29 +40,29 @@ class Sizes:
     pairs: list[tuple[int, int]] = field(default_factory=list)
     born: list[int] = field(default_factory=list)
 
-    def of_input(self, a: int, b: int, call: int) -> int | Hole:
+    def of_input(self, a: int, b: int, call: int) -> int | SizeHole:
         """The extent of an input: a number, a symbol known already, or a new one."""
         if a == b:
             return a
         for k, (x, y) in enumerate(self.pairs):
             if a - x == b - y and 0 <= a - x <= _MOST_SHIFT:
-                return Hole(f"s{k}" if a == x else f"s{k}+{a - x}")
+                return SizeHole(f"s{k}" if a == x else f"s{k}+{a - x}")
         return self._new(a, b, call)
 
-    def of_attribute(self, a: int, b: int, call: int) -> int | Hole:
+    def of_attribute(self, a: int, b: int, call: int) -> int | SizeHole:
         """A number of a call, as an expression of the sizes met so far."""
         if a == b:
             return a
         for source in self._expressions(a, b):
-            return Hole(source)
+            return SizeHole(source)
         return self._new(a, b, call)
 
-    def _new(self, a: int, b: int, call: int) -> Hole:
+    def _new(self, a: int, b: int, call: int) -> SizeHole:
         if min(a, b) < SMALLEST:
             raise Differs(f"a size is {min(a, b)} in one recording, and {max(a, b)} in another")
         self.pairs.append((a, b))
         self.born.append(call)
-        return Hole(f"s{len(self.pairs) - 1}")
+        return SizeHole(f"s{len(self.pairs) - 1}")
 
     def _expressions(self, a: int, b: int) -> Iterator[str]:
         """Those that give `a` in one recording and `b` in the other, the simplest first."""
@@ -100,12 +100,14 @@ class PatternCall:
     args: Any
     kwargs: Any
     link: Any
-    shape: tuple[int | Hole, ...] | None
+    shape: tuple[int | SizeHole, ...] | None
     types: tuple[tuple[Any, Any] | None, ...]
     is_open: bool = False
 
 
-def pattern_of(first: Sequence[Any], second: Sequence[Any]) -> tuple[list[PatternCall], Sizes]:
+def pattern_of(
+    first: Sequence[Any], second: Sequence[Any]
+) -> tuple[list[PatternCall], SymbolSizes]:
     """The pattern of two runs of entries; raises Differs."""
     if len(first) != len(second):
         raise Differs(f"one recording has {len(first)} calls, another {len(second)}")
@@ -120,11 +122,11 @@ class _Comparison:
     """Both recordings so far: which value of the second stands for which of the first."""
 
     def __init__(self) -> None:
-        self.sizes = Sizes()
+        self.sizes = SymbolSizes()
         self._second: dict[CallResult, CallResult] = {}
         self._open: set[CallResult] = set()  # results of calls whose types are derived
         self._number = 0
-        self._seen: dict[tuple[int, int], int | Hole] = {}
+        self._seen: dict[tuple[int, int], int | SizeHole] = {}
 
     def call(self, number: int, a: Any, b: Any) -> PatternCall:
         self._number, self._seen = number, {}
@@ -151,7 +153,9 @@ class _Comparison:
                 raise Differs(f"{x.name} gives {u} and {v}")
             if u is not None:
                 self._second[u] = v
-        is_open = has_hole((args, kwargs, shape)) or self._reads_open((args, tuple(kwargs.values())))
+        is_open = has_hole((args, kwargs, shape)) or self._reads_open(
+            (args, tuple(kwargs.values()))
+        )
         if is_open:
             self._open.update(u for u in x.results if u is not None)
         elif any(pair is not None and pair[0] != pair[1] for pair in types):
@@ -163,7 +167,7 @@ class _Comparison:
             return any(map(self._reads_open, part))
         return isinstance(part, CallResult) and part in self._open
 
-    def _input(self, x: Any, y: Any) -> tuple[int | Hole, ...]:
+    def _input(self, x: Any, y: Any) -> tuple[int | SizeHole, ...]:
         (u,), (v,) = x.results, y.results
         if x.args != y.args or u.dtype != v.dtype or len(u.shape) != len(v.shape):
             raise Differs(f"an input is {u} in one recording and {v} in another")
@@ -175,36 +179,39 @@ class _Comparison:
         if kind is not b.__class__:
             raise Differs(f"{a!r} and {b!r}")
         if kind is list or kind is tuple:
-            if len(a) != len(b):
-                raise Differs(f"{a!r} and {b!r}")
+            _need(len(a) == len(b), a, b)
             return kind([self.both(x, y) for x, y in zip(a, b)])
         if kind is dict:
-            if list(a) != list(b):
-                raise Differs(f"{a!r} and {b!r}")
+            _need(list(a) == list(b), a, b)
             return {name: self.both(a[name], b[name]) for name in a}
         if kind is CallResult:
-            if self._second.get(a, a) is not b:
-                raise Differs("calls read other values")
-            return a
-        if kind is Scalar:
-            if (a.slot, a.dtype, a.wrapped, a.origin) != (b.slot, b.dtype, b.wrapped, b.origin):
-                raise Differs("calls read other numbers")
-            return a
-        if kind is int and a != b:
+            _need(self._second.get(a, a) is b, a, b)
+        elif kind is Scalar:
+            _need(_told(a) == _told(b), a, b)
+        elif kind is int and a != b:
             if (a, b) not in self._seen:
                 self._seen[a, b] = self.sizes.of_attribute(a, b, self._number)
             return self._seen[a, b]
-        if kind in _ATOMS and repr(a) != repr(b):
-            raise Differs(f"{a!r} and {b!r}")
-        if kind not in _ATOMS and a != b:
-            raise Differs(f"{a!r} and {b!r}")
+        elif kind in _ATOMS:
+            _need(repr(a) == repr(b), a, b)  # 0.0 and -0.0 are equal
+        else:
+            _need(a == b, a, b)
         return a
+
+
+def _need(holds: bool, a: Any, b: Any) -> None:
+    if not holds:
+        raise Differs(f"one recording has {a!r} where another has {b!r}")
+
+
+def _told(scalar: Scalar) -> tuple[Any, ...]:
+    return scalar.slot, scalar.dtype, scalar.wrapped, scalar.origin
 
 
 def filled(pattern: Any, fill: Any) -> Any:
     """A part of a pattern with `fill(hole)` in place of each hole and `fill(value)` of each value."""
     kind = pattern.__class__
-    if kind is Hole or kind is CallResult:
+    if kind is SizeHole or kind is CallResult:
         return fill(pattern)
     if kind is list or kind is tuple:
         return kind([filled(part, fill) for part in pattern])
@@ -218,4 +225,4 @@ def has_hole(pattern: Any) -> bool:
         return any(map(has_hole, pattern.values()))
     if isinstance(pattern, (list, tuple)):
         return any(map(has_hole, pattern))
-    return isinstance(pattern, Hole)
+    return isinstance(pattern, SizeHole)

@@ -7,9 +7,9 @@ from typing import Any
 
 from ltc.aten.call import CallResult
 from ltc.device.symbolic.derive import INPUT, Derived
-from ltc.device.symbolic.pattern import Hole, PatternCall, filled, has_hole
+from ltc.device.symbolic.pattern import PatternCall, SizeHole, filled, has_hole
 from ltc.runtime.buffer import input_key
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 
 class ResizingText:
@@ -73,7 +73,7 @@ class ResizingText:
     def _text(self, pattern: Any, values: dict[CallResult, CallResult]) -> str:
         if not has_hole(pattern):
             return self._name(filled(pattern, lambda value: values.get(value, value)))
-        if isinstance(pattern, Hole):
+        if isinstance(pattern, SizeHole):
             return pattern.source
         if isinstance(pattern, dict):
             parts = [f"{name!r}: {self._text(part, values)}" for name, part in pattern.items()]

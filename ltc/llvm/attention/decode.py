@@ -16,7 +16,7 @@ from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import random_bits
 from ltc.llvm.emit.vectors import LONGEST_SUM, GeneratedKernel, add_in_pieces, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.support.extent import Extent, number_now
+from ltc.support.sizes.extent import Extent, number_now
 
 MOST_QUERIES = 4  # of more, lanes of queries waste less than sums over lanes cost
 MOST_KEYS = 1 << 16  # their scores take half a megabyte of a thread's stack
@@ -29,7 +29,12 @@ def has_few(a: Attention, result: Matrix, isa: Isa) -> bool:
     vectors = -(-a.extent // isa.lanes(8 if a.dtype.itemsize == 8 else 4))
     rows = (a.query, a.key, a.value, result)
     readable = all(m.column == 1 for m in rows) and (a.bias is None or a.bias.column == 1)
-    few = not isinstance(a.queries, Extent) and a.queries <= MOST_QUERIES and 0 < a.keys <= MOST_KEYS and vectors <= MOST_VECTORS
+    few = (
+        not isinstance(a.queries, Extent)
+        and a.queries <= MOST_QUERIES
+        and 0 < a.keys <= MOST_KEYS
+        and vectors <= MOST_VECTORS
+    )
     return readable and few
 
 

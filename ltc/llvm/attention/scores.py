@@ -15,7 +15,7 @@ from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import block_bits, random_bits
 from ltc.llvm.emit.vectors import Vectors, require_stack, reserved
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.support.extent import Extent, known
+from ltc.support.sizes.extent import Extent, known
 
 KEYS = 128  # of one tile
 KEEP_BITS = 24  # of the uniform number that decides whether a weight is dropped

@@ -18,7 +18,7 @@ from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Vectors, transposed
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 
 @dataclass(frozen=True)

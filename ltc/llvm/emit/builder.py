@@ -11,8 +11,8 @@ from typing import Any
 
 from ltc.llvm.emit.dtype import literal
 from ltc.llvm.emit.index import Index, IndexRegister, Register
-from ltc.llvm.emit.open_sizes import head_of, opened
-from ltc.support.extent import Extent
+from ltc.llvm.emit.kernel_code import head_of, opened
+from ltc.support.sizes.extent import Extent
 
 LANES = 16  # of a vector of any element type; LLVM splits it where registers are narrower
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from ltc.support.extent import Extent
-from ltc.support.extent import least as least_size
-from ltc.support.extent import most as most_size
+from ltc.support.sizes.choices import least as least_size
+from ltc.support.sizes.choices import most as most_size
+from ltc.support.sizes.extent import Extent
 
 
 def _is(number: int, x: object) -> bool:

@@ -16,7 +16,7 @@ from ltc.llvm.emit.float_ops import Floats
 from ltc.llvm.emit.index import Index, IndexRegister
 from ltc.llvm.emit.index import least as least_index
 from ltc.llvm.emit.isa import Isa
-from ltc.support.extent import by_sample, least, most
+from ltc.support.sizes.choices import by_sample, least, most
 
 LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
 

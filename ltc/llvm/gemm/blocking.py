@@ -17,7 +17,8 @@ import torch
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
 from ltc.llvm.emit.vectors import LONGEST_SUM
-from ltc.support.extent import Extent, by_sample, least, most
+from ltc.support.sizes.choices import by_sample, least, most
+from ltc.support.sizes.extent import Extent
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one

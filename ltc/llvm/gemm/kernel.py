@@ -28,7 +28,8 @@ from ltc.llvm.gemm.blocking import (
 )  # fmt: skip
 from ltc.llvm.gemm.product_loops import ProductLoops
 from ltc.llvm.gemm.timing import Trial
-from ltc.support.extent import known, most
+from ltc.support.sizes.choices import most
+from ltc.support.sizes.extent import known
 
 PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed

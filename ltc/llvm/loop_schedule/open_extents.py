@@ -6,7 +6,7 @@ The outermost extent and that of the outermost reduced variable change with the 
 from __future__ import annotations
 
 from ltc.llvm.loop_schedule.iteration_space import Nest
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast with any extent
 

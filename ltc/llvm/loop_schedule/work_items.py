@@ -11,7 +11,7 @@ from ltc.llvm.emit.builder import LANES
 from ltc.llvm.emit.elementwise import COSTLY
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
 from ltc.llvm.loop_schedule.vector_axis import NO_VARIABLE
-from ltc.support.extent import by_sample, least, most
+from ltc.support.sizes.choices import by_sample, least, most
 
 STRIP = 2048  # elements of the innermost dimension in one work item
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds

@@ -20,7 +20,8 @@ from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.dtype import FORMS, rounded_to_float
 from ltc.llvm.emit.index import Index
-from ltc.support.extent import Extent, bits_of, mark_of
+from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.marks import bits_of, mark_of
 
 NEAR = 64  # elements: neighbours of a point, as a stencil reads them, are part of the text
 PLAIN = frozenset({0.0, 0.5, 1.0, 2.0, math.inf})  # constants of a formula, never of a shape

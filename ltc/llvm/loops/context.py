@@ -12,7 +12,7 @@ from ltc.llvm.emit.index import Index
 from ltc.llvm.loop_schedule.iteration_space import Nest
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
 from ltc.llvm.loops.arguments import Arguments
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from ltc.ir.loop_nest import Affine, Guard, Value
 from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.context import LoopContext
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 
 def uniform(ctx: LoopContext, form: Affine) -> Index:

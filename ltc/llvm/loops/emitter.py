@@ -39,7 +39,7 @@ from ltc.llvm.loops.rows import write_row, write_summed_rows
 from ltc.llvm.loops.stores import store_all
 from ltc.llvm.loops.transposed_rows import reserve_groups, write_group
 from ltc.llvm.loops.values import hoist
-from ltc.support.extent import Extent
+from ltc.support.sizes.extent import Extent
 
 
 def kernel_code(kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> KernelCode:

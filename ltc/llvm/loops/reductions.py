@@ -30,7 +30,7 @@ from ltc.llvm.loops.nests import (
     whole_multiples,
 )
 from ltc.llvm.loops.values import lanes_of
-from ltc.support.extent import by_sample
+from ltc.support.sizes.choices import by_sample
 
 Step = Callable[[IndexRegister, list[str]], list[str] | None]  # what a loop does at an index
 

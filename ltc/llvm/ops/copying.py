@@ -8,7 +8,7 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.kernel_code import KernelCode
-from ltc.support.extent import least, most
+from ltc.support.sizes.choices import least, most
 
 BYTES_OF_A_TASK = 1 << 18
 MOST_TASKS = 64

@@ -23,7 +23,7 @@ from ltc.llvm.emit.elementwise import ROWS, rounded
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.ops.copying import copy_code, fill_code
-from ltc.support.extent import least, most
+from ltc.support.sizes.choices import least, most
 
 # Every task reads all indices of its rows: many pay where a row is more than an index.
 MOST_PARTS = 16

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.aten.registry import expand
@@ -28,7 +27,8 @@ from ltc.runtime.compile import (
 from ltc.runtime.program import Program
 from ltc.runtime.program_cache import note_use
 from ltc.runtime.transfers import capabilities
-from ltc.support.extent import Extent, Trace, tracing
+from ltc.support.sizes.choices import tracing
+from ltc.support.sizes.extent import Extent, SizeTrace
 
 MOST_VARIANTS = 6  # of one program: each takes about as long to make as a program of one size
 MOST_READY = 64  # sizes at which it is kept ready
@@ -36,7 +36,7 @@ FIRST_USES = 2  # at sizes that no variant fits, before one is made for them
 MOST_MISSES = 40  # at sizes that none of all variants fits: from then on most have to fit
 
 # (values of the symbols, whether sizes are to be Extents) -> the trace of these, the calls, the outputs
-Derive = Callable[[Sequence[int], bool], tuple[Trace, list[Call], tuple[CallResult, ...]]]
+Derive = Callable[[Sequence[int], bool], tuple[SizeTrace, list[Call], tuple[CallResult, ...]]]
 
 
 class ProgramOfSizes:
@@ -167,9 +167,7 @@ class _Variant:
         )
 
 
-def _graph_at(
-    derive: Derive, binding: ProgramBinding, values: Sequence[int]
-) -> Graph:
+def _graph_at(derive: Derive, binding: ProgramBinding, values: Sequence[int]) -> Graph:
     """The graph at these sizes, with numbers: for what runs it again where it has failed."""
     _, calls, outputs = derive(values, False)
     calls = live_calls(calls, outputs)

@@ -12,7 +12,8 @@ from ltc.backends.llvm.plan import PlannedCall, ProgramPlan, ReferenceCall
 from ltc.errors import Unsupported
 from ltc.ir import ops
 from ltc.ir.node import Node, make
-from ltc.support.extent import Extent, Trace, is_symbolic, number_now, settled
+from ltc.support.sizes.extent import Extent, SizeTrace, number_now
+from ltc.support.sizes.marks import is_symbolic, settled
 
 
 @dataclass
@@ -33,7 +34,7 @@ class RunNumbers:
 class Numbers:
     """The expressions of a plan, each once; what holds them refers to them by number."""
 
-    trace: Trace
+    trace: SizeTrace
     _known: dict[str, int] = field(default_factory=dict)
 
     def number(self, size: Extent) -> int:
@@ -41,7 +42,9 @@ class Numbers:
 
     def function(self) -> Callable[..., tuple[int, ...]]:
         """All of them, as a function of the symbols."""
-        made: Callable[..., tuple[int, ...]] = self.trace.function(f"({', '.join([*self._known, ''])})")
+        made: Callable[..., tuple[int, ...]] = self.trace.function(
+            f"({', '.join([*self._known, ''])})"
+        )
         return made
 
     def of_run(self, run: Sequence[PlannedCall]) -> RunNumbers:

@@ -12,14 +12,15 @@ from ltc.backends.llvm.checked_steps import MemoryChecks
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.plan import FailedCheck, ProgramPlan
 from ltc.llvm.native.kernel_cache import LoadedKernel
-from ltc.support.extent import Extent, Trace, is_symbolic, text_function
+from ltc.support.sizes.extent import Extent, SizeTrace
+from ltc.support.sizes.marks import is_symbolic, text_function
 
 
 class ResizableProgram:
     """One program for all sizes at which its guards hold."""
 
     def __init__(
-        self, trace: Trace, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]
+        self, trace: SizeTrace, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]
     ) -> None:
         """Called under the trace, which nothing adds to from here on.
 
@@ -36,7 +37,9 @@ class ResizableProgram:
         block = plan.block
         self._block = numbers.number(block) if isinstance(block, Extent) else -1 - block
         self._numbers = numbers.function()
-        self._fits = trace.function(" and ".join([f"({guard})" for guard in trace.guards]) or "True")
+        self._fits = trace.function(
+            " and ".join([f"({guard})" for guard in trace.guards]) or "True"
+        )
         self._messages = {
             k: text_function(trace, check.message)
             for k, check in enumerate(plan.checks)
@@ -81,7 +84,7 @@ class ResizableProgram:
 class _MemoryNumbers:
     """What LTC_CHECK's table says at other sizes."""
 
-    def __init__(self, trace: Trace, checks: MemoryChecks) -> None:
+    def __init__(self, trace: SizeTrace, checks: MemoryChecks) -> None:
         self._checks = checks
         self._words = [k for k, _ in checks.sizes]
         self._numbers = trace.function(f"({', '.join([*[s.source for _, s in checks.sizes], ''])})")

@@ -23,7 +23,7 @@ from ltc.device.shapes.formulas.operands import (
     with_extent,
 )
 from ltc.device.shapes.formulas.table import Types, types_of
-from ltc.support.extent import count_in_slice
+from ltc.support.sizes.choices import count_in_slice
 
 PLAIN_FORMATS = (None, torch.preserve_format, torch.contiguous_format)
 

@@ -3,7 +3,7 @@
 A program that was planned for one batch size may serve others, if its offsets, extents and counts are
 known as expressions, and if every decision on the way would have come out the same.  An `Extent` has
 both: a value, by which the code that meets it goes on as ever, and an expression of symbols.  What
-arithmetic makes of it is an Extent again.  A comparison gives True or False, and its `Trace` notes
+arithmetic makes of it is an Extent again.  A comparison gives True or False, and its `SizeTrace` notes
 the guard under which it would again.  Where a number alone will do (`int`, `range`, `struct`), the
 guard says that the value is just this one.  So nothing is guessed: where all guards hold, the same
 code would have taken the same way.
@@ -11,7 +11,7 @@ code would have taken the same way.
 In text an Extent is a mark, ⟦n * 64⟧, which `settled` turns into a number and a guard, and `filled`
 into the number at other sizes.
 
->>> trace = Trace()
+>>> trace = SizeTrace()
 >>> n = trace.symbol(5)
 >>> (n * 64 + 64) // 32, n * 2 == n + n, n < 16
 (⟦2+2*s0⟧, True, True)
@@ -23,21 +23,37 @@ from __future__ import annotations
 
 import re
 import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-Monomial = tuple[str, ...]  # the atoms that are multiplied: symbols, and what is no polynomial of them
+# The atoms that are multiplied: symbols, and what is no polynomial of them.
+Monomial = tuple[str, ...]
 Bounds = tuple[int | None, int | None]
 Size = Union[int, "Extent"]
 
 SMALLEST = 2  # of a symbol: none and one are seldom treated as other sizes are
-_MARK = re.compile("⟦([^⟦⟧]*)⟧")
 _NAME = re.compile(r"\bt\d+\b")
 
 
-class Trace:
+def double_bits(number: float) -> int:
+    """The bits of a float64, as an integer."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def float_bits(number: float) -> int:
+    """The bits of a float32, as an integer."""
+    return int(struct.unpack("<i", struct.pack("<f", number))[0])
+
+
+FUNCTIONS: dict[str, Callable[..., int]] = {
+    "max": max,
+    "min": min,
+    "double_bits": double_bits,
+    "float_bits": float_bits,
+}
+
+
+class SizeTrace:
     """The symbols of one program, and what was decided by their values.
 
     values  of the symbols, as they are now
@@ -82,7 +98,7 @@ class Trace:
             name = waiting.pop()
             if name not in needed:
                 needed.add(name)
-                waiting.extend(_NAME.findall(sources[name]))
+                waiting.extend(_NAME.findall(sources.get(name, "")))
         parts = [f"{name} = {source}" for source, name in self.parts.items() if name in needed]
         symbols = ", ".join(f"s{k}" for k in range(len(self.values)))
         text = "\n    ".join([f"def function({symbols}):", *parts, *lines, "return"])
@@ -101,7 +117,9 @@ class Extent:
 
     __slots__ = ("trace", "terms", "value")
 
-    def __init__(self, trace: Trace, terms: tuple[tuple[Monomial, int], ...], value: int) -> None:
+    def __init__(
+        self, trace: SizeTrace, terms: tuple[tuple[Monomial, int], ...], value: int
+    ) -> None:
         self.trace, self.terms, self.value = trace, terms, value
 
     @property
@@ -142,7 +160,7 @@ class Extent:
         total = dict(self.terms)
         for monomial, factor in _terms(other):
             total[monomial] = total.get(monomial, 0) + factor
-        return _made(self.trace, total, self.value + _value(other))
+        return _made(self.trace, total, self.value + number_now(other))
 
     __radd__ = __add__
 
@@ -166,7 +184,7 @@ class Extent:
             for n, b in _terms(other):
                 both = tuple(sorted((*m, *n)))
                 total[both] = total.get(both, 0) + a * b
-        return _made(self.trace, total, self.value * _value(other))
+        return _made(self.trace, total, self.value * number_now(other))
 
     __rmul__ = __mul__
 
@@ -197,7 +215,7 @@ class Extent:
             if c % factor or any(atom not in left or left.remove(atom) for atom in divisor):
                 return None
             total[tuple(left)] = c // factor
-        return _made(self.trace, total, self.value // _value(other))
+        return _made(self.trace, total, self.value // number_now(other))
 
     def __mod__(self, other: Any) -> Any:
         if not isinstance(other, (int, Extent)):
@@ -280,20 +298,13 @@ class Extent:
         raise TypeError("an Extent is known in its process alone")
 
 
-# --- of numbers and Extents ------------------------------------------------------------------------
-
-
 def _terms(x: Size) -> tuple[tuple[Monomial, int], ...]:
     if isinstance(x, Extent):
         return x.terms
     return (((), int(x)),) if x else ()
 
 
-def _value(x: Size) -> int:
-    return x.value if isinstance(x, Extent) else x
-
-
-def _made(trace: Trace, total: Mapping[Monomial, int], value: int) -> Size:
+def _made(trace: SizeTrace, total: Mapping[Monomial, int], value: int) -> Size:
     terms = tuple(sorted((m, c) for m, c in total.items() if c))
     if not terms:
         return 0
@@ -302,37 +313,47 @@ def _made(trace: Trace, total: Mapping[Monomial, int], value: int) -> Size:
     return Extent(trace, terms, value)
 
 
-def _bounds(x: Size) -> Bounds:
+def bounds_of(x: Size) -> Bounds:
     return x.bounds if isinstance(x, Extent) else (x, x)
 
 
-def _source(x: Size) -> str:
+def source_of(x: Size) -> str:
     return x.source if isinstance(x, Extent) else str(x)
 
 
 def _is_part(x: Size, y: Size) -> bool:
     """Whether 0 <= x < y at all sizes."""
-    low, _ = _bounds(x)
-    rest, _ = _bounds(y - x)
+    low, _ = bounds_of(x)
+    rest, _ = bounds_of(y - x)
     return low is not None and low >= 0 and rest is not None and rest > 0
 
 
-def _quotient(trace: Trace, x: Size, y: Size) -> Any:
+def _quotient(trace: SizeTrace, x: Size, y: Size) -> Any:
     if _is_part(x, y):
         return 0
-    value = _value(x) // _value(y)
-    (low, high), (least, most) = _bounds(x), _bounds(y)
+    value = number_now(x) // number_now(y)
+    (low, high), (least, most) = bounds_of(x), bounds_of(y)
     bounds: Bounds = (None, None)
     if least is not None and least > 0:
-        lowest = None if low is None else low // least if low < 0 else 0 if most is None else low // most
-        highest = None if high is None else high // least if high >= 0 else -1 if most is None else high // most
+        lowest = (
+            None if low is None else low // least if low < 0 else 0 if most is None else low // most
+        )
+        highest = (
+            None
+            if high is None
+            else high // least
+            if high >= 0
+            else -1
+            if most is None
+            else high // most
+        )
         bounds = lowest, highest
-    return trace.atom(f"({_source(x)})//({_source(y)})", value, bounds)
+    return trace.atom(f"({source_of(x)})//({source_of(y)})", value, bounds)
 
 
 def _holds(relation: str, x: Extent, y: Size) -> bool:
     difference = x - y
-    value = _value(difference)
+    value = number_now(difference)
     holds = bool(_RELATIONS[relation](value))
     if isinstance(difference, int):
         return holds
@@ -344,7 +365,8 @@ def _holds(relation: str, x: Extent, y: Size) -> bool:
         test = _RELATIONS[relation]
         upward = relation in (">", ">=")
         certain = bool(ends) and (
-            (low is not None and test(low) is upward) or (high is not None and test(high) is not upward)
+            (low is not None and test(low) is upward)
+            or (high is not None and test(high) is not upward)
         )
     if not certain:
         difference.trace.note(f"{difference.source} {relation} 0", holds)
@@ -360,61 +382,6 @@ _RELATIONS: dict[str, Callable[[int], bool]] = {
 }
 
 
-def _trace_of(sizes: Iterable[Size]) -> Trace | None:
-    return next((size.trace for size in sizes if isinstance(size, Extent)), None)
-
-
-def most(*sizes: Size) -> Any:
-    """max, as an expression where one of them is: nothing is decided."""
-    return _chosen("max", max, 0, sizes)
-
-
-def least(*sizes: Size) -> Any:
-    """min, likewise."""
-    return _chosen("min", min, 1, sizes)
-
-
-def _chosen(name: str, choose: Callable[..., int], side: int, sizes: Sequence[Size]) -> Any:
-    sizes = tuple(dict.fromkeys(sizes))
-    trace = _trace_of(sizes)
-    if trace is None or len(sizes) == 1:
-        return choose(sizes)  # type: ignore[type-var]
-    value = choose(_value(size) for size in sizes)
-    all_bounds = [_bounds(size) for size in sizes]
-    known = [[b[k] for b in all_bounds if b[k] is not None] for k in (0, 1)]
-    bounds: list[int | None] = [None, None]
-    for k in (0, 1):
-        # the greater of two is at least what one of them is at least; it is at most if both are
-        needed = 1 if k == side else len(sizes)
-        bounds[k] = choose(known[k]) if len(known[k]) >= needed else None
-    for size in sizes:  # one of them may be beyond all others
-        rest = [_bounds(size - other) for other in sizes if other is not size]
-        if name == "max" and all(low is not None and low >= 0 for low, _ in rest):
-            return size
-        if name == "min" and all(high is not None and high <= 0 for _, high in rest):
-            return size
-    parts = ",".join(sorted(map(_source, sizes)))
-    return trace.atom(f"{name}({parts})", value, (bounds[0], bounds[1]))
-
-
-def count_in_slice(size: Size, start: Size | None, end: Size | None, step: Size) -> Any:
-    """How many places of `size` a slice takes, with a step from 1 on; as Python counts them."""
-    first = _place(size, 0 if start is None else start)
-    last = size if end is None else _place(size, end)
-    return most(0, -((first - last) // step))
-
-
-_ENDLESS = 1 << 62  # what ends there or later takes all
-
-
-def _place(size: Size, place: Size) -> Any:
-    if isinstance(place, int) and place >= _ENDLESS:
-        return size
-    if place < 0:
-        place = place + size
-    return most(0, least(place, size))
-
-
 def known(x: Any) -> Any:
     """Numbers alone: an Extent, also in a tuple, becomes its value, and a guard says so."""
     if isinstance(x, Extent):
@@ -428,105 +395,3 @@ def known(x: Any) -> Any:
 def number_now(x: Size) -> int:
     """What a size is now, with no guard: for what is right at any size, or filled in again."""
     return x.value if isinstance(x, Extent) else x
-
-
-def is_symbolic(x: Any) -> bool:
-    """Whether it is an Extent, or a tuple or text with one in it."""
-    if isinstance(x, (tuple, list)):
-        return any(map(is_symbolic, x))
-    return isinstance(x, Extent) or (isinstance(x, str) and "⟦" in x)
-
-
-@contextmanager
-def by_sample(*sizes: Any) -> Iterator[None]:
-    """Decisions inside are right at all sizes, whichever way they come out: no guard is noted."""
-    trace = _trace_of(sizes) or current()
-    if trace is None:
-        yield
-        return
-    before, trace.is_guarding = trace.is_guarding, False
-    try:
-        yield
-    finally:
-        trace.is_guarding = before
-
-
-# --- in text -----------------------------------------------------------------------------------------
-
-
-class _Tracing(threading.local):
-    trace: Trace | None = None
-
-
-_tracing = _Tracing()
-
-
-def current() -> Trace | None:
-    """The trace that the calling thread makes a program under."""
-    return _tracing.trace
-
-
-@contextmanager
-def tracing(trace: Trace) -> Iterator[None]:
-    """Text that is made inside may have marks of this trace."""
-    before, _tracing.trace = _tracing.trace, trace
-    try:
-        yield
-    finally:
-        _tracing.trace = before
-
-
-def settled(text: str) -> str:
-    """Text with numbers in place of marks; guards say that they are these."""
-    if "⟦" not in text:
-        return text
-    trace = current()
-    assert trace is not None, "marks are made under a trace"
-
-    def number(found: re.Match[str]) -> str:
-        value = trace.value_of(found[1])
-        trace.note(f"{found[1]} == {value}", True)
-        return str(value)
-
-    return _MARK.sub(number, text)
-
-
-def text_function(trace: Trace, text: str) -> Callable[..., str]:
-    """The text with numbers in place of marks, as a function of the symbols."""
-    parts = _MARK.split(text)  # text and expressions in turns
-    shown = [f"str({part})" if k % 2 else repr(part) for k, part in enumerate(parts)]
-    made: Callable[..., str] = trace.function(f"''.join(({', '.join([*shown, ''])}))")
-    return made
-
-
-def mark_of(text: str) -> Extent | None:
-    """The Extent that a text is the mark of, and nothing else."""
-    found, trace = _MARK.fullmatch(text), current()
-    if found is None or trace is None:
-        return None
-    return trace.atom(found[1], trace.value_of(found[1]), (None, None))
-
-
-def bits_of(number: Extent, double: bool) -> Extent:
-    """The bits of a float of that value, as an integer."""
-    name = "double_bits" if double else "float_bits"
-    source = f"{name}({number.source})"
-    return number.trace.atom(source, FUNCTIONS[name](number.value), (None, None))
-
-
-def double_bits(number: float) -> int:
-    """The bits of a float64, as an integer."""
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
-
-
-def float_bits(number: float) -> int:
-    """The bits of a float32, as an integer."""
-    return int(struct.unpack("<i", struct.pack("<f", number))[0])
-
-
-FUNCTIONS: dict[str, Callable[..., int]] = {
-    "max": max,
-    "min": min,
-    "double_bits": double_bits,
-    "float_bits": float_bits,
-}
