@@ -286,11 +286,10 @@ class Recorder:
         if entry.key != key:
             entry = last.branch(key)
         if (entry is None or self.cursor is STOPPED) and self._goes_op_by_op(last, key, entry):
-            if not forks.is_forced():
-                entry = entry_for(self, last, key)
+            entry = None if forks.is_forced() else entry_for(self, last, key)
             if entry is None:
                 self._note_fork(last, key)
-                if last.of is not None or not wants_another(last):
+                if forks.is_forced() or last.of is not None or not wants_another(last):
                     raise GoesOpByOp(self)
             self.fork = None
         elif entry is None:

@@ -32,6 +32,8 @@ class NotSymbolic:
 
 def entry_for(recorder: Any, last: Any, key: Any) -> Any:
     """The entry of a path of symbols for a call after `last`, at the call's sizes; None without."""
+    if not config.value("LTC_SYMBOLIC"):
+        return None
     most_bytes = config.value("LTC_MAX_PENDING_BYTES") - last.size
     if last.of is not None:
         path, position = last.of
@@ -58,8 +60,6 @@ def path_from(recorder: Any, place: Any) -> SymbolicPath | None:
     known = place.symbolic
     if known.__class__ is SymbolicPath:
         return known
-    if not config.value("LTC_SYMBOLIC"):
-        return None
     ways = len(place.branches)
     tries = 0 if known is None else known.tries
     if known is not None and (tries >= MOST_TRIES or known.ways == ways):
@@ -69,7 +69,8 @@ def path_from(recorder: Any, place: Any) -> SymbolicPath | None:
     except (Differs, AssertionError) as error:
         place.symbolic = NotSymbolic(str(error), tries + 1, ways)
         metrics.count("SymbolicPathsRefused")
-        _explain("no path of symbols is made for it", str(error), _CURE)
+        if tries + 1 == MOST_TRIES:  # before, another recording may do
+            _explain("no path of symbols is made for it", str(error), _CURE)
         return None
     metrics.count("SymbolicPaths")
     recorder.entries += len(made.entries)

@@ -74,7 +74,7 @@ def opened(body: str, numbers: int) -> tuple[str, list[str]]:
 
     lines = []
     for line in body.split("\n"):
-        if "⟦" in line and "x i64> <" not in line:
+        if "⟦" in line and "<i64 " not in line:  # of a constant vector no part is a register
             for place in _PLACES:
                 line = place.sub(argument, line)
         lines.append(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from ltc.llvm.emit.index import Index, IndexRegister
 from ltc.llvm.emit.index import least as least_index
 from ltc.llvm.emit.isa import Isa
 from ltc.support.sizes.choices import by_sample, least, most
+from ltc.support.sizes.extent import Extent
 
 LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
 
@@ -85,10 +87,14 @@ class Vectors(Floats):
         at, last = self.numbers(first, stride), self.splat(self.narrow(limit), "i32")
         return self.builder.value(f"icmp ult <{self.width} x i32> {at}, {last}")
 
-    def numbers(self, first: Index, stride: int = 1, element: str = "i32") -> str:
+    def numbers(self, first: Index, stride: Any = 1, element: str = "i32") -> str:
         """first, first + stride, ... of the lanes, of an integer type."""
         start = self.splat(self.narrow(first) if element == "i32" else first, element)
-        steps = multiples(self.width, stride, element)
+        if isinstance(stride, Extent):
+            lanes, each = multiples(self.width, 1, element), self.splat(stride, element)
+            steps = self.builder.value(f"mul <{self.width} x {element}> {lanes}, {each}")
+        else:
+            steps = multiples(self.width, stride, element)
         return self.builder.value(f"add <{self.width} x {element}> {start}, {steps}")
 
     def narrow(self, x: Index) -> str | int:
