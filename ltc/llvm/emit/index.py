@@ -21,7 +21,7 @@ def _is(number: int, x: object) -> bool:
 
 
 def _is_bit(x: object) -> bool:
-    return x.__class__ is int and x in (0, 1)  # type: ignore[operator]  # it is a number
+    return x.__class__ is int and x in (0, 1)
 
 
 class Register(str):

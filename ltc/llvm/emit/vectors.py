@@ -92,7 +92,7 @@ class Vectors(Floats):
         start = self.splat(self.narrow(first) if element == "i32" else first, element)
         if isinstance(stride, Extent):
             lanes, each = multiples(self.width, 1, element), self.splat(stride, element)
-            steps = self.builder.value(f"mul <{self.width} x {element}> {lanes}, {each}")
+            steps: str = self.builder.value(f"mul <{self.width} x {element}> {lanes}, {each}")
         else:
             steps = multiples(self.width, stride, element)
         return self.builder.value(f"add <{self.width} x {element}> {start}, {steps}")

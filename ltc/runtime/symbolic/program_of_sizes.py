@@ -101,12 +101,12 @@ class ProgramOfSizes:
                 self.refusal = f"none of {MOST_VARIANTS} variants fits most sizes"
                 self._variants.clear()
             return None
-        variant = self._new_variant(values)
-        if variant is None:
+        made = self._new_variant(values)
+        if made is None:
             return None
         self._misses = 0
         metrics.count("SymbolicSizes")
-        return variant.program_at(values)
+        return made.program_at(values)
 
     def _new_variant(self, values: tuple[int, ...]) -> _Variant | None:
         started = time.perf_counter_ns()

@@ -50,7 +50,7 @@ def _chosen(name: str, choose: Callable[..., int], side: int, sizes: Sequence[Si
     sizes = tuple(dict.fromkeys(sizes))
     trace = _trace_of(sizes)
     if trace is None or len(sizes) == 1:
-        return choose(sizes)  # type: ignore[type-var]
+        return choose(sizes)
     value = choose(number_now(size) for size in sizes)
     all_bounds = [bounds_of(size) for size in sizes]
     known = [[b[k] for b in all_bounds if b[k] is not None] for k in (0, 1)]

@@ -22,9 +22,10 @@ into the number at other sizes.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
+
+from ltc.support.sizes.functions import FUNCTIONS
 
 # The atoms that are multiplied: symbols, and what is no polynomial of them.
 Monomial = tuple[str, ...]
@@ -33,24 +34,6 @@ Size = Union[int, "Extent"]
 
 SMALLEST = 2  # of a symbol: none and one are seldom treated as other sizes are
 _NAME = re.compile(r"\bt\d+\b")
-
-
-def double_bits(number: float) -> int:
-    """The bits of a float64, as an integer."""
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
-
-
-def float_bits(number: float) -> int:
-    """The bits of a float32, as an integer."""
-    return int(struct.unpack("<i", struct.pack("<f", number))[0])
-
-
-FUNCTIONS: dict[str, Callable[..., int]] = {
-    "max": max,
-    "min": min,
-    "double_bits": double_bits,
-    "float_bits": float_bits,
-}
 
 
 class SizeTrace:
@@ -211,10 +194,10 @@ class Extent:
         ((divisor, factor),) = terms
         total: dict[Monomial, int] = {}
         for monomial, c in self.terms:
-            left = list(monomial)
-            if c % factor or any(atom not in left or left.remove(atom) for atom in divisor):
+            left = _without(monomial, divisor)
+            if c % factor or left is None:
                 return None
-            total[tuple(left)] = c // factor
+            total[left] = c // factor
         return _made(self.trace, total, self.value // number_now(other))
 
     def __mod__(self, other: Any) -> Any:
@@ -296,6 +279,16 @@ class Extent:
 
     def __reduce__(self) -> Any:
         raise TypeError("an Extent is known in its process alone")
+
+
+def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """The atoms that are left of a product divided by another; None where that leaves a rest."""
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
 
 
 def _terms(x: Size) -> tuple[tuple[Monomial, int], ...]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ltc.support.sizes.choices import current
-from ltc.support.sizes.extent import FUNCTIONS, Extent, SizeTrace
+from ltc.support.sizes.extent import Extent, SizeTrace
+from ltc.support.sizes.functions import FUNCTIONS
 
 _MARK = re.compile("⟦([^⟦⟧]*)⟧")
 
