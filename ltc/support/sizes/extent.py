@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from ltc.support.sizes.functions import FUNCTIONS
+from ltc.support.sizes.called_by_sizes import FUNCTIONS
 
 # The atoms that are multiplied: symbols, and what is no polynomial of them.
 Monomial = tuple[str, ...]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ltc.support.sizes.called_by_sizes import FUNCTIONS
 from ltc.support.sizes.choices import current
 from ltc.support.sizes.extent import Extent, SizeTrace
-from ltc.support.sizes.functions import FUNCTIONS
 
 _MARK = re.compile("⟦([^⟦⟧]*)⟧")
 
