@@ -326,9 +326,7 @@ def test_a_program_that_is_of_symbols_no_more_runs_otherwise(monkeypatch):
 def test_memory_is_bounded_for_any_number_of_sizes():
     for n in range(5, 9):
         run(n)
-    path = next(
-        entry.symbolic for entry in device_at(0).recorder().roots.values() if entry.symbolic
-    )
+    (path,) = device_at(0).recorder().root.symbolic.paths
     entries = device_at(0).recorder().entries
     for n in range(10, 400):
         run(n)
@@ -336,6 +334,38 @@ def test_memory_is_bounded_for_any_number_of_sizes():
     assert len(end._ready) <= program_of_sizes.MOST_READY
     assert len(end._variants) <= program_of_sizes.MOST_VARIANTS
     assert device_at(0).recorder().entries == entries
+
+
+def test_programs_that_begin_alike_have_a_path_each():
+    weight = torch.linspace(-1, 1, 12).view(3, 4)
+
+    def step(n: int, kind: str, device: str) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 3 * n).view(n, 3).to(device)
+        y = (x * 2).tanh()
+        if kind == "sum":
+            return y.sum(1)
+        if kind == "product":
+            return (y @ weight.to(device)).softmax(1)
+        return y[1:].cos()
+
+    def both(n: int, kind: str) -> None:
+        got = step(n, kind, "ltc:0")
+        ltm.mark_step()
+        assert_like_the_cpu([got], [step(n, kind, "cpu")], (n, kind))
+
+    sizes = (25, 30, 27, 22, 35, 40, 21, 33, 28, 45)
+    for n in sizes:
+        for kind in ("sum", "product", "cos"):
+            both(n, kind)
+    for n in range(50, 54):
+        for kind in ("product", "cos", "sum"):
+            both(n, kind)
+    with metrics.counted() as grown:
+        for n in range(60, 70):
+            for kind in ("sum", "product", "cos"):
+                both(n, kind)
+    assert grown["OpByOpSteps"] == grown["RecordedEntries"] == grown["InterpretedRuns"] == 0
+    assert grown["SymbolicSizes"] == 30
 
 
 def test_views_and_writes_keep_their_sizes():

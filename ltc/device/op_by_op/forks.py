@@ -40,25 +40,27 @@ def _has_peers() -> bool:
 class PassedBy:
     """What went on from one place of a path and was not recorded."""
 
-    __slots__ = ("_times", "_latest")
+    __slots__ = ("_times", "_latest", "_expected")
 
     def __init__(self) -> None:
         self._times: dict[Hashable, int] = {}
         self._latest: Hashable = None
+        self._expected: Hashable = None
 
     def expect(self, key: Hashable) -> None:
-        """What goes on with `key` is recorded, if it comes next."""
-        self._latest = key
+        """What goes on with `key` is to be recorded the next time."""
+        self._expected = key
 
-    def passes(self, key: Hashable, most: float = PASSES) -> bool:
-        """Whether what goes on with `key` is not recorded for itself this time, too.
+    def is_expected(self, key: Hashable) -> bool:
+        return self._expected is not None and key == self._expected
+
+    def passes(self, key: Hashable) -> bool:
+        """Whether what goes on with `key` is run op by op this time, too.
 
         What comes twice in succession is taken for a loop's.
-
-        most  times that it is not
         """
         times = self._times.pop(key, 0) + 1
-        if times > most or key == self._latest:
+        if times > PASSES or key == self._latest:
             self._latest = None
             return False
         if len(self._times) >= _MOST:

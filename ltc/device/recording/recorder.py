@@ -8,7 +8,6 @@ put on side lists, so a learning rate may change without anything being recorded
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -26,8 +25,7 @@ from ltc.device.op_by_op.computed import LivingStates
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
 from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.state import State
-from ltc.device.symbolic.going_on import entry_for, wants_another
-from ltc.device.symbolic.path import SymbolicPath
+from ltc.device.symbolic.going_on import entry_for, other_way, wants_another
 from ltc.device.torch_device import empty_tensor
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.buffer import Buffer, byte_size, input_key
@@ -158,6 +156,14 @@ class GoesOpByOp(Interrupted):
         self.recorder = recorder
 
 
+class TakesOtherPath(Interrupted):
+    """What was recorded so far becomes the beginning of another path, by `way`."""
+
+    def __init__(self, recorder: Recorder, way: Callable[[], object]) -> None:
+        super().__init__()
+        self.recorder, self.way = recorder, way
+
+
 class Recorder:
     """The recording of one thread on one device.
 
@@ -285,16 +291,10 @@ class Recorder:
         entry = last.next
         if entry.key != key:
             entry = last.branch(key)
-        if (entry is None or self.cursor is STOPPED) and self._goes_op_by_op(last, key, entry):
-            entry = None if forks.is_forced() else entry_for(self, last, key)
-            if entry is None:
-                self._note_fork(last, key)
-                if forks.is_forced() or last.of is not None or not wants_another(last):
-                    raise GoesOpByOp(self)
-            self.fork = None
-        elif entry is None:
-            self._note_fork(last, key)
+        if entry is None or self.cursor is STOPPED:
+            entry = self._not_recorded(last, key, entry)
         if entry is None:
+            self._note_fork(last, key)
             entry = self._add(key, make_call())
         last.next = entry
         if last is self.root:
@@ -308,21 +308,42 @@ class Recorder:
             following = last.next if last is not self.root else self._expected()
             self.fork_evidence = fork_at(last, following, key)
 
-    def _goes_op_by_op(self, last: Entry, key: tuple, known: Entry | None) -> bool:
-        """Whether what comes next is run at once: all that LTC_TIER=op_by_op lets, else what is new."""
+    def _not_recorded(self, last: Entry, key: tuple, known: Entry | None) -> Entry | None:
+        """What comes next without being recorded: a known entry, or one of a path of symbols.
+
+        None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere.
+        """
         if forks.is_forced():
-            return self._may_go_op_by_op()
-        if known is None and last.of is not None:
-            return True  # what came there has the sizes of this time alone: nothing is added
-        if known is not None or last.branches is None or len(last.branches) < forks.RECORDED:
-            return False
-        if not self._may_go_op_by_op():
-            return False
+            if self._may_go_op_by_op():
+                raise GoesOpByOp(self)
+            return known
+        has_forked = last.branches is not None and len(last.branches) >= forks.RECORDED
+        if known is not None or (last.of is None and not has_forked):
+            return known
+        if last.of is None and not self._may_go_op_by_op():
+            return None
+        if last.passed is not None and last.passed.is_expected(_hashable(key)):
+            return None
+        entry: Entry | None = entry_for(self, last, key)
+        if entry is None:
+            self._leave(last, key)
+        return entry
+
+    def _leave(self, last: Entry, key: tuple) -> None:
+        """Raise how what comes next is run, unless it is to be recorded here."""
+        self._note_fork(last, key)
+        if last.of is not None:
+            way = other_way(self, last, key)
+            raise GoesOpByOp(self) if way is None else TakesOtherPath(self, way)
+        if not wants_another(last) and self._passes(last, key):
+            raise GoesOpByOp(self)
+
+    def _passes(self, last: Entry, key: tuple) -> bool:
+        """Whether what comes next is run op by op this time."""
         if self.fork != (last, key):  # else a kernel has asked, and its call goes the thorough way
             if last.passed is None:
                 last.passed = forks.PassedBy()
-            most = math.inf if last.symbolic.__class__ is SymbolicPath else forks.PASSES
-            self.fork = (last, key) if last.passed.passes(_hashable(key), most) else None
+            self.fork = (last, key) if last.passed.passes(_hashable(key)) else None
         return self.fork is not None
 
     def _may_go_op_by_op(self) -> bool:

@@ -25,6 +25,7 @@ from ltc.device.recording.recorder import (
     GoesOpByOp,
     Interrupted,
     Recorder,
+    TakesOtherPath,
     devices,
 )
 from ltc.device.recording.state import State
@@ -85,6 +86,11 @@ def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> 
             if _this_thread.holding:
                 raise
             _flush_having_let_go(pending.recorder)
+        except TakesOtherPath as other:
+            if _this_thread.holding:
+                raise
+            with recorder.lock:
+                other.way()
         except GoesOpByOp as fork:
             if _this_thread.holding:
                 raise

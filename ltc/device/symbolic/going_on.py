@@ -1,45 +1,73 @@
-"""When a recording goes on along a path of symbols: where its path has gone on at other sizes."""
+"""When a recording goes on along a path of symbols: where its path has gone on at other sizes.
+
+Several programs may begin alike.  A place has a path for each; a recording that leaves one goes over to
+another that begins as it has begun, or, while there is none, to a path of its own that is recorded at
+these sizes alone: two such recordings make the next path of symbols.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 from ltc import config
 from ltc.debug import metrics
+from ltc.device.symbolic.derive import WRITE_VIEW
 from ltc.device.symbolic.path import SymbolicPath
 from ltc.device.symbolic.pattern import Differs, pattern_of
+from ltc.device.symbolic.taking_over import is_recorded_alone, record_alone, take_over
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.explaining.history import note
 from ltc.explaining.user_stack import user_stack
 
-MOST_TRIES = 4  # of one place: each time with other recordings
+MOST_TRIES = 8  # of one place: each time with other recordings
+MOST_PATHS = 16  # of one place
+COMPARED = 4  # of the latest recordings that went on from a place
+MOST_ALONE = 4  # recordings that left a path at one position and were recorded alone
 _CURE = "pad sizes to a few; or let the sizes that change be the leading ones"
 
 
-class NotSymbolic:
-    """That a place has no path of symbols so far.
+class PathsFrom:
+    """The paths of symbols that go on from a place.
 
-    why    it has none
-    tries  how often one was looked for
+    paths  the one that was taken last first
+    tries  how often one was looked for in vain
     ways   that had been recorded by then
     """
 
-    def __init__(self, why: str, tries: int, ways: int) -> None:
-        self.why, self.tries, self.ways = why, tries, ways
+    def __init__(self) -> None:
+        self.paths: list[SymbolicPath] = []
+        self.tries = self.ways = 0
 
 
 def entry_for(recorder: Any, last: Any, key: Any) -> Any:
     """The entry of a path of symbols for a call after `last`, at the call's sizes; None without."""
     if not config.value("LTC_SYMBOLIC"):
         return None
-    most_bytes = config.value("LTC_MAX_PENDING_BYTES") - last.size
     if last.of is not None:
         path, position = last.of
-        return path.entry_at(position + 1, key, most_bytes)
-    path = path_from(recorder, last)
-    return None if path is None else path.entry_at(0, key, most_bytes)
+        return path.entry_at(position + 1, key, _most_bytes(path.place))
+    if last.symbolic is None:
+        last.symbolic = PathsFrom()
+    known, most_bytes = last.symbolic, _most_bytes(last)
+    found = _accepting(known, key, most_bytes)
+    if found is None and _looks_again(last) and _made_from_latest(recorder, last):
+        found = _accepting(known, key, most_bytes)
+    return found
+
+
+def _most_bytes(place: Any) -> int:
+    most: int = config.value("LTC_MAX_PENDING_BYTES")
+    return most - int(place.size)
+
+
+def _accepting(known: PathsFrom, key: Any, most_bytes: int) -> Any:
+    for path in known.paths:
+        entry = path.entry_at(0, key, most_bytes)
+        if entry is not None:
+            return entry
+    return None
 
 
 def wants_another(place: Any) -> bool:
@@ -49,56 +77,75 @@ def wants_another(place: Any) -> bool:
     """
     known = place.symbolic
     return (
-        known.__class__ is NotSymbolic
+        known is not None
         and known.tries < MOST_TRIES
         and known.ways == len(place.branches)
+        and bool(config.value("LTC_SYMBOLIC"))
     )
 
 
-def path_from(recorder: Any, place: Any) -> SymbolicPath | None:
-    """The path of symbols that goes on from a place, made where two recordings have it in common."""
+def other_way(recorder: Any, last: Any, key: Any) -> Callable[[], object] | None:
+    """What lets a recording that leaves a path of symbols go on; None where it goes op by op."""
+    path, position = last.of
+    if not config.value("LTC_SYMBOLIC") or key[0] == WRITE_VIEW:  # its call is recorded already
+        return None
+    place, count = path.place, position + 1
+    if is_recorded_alone(path, count, key):
+        return lambda: record_alone(recorder, path, count)
+    found = _other_path(path, count, key)
+    alone = path.left.setdefault(count, {})
+    latest = list(reversed(alone))[:2]
+    if found is None and len(latest) == 2 and _made_of(recorder, place, *latest):
+        alone.clear()
+        found = _other_path(path, count, key)
+    if found is not None:
+        return lambda: take_over(recorder, path, count, found)
+    if len(alone) >= MOST_ALONE:
+        return None
+    return lambda: alone.setdefault(record_alone(recorder, path, count))
+
+
+def _other_path(path: SymbolicPath, count: int, key: Any) -> SymbolicPath | None:
+    """A path from the same place that begins with the first entries of this one, and goes on with the key."""
+    others = [other for other in path.place.symbolic.paths if other is not path]
+    most_bytes = _most_bytes(path.place)
+    return next((one for one in others if one.begins_as(path, count, key, most_bytes)), None)
+
+
+def _looks_again(place: Any) -> bool:
     known = place.symbolic
-    if known.__class__ is SymbolicPath:
-        return known
-    ways = len(place.branches)
-    tries = 0 if known is None else known.tries
-    if known is not None and (tries >= MOST_TRIES or known.ways == ways):
-        return None
+    return known.tries < MOST_TRIES and known.ways != len(place.branches)
+
+
+def _made_from_latest(recorder: Any, place: Any) -> bool:
+    """Whether the latest recording and one before it have a path in common, which is made."""
+    known = place.symbolic
+    known.ways = len(place.branches)
+    latest, *others = islice(reversed(place.branches.values()), COMPARED)
+    if any(_made_of(recorder, place, latest, other) for other in others):
+        return True
+    known.tries += 1
+    return False
+
+
+def _made_of(recorder: Any, place: Any, latest: Any, other: Any) -> bool:
+    """Whether two recordings are one path of symbols, which is made."""
+    known = place.symbolic
     try:
-        place.symbolic = made = _made(recorder, place)
+        pattern, sizes = pattern_of(list(_recorded(other)), list(_recorded(latest)))
+        made = SymbolicPath(recorder, place, pattern, sizes, place.__class__)
     except (Differs, AssertionError) as error:
-        place.symbolic = NotSymbolic(str(error), tries + 1, ways)
         metrics.count("SymbolicPathsRefused")
-        if tries + 1 == MOST_TRIES:  # before, another recording may do
+        if known.tries == MOST_TRIES - 1:  # before, another recording may do
             _explain("no path of symbols is made for it", str(error), _CURE)
-        return None
+        return False
+    known.paths.insert(0, made)
+    del known.paths[MOST_PATHS:]
     metrics.count("SymbolicPaths")
     recorder.entries += len(made.entries)
     shown = ", ".join(f"s{k} was {a} and {b}" for k, (a, b) in enumerate(made.sizes.pairs))
     _explain(f"its {len(made.entries)} calls are one path of symbols", f"sizes differ: {shown}", "")
-    return made
-
-
-def give_up(path: SymbolicPath, why: str) -> None:
-    """Recordings go on along the path no more: it has no program."""
-    place = path.place
-    if place.symbolic is path:
-        place.symbolic = NotSymbolic(why, MOST_TRIES, 0)
-        place.next = next(iter(place.branches.values()))
-        metrics.count("SymbolicProgramsRefused")
-        _explain("its path of symbols is left again, since it has no program", why, _CURE)
-
-
-def _explain(what: str, difference: str, cure: str) -> None:
-    what = f"a recording comes back at other sizes: {what}"
-    note(Explanation(TIERS, user_stack(), what, difference, cure, "symbolic"))
-
-
-def _made(recorder: Any, place: Any) -> SymbolicPath:
-    newest = islice(reversed(place.branches.values()), 2)
-    second, first = (list(_recorded(entry)) for entry in newest)
-    pattern, sizes = pattern_of(first, second)
-    return SymbolicPath(recorder, place, pattern, sizes, place.__class__)
+    return True
 
 
 def _recorded(entry: Any) -> Iterator[Any]:
@@ -110,3 +157,19 @@ def _recorded(entry: Any) -> Iterator[Any]:
         last, entry = entry, entry.next
     if last.ended is None:
         raise Differs("a recording has not come to its end yet")
+
+
+def give_up(path: SymbolicPath, why: str) -> None:
+    """Recordings go on along the path no more: it has no program."""
+    place = path.place
+    if path in place.symbolic.paths:
+        place.symbolic.paths.remove(path)
+        place.symbolic.tries = MOST_TRIES
+        place.next = next(iter(place.branches.values()))
+        metrics.count("SymbolicProgramsRefused")
+        _explain("its path of symbols is left again, since it has no program", why, _CURE)
+
+
+def _explain(what: str, difference: str, cure: str) -> None:
+    what = f"a recording comes back at other sizes: {what}"
+    note(Explanation(TIERS, user_stack(), what, difference, cure, "symbolic"))

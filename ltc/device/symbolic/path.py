@@ -32,6 +32,7 @@ class SymbolicPath:
     sizes    the symbols: what they were in the two recordings
     entries  its own
     values   of the symbols, as the entries have them now
+    left     what left it after so many of its entries and was recorded alone: the first entries
     ends     how recordings that end here are run: (position of the last entry, outputs, replaced)
     """
 
@@ -60,6 +61,7 @@ class SymbolicPath:
         self._fits, self._guards = self._conditions()
         self._bytes = self._size_in_bytes()
         self.ends: dict[Any, ProgramOfSizes] = {}
+        self.left: dict[int, dict[Any, None]] = {}
         self._latest: tuple[int, ...] | None = None
         self._repeats = 0
         self._set(self.values)
@@ -179,6 +181,23 @@ class SymbolicPath:
         self._set(values)
         entry = self.entries[position]
         return entry if entry.key == key else None
+
+    def begins_as(self, other: SymbolicPath, count: int, key: Any, most_bytes: int) -> bool:
+        """Whether the first entries of another path, and then a call of that key, are its own.
+
+        It has their sizes then.
+        """
+        values: dict[CallResult, CallResult] = {}
+        for position, entry in enumerate(other.entries[:count]):
+            wanted = filled(entry.key, lambda value: values.get(value, value))
+            mine = self.entry_at(position, wanted, most_bytes)
+            if mine is None or len(mine.call.results) != len(entry.call.results):
+                return False
+            values.update(
+                (a, b) for a, b in zip(entry.call.results, mine.call.results) if a is not None
+            )
+        wanted = filled(key, lambda value: values.get(value, value))
+        return self.entry_at(count, wanted, most_bytes) is not None
 
     def _matches(self, position: int, key: Any, found: dict[int, int]) -> bool:
         """Whether the call may be the entry's; `found` gets the symbols that it brings."""
