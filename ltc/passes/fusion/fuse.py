@@ -45,6 +45,7 @@ from ltc.passes.fusion.legality import (
 )  # fmt: skip
 from ltc.passes.fusion.repeated import has_one_source, is_awaited, is_narrowest_draw
 from ltc.passes.fusion.units import FusedUnits
+from ltc.support.sizes.choices import by_sample
 
 # Views that the reference takes as they are, without a copy.
 FREE_FOR_REFERENCE = frozenset({ops.PERMUTE, ops.SLICE, ops.EXPAND, ops.RESHAPE, ops.BARRIER})
@@ -258,7 +259,9 @@ class _Fuser:
         for draft in reversed(self.reducing[space][-4:]):
             has_room = len(draft.members) < MOST_MEMBERS // 2 and draft.passes < MOST_PASSES
             is_like = depth in (None, draft.depth) and draft.product is None
-            if has_room and is_like and prod(space[: draft.depth]) >= FEWEST_ROWS:
+            with by_sample(*space):  # either way is right
+                has_rows = bool(prod(space[: draft.depth]) >= FEWEST_ROWS)
+            if has_room and is_like and has_rows:
                 shared = reduced_for([node], draft, self.native) & reduced_for(
                     draft.members, draft, self.native
                 )

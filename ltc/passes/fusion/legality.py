@@ -13,6 +13,7 @@ from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.passes.fusion.draft import Draft, ReadPlace
 from ltc.passes.fusion.index_maps import VIEWS, offset_of
+from ltc.support.sizes.choices import by_sample
 
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
 COSTLY = frozenset(
@@ -94,8 +95,9 @@ def may_reduce_in(node: Node, place: ReadPlace) -> bool:
         return False
     reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
     rows, rest = draft.space[:k], draft.space[k:]
-    if prod(rows) < FEWEST_ROWS and prod(rows) * prod(reduced) > SMALL_SPACE:
-        return False
+    with by_sample(*rows, *reduced):  # either way is right
+        if prod(rows) < FEWEST_ROWS and prod(rows) * prod(reduced) > SMALL_SPACE:
+            return False
     if draft.depth is None:
         return rest == reduced or not rest
     return k == draft.depth and rest == reduced
