@@ -83,6 +83,12 @@ def covers(node: Node, place: ReadPlace) -> bool:
     )
 
 
+def has_many_rows(rows: tuple[int, ...]) -> bool:
+    """Whether they keep the threads busy; a guess that is right at any sizes."""
+    with by_sample(*rows):
+        return bool(prod(rows) >= FEWEST_ROWS)
+
+
 def may_reduce_in(node: Node, place: ReadPlace) -> bool:
     """Whether each row of the draft can hold this reduction."""
     draft = place.draft
