@@ -23,7 +23,7 @@ from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.op_by_op import forks
 from ltc.device.op_by_op.computed import LivingStates
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
-from ltc.device.recording.random_state import RandomState
+from ltc.device.random_state import RandomState
 from ltc.device.recording.state import State
 from ltc.device.torch_device import empty_tensor
 from ltc.explaining.explanation import Explanation

@@ -156,6 +156,8 @@ def values_of(states: list[State]) -> list[CallResult]:
             value_of(s) if v is None or v.recorder is not recorder else v
             for s, v in zip(states, values)
         ]
+    if recorder.now is not None and all([state.buffer is not None for state in states]):
+        return recorder.now.bind_all(states)
     return recorder.bind_as_before(states) or recorder.note_run([value_of(s) for s in states])
 
 
