@@ -432,6 +432,15 @@ def test_another_thread_reads_what_this_one_has_computed(op_by_op):
     assert (y + x).tolist() == [8.0] * 4
 
 
+def test_a_thread_that_ends_leaves_what_has_run(op_by_op):
+    x, made = torch.ones(3).to("ltc:0"), []
+    thread = threading.Thread(target=lambda: made.append((x + 1, (x * 2).sum().item())))
+    thread.start()
+    thread.join()
+    assert device_at(0).has_one_recorder()
+    assert (made[0][0].tolist(), made[0][1]) == ([2.0] * 3, 6.0)
+
+
 def test_threads_that_read_one_another(op_by_op):
     shared = [torch.full((64,), float(n)).to("ltc:0") for n in range(3)]
     failures = []

@@ -304,6 +304,16 @@ class Recorder:
         self.op_by_op = self.now = OpByOp(self)
         self.cursor, self.interrupted, self.fork = STOPPED, True, None
 
+    def end_op_by_op(self) -> None:
+        """What an ended thread left has run: it becomes buffers, unless another thread sees to that."""
+        if self.op_by_op is not None and self.lock.acquire(blocking=False):
+            try:
+                if self.op_by_op is not None:
+                    self.op_by_op.end()
+                    self.restart()
+            finally:
+                self.lock.release()
+
     def _add(self, key: tuple, call: Call) -> Entry:
         entry = Entry(key, self.last, call)
         self.last.add_branch(entry)
@@ -478,9 +488,10 @@ class Device:
         # the numbers alone: a frame that is kept keeps alive what its function had in hand
         running = set(thread_frames())
         for thread, recorder in known:
-            if thread not in running and (
-                recorder.nothing_pending or (even_pending and recorder.nothing_awaited)
-            ):
+            if thread in running:
+                continue
+            recorder.end_op_by_op()
+            if recorder.nothing_pending or (even_pending and recorder.nothing_awaited):
                 del self.recorders[thread]
                 sessions.pop(thread, None)  # another thread may get its number
 
