@@ -380,6 +380,22 @@ def test_training_with_another_batch_each_step(options):
     torch.testing.assert_close(ours, train("cpu"), rtol=1e-4, atol=1e-5)
 
 
+def test_what_lists_of_inputs_hold_is_there_after_the_step(op_by_op):
+    tensors = [torch.ones(3, device="ltc"), torch.ones(2, device="ltc")]
+    ltm.mark_step()
+    before = torch.ones(1, device="ltc") + 1  # so that calls run already
+    made = torch._foreach_add(tensors, 1.0)  # takes them all at once
+    ltm.mark_step()
+    with config.override(LTC_TIER="native"):
+        assert [x.tolist() for x in (*tensors, *made)] == [
+            [1.0] * 3,
+            [1.0] * 2,
+            [2.0] * 3,
+            [2.0] * 2,
+        ]
+        assert (tensors[0] + made[0] + before).tolist() == [5.0] * 3
+
+
 def test_an_error_is_raised_by_its_call_and_the_rest_lives(op_by_op):
     x = torch.ones(3, 4).to("ltc:0")
     y = x + 1

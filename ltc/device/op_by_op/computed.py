@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -41,6 +41,10 @@ class LivingStates:
         self.refer(ref(state))
         if not len(self._references) % FEW:
             self.forget_dead()
+
+    def extend(self, states: Iterable[Any]) -> None:
+        for state in states:
+            self.append(state)
 
     def forget_dead(self) -> int:
         """How many there are, once those are gone that nobody holds."""
