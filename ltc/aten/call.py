@@ -17,10 +17,12 @@ class CallResult:
     shape     tuple of ints
     dtype     torch.dtype
     tensor    on the CPU, of any strides, where the call ran when it was made; else not set
+    buffer    whose memory that tensor is, where it was there before; else not set
     """
 
-    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor")
+    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor", "buffer")
     tensor: torch.Tensor
+    buffer: Any
 
     def __init__(
         self, recorder: Any, call: Call, index: int, shape: tuple[int, ...], dtype: torch.dtype

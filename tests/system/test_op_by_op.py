@@ -309,6 +309,15 @@ def test_a_tensor_that_nobody_holds_is_freed_at_once(op_by_op):
     assert sum(state() is not None for state in gone) == 1
 
 
+def test_an_input_that_nobody_holds_is_freed_at_once(op_by_op):
+    x, y = torch.ones(4).to("ltc:0"), torch.ones(4).to("ltc:0")
+    buffer = storage_of(x).lazy.buffer
+    y += x
+    del x
+    assert len(gc.get_referrers(buffer)) <= 1
+    assert y.tolist() == [2.0] * 4
+
+
 def test_views_that_are_gone_are_forgotten(op_by_op):
     x = torch.ones(4).to("ltc:0")
     for _ in range(200):

@@ -52,7 +52,6 @@ class OpByOp:
         self._owns_inputs = recorder.device.has_one_recorder()
         self.calls, self.next_look = 0, FEW
         self.made_states = recorder.live.refer
-        self._buffers: dict[Any, Buffer] = {}  # of the states that had one
         executor_of(self._device).wait()  # programs under way read what calls may write over
         sessions[recorder.thread] = self
         metrics.count("OpByOpSteps")
@@ -68,8 +67,7 @@ class OpByOp:
         buffer: Buffer = state.buffer
         value = computed(self.recorder, buffer.ready())
         self.recorder.bound.append(state)
-        if self._owns_inputs:
-            self._buffers[state] = buffer
+        value.buffer = buffer
         return value
 
     @property
@@ -85,10 +83,8 @@ class OpByOp:
         """Values for states of which none has one yet; raises AttributeError where one has no buffer."""
         values = [computed(self.recorder, state.buffer.ready()) for state in states]
         for state, value in zip(states, values):
-            state.value = value
+            state.value, value.buffer = value, state.buffer
         self.recorder.bound.extend(states)
-        if self._owns_inputs:
-            self._buffers.update(zip(states, [state.buffer for state in states]))
         return values
 
     def own(self, state: Any) -> torch.Tensor:
@@ -195,17 +191,18 @@ class OpByOp:
 
     def _settle(self, state: Any) -> None:
         if state.buffer is None:
-            state.buffer = self._buffer_before(state) or self._new_buffer(state.value)
+            state.buffer = self._buffer_before(state.value) or self._new_buffer(state.value)
         state.value = None
         if state.views is not None:
             state.forget_ended_views()
 
-    def _buffer_before(self, state: Any) -> Buffer | None:
-        """The buffer that the state had, where all that was done was to write into its memory."""
-        buffer = self._buffers.get(state)
-        if buffer is None or buffer.handle is not state.value.tensor or buffer.shared:
+    def _buffer_before(self, value: CallResult) -> Buffer | None:
+        """The buffer that the value is in, where all that was done was to write into its memory."""
+        buffer: Buffer | None = getattr(value, "buffer", None)
+        value.buffer = None  # one tensor's at most
+        if buffer is None or not self._owns_inputs or buffer.handle is not value.tensor:
             return None
-        return buffer if buffer.failure() is None else None
+        return None if buffer.shared or buffer.failure() is not None else buffer
 
     def _new_buffer(self, value: CallResult) -> Buffer:
         x = value.tensor
