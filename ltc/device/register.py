@@ -17,6 +17,7 @@ import torch
 from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import torch_device
+from ltc.device.dynamo import introduction
 from ltc.device.hooks import autocast, generator, module, patches
 from ltc.device.ops import (
     copies,
@@ -188,6 +189,7 @@ def _register() -> None:
     pickling.install()
     generator.install()
     patches.install()
+    introduction.install()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     atexit.register(_prepare_to_exit)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import operator
 import re
-import sys
 import types
 from collections.abc import Callable
 from importlib import import_module
@@ -219,9 +218,14 @@ def never_inline(package: str) -> None:
     torch._dynamo.trace_rules.add(package)
 
 
-def is_compiler_imported() -> bool:
-    """Whether something may be compiled already."""
-    return "torch._dynamo" in sys.modules
+InductorBackend: Any = _named("torch", "_TorchCompileInductorWrapper")
+
+
+def name_backend(name: str, backend: Callable[..., Any]) -> None:
+    """Let torch.compile know a backend by a name, unless its entry point is being loaded for that."""
+    registry = import_module("torch._dynamo.backends.registry")
+    if name not in registry._BACKENDS:
+        registry.register_backend(backend, name=name)
 
 
 # --- the default device

@@ -10,7 +10,7 @@ import ltc
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 
-BACKENDS = ("eager", "aot_eager")
+BACKENDS = ("eager", "aot_eager", "ltc", None)
 pytestmark = pytest.mark.filterwarnings("ignore:.*Dynamo.*graph break.*")
 
 

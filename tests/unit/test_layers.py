@@ -101,6 +101,7 @@ FOLDERS = (
         "device.evidence",
         "device.recording",
         "device.ops",
+        "device.dynamo",
         "device.hooks",
     ),
     ("distributed.transport", "distributed.c10d", "distributed.launch"),

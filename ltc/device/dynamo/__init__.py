@@ -1,0 +1,7 @@
+"""torch.compile on ltc: Dynamo traces the user's code, and its graphs are recorded like other calls.
+
+hidden_code      what Dynamo must not trace: ltc's own code
+graph_backend    the backend "ltc", which records a graph
+default_backend  what torch.compile does without a backend's name, and with "inductor"
+introduction     Dynamo is told of all this as soon as it is imported, never before
+"""
