@@ -228,6 +228,14 @@ def name_backend(name: str, backend: Callable[..., Any]) -> None:
         registry.register_backend(backend, name=name)
 
 
+EXPORT_ARCHIVE = "torch.export.pt2_archive._package"  # torch.export.save imports it
+
+
+def is_pickled_in_exports() -> Replaceable:
+    """What decides whether torch.export.save writes a weight as torch.save does."""
+    return Replaceable(EXPORT_ARCHIVE, "_should_use_pickle")
+
+
 # --- the default device
 
 DEVICE_CONTEXT = Replaceable("torch.utils._device", "DeviceContext.__init__")  # `with device:` too

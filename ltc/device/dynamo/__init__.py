@@ -3,5 +3,6 @@
 hidden_code      what Dynamo must not trace: ltc's own code
 graph_backend    the backend "ltc", which records a graph
 default_backend  what torch.compile does without a backend's name, and with "inductor"
+saved_exports    weights of exported programs, in files
 introduction     Dynamo is told of all this as soon as it is imported, never before
 """

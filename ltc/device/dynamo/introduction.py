@@ -5,7 +5,7 @@ Importing it takes longer than importing everything else, and most programs neve
 
 from __future__ import annotations
 
-from ltc.device.dynamo import default_backend, graph_backend, hidden_code
+from ltc.device.dynamo import default_backend, graph_backend, hidden_code, saved_exports
 from ltc.support.after_import import after_import
 from ltc.support.torch_private import name_backend
 
@@ -13,6 +13,7 @@ from ltc.support.torch_private import name_backend
 def install() -> None:
     """Once per process."""
     default_backend.install()
+    saved_exports.install()
     after_import("torch._dynamo", _introduce)
 
 
