@@ -169,7 +169,7 @@ def _prepare_to_exit() -> None:
 
 
 def _register() -> None:
-    torch_device.register_device(module)
+    seed = torch_device.register_device(module)
     torch_device.self_test()
     if not liveness_is_as_assumed():
         raise LtcError(
@@ -190,6 +190,8 @@ def _register() -> None:
     generator.install()
     patches.install()
     introduction.install()
+    if seed is not None:
+        module.manual_seed_all(seed)
     os.register_at_fork(after_in_child=_after_fork_in_child)
     atexit.register(_prepare_to_exit)
 

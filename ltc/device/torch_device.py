@@ -175,18 +175,24 @@ def take_stashed_error() -> BaseException | None:
 _HOOKS, _GUARD = Hooks(), DeviceGuard()  # C++ holds plain pointers to them
 
 
-def register_device(module: Any) -> None:
+def register_device(module: Any) -> int | None:
     """Make `ltc` a device type of torch whose Python module is `module`.  Once per process.
+
+    return  what torch.manual_seed was given since torch was imported, where that is known
 
     One CPU backward must have run before: the autograd engine then finds no device to start
     threads for, and a later fork stays legal.
     """
-    torch.ones(1, requires_grad=True).sum().backward()
-    torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
-    torch.utils.generate_methods_for_privateuse1_backend()
+    with torch.inference_mode(False), torch.enable_grad():  # whoever imports ltc, and where
+        torch.ones(1, requires_grad=True, device="cpu").sum().backward()
+    waiting = vars(torch).pop(DEVICE_TYPE, None)  # what ltc_autoload has put there
+    if waiting is None:
+        torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
+        torch.utils.generate_methods_for_privateuse1_backend()
     register_device_module(DEVICE_TYPE, module)
     register_hooks(_HOOKS)
     register_device_guard(_GUARD)
+    return getattr(waiting, "seed", None)
 
 
 def self_test() -> None:

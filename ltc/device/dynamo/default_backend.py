@@ -65,7 +65,7 @@ def _asking_where(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         if not graph_backend.is_on_ltc(graph, inputs):
             return original(self, graph, inputs, **kwargs)
-        if not self.ltc_is_default:
+        if not getattr(self, "ltc_is_default", True):  # one made before ltc was imported has none
             raise Unsupported(
                 'backend="inductor" makes no code for ltc tensors: write torch.compile(model) or '
                 'torch.compile(model, backend="ltc"), which record the graph into the step.'
