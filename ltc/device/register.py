@@ -28,6 +28,7 @@ from ltc.device.ops import (
     recurrent_layers,
     sdpa,
     sdpa_overloads,
+    sparse_coo,
 )
 from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
@@ -71,6 +72,9 @@ def _register_kernels(library: torch.library.Library) -> None:
         **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
         "expand": _expand(),
+        "_embedding_bag_backward": _without_modes(
+            sparse_coo.bag_gradient(lazily_built("aten::_embedding_bag_backward"))
+        ),
     }
     for name in torch_private.all_overload_names():
         rest = name.removeprefix("aten::")
@@ -88,6 +92,14 @@ def _register_kernels(library: torch.library.Library) -> None:
         else:
             skipped.append(f"aten::{rest}")
     library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
+
+
+def _register_sparse_kernels(
+    aten: torch.library.Library, everywhere: torch.library.Library
+) -> None:
+    for name, kernel in sparse_coo.KERNELS.items():
+        aten.impl(name, _without_modes(kernel), "SparsePrivateUse1")
+    everywhere.fallback(entrance(sparse_coo.refuse), "SparsePrivateUse1", with_keyset=False)
 
 
 def _expand():
@@ -182,6 +194,7 @@ def _register() -> None:
     sdpa_overloads.define(own)
     recurrence_overloads.define(own)
     _register_kernels(aten)
+    _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
     recurrent_layers.install(aten)
     _other_namespaces(everywhere)

@@ -174,6 +174,18 @@ def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Ty
     return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
+# --- sparse tensors in coordinates, coalesced or not
+
+places_of = operator.methodcaller("_indices")  # [sparse dimensions, nnz]
+elements_of = operator.methodcaller("_values")  # [nnz, *dense dimensions]
+count_of = operator.methodcaller("_nnz")
+
+
+def coalesced(tensor: torch.Tensor, is_coalesced: bool = True) -> torch.Tensor:
+    """The tensor, marked as one."""
+    return tensor._coalesced_(is_coalesced)
+
+
 # --- modules and loaders
 
 RecursiveScriptModule = _named("torch.jit", "_script.RecursiveScriptModule")

@@ -183,7 +183,11 @@ def resize_(
 ) -> torch.Tensor:
     """aten::resize_: the first elements stay, new ones are zero."""
     shape = tuple(size)
-    if shape != tuple(self.shape):
+    if shape == tuple(self.shape):
+        return self
+    if self.numel() == 0:  # nothing stays, so nothing is read
+        self.data = empty(shape, dtype=self.dtype, device=self.device)
+    else:
         old = host_tensor(self).reshape(-1)
         new = torch.zeros(shape, dtype=self.dtype)
         kept = min(old.numel(), new.numel())
