@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from ltc import config
 from ltc.explaining.explanation import COMPILES, KINDS, Explanation
+from ltc.explaining.notebook import html_table
 from ltc.support.fork_safe_lock import renewed_lock
 
 MOST = 256  # different explanations that are kept
@@ -70,6 +71,10 @@ class Explanations(list[Explanation]):
         return "\n".join(map(str, self))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_table(self) if self else f"<p>{self}</p>"
 
 
 def explain(last: int = 10) -> Explanations:
