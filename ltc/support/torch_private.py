@@ -10,6 +10,7 @@ import logging
 import operator
 import re
 import types
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import resolve_name
@@ -22,12 +23,18 @@ OLDEST, NEWEST = (2, 10), (2, 16)
 
 
 def require() -> None:
-    """Raise ImportError where this torch is too old to be known, or already taken."""
+    """Raise ImportError where this torch is too old, or taken; warn of one that nobody has tried."""
     version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if version < OLDEST:
         raise ImportError(
             f"ltc needs torch >= {_text(OLDEST)}: torch {torch.__version__} cannot host a "
             f"device written in Python. Install a newer one: pip install 'torch==2.13.*'."
+        )
+    if version >= NEWEST:
+        warnings.warn(
+            f"ltc has not been tried with torch {torch.__version__}, only with {_text(OLDEST)} up to "
+            f"(without) {_text(NEWEST)}. If something is wrong, try torch 2.13.",
+            stacklevel=2,
         )
     taken = _named("torch._C", "_get_privateuse1_backend_name")()
     if taken not in ("privateuseone", DEVICE_TYPE):
