@@ -26,6 +26,7 @@ from ltc.debug.script_check import check, run_as_main
 from ltc.debug.whereabouts import ask
 from ltc.distributed.lazy_multiprocessing import RankFailed, launch
 from ltc.support.disk_cache import disk_cache
+from ltc.support.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"ltc {VERSION}")
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="info | cache | run | check | dump"
     )

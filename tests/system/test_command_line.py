@@ -158,5 +158,11 @@ def test_wrong_arguments_are_told(capsys):
         assert "usage: python -m ltc" in capsys.readouterr().err
 
 
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"ltc {ltc.__version__}\n"
+
+
 def test_types_are_told_to_type_checkers():
     assert (Path(ltc.__file__).parent / "py.typed").is_file()

@@ -68,7 +68,8 @@ def _asking_where(original: Callable[..., Any]) -> Callable[..., Any]:
         if not getattr(self, "ltc_is_default", True):  # one made before ltc was imported has none
             raise Unsupported(
                 'backend="inductor" makes no code for ltc tensors: write torch.compile(model) or '
-                'torch.compile(model, backend="ltc"), which record the graph into the step.'
+                'torch.compile(model, backend="ltc"), which record the graph into the step '
+                '("eager" does the same, where a library takes known names alone).'
             )
         return graph_backend.ltc(graph, inputs)
 
