@@ -330,6 +330,21 @@ def test_a_compiled_step_is_one_program_that_is_compiled_once(what, equal):
     equal(losses("ltc", what), losses("cpu", None))
 
 
+def picks_too_far(x):
+    y = x * 2
+    z = y.view(-1)
+    return z[torch.tensor([99], device="ltc")] + 1
+
+
+@pytest.mark.parametrize("function", [picks_too_far, lambda x: picks_too_far(x)])
+def test_errors_name_the_line_that_was_traced(function):
+    first = picks_too_far.__code__.co_firstlineno
+    with pytest.raises(IndexError) as caught:
+        torch.compile(function)(torch.ones(2, 3, device="ltc")).cpu()
+    (note,) = caught.value.__notes__
+    assert f"{__file__}:{first + 3} in " in note
+
+
 # --- stand-ins and exported programs --------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from ltc.device.dynamo.traced_lines import at_the_users_lines
 from ltc.device.recording.tensors import is_lazy
 
 
@@ -32,7 +33,7 @@ def ltc(
     >>> norm(torch.full((4,), 2.0, device="ltc")).item()
     4.0
     """
-    return graph.forward
+    return at_the_users_lines(graph)
 
 
 def is_on_ltc(graph: fx.GraphModule, inputs: Sequence[Any]) -> bool:
