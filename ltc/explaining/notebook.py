@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ltc.explaining.explanation import Explanation
+from typing import Any
 
 _HEADINGS = ("kind", "times", "where", "what happened", "what to do")
 _LEFT = 'style="text-align: left; vertical-align: top"'
 
 
-def html_table(explanations: Iterable[Explanation]) -> str:
-    """An HTML table; whatever the user's program wrote is shown as text."""
+def html_table(explanations: Iterable[Any]) -> str:
+    """An HTML table of Explanations; whatever the user's program wrote is shown as text."""
     head = "".join(f"<th {_LEFT}>{heading}</th>" for heading in _HEADINGS)
     rows = "".join(f"<tr>{_cells(explanation)}</tr>" for explanation in explanations)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _cells(explanation: Explanation) -> str:
+def _cells(explanation: Any) -> str:
     texts = (
         escape(explanation.kind),
         str(explanation.times),
@@ -31,7 +28,7 @@ def _cells(explanation: Explanation) -> str:
     return "".join(f"<td {_LEFT}>{text}</td>" for text in texts)
 
 
-def _place(explanation: Explanation) -> str:
+def _place(explanation: Any) -> str:
     """The line, those that led there, and its text."""
     if not explanation.stack:
         return "no line of the program"
