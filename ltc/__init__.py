@@ -26,6 +26,7 @@ try:
     from ltc.explaining.budget import budget
     from ltc.explaining.history import explain
     from ltc.explaining.no_sync import no_sync
+    from ltc.integrations import after_import as _after_import
     from ltc.replay.compiled_step import CompiledStep as _CompiledStep
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
@@ -194,3 +195,4 @@ def manual_seed(seed: int, device=None) -> None:
 
 _make_entrances(globals(), __all__)
 _answer_signal()
+_after_import.install()

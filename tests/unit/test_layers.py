@@ -67,6 +67,7 @@ LAYERS = [
         "debug.graphs",
         "debug.whereabouts",
         "utils.utils",
+        "integrations",
         "",
         "debug.environment",
         "debug.script_check",

@@ -15,17 +15,23 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Names with an underscore in front that are neither torch's nor ltc's.
 ELSEWHERE = {
+    "_AcceleratorConnector": "where Lightning's Trainer chooses a strategy",
+    "_Connector": "where Lightning's Fabric does",
     "_current_frames": "sys._current_frames is documented",
     "_data": "os.environ's own dict, which no lookup has to decode",
     "_exit": "os._exit is documented",
     "_extra_reducers": "ForkingPickler's, which cloudpickle does not know",
     "_fields": "namedtuples are documented",
     "_getframe": "sys._getframe is documented",
+    "_globalstep_last_logged": "transformers' Trainer: the step of its last log",
     "_inheriting": "multiprocessing's sign that the main module is imported again",
     "_lru_cache_wrapper": "the class of what functools.cache gives",
     "_metadata": "state_dict() is documented to have it",
+    "_parallel_devices": "what Lightning's connectors have found",
+    "_process_group_backend": "what Lightning's DDPStrategy was given",
     "_reconstruct": "copy.copy for what __reduce_ex__ gives",
     "_replace": "namedtuples are documented",
+    "_tr_loss": "transformers' Trainer: the losses since then",
 }
 
 
