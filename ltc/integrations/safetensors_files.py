@@ -48,6 +48,9 @@ class _OpenFile:
     def get_tensor(self, name: str) -> torch.Tensor:
         return self.file.get_tensor(name).to(self.device)
 
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: x.to(self.device) for name, x in self.file.get_tensors().items()}
+
     def get_slice(self, name: str) -> _PartOfFile:
         return _PartOfFile(self.file.get_slice(name), self.device)
 

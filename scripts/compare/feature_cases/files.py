@@ -125,7 +125,8 @@ def safetensors_file(d):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.safetensors"
         save_file({"x": drawn(d, 3)}, path)
-        return load_file(path, device=d)["x"]
+        x = load_file(path, device=d)["x"]
+        return x, x.device.type == d
 
 
 @feature("copies and files")
