@@ -17,10 +17,12 @@ class CallResult:
     shape     tuple of ints
     dtype     torch.dtype
     tensor    on the CPU, of any strides, where the call ran when it was made; else not set
+    holder    the user's name for what held it at the end of a recording, "losses[3]"; else not set
     """
 
-    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor")
+    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor", "holder")
     tensor: torch.Tensor
+    holder: str
 
     def __init__(
         self, recorder: Any, call: Call, index: int, shape: tuple[int, ...], dtype: torch.dtype

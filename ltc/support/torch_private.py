@@ -85,6 +85,7 @@ PrivateUse1Hooks = _named("torch._C", "_acc.PrivateUse1Hooks")
 PrivateUse1DeviceGuard = _named("torch._C", "_acc.DeviceGuard")
 register_hooks = _named("torch._C", "_acc.register_python_privateuseone_hook")
 register_device_guard = _named("torch._C", "_acc.register_python_privateuseone_device_guard")
+artifact_logger = _named("torch._logging", "getArtifactLogger")  # what TORCH_LOGS switches on
 register_device_module = _named("torch", "_register_device_module")
 PRIVATE_USE_1 = _named("torch._C", "_autograd.DeviceType.PrivateUse1")
 create_empty_tensor = _named("torch._C", "_acc.create_empty_tensor")

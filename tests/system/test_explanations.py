@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,59 @@ def test_another_default_dtype_in_mid_step_is_told():
     assert x.shape == (43,)
 
 
+class Trainer:
+    """Holds what its steps make, in different places."""
+
+    def __init__(self):
+        self.kept, self._last = [], None
+
+    def step(self, n, where):
+        hidden = data(n, 5).cos()
+        loss = hidden.sum()
+        if where == "list":
+            self.kept.append({"hidden": hidden})
+        if where == "attribute":
+            self._last = hidden
+        if where != "variable":
+            del hidden
+        ltm.mark_step()
+        self.kept, self._last = [], None
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("n", "where", "name"),
+    [
+        (51, "list", "`self.kept[0]['hidden']`"),
+        (52, "attribute", "`self._last`"),
+        (53, "variable", "`hidden`"),
+    ],
+)
+def test_what_holds_a_tensor_that_is_alive_now_and_was_not_is_named(n, where, name):
+    trainer = Trainer()
+    for place in ("nowhere", "nowhere", where):
+        trainer.step(n, place)
+    assert f"also alive at its end: {name}, float32[{n}, 5]" in str(ltc.explain(last=1))
+
+
+def test_what_held_a_tensor_that_is_not_alive_any_more_is_named():
+    trainer = Trainer()
+    for place in ("list", "list", "nowhere"):
+        trainer.step(54, place)
+    assert "not alive any more: `self.kept[0]['hidden']`" in str(ltc.explain(last=1))
+
+
+def test_looking_for_names_holds_nothing():
+    def step():
+        hidden = data(55).cos()
+        ltm.mark_step()  # a new program: its variables are looked at
+        reference = weakref.ref(hidden)
+        del hidden
+        return reference()
+
+    assert step() is None
+
+
 # --- what is kept ---------------------------------------------------------------------------------
 
 
@@ -178,6 +232,20 @@ def test_what_is_told_goes_to_the_loggers(caplog):
         history.note(Explanation("fallbacks", (), "a fallback", "why"))
     assert [record.name for record in caplog.records] == ["ltc.cuts"]
     assert "a cut" in caplog.text
+
+
+def test_the_switches_of_torchs_own_logs_print_the_like(caplog):
+    heard = logging.getLogger("torch.ltc.__graph_breaks")
+    heard.addHandler(caplog.handler)
+    torch._logging.set_logs(graph_breaks=True)
+    try:
+        history.note(Explanation("cuts", (), "a cut", "why"))
+        history.note(Explanation("recompiles", (), "a program", "why"))
+    finally:
+        torch._logging.set_logs()
+        heard.removeHandler(caplog.handler)
+    assert "a cut" in caplog.text
+    assert "a program" not in caplog.text
 
 
 LOGGED = """
