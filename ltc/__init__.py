@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit as _atexit
 import contextlib
 import gc
 import sys
@@ -26,6 +27,9 @@ try:
     from ltc.explaining.budget import budget
     from ltc.explaining.history import explain
     from ltc.explaining.no_sync import no_sync
+    from ltc.profiling.profile import begin_whole_run as _begin_whole_run
+    from ltc.profiling.profile import end_whole_run as _end_whole_run
+    from ltc.profiling.profile import profile
     from ltc.replay.compiled_step import CompiledStep as _CompiledStep
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
@@ -47,6 +51,7 @@ __all__ = [
     "manual_seed",
     "no_sync",
     "physical_dtype",
+    "profile",
     "step",
     "sync",
 ]
@@ -194,3 +199,5 @@ def manual_seed(seed: int, device=None) -> None:
 
 _make_entrances(globals(), __all__)
 _answer_signal()
+_atexit.register(_end_whole_run)
+_begin_whole_run()

@@ -245,6 +245,10 @@ FLAGS = (
         "",
         "file that gets a report each step, in JSON where it ends in .jsonl; STDOUT and STDERR work",
     ),
+    Flag(
+        "LTC_PROFILE", str, "", "file that gets a trace of the whole run, as ltc.profile writes it"
+    ),
+    Flag("LTC_PROFILE_RUN", str, "", "name of the run whose processes write one such file"),
     Flag("LTC_METRICS_SAMPLES", at_least(1), 1024, "latest samples kept of each metric"),
     Flag("LTC_METRICS_PERCENTILES", fractions, _PERCENTILES, "percentiles in the report"),
     Flag("RATE_TRACKER_SMOOTHING", float, 0.4, "weight of RateTracker's previous rate"),
@@ -324,6 +328,8 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_ANSWER_SIGNAL",
         "LTC_LOG",
         "LTC_METRICS_FILE",
+        "LTC_PROFILE",
+        "LTC_PROFILE_RUN",
         "LTC_METRICS_SAMPLES",
         "LTC_METRICS_PERCENTILES",
         "LTC_RENDEZVOUS",

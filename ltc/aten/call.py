@@ -71,6 +71,8 @@ class Call:
               an undefined tensor gives None)
     line      "file.py:12 in function": the user's line that recorded it first
     seed      Scalar holding the seed of a random overload, else None
+    module    "encoder.layers.3.attn": the module in whose forward it was made first; or ""
+    forward   of a call of a backward: the line of the forward's call; else ""
 
     Besides aten overloads:
     "ltc::input"       args (position,): a buffer that the program is given
@@ -83,7 +85,10 @@ class Call:
     "ltc::collective_wait"   args (token,): the results of the exchange
     """
 
-    __slots__ = ("overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed")
+    __slots__ = (
+        "overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed", "module",
+        "forward",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -98,6 +103,7 @@ class Call:
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.line, self.seed = mutated, returned, line, seed
         self.results: tuple[CallResult | None, ...] = ()
+        self.module = self.forward = ""
 
     def __repr__(self) -> str:
         return f"Call({self.name} -> {len(self.results)} result(s), at {self.line})"

@@ -7,7 +7,7 @@ one without, members of the fields' names count as its fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
@@ -41,11 +41,13 @@ class ComputationCapabilities(_Capabilities):
                      lent: output position -> a buffer of its type that may become this output: what
                      a launch before it in the queue leaves there is read by nobody
     text             the program in the backend's own words, for LTC_SAVE_TENSORS_FMT=backend
+    timed            tells the times of its kernels, for ltc.profile
     """
 
     aliased_outputs: tuple[tuple[int, ...], ...] = ()
     prepared: Callable[[list[Any], list[Any], Any, Mapping[int, Any]], Launch | None] | None = None
     text: Callable[[], str] | None = None
+    timed: TimedLaunches | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class BackendCapabilities(_Capabilities):
     host_tensors     whether its buffers are contiguous CPU tensors: then what is new may run on
                      PyTorch's kernels until it is compiled
     one_shot_sums    which sums its programs add themselves; of others, messages are sent
+    timed            (computation): one of the same program that tells the times of its kernels, for
+                     ltc.profile; None where there is none
     """
 
     queue: Callable[[], LaunchQueue | None] | None = None
@@ -76,6 +80,7 @@ class BackendCapabilities(_Capabilities):
     explain: Callable[[Graph], Iterator[tuple[str, str]]] | None = None
     host_tensors: bool = False
     one_shot_sums: OneShotSums | None = None
+    timed: Callable[[Any], TimedLaunches | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -194,3 +199,78 @@ class ObservedComputation(Protocol):
 
     def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
         """As Computation.launch, kernel by kernel."""
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What one kernel of a program does.
+
+    name           what it computes of which shapes, in a line
+    ops            the recorded calls it stands for, "aten::addmm", the main one first
+    line, forward  of the main one: the user's line; of a backward also that of the forward
+    lines          of all of them, the user's lines, those of the forward in place of a backward's
+    module         of the main one, modules: of all
+    read_bytes, written_bytes  of memory, each element once
+    multiply_adds  of products; operations: elementwise ones, and those of reductions
+    tasks          how many pieces threads share
+    is_double      whether its products are of 64-bit numbers, of which a register holds half as many
+    """
+
+    name: str
+    ops: tuple[str, ...] = ()
+    line: str = ""
+    forward: str = ""
+    lines: tuple[str, ...] = ()
+    module: str = ""
+    modules: tuple[str, ...] = ()
+    read_bytes: int = 0
+    written_bytes: int = 0
+    multiply_adds: int = 0
+    operations: int = 0
+    tasks: int = 1
+    is_double: bool = False
+
+
+class TimedLaunches(Protocol):
+    """A program that tells the times of its kernels.
+
+    block_bytes  of memory that a launch works in, besides its buffers
+    """
+
+    block_bytes: int
+
+    def launch_timed(
+        self, buffers: list[Any], scalars: list[Any], told: Callable[[bytes], object]
+    ) -> list[Any]:
+        """As Computation.launch; `told` gets the times when it is over, as `times` reads them."""
+
+    def prepared_timed(
+        self,
+        buffers: list[Any],
+        scalars: list[Any],
+        queue: Any,
+        lent: Mapping[int, Any],
+        told: Callable[[bytes], object],
+    ) -> Launch | None:
+        """As `prepared` of its ComputationCapabilities."""
+
+    def launch_shown(
+        self,
+        buffers: list[Any],
+        scalars: list[Any],
+        graph_of: Callable[[], Graph] | None,
+        donated: frozenset[int],
+        region: Callable[[str], Any],
+    ) -> list[Any]:
+        """As Computation.launch, each kernel in a block `with region(name)`; else as `kernels`."""
+
+    def times(self, stamps: bytes) -> Iterable[tuple[int, int]]:
+        """(begin, end) of each kernel that ran, in their order, as time.monotonic_ns() counts."""
+
+    def kernels(
+        self, graph_of: Callable[[], Graph] | None, donated: frozenset[int]
+    ) -> Sequence[KernelFacts] | None:
+        """What these kernels do, in the same order; None where it is not known.
+
+        graph_of, donated  what the program was compiled from
+        """

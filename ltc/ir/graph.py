@@ -19,11 +19,15 @@ class Origin(NamedTuple):
     """The recorded call a node was made for.
 
     position  of the call among those that the program runs
+    module    path of the module it was made in; "" outside of all
+    forward   of a call of a backward: the line of the forward's call
     """
 
     overload: str
     line: str
     position: int = -1
+    module: str = ""
+    forward: str = ""
 
     def __str__(self) -> str:
         return f"{self.overload} called at {self.line}" if self.line else self.overload

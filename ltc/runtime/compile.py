@@ -21,6 +21,7 @@ from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow
+from ltc.profiling import spans
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
@@ -250,7 +251,7 @@ def _compile(
     if key[1][-1]:
         computation = FiniteComputation(computation, traced(), device, donated)
     if tiers is None:
-        metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
+        _note_compilation(started, len(calls))
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
     exchanges = any(call.overload == "ltc::collective_start" for call in calls)
@@ -268,6 +269,14 @@ def _compile(
         is_verified=_is_looked_at(key),
         tiers=tiers,
     )
+
+
+def _note_compilation(started: int, calls: int) -> None:
+    nanoseconds = time.perf_counter_ns() - started
+    metrics.record("CompileTime", nanoseconds, "time")
+    if spans.timeline is not None:
+        end, name = spans.now(), f"compile {calls} calls"
+        spans.timeline.add("compile", name, end - nanoseconds, end, {"calls": calls})
 
 
 def _interpreted(
@@ -292,7 +301,7 @@ def _interpreted(
         started = time.perf_counter_ns()
         metrics.count("UncachedCompile")
         computation = _recalled(key, calls) or native()  # another process may have compiled it
-        metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
+        _note_compilation(started, len(calls))
         return computation
 
     def begin_behind() -> Request | None:

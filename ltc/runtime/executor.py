@@ -88,6 +88,11 @@ class Executor:
 
     # --- the thread
 
+    @property
+    def thread(self) -> int:
+        """Identity of the thread; 0 where there is none."""
+        return 0 if self._thread is None else self._thread.ident or 0
+
     def _start_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(

@@ -10,6 +10,7 @@ from ltc import config
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendCapabilities, BackendImplInterface, BackendRegistrar
 from ltc.backends.llvm.backend import LlvmBackend
+from ltc.profiling import spans
 from ltc.runtime.physical_dtype import physical
 
 BackendRegistrar.register(EagerBackend.name, EagerBackend)
@@ -28,6 +29,13 @@ def capabilities() -> BackendCapabilities:
 
 def upload(tensor: torch.Tensor, device: int) -> Any:
     """A backend's buffer with a copy of a contiguous CPU tensor, in the type it is kept as."""
+    if spans.timeline is None:
+        return _upload(tensor, device)
+    with spans.timeline.span("upload", f"upload {list(tensor.shape)}", bytes=tensor.nbytes):
+        return _upload(tensor, device)
+
+
+def _upload(tensor: torch.Tensor, device: int) -> Any:
     return backend().computation.upload(tensor.to(physical(tensor.dtype)), device)
 
 

@@ -135,8 +135,21 @@ set_view_replay_enabled = _named("torch._C", "_set_view_replay_enabled")
 is_multithreading_enabled = _named("torch._C", "_is_multithreading_enabled")
 set_multithreading_enabled = _named("torch._C", "_set_multithreading_enabled")
 graph_task = _named("torch._C", "_current_graph_task_id")  # -1 outside a backward
+autograd_node = _named("torch._C", "_current_autograd_node")  # whose backward runs; or None
+sequence_number = _named("torch._C", "_autograd._get_sequence_nr")  # of the next such node
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
+
+# --- the profiler
+
+_profiler = _named("torch.autograd", "profiler")
+record_region = _named("torch._C", "_profiler._RecordFunctionFast")  # a span of a name
+
+
+def is_profiled() -> bool:
+    """Whether torch's profiler looks at this process."""
+    return bool(_profiler._is_profiler_enabled)
+
 
 # --- tensors and storages
 
@@ -181,6 +194,7 @@ def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Ty
 RecursiveScriptModule = _named("torch.jit", "_script.RecursiveScriptModule")
 register_builtin = _named("torch.jit", "_builtins._register_builtin")
 MODULE_APPLY = Replaceable("torch.nn", "Module._apply")
+MODULE_CALL = _named("torch.nn", "Module._call_impl")
 own_parameters = operator.attrgetter("_parameters")  # of a module: name -> parameter, itself
 own_buffers = operator.attrgetter("_buffers")
 

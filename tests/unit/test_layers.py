@@ -27,6 +27,8 @@ LAYERS = [
         "debug.profiler",
         "support",
         "explaining",
+        "profiling.spans",
+        "profiling.trace_file",
         "utils.keyd_queue",
         "utils.rate_tracker",
         "checkpointing.tree_codec",
@@ -38,6 +40,10 @@ LAYERS = [
     ["runtime"],
     ["device"],
     [
+        "profiling.report",
+        "profiling.holders",
+        "profiling.trace",
+        "profiling.profile",
         "utils.closures",
         "utils.cached_dataset",
         "utils.checkpoint_tagger",
@@ -76,7 +82,7 @@ LAYERS = [
     ],
 ]
 SIBLINGS = 2  # the layer of which no entry imports another
-PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "support", "utils"}
+PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "profiling", "support", "utils"}
 
 # Folders inside a layer, from the leaves up: a module imports its own folder and those before it.
 FOLDERS = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from ltc.backends.llvm.explain import AFTER_PASSES, explained
 from ltc.backends.llvm.narrow_scratch import narrow_scratch
 from ltc.backends.llvm.observed import ObservedLlvmComputation
 from ltc.backends.llvm.plan import plan_of, stepped_plan_of
+from ltc.backends.llvm.timing.timed import TimedComputation
 from ltc.ir.graph import Graph, Origin
 from ltc.llvm.native.kernel_cache import Loading, load
 from ltc.llvm.native.runner import leave_processor
@@ -99,6 +101,7 @@ class LlvmBackend:
             explain=self.explain,
             host_tensors=True,
             one_shot_sums=ONE_SHOT_SUMS if is_possible() else None,
+            timed=self.timed,
         )
 
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -123,6 +126,11 @@ class LlvmBackend:
             stages.append((one.name, graph))
         stepped = stepped_plan_of(graph, donated)
         return ObservedLlvmComputation(stepped, load(stepped.texts), stages)
+
+    def timed(self, computation: Any) -> TimedComputation | None:
+        if not isinstance(computation, LlvmComputation):
+            return None  # it stands around one, and does more
+        return TimedComputation(computation.plan, computation.kernels_by_name, prepared)
 
     def explain(
         self, graph: Graph, donated: frozenset[int] = frozenset()

@@ -93,7 +93,7 @@ class LlvmComputation:
         self._addresses = struct.Struct(f"={given + OWN_VALUES}q")
         self._cells = Cells(plan.cells, WORD * plan.values)
         self._sum_words = struct.Struct(f"={plan.sums.words}q")
-        self._runs = [self._made_ready(run) for run in plan.runs]
+        self._runs: list[Any] = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]
         self._made_outputs = [
             (position, _MADE_OUTPUT[how])
@@ -118,11 +118,14 @@ class LlvmComputation:
         """Made when asked for: kept, it would hold the computation that holds it."""
         return ComputationCapabilities(self._aliased_outputs, self.prepared)
 
-    def _made_ready(self, run: PlannedRun) -> _Kernels | _Reference:
+    @property
+    def kernels_by_name(self) -> Mapping[str, LoadedKernel]:
+        return self._kernels
+
+    def _made_ready(self, run: PlannedRun) -> _Kernels | Reference:
         if isinstance(run, ReferenceCall):
-            return _Reference(run)
+            return self._reference(run)
         first_check = self.plan.first_check
-        checks = range(first_check, first_check + len(self.plan.checks))
         calls = [
             KernelCall(
                 self._kernels[call.kernel].entry, call.arguments, call.tasks,
@@ -131,8 +134,22 @@ class LlvmComputation:
             for call in run
         ]  # fmt: skip
         awaiting = [k for k, call in enumerate(run) if call.awaits >= 0]
-        rests = {k: KernelRun(calls[k + 1 :], checks.stop, checks) for k in awaiting}
-        return _Kernels(run, KernelRun(calls, checks.stop, checks), rests)
+        rests = {k: self._run_from(calls, k + 1) for k in awaiting}
+        return _Kernels(run, self._run_from(calls, 0), rests)
+
+    def _run_from(self, calls: Sequence[KernelCall], first: int) -> KernelRun:
+        """The calls from that number on."""
+        checks = self._checks
+        return KernelRun(calls[first:], checks.stop, checks)
+
+    @property
+    def _checks(self) -> range:
+        """Where in the frame the faults are."""
+        first = self.plan.first_check
+        return range(first, first + len(self.plan.checks))
+
+    def _reference(self, call: ReferenceCall) -> Reference:
+        return Reference(call)
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
         if self._dispatches or not has_plain_dispatch():
@@ -340,7 +357,7 @@ def _error_of(
     return RuntimeError(f"a kernel of {check.node} failed with code {code}, the reference did not")
 
 
-class _Reference:
+class Reference:
     """One node through the reference."""
 
     overwrites: tuple[int, ...] = ()

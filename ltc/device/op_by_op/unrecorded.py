@@ -18,6 +18,8 @@ from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.device.op_by_op import call_runs
 from ltc.device.op_by_op.computed import computed
+from ltc.device.timed_calls import note_call
+from ltc.profiling import spans
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.executor import executor_of
@@ -80,12 +82,15 @@ class OpByOp:
 
     def run(self, call: Call, numbers: Any) -> CallRun:
         """Run a call of computed values; `numbers`: of its scalars, by their slots."""
+        began = spans.now()
         try:
             made = call_runs.run(call, numbers, self._device)
         except Exception as error:
             raise out_of_memory.in_a_program(error, self._device, None)  # noqa: B904  it may be it
         call.results = tuple([None if x is None else computed(self.recorder, x) for x in made])
         self.calls += 1
+        if spans.timeline is not None:
+            note_call(call.overload, call.args, call.kwargs, call.results, began)
         return CallRun(call)
 
     def viewed(

@@ -19,6 +19,7 @@ from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
+from ltc.device.call_place import place_of_call
 from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.op_by_op import forks
 from ltc.device.op_by_op.computed import LivingStates
@@ -305,6 +306,8 @@ class Recorder:
         self.cursor, self.interrupted, self.fork = STOPPED, True, None
 
     def _add(self, key: tuple, call: Call) -> Entry:
+        if call.line:
+            call.module, call.forward = place_of_call(call.line)
         entry = Entry(key, self.last, call)
         self.last.add_branch(entry)
         self.entries += 1

@@ -33,6 +33,7 @@ from ltc.device.shapes.meta import result_types
 from ltc.errors import SyncForbidden
 from ltc.explaining.explanation import Explanation
 from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.profiling import spans
 from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
@@ -225,7 +226,11 @@ def _forbidden_text(value: CallResult) -> str:
 def _cut(recorder: Recorder, explanation: Explanation) -> None:
     """End a recording before its step's mark; the one behind it knows of that where it is new."""
     recorder.cut_here = explanation
+    began = spans.now()
     flush(recorder)
+    if spans.timeline is not None:
+        line = explanation.line
+        spans.timeline.add("cut", "cut at a read", began, spans.now(), {"line": line})
     recorder.cut_by = explanation if recorder.ended.follow is END else None
 
 
@@ -318,12 +323,15 @@ def end_step(device: Device) -> None:
     """
     recorder = device.recorder()
     recorder.has_marks, recorder.marked_by = True, None
+    began, timeline = spans.now(), spans.timeline
     try:
         flush(recorder)
         _raise_unreported(device)
     finally:
         device.random.end_step()
         metrics.count("DestroyLtcTensor", account_of(device.index).take_freed())
+        if timeline is not None:
+            timeline.end_step(began)
 
 
 def wait_device_ops(chosen: list[Device] | None = None) -> None:

@@ -27,6 +27,7 @@ from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import current_device, set_current_device
 from ltc.distributed.launch.pickled_call import PickledCall
+from ltc.profiling.profile import whole_run
 from ltc.support.thread_frames import thread_frames
 from ltc.tracebacks import shorten
 from ltc.utils import steps
@@ -130,8 +131,9 @@ def run_rank(
 def _called(rank: int, user_call: PickledCall) -> Any:
     """What the user's function returns, once all that it has begun is over."""
     fn, args = user_call.open()
-    value = fn(rank, *args)
-    finish()
+    with whole_run():
+        value = fn(rank, *args)
+        finish()
     return value
 
 

@@ -65,10 +65,18 @@ def entry_address(text: str, name: str) -> int:
 class KernelRun:
     """Kernels that run one after another without anything else between them."""
 
-    def __init__(self, calls: Sequence[KernelCall], arguments: int, faults: range = range(0)):
+    def __init__(
+        self,
+        calls: Sequence[KernelCall],
+        arguments: int,
+        faults: range = range(0),
+        stamps: int = 0,
+    ):
         """
         arguments  place in the frame where the arguments of all kernels are written
         faults     places in the frame that are set to 0 at the start
+        stamps     place in the frame of one more word than there are kernels: when the run began,
+                   and when each kernel was over, as time.monotonic_ns() counts; 0: nowhere
         """
         words = np.array([n for call in calls for n in call.arguments], dtype=np.int64)
         self._places, self._added = np.ascontiguousarray(words.reshape(-1, 2).T)
@@ -81,7 +89,7 @@ class KernelRun:
             [
                 len(calls), self._records.ctypes.data,
                 len(self._places), self._places.ctypes.data, self._added.ctypes.data, arguments,
-                len(faults), faults.start,
+                len(faults), faults.start, stamps,
             ],
             dtype=np.int64,
         )  # fmt: skip

@@ -1,0 +1,253 @@
+"""`ltc.profile`: what a block does, as a file to look at."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from threading import get_ident
+from typing import Any, ClassVar
+
+from torch.autograd.profiler import record_function
+
+from ltc import config
+from ltc.debug import metrics
+from ltc.explaining import history
+from ltc.explaining.explanation import Explanation
+from ltc.llvm.native.machine_limits import limits
+from ltc.profiling import report, spans, trace_file
+from ltc.profiling.holders import names_of_buffers
+from ltc.profiling.trace import TraceWriter
+from ltc.runtime.account import all_accounts
+from ltc.runtime.executor import all_executors
+
+DEFAULT_PATH = "ltc_profile.json"
+
+
+class profile(contextlib.ContextDecorator):
+    """`with ltc.profile("out.json"):` writes what the block does as a trace; as a decorator, each call.
+
+    path  of the file, for ui.perfetto.dev and chrome://tracing: lanes of all threads; steps, launches,
+          every kernel with its calls, your line, the module's path, bytes, multiply-adds and its share
+          of what the machine does at most; compilations, cuts and reads with the reason; memory. None
+          where only a page is wanted; where neither is, ltc_profile.json
+    html  of a page that shows it; True: beside the file
+
+    Processes that train together write one file: each adds what it has done. Blocks may be inside
+    one another, and one may be entered again: the file is written anew. Where the block raises it is
+    written all the same. Until the block ends nothing is written, and a step takes a few per cent
+    longer; where calls run one by one, longer than that.
+
+    trace  after the block: what is in the file, as json.load gives it
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        html: str | os.PathLike[str] | bool | None = None,
+    ) -> None:
+        if path is None and not html:
+            path = DEFAULT_PATH
+        self.path = path
+        self.html = html
+        self.trace: dict[str, Any] | None = None
+        self._begun: list[_Session] = []  # one in another, where it was entered again
+
+    def __new__(cls, path: Any = None, **options: Any) -> Any:
+        """`@ltc.profile` without brackets is given the function."""
+        if callable(path):
+            return cls(**options)(path)
+        return super().__new__(cls)
+
+    def _recreate_cm(self) -> profile:
+        return type(self)(self.path, html=self.html)
+
+    def __enter__(self) -> profile:
+        self._begun.append(_Session())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        session = self._begun.pop()
+        if session.end():
+            self.trace = session.trace()
+            self._write(self.trace)
+
+    def _write(self, trace: dict[str, Any]) -> None:
+        path = self.path
+        if path is not None:
+            self.trace = trace = trace_file.write_joined(trace, path, run_name())
+        if self.html:
+            beside = os.path.splitext(os.fspath(path or DEFAULT_PATH))[0] + ".html"
+            report.write(trace, beside if self.html is True else os.fspath(self.html))
+
+
+def run_name() -> str:
+    """What all processes have in common that write one file, and those of another run have not."""
+    started_by = config.value("LTC_PROFILE_RUN") or config.value("LTC_RENDEZVOUS")
+    if started_by:
+        return str(started_by)
+    if config.value("XRT_SHARD_WORLD_SIZE") == 1:
+        return uuid.uuid4().hex
+    where = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
+    is_one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    return ":".join([*where, str(os.getppid()) if is_one_host else ""])
+
+
+# --- the time between two moments ------------------------------------------------------------------
+
+
+class _Session:
+    """One block; those that are open at a time share the timeline."""
+
+    _open: ClassVar[list[_Session]] = []
+    _lock: ClassVar[threading.RLock]
+    _watch: ClassVar[_Watch]
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        _wait_for_launches()
+        with _Session._lock:
+            if not _Session._open:
+                _Session._watch = _Watch()
+            _Session._open.append(self)
+        self._timeline = _Session._watch.timeline
+        self._counters = metrics.totals()["counters"]
+        self._begin, self._end = spans.now(), 0
+        self._seen = _Session._watch
+
+    def end(self) -> bool:
+        """Whether there is something to write: not in the child of a fork, which others look at."""
+        if os.getpid() != self._process:
+            return False
+        _wait_for_launches()
+        self._end = spans.now()
+        with _Session._lock:
+            _Session._open.remove(self)
+            if not _Session._open:
+                self._seen.end()
+        return True
+
+    def trace(self) -> dict[str, Any]:
+        """What happened in between."""
+        grown = metrics.growth({"counters": self._counters, "metrics": {}})["counters"]
+        writer = TraceWriter(
+            self._timeline, self._begin, self._end, asdict(limits()), self._seen.explanations,
+            names_of_buffers(), grown,
+        )  # fmt: skip
+        return writer.trace()
+
+
+_Session._lock = threading.RLock()
+
+
+def _forget() -> None:
+    """In the child of a fork, where nobody looks any more."""
+    _Session._lock = threading.RLock()
+    if _Session._open:
+        _Session._open.clear()
+        _Session._watch.end()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _wait_for_launches() -> None:
+    """Those under way are over; errors stay with them."""
+    for executor in all_executors():
+        executor.wait()
+
+
+class _Watch:
+    """A timeline that is told of everything, regions and Python's collector as well."""
+
+    def __init__(self) -> None:
+        self.timeline = spans.Timeline(all_accounts)
+        self.explanations: list[tuple[int, int, Explanation]] = []
+        self._enter, self._exit = record_function.__enter__, record_function.__exit__
+        self._collecting = 0
+        _put_around_regions(self._region(self._enter), self._end_of_region(self._exit))
+        history.listen(self._explained)
+        gc.callbacks.append(self._collected)
+        spans.watch(self.timeline)
+
+    def end(self) -> None:
+        spans.watch(None)
+        gc.callbacks.remove(self._collected)
+        history.leave(self._explained)
+        _put_around_regions(self._enter, self._exit)
+
+    def _explained(self, explanation: Explanation) -> None:
+        if len(self.explanations) < spans.MOST_EVENTS:
+            self.timeline.name_thread(get_ident())
+            self.explanations.append((spans.now(), get_ident(), explanation))
+
+    def _collected(self, phase: str, information: dict[str, Any]) -> None:
+        if phase == "start":
+            self._collecting = spans.now()
+        elif self._collecting:
+            args = {"generation": information["generation"], "collected": information["collected"]}
+            self.timeline.add("gc", "garbage collection", self._collecting, spans.now(), args)
+
+    def _region(self, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(enter)
+        def entered(region: Any) -> Any:
+            region.began_at = spans.now()
+            return enter(region)
+
+        return entered
+
+    def _end_of_region(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(leave)
+        def left(region: Any, *error: Any) -> Any:
+            made = leave(region, *error)
+            began = getattr(region, "began_at", None)
+            if began is not None:
+                args = {"of": region.args} if region.args else {}
+                self.timeline.add("user", region.name, began, spans.now(), args)
+            return made
+
+        return left
+
+
+def _put_around_regions(enter: Callable[[Any], Any], leave: Callable[..., Any]) -> None:
+    regions: Any = record_function  # a class of torch's, which says nothing of what it does
+    regions.__enter__, regions.__exit__ = enter, leave
+
+
+# --- LTC_PROFILE ----------------------------------------------------------------------------------
+
+_whole: list[profile] = []  # of this process from beginning to end
+
+
+def begin_whole_run() -> None:
+    """Where LTC_PROFILE names a file, it gets what this process does from now on, at its end."""
+    path = config.value("LTC_PROFILE")
+    if path and not _whole:
+        if config.value("XRT_SHARD_WORLD_SIZE") == 1 and not config.value("LTC_PROFILE_RUN"):
+            os.environ["LTC_PROFILE_RUN"] = uuid.uuid4().hex  # for those that it starts
+        _whole.append(profile(os.path.abspath(path)).__enter__())
+
+
+def end_whole_run() -> None:
+    """Write it; nothing where it was written already."""
+    if _whole:
+        _whole.pop().__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def whole_run() -> Iterator[None]:
+    """What a process does that ends without Python's end: where LTC_PROFILE names a file."""
+    begin_whole_run()
+    try:
+        yield
+    finally:
+        end_whole_run()
+
+
+os.register_at_fork(after_in_child=_whole.clear)
