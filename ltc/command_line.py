@@ -4,6 +4,7 @@
     python -m ltc cache [--clear]             where compiled programs are kept, and how much; remove them
     python -m ltc run 2 train.py --epochs 3   a script on several replicas of this machine
     python -m ltc check train.py --epochs 3   a script's first losses: eager, compiled, on two replicas
+    python -m ltc report out.json             a page that shows what ltc.profile has written: out.html
     python -m ltc dump PID                    have a process print where each of its threads is
 
 `run` starts one process for each replica. Each runs the script from its first line, as
@@ -17,6 +18,7 @@ compiled one computes something else than PyTorch's kernels.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from ltc.debug.environment import describe, describe_cache
 from ltc.debug.script_check import check, run_as_main
 from ltc.debug.whereabouts import ask
 from ltc.distributed.lazy_multiprocessing import RankFailed, launch
+from ltc.profiling import report
+from ltc.profiling.analysis.verdict import verdict
 from ltc.support.disk_cache import disk_cache
 
 
@@ -37,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="info | cache | run | check | dump"
+        dest="command", required=True, metavar="info | cache | run | check | report | dump"
     )
     commands.add_parser("info", help="what a report of a fault needs")
     cache = commands.add_parser("cache", help="the compiled programs on disk")
@@ -49,11 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (run, compare):
         command.add_argument("script", help="the program")
         command.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    page = commands.add_parser("report", help="a page that shows a file of ltc.profile")
+    page.add_argument("trace", help="the file")
+    page.add_argument("page", nargs="?", help="the page; else beside the file")
     dump = commands.add_parser("dump", help="have a process print where each of its threads is")
     dump.add_argument("process", type=int, help="its number; those it has started print it, too")
     asked = parser.parse_args(argv)
     if asked.command == "dump":
         return ask_where(asked.process)
+    if asked.command == "report":
+        return write_report(asked.trace, asked.page)
     if asked.command in ("run", "check") and not Path(asked.script).is_file():
         parser.error(f"there is no file {asked.script}")
     if asked.command == "run":
@@ -74,6 +83,19 @@ def ask_where(process: int) -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"printed to the standard error of {', '.join(map(str, asked))}")
+    return 0
+
+
+def write_report(trace: str, page: str | None = None) -> int:
+    """Write the page of a file of ltc.profile; 0, or 1 where there is none, or it is something else."""
+    path = Path(page) if page else Path(trace).with_suffix(".html")
+    try:
+        told = json.loads(Path(trace).read_text(encoding="utf-8"))
+        report.write(told, path)
+    except (OSError, ValueError) as error:
+        print(f"{trace}: {error}", file=sys.stderr)
+        return 1
+    print(f"{verdict(told).sentence}\n{path}")
     return 0
 
 

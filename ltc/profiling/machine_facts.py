@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from typing import Any
 
 from ltc import config
+from ltc.support import processors
 
 
 def machine_facts(major_faults_before: int = 0) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def machine_facts(major_faults_before: int = 0) -> dict[str, Any]:
     major_faults_before  of these pages, how many are not to be counted
     """
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": processors.count(),
         "processes": config.value("LOCAL_WORLD_SIZE") or config.value("XRT_SHARD_WORLD_SIZE"),
         "swapped_bytes": swapped_bytes(),
         "major_faults": major_faults() - major_faults_before,

@@ -1,29 +1,19 @@
-"""A trace as one page to look at."""
+"""A trace as one page to look at: `python -m ltc report out.json`, `ltc.profile(..., html=...)`."""
 
 from __future__ import annotations
 
-import html
 import os
 from typing import Any
 
+from ltc.profiling.page.document import document
 from ltc.support.atomic_file import replacing
 
 
 def write(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """The kernels of a trace, the costliest first.
+    """The page of a trace: the old file or the new one is at `path`, never a part.
 
-    trace  as the docstring of ltc/profiling has it
+    trace  as the docstring of ltc/profiling has it; ValueError where it is something else
     """
-    kernels = [kernel for program in trace["ltc"]["programs"] for kernel in program["kernels"]]
-    kernels.sort(key=lambda kernel: -kernel["seconds"])
-    rows = "".join(
-        f"<tr><td>{kernel['seconds'] * 1e3:.3f}</td><td>{html.escape(kernel['name'])}</td>"
-        f"<td>{html.escape(kernel['module'])}</td><td>{html.escape(kernel['line'])}</td></tr>\n"
-        for kernel in kernels
-    )
-    page = (
-        "<!doctype html><meta charset='utf-8'><title>ltc profile</title>"
-        f"<table><tr><th>ms</th><th>kernel</th><th>module</th><th>line</th></tr>\n{rows}</table>"
-    )
+    page = document(trace)
     with replacing(path) as file:
         file.write(page.encode())

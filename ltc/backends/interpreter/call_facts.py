@@ -83,7 +83,7 @@ def _multiply_adds(
     out = made[0] if len(made) == 1 else tuple(made)
     try:
         return int(count(*map(_shape, args), **keywords, out_shape=out) // 2)
-    except (TypeError, ValueError, AssertionError, IndexError, AttributeError):
+    except (TypeError, ValueError, AssertionError, LookupError, AttributeError):
         return 0  # a form of the call that it does not take
 
 

@@ -21,6 +21,7 @@ class Cost:
     seconds, launches       of its kernels, in the steady steps
     moved_bytes             read and written
     multiply_adds           of products
+    work                    these, or where it has none the elementwise operations
     copy_share, fma_share   of what the machine does at most, weighed by time; None where unknown
     ops                     the calls that it is made of
     lines, modules          where these stand
@@ -31,6 +32,7 @@ class Cost:
     launches: int = 0
     moved_bytes: float = 0.0
     multiply_adds: float = 0.0
+    work: float = 0.0
     copy_share: float | None = None
     fma_share: float | None = None
     ops: dict[str, None] = field(default_factory=dict)
@@ -46,7 +48,9 @@ class Cost:
         self.launches += launches
         moved = (kernel.get("read_bytes") or 0) + (kernel.get("written_bytes") or 0)
         self.moved_bytes += moved * launches * part
-        self.multiply_adds += (kernel.get("multiply_adds") or 0) * launches * part
+        multiply_adds = kernel.get("multiply_adds") or 0
+        self.multiply_adds += multiply_adds * launches * part
+        self.work += (multiply_adds or kernel.get("operations") or 0) * launches * part
         for name in kernel.get("ops") or ():
             self.ops.setdefault(name)
         for line in kernel.get("lines") or [kernel.get("line")]:

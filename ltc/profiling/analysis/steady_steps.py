@@ -85,7 +85,9 @@ class SteadySteps:
         return [
             one
             for one in self.trace["ltc"]["explanations"]
-            if one["kind"] in kinds and one["pid"] == self.pid and self.begin <= one["ts"] <= self.end
+            if one["kind"] in kinds
+            and one["pid"] == self.pid
+            and self.begin <= one["ts"] <= self.end
         ]
 
     def steps_with(self, events: Iterable[dict[str, Any]]) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,16 @@ from ltc.profiling.analysis.steady_steps import SteadySteps, Trace, steady_steps
 # From here on a share is what is to be told first. Two thirds of "most of the time" is a third.
 MANY_STEPS = 0.4  # of the steps: a program that comes this often is made "again and again"
 _HEAVY = 0.3  # of the time
+_EXPECTED = re.compile(r"^expected (.+?); (?=.* came)(.+)")
 _NEAR_A_LIMIT = 0.4  # of what the machine does at most, weighed by time
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """kind: a word, such as "recording-bound"; sentence: with its figures, for a reader; line: to look at."""
+    """kind: a word, such as "recording-bound"; sentence: with its figures, for a reader; line: to look at.
+
+    What is no full sentence begins with a small letter, and none ends with a full stop.
+    """
 
     kind: str
     sentence: str
@@ -27,7 +32,16 @@ class Verdict:
 def verdict(trace: Trace) -> Verdict:
     """What bounds the steps behind the first few."""
     steady = steady_steps(trace)
-    for ask in (_nothing, _recompiles, _peers, _transfers, _recording, _reads, _device):
+    for ask in (
+        _nothing,
+        _recompiles,
+        _peers,
+        _transfers,
+        _recording,
+        _reads,
+        _uncompiled,
+        _device,
+    ):
         found = ask(steady)
         if found is not None:
             return found
@@ -50,7 +64,7 @@ def _recompiles(steady: SteadySteps) -> Verdict | None:
         verb = "runs op by op" if cause["kind"] == "tiers" else "compiles again"
         return Verdict("recompiling", f"{verb} {how} because {_because(cause)}", cause["line"])
     if share >= _HEAVY:
-        text = f"compile-bound: {_percent(share)} of the time is compiling"
+        text = f"compile-bound: {_percent(share)} of a step is compiling"
         return Verdict("compile-bound", text, most_frequent(made)["line"] if made else "")
     return None
 
@@ -62,24 +76,43 @@ def most_frequent(explanations: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _because(explanation: dict[str, Any]) -> str:
-    at = f" ({explanation['line']})" if explanation["line"] else ""
-    return f"{explanation['difference'].rstrip('.')}{at}"
+    """ "expected A; B came: C" as "A was expected and B came: C"."""
+    told = explanation["difference"]
+    return _EXPECTED.sub(r"\1 was expected and \2", told) if _EXPECTED.match(told) else told
 
 
 def _peers(steady: SteadySteps) -> Verdict | None:
     share = steady.peers_share
     if share < _HEAVY:
         return None
-    late = Counter(
-        one["waited_for"]
-        for one in steady.trace["ltc"]["collectives"]
-        if one.get("waited_for") is not None
-    )
     text = f"waiting for other ranks: {_percent(share)} of a step passes in collectives"
+    late = latest_rank(steady.trace)
+    return Verdict("peers-bound", text if late is None else f"{text}; {late}")
+
+
+def latest_rank(trace: Trace) -> str | None:
+    """Which rank the others wait for, in words; None where none stands out."""
+    found = trace["ltc"]["collectives"]
+    late = Counter(one["waited_for"] for one in found if one.get("waited_for") is not None)
     if late:
         (rank, times), *_ = late.most_common(1)
-        text += f"; rank {rank} came last in {times} of {late.total()}"
-    return Verdict("peers-bound", text)
+        return f"rank {rank} came last in {times} of {late.total()}"
+    spent = waits_of_ranks(trace)
+    least = min(spent, key=lambda rank: spent[rank], default=None)
+    if least is None or len(spent) < 2 or spent[least] * 2 > max(spent.values()):
+        return None
+    return f"rank {least} comes last: it waits least"
+
+
+def waits_of_ranks(trace: Trace) -> dict[int, float]:
+    """Microseconds that each rank has spent in collectives of the steady steps."""
+    steady = steady_steps(trace)
+    ranks = {one["pid"]: one.get("rank") or 0 for one in trace["ltc"]["processes"]}
+    spent: defaultdict[int, float] = defaultdict(float, dict.fromkeys(ranks.values(), 0.0))
+    for one in trace["ltc"]["collectives"]:
+        if steady.begin <= one["ts"] <= steady.end:
+            spent[ranks.get(one["pid"], 0)] += one["dur"]
+    return dict(spent)
 
 
 def _transfers(steady: SteadySteps) -> Verdict | None:
@@ -87,7 +120,8 @@ def _transfers(steady: SteadySteps) -> Verdict | None:
     if share < _HEAVY or share < steady.device_share:
         return None
     return Verdict(
-        "transfer-bound", f"transfer-bound: {_percent(share)} of a step is copies to and from the device"
+        "transfer-bound",
+        f"transfer-bound: {_percent(share)} of a step is copies to and from the device",
     )
 
 
@@ -104,8 +138,21 @@ def _reads(steady: SteadySteps) -> Verdict | None:
     if not cuts or steady.steps_with(cuts) < MANY_STEPS or steady.share("wait") < _HEAVY:
         return None
     cause = most_frequent(cuts)
-    text = f"waiting for values: {_percent(steady.share('wait'))} of a step, for reads before its mark"
-    return Verdict("read-bound", f"{text} ({cause['line']})", cause["line"])
+    text = (
+        f"waiting for values: {_percent(steady.share('wait'))} of a step, for reads before its mark"
+    )
+    return Verdict("read-bound", text, cause["line"])
+
+
+def _uncompiled(steady: SteadySteps) -> Verdict | None:
+    spent = Counter[str]()
+    for kernel in kernels(steady.trace):
+        spent[kernel["tier"]] += kernel["seconds"]
+    share = 1 - spent["native"] / (spent.total() or 1.0)
+    if steady.device_share < _HEAVY or share < 0.5:
+        return None
+    text = f"not compiled: {_percent(share)} of the kernels' time is PyTorch's own, call by call"
+    return Verdict("uncompiled", text, next(iter(by_kernel(steady.trace)[0].lines), ""))
 
 
 def _device(steady: SteadySteps) -> Verdict | None:
