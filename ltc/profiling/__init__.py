@@ -25,7 +25,8 @@ processes since the first began.
       upload, download    args: bytes
       wait        a thread that waits for values, or for room
       collective  a wait for other replicas; args: kind, number, channel, bytes, line, started_us; in a
-                  file of several ranks waited_for (the rank that came last, None: this one), waited_us
+                  file of several ranks waited_for (the rank that came last, None: this one), waited_us.
+                  A kernel that waits for a sum's operands has these args, too
       fallback    a call that runs eagerly; args: line
       closure, user, gc   step closures; Trace, StepTrace, record_function; Python's collector
     ph i, an instant, of cat compiles, recompiles, cuts, fallbacks, tiers: an explanation; args: what,
@@ -40,7 +41,7 @@ processes since the first began.
                 python}, limits {copy_bytes_per_s, fma_per_s, threads} or None, counters (growth of
                 those of ltc.debug.metrics), dropped (events beyond the most that are kept), clock
     programs    id ("pid:0", ...), pid, tier ("native", "interpreted", "op_by_op"), calls, launches,
-                seconds, block_bytes, why, kernels: of each name, ops, line, forward, lines, module,
+                seconds, block_bytes, why, kernels: of each number, name, ops, line, forward, lines, module,
                 modules, read_bytes, written_bytes, multiply_adds, operations, tasks, is_double,
                 launches, seconds (of all launches), copy_share, fma_share (of its mean time)
     steps       pid, tid, number, begin_us, end_us, record_us (until the mark, without what follows),

@@ -27,6 +27,7 @@ from ltc.runtime.account import all_accounts
 from ltc.runtime.executor import all_executors
 
 DEFAULT_PATH = "ltc_profile.json"
+SHORT_COLLECTION = 100_000  # nanoseconds of Python's collector that are not worth a span
 
 
 class profile(contextlib.ContextDecorator):
@@ -82,9 +83,18 @@ class profile(contextlib.ContextDecorator):
         path = self.path
         if path is not None:
             self.trace = trace = trace_file.write_joined(trace, path, run_name())
-        if self.html:
-            beside = os.path.splitext(os.fspath(path or DEFAULT_PATH))[0] + ".html"
-            report.write(trace, beside if self.html is True else os.fspath(self.html))
+        page = html_path(path, self.html)
+        if page:
+            report.write(trace, page)
+
+
+def html_path(
+    path: str | os.PathLike[str] | None, html: str | os.PathLike[str] | bool | None
+) -> str:
+    """Where the page is that `html` asks for; "" where it asks for none."""
+    if not html:
+        return ""
+    return f"{os.path.splitext(path or DEFAULT_PATH)[0]}.html" if html is True else os.fspath(html)
 
 
 def run_name() -> str:
@@ -190,7 +200,7 @@ class _Watch:
     def _collected(self, phase: str, information: dict[str, Any]) -> None:
         if phase == "start":
             self._collecting = spans.now()
-        elif self._collecting:
+        elif self._collecting and spans.now() - self._collecting > SHORT_COLLECTION:
             args = {"generation": information["generation"], "collected": information["collected"]}
             self.timeline.add("gc", "garbage collection", self._collecting, spans.now(), args)
 
@@ -238,6 +248,22 @@ def end_whole_run() -> None:
     """Write it; nothing where it was written already."""
     if _whole:
         _whole.pop().__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def profile_of_processes(
+    path: str | os.PathLike[str], html: str | os.PathLike[str] | bool | None = None
+) -> Iterator[profile]:
+    """`profile`, with whatever other processes do that this one starts."""
+    path = os.path.abspath(path)
+    started_by = config.value("LTC_PROFILE_RUN") or uuid.uuid4().hex
+    if config.value("XRT_SHARD_WORLD_SIZE") > 1:  # a launcher has started each of them so
+        started_by = run_name()
+    with (
+        config.override(LTC_PROFILE=path, LTC_PROFILE_RUN=started_by),
+        profile(path, html=html) as one,
+    ):
+        yield one
 
 
 @contextlib.contextmanager

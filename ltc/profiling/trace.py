@@ -6,7 +6,7 @@ import platform
 import socket
 import sys
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from ltc import config
 from ltc.backends.capabilities import KernelFacts
 from ltc.explaining.explanation import Explanation
+from ltc.profiling.machine_facts import machine_facts
 from ltc.profiling.spans import Launch, Timeline
 from ltc.support.version import VERSION
 
@@ -51,6 +52,7 @@ class TraceWriter:
         self._explained, self._counters = explanations, dict(counters or {})
         self._pid = timeline.process
         self._lanes: dict[int, int] = {}
+        self._sums = 0  # sums among replicas that kernels have waited for
         self._ids: dict[int, str] = {}  # of programs
         self._programs: dict[str, dict[str, Any]] = {}
         self._events: list[Event] = []
@@ -58,6 +60,8 @@ class TraceWriter:
 
     def trace(self) -> dict[str, Any]:
         """The whole file as JSON has it."""
+        for _, thread, *_ in self._timeline.steps:  # whoever marks steps comes first
+            self._lane(thread)
         for launch in self._within(self._timeline.launches, lambda one: one.begin):
             self._add_launch(launch)
         self._add_calls()
@@ -121,9 +125,13 @@ class TraceWriter:
         self._busy[thread].append(("launch", launch.begin, launch.end))
         timed = launch.computation
         times = timed.times(launch.stamps) if timed is not None and launch.stamps else ()
-        for number, (begin, end) in enumerate(times):
-            if number < len(program["kernels"]):
-                self._add_kernel(program, number, lane, begin, end, launch.step)
+        begun: deque[int] = deque()  # sums among replicas that nobody has waited for yet
+        for kernel, (begin, end) in zip(program["kernels"], times):
+            event = self._add_kernel(program, kernel, lane, begin, end, launch.step)
+            if kernel["name"].startswith("collective_start"):
+                begun.append(begin)
+            elif kernel["name"].startswith("collective_wait") and begun:
+                self._note_sum(event, begun.popleft())
 
     def _program(self, launch: Launch) -> dict[str, Any]:
         key = id(launch.computation or launch.program)
@@ -140,20 +148,31 @@ class TraceWriter:
                 "id": name, "pid": self._pid, "tier": launch.tier, "calls": program.calls,
                 "launches": 0, "seconds": 0.0, "why": None if why is None else str(why),
                 "block_bytes": getattr(timed, "block_bytes", None),
-                "kernels": [_kernel_record(one) for one in facts or ()],
+                "kernels": [_kernel_record(*one) for one in enumerate(facts or ())],
             }  # fmt: skip
         return self._programs[self._ids[key]]
 
     def _add_kernel(
-        self, program: dict[str, Any], number: int, lane: int, begin: int, end: int, step: int
-    ) -> None:
-        kernel = program["kernels"][number]
+        self,
+        program: dict[str, Any],
+        kernel: dict[str, Any],
+        lane: int,
+        begin: int,
+        end: int,
+        step: int,
+    ) -> Event:
         kernel["launches"] += 1
         kernel["seconds"] += (end - begin) / 1e9
-        args = {"program": program["id"], "kernel": number, "step": step}
+        args = {"program": program["id"], "kernel": kernel["number"], "step": step}
         args |= {key: kernel[key] for key in _SHOWN if kernel[key]}
         args |= self._shares(kernel, (end - begin) / 1e9)
-        self._span("kernel", kernel["name"], lane, begin, end, args)
+        return self._span("kernel", kernel["name"], lane, begin, end, args)
+
+    def _note_sum(self, event: Event, started: int) -> None:
+        """A kernel that waits for the operands of others, of a sum that began at `started`."""
+        sums = {"kind": "one_shot_sum", "channel": "", "number": self._sums}
+        event["args"] |= sums | {"started_us": self._us(started)}
+        self._sums += 1
 
     def _shares(self, kernel: Mapping[str, Any], seconds: float) -> dict[str, float]:
         """Of the most that this machine does."""
@@ -169,7 +188,7 @@ class TraceWriter:
 
     def _add_calls(self) -> None:
         """Calls that ran one by one: a program of each step, of which each is a kernel."""
-        kinds: dict[KernelFacts, int] = {}
+        kinds: dict[KernelFacts, dict[str, Any]] = {}
         program: dict[str, Any] | None = None
         for facts, thread, begin, end, step in self._within(
             self._timeline.calls, lambda one: one[2]
@@ -181,8 +200,8 @@ class TraceWriter:
                     "seconds": 0.0, "why": None, "block_bytes": 0, "kernels": [],
                 }  # fmt: skip
             if facts not in kinds:
-                kinds[facts] = len(kinds)
-                program["kernels"].append(_kernel_record(facts))
+                kinds[facts] = _kernel_record(len(kinds), facts)
+                program["kernels"].append(kinds[facts])
             program["calls"] += 1
             program["seconds"] += (end - begin) / 1e9
             self._add_kernel(program, kinds[facts], self._lane(thread), begin, end, step)
@@ -252,7 +271,7 @@ class TraceWriter:
         return [
             {"pid": self._pid, "ts": e["ts"], "dur": e["dur"], "name": e["name"], **e["args"]}
             for e in self._events
-            if e["cat"] == "collective"
+            if e["args"].get("number") is not None
         ]
 
     # --- memory
@@ -319,6 +338,7 @@ class TraceWriter:
             },
             "limits": None if self._limits is None else dict(self._limits),
             "counters": self._counters,
+            "machine": machine_facts(),
             "dropped": timeline.dropped,
             "clock": {
                 "monotonic_ns": self._begin,
@@ -398,11 +418,10 @@ def _covered(
 _NO_SHARES = {"copy_share": None, "fma_share": None}
 
 
-def _kernel_record(facts: KernelFacts) -> dict[str, Any]:
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in asdict(facts).items()
-    } | {"launches": 0, "seconds": 0.0}
+def _kernel_record(number: int, facts: KernelFacts) -> dict[str, Any]:
+    told = asdict(facts).items()
+    record = {key: list(value) if isinstance(value, tuple) else value for key, value in told}
+    return {"number": number, **record, "launches": 0, "seconds": 0.0}
 
 
 def _holder(nbytes: int, shape: Any, dtype: Any, kind: str) -> dict[str, Any]:

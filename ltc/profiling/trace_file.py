@@ -61,9 +61,15 @@ def write_joined(trace: Trace, path: str | os.PathLike, run: str) -> Trace:
     trace["ltc"]["run"] = run
     with _alone_with(path):
         others = _of_run(path, run, trace["ltc"]["processes"][0])
-        whole = trace if others is None else joined([others, trace])
+        told = [one for one in (others, trace) if one is not None and not _is_idle(one)]
+        whole = joined(told) if len(told) > 1 else (told or [trace])[0]
         write(whole, path)
     return whole
+
+
+def _is_idle(trace: Trace) -> bool:
+    """Whether its processes did nothing on a device: those that start others, or load their data."""
+    return not (trace["ltc"]["programs"] or trace["ltc"]["steps"])
 
 
 def _of_run(path: str | os.PathLike, run: str, process: dict[str, Any]) -> Trace | None:
@@ -182,15 +188,13 @@ def _tell_who_was_late(trace: Trace) -> None:
         if len({row["pid"] for row in rows}) > 1:
             last = max(rows, key=lambda row: row["started_us"])
             late[key] = ranks[last["pid"]], last["started_us"]
-    for holders in (trace["ltc"]["collectives"], trace["traceEvents"]):
-        for row in holders:
-            args = row if "ph" not in row else row.get("args", {})
-            if row.get("cat", "collective") != "collective" or _exchange(args) not in late:
-                continue
+    for row in [*trace["ltc"]["collectives"], *trace["traceEvents"]]:
+        args = row.get("args", row)
+        if _exchange(args) in late:
             rank, began = late[_exchange(args)]
-            waited = round(began - row["ts"], 3)
-            args["waited_for"] = rank if ranks[row["pid"]] != rank and waited > 0 else None
-            args["waited_us"] = max(waited, 0.0) if args["waited_for"] is not None else 0.0
+            waited = round(min(began - row["ts"], row["dur"]), 3)
+            is_late = ranks[row["pid"]] == rank or waited <= 0
+            args["waited_for"], args["waited_us"] = (None, 0.0) if is_late else (rank, waited)
 
 
 def _exchange(row: dict[str, Any]) -> tuple[Any, ...]:
