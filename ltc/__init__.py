@@ -27,6 +27,8 @@ try:
     from ltc.explaining.budget import budget
     from ltc.explaining.history import explain
     from ltc.explaining.no_sync import no_sync
+    from ltc.profiling.last_lines import begin_lines as _begin_lines
+    from ltc.profiling.last_lines import end_lines as _end_lines
     from ltc.profiling.profile import begin_whole_run as _begin_whole_run
     from ltc.profiling.profile import end_whole_run as _end_whole_run
     from ltc.profiling.profile import profile
@@ -201,3 +203,5 @@ _make_entrances(globals(), __all__)
 _answer_signal()
 _atexit.register(_end_whole_run)
 _begin_whole_run()
+_atexit.register(_end_lines)
+_begin_lines()

@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="info | cache | run | check | profile | report | dump"
+        dest="command",
+        required=True,
+        metavar="info | cache | run | check | profile | report | dump",
     )
     commands.add_parser("info", help="what a report of a fault needs")
     cache = commands.add_parser("cache", help="the compiled programs on disk")

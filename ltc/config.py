@@ -209,7 +209,8 @@ FLAGS = (
         "LTC_DEBUG",
         boolean,
         False,
-        "tracebacks show every frame inside ltc; printing reads nothing that is pending",
+        "tracebacks show every frame inside ltc; printing reads nothing that is pending; set before "
+        "the start, five lines at the end say what bounded the program, and where its page is",
     ),
     Flag(
         "LTC_VERIFY",

@@ -13,7 +13,7 @@ from ltc.device.evidence.forks_explained import (
     line_of,
     value_text,
 )
-from ltc.device.evidence.holders import name_holders
+from ltc.device.evidence.named_holders import name_holders
 from ltc.explaining.explanation import COMPILES, RECOMPILES, Explanation
 from ltc.explaining.history import note
 from ltc.explaining.user_stack import UserFrame, user_stack

@@ -27,6 +27,7 @@ from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import current_device, set_current_device
 from ltc.distributed.launch.pickled_call import PickledCall
+from ltc.profiling.last_lines import last_lines
 from ltc.profiling.profile import whole_run
 from ltc.support.thread_frames import thread_frames
 from ltc.tracebacks import shorten
@@ -131,7 +132,7 @@ def run_rank(
 def _called(rank: int, user_call: PickledCall) -> Any:
     """What the user's function returns, once all that it has begun is over."""
     fn, args = user_call.open()
-    with whole_run():
+    with whole_run(), last_lines():
         value = fn(rank, *args)
         finish()
     return value

@@ -59,7 +59,8 @@ def step_strip(steps: Sequence[dict], shown: Sequence[int]) -> str:
 def _step_bar(
     step: dict, took: float, place: int, x: float, pitch: float, height: int, most: float
 ) -> str:
-    y, parts = float(height), []
+    y = float(height)
+    parts: list[str] = []
     scale = height / most
     rest = took
     for key, _, kind in PARTS:

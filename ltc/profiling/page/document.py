@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ltc.profiling.analysis.findings import findings
+from ltc.profiling.analysis.hindrances import hindrances
 from ltc.profiling.analysis.steady_steps import main_process, steady_steps
 from ltc.profiling.analysis.verdict import verdict
-from ltc.profiling.page.collectives import collectives_section
+from ltc.profiling.page.exchanges_shown import collectives_section
 from ltc.profiling.page.costs_shown import kernels_section, lines_section, modules_section
 from ltc.profiling.page.markup import text
 from ltc.profiling.page.memory import memory_section
 from ltc.profiling.page.overview import head, steps_section
 from ltc.profiling.page.timeline import shown_steps, timeline_data, typical
-from ltc.profiling.page.told import explanations_section, findings_section
+from ltc.profiling.page.told import explanations_section, hindrances_section
 
 _HERE = Path(__file__).parent
 _NAMES = {
-    "findings": "mend", "steps": "step", "modules": "modules", "lines": "lines", "kernels": "kernels",
+    "mend": "mend", "steps": "step", "modules": "modules", "lines": "lines", "kernels": "kernels",
     "memory": "memory", "why": "why", "collectives": "collectives",
 }  # fmt: skip
 # Nothing is loaded from anywhere, whatever names and sources the trace has in it.
@@ -36,7 +36,7 @@ def document(trace: dict[str, Any]) -> str:
     shown = shown_steps(steady, steps)
     start = shown[typical(steps)] if steps else 0
     sections = [
-        findings_section(findings(trace)),
+        hindrances_section(hindrances(trace)),
         steps_section(steady, steps, shown, start),
         modules_section(steady),
         lines_section(steady),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from typing import Any
 
 from ltc.profiling.analysis.steady_steps import SteadySteps, duration
@@ -43,14 +44,10 @@ def timeline_data(trace: dict[str, Any], steps: list[dict[str, Any]], shown: lis
     drawn = [step for step, place in zip(steps, shown) if place >= 0]
     windows = [(step["begin_us"], step["end_us"]) for step in drawn] or [_whole(trace)]
     names, lanes = _Numbers(), _lanes(trace)
-    rows: list[list[Any]] = [[] for _ in windows]
-    for event in sorted(
-        (e for e in trace["traceEvents"] if e.get("cat") in _PLACE and "dur" in e),
-        key=lambda e: (e["ts"], -e["dur"]),
-    ):
-        for row, (begin, end) in zip(rows, windows):
-            if event["ts"] < end and event["ts"] + event["dur"] > begin:
-                row += _span(event, begin, lanes, names)
+    rows = [
+        [number for event in events for number in _span(event, begin, lanes, names)]
+        for events, (begin, _) in zip(_events_of(trace, windows), windows)
+    ]
     titles = _lane_titles(trace)
     return _json({
         "categories": CATEGORIES,
@@ -61,6 +58,23 @@ def timeline_data(trace: dict[str, Any], steps: list[dict[str, Any]], shown: lis
             for step, (begin, end), row in zip(drawn or [{}], windows, rows)
         ],
     })  # fmt: skip
+
+
+def _events_of(
+    trace: dict[str, Any], windows: list[tuple[float, float]]
+) -> list[list[dict[str, Any]]]:
+    """Of each window, the spans that reach into it by their begin; the longest, where there are many."""
+    found: list[list[dict[str, Any]]] = [[] for _ in windows]
+    ends = [end for _, end in windows]
+    spans = [e for e in trace["traceEvents"] if e.get("cat") in _PLACE and "dur" in e]
+    for event in spans:
+        number = bisect_right(ends, event["ts"])
+        while number < len(windows) and windows[number][0] < event["ts"] + event["dur"]:
+            found[number].append(event)
+            number += 1
+    most = max(MOST_SPANS // len(windows), 1)
+    longest = [sorted(events, key=lambda e: -e["dur"])[:most] for events in found]
+    return [sorted(events, key=lambda e: (e["ts"], -e["dur"])) for events in longest]
 
 
 class _Numbers(dict[Any, int]):
@@ -75,7 +89,9 @@ def _lanes(trace: dict[str, Any]) -> _Numbers:
     """Those of the first rank first; of a rank, first the threads that mark steps."""
     ranks = {one["pid"]: one.get("rank") or 0 for one in trace["ltc"]["processes"]}
     found = {(e["pid"], e["tid"]) for e in trace["traceEvents"] if e.get("cat") in _PLACE}
-    marking = {(step["pid"], step["tid"] - side) for step in trace["ltc"]["steps"] for side in (0, 1)}
+    marking = {
+        (step["pid"], step["tid"] - side) for step in trace["ltc"]["steps"] for side in (0, 1)
+    }
     ordered = sorted(
         found, key=lambda lane: (ranks.get(lane[0], 0), lane[0], lane not in marking, lane[1])
     )
@@ -126,5 +142,5 @@ def _short(microseconds: float) -> float:
 
 
 def _json(data: Any) -> str:
-    """To stand in a script element, which "</" would end."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    """To stand in a script element, which a tag in a name must not end."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ltc.profiling.analysis.findings import Finding
+from ltc.profiling.analysis.hindrances import Hindrance
 from ltc.profiling.analysis.steady_steps import SteadySteps
 from ltc.profiling.page.markup import nothing, section, shortened, text
 
@@ -16,17 +16,17 @@ _KINDS = ("recompiles", "cuts", "fallbacks", "tiers", "compiles")
 _PLACE = re.compile(r"^(.+):(\d+)(?: in .*)?$")
 
 
-def findings_section(findings: Sequence[Finding]) -> str:
+def hindrances_section(hindrances: Sequence[Hindrance]) -> str:
     """What is to be mended, first."""
-    if not findings:
+    if not hindrances:
         return ""
     rows = "".join(
         f"<li><b>{text(one.name)}</b> {text(one.sentence)}"
         f"{f'<code>{text(one.line)}</code>' if one.line else ''}"
         f'<span class="cure">{text(one.cure)}</span></li>'
-        for one in findings
+        for one in hindrances
     )
-    return section("findings", "What to mend", f'<ul class="findings">{rows}</ul>')
+    return section("mend", "What to mend", f'<ul class="mend">{rows}</ul>')
 
 
 def explanations_section(steady: SteadySteps) -> str:

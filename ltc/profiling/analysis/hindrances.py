@@ -17,7 +17,7 @@ _MANY_FAULTS = 1000  # pages of the process that were read from a disk
 
 
 @dataclass(frozen=True)
-class Finding:
+class Hindrance:
     """name: a word or two; sentence: what was seen; cure: what to do; line: of the user's, or ""."""
 
     name: str
@@ -30,16 +30,16 @@ class Finding:
         return f"{self.name}: {self.sentence}{at}"
 
 
-def findings(trace: Trace) -> list[Finding]:
+def hindrances(trace: Trace) -> list[Hindrance]:
     """Those that the steady steps of the first rank show."""
     steady = steady_steps(trace)
-    return [finding for detect in _DETECTORS for finding in detect(steady)]
+    return [found for detect in _DETECTORS for found in detect(steady)]
 
 
-def _recording_bound(steady: SteadySteps) -> Iterator[Finding]:
+def _recording_bound(steady: SteadySteps) -> Iterator[Hindrance]:
     share = steady.share("record")
     if steady.steps and share >= 0.5 and share >= steady.device_share:
-        yield Finding(
+        yield Hindrance(
             "recording-bound",
             f"{100 * share:.0f} % of a step is Python",
             "ltc.compile of the step function replays it without its Python; foreach and fused "
@@ -47,12 +47,12 @@ def _recording_bound(steady: SteadySteps) -> Iterator[Finding]:
         )
 
 
-def _never_marked(steady: SteadySteps) -> Iterator[Finding]:
+def _never_marked(steady: SteadySteps) -> Iterator[Hindrance]:
     counters = steady.process["counters"]
     told = [one for one in steady.trace["ltc"]["explanations"] if one["reason"] == "unmarked"]
     implied, trimmed = counters.get("ImpliedMark", 0), counters.get("TrimIrGraph", 0)
     if implied or trimmed or told:
-        yield Finding(
+        yield Hindrance(
             "never-marked loop",
             f"nobody marks its steps: ltc has cut it {_times(implied + trimmed or len(told))}",
             "ltm.mark_step() once per step, behind optimizer.step()",
@@ -60,10 +60,10 @@ def _never_marked(steady: SteadySteps) -> Iterator[Finding]:
         )
 
 
-def _reads(steady: SteadySteps) -> Iterator[Finding]:
+def _reads(steady: SteadySteps) -> Iterator[Hindrance]:
     reads = [one for one in steady.explanations("cuts") if one["reason"] == "read"]
     if _is_frequent(steady, reads, _MANY_READS):
-        yield Finding(
+        yield Hindrance(
             "a read in a loop",
             f"{_times(len(reads))} in {len(steady.steps)} steps a value was read before the mark",
             "read every hundredth step, behind the mark or in a step closure; torch.where in place of if",
@@ -71,7 +71,7 @@ def _reads(steady: SteadySteps) -> Iterator[Finding]:
         )
 
 
-def _shapes(steady: SteadySteps) -> Iterator[Finding]:
+def _shapes(steady: SteadySteps) -> Iterator[Hindrance]:
     at: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for one in steady.trace["ltc"]["explanations"]:
         if one["reason"] == "shape" and one["pid"] == steady.pid:
@@ -79,7 +79,7 @@ def _shapes(steady: SteadySteps) -> Iterator[Finding]:
     for line, differences in at.items():
         if len(differences) >= MANY_SHAPES:
             latest = list(differences)[-1]
-            yield Finding(
+            yield Hindrance(
                 "a growing set of shapes",
                 f"{len(differences)} kinds so far; the latest: {latest}",
                 "pad to a few fixed lengths, drop_last=True, or sort the data by length",
@@ -87,10 +87,10 @@ def _shapes(steady: SteadySteps) -> Iterator[Finding]:
             )
 
 
-def _fallbacks(steady: SteadySteps) -> Iterator[Finding]:
+def _fallbacks(steady: SteadySteps) -> Iterator[Hindrance]:
     eager = steady.explanations("fallbacks")
     if _is_frequent(steady, eager, _MANY_READS):
-        yield Finding(
+        yield Hindrance(
             "an eager call in the hot path",
             f"{most_frequent(eager)['what']}, {_times(len(eager))} in {len(steady.steps)} steps",
             "fixed shapes stay in the program: a mask that is multiplied, torch.where, topk",
@@ -104,30 +104,30 @@ def _is_frequent(steady: SteadySteps, events: list[dict[str, Any]], without_step
     return bool(events) and steady.steps_with(events) >= MANY_STEPS
 
 
-def _threads(steady: SteadySteps) -> Iterator[Finding]:
+def _threads(steady: SteadySteps) -> Iterator[Hindrance]:
     machine, threads = steady.process.get("machine") or {}, steady.process["threads"]
     cores, ranks = machine.get("cores"), machine.get("processes", 1)
     if not cores:
         return
     if threads * ranks > cores:
-        yield Finding(
+        yield Hindrance(
             "too many threads",
             f"{ranks} process(es) of {threads} threads share {cores} cores",
             f"OMP_NUM_THREADS={max(1, cores // ranks)}",
         )
     if threads * ranks * 2 <= cores and steady.device_share >= MANY_STEPS:
-        yield Finding(
+        yield Hindrance(
             "too few threads",
             f"{ranks} process(es) of {threads} threads have {cores} cores to themselves",
             f"OMP_NUM_THREADS={cores // ranks}, or no torch.set_num_threads at all",
         )
 
 
-def _swap(steady: SteadySteps) -> Iterator[Finding]:
+def _swap(steady: SteadySteps) -> Iterator[Hindrance]:
     machine = steady.process.get("machine") or {}
     swapped, faults = machine.get("swapped_bytes", 0), machine.get("major_faults", 0)
     if swapped >= _MUCH_SWAPPED and faults >= _MANY_FAULTS:
-        yield Finding(
+        yield Hindrance(
             "swap",
             f"{swapped >> 20} MiB of the process are on disk, {faults} pages were read back",
             "smaller batches, LTC_MAX_IN_FLIGHT=1, fewer workers of loaders, or more memory",
