@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,14 +19,14 @@ class Origin(NamedTuple):
     """The recorded call a node was made for.
 
     position  of the call among those that the program runs
-    module    path of the module it was made in; "" outside of all
+    module    a weak reference to the module it was made in, or a name: see support/module_names.py
     forward   of a call of a backward: the line of the forward's call
     """
 
     overload: str
     line: str
     position: int = -1
-    module: str = ""
+    module: Any = ""
     forward: str = ""
 
     def __str__(self) -> str:

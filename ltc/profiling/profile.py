@@ -25,6 +25,7 @@ from ltc.profiling.holders import names_of_buffers
 from ltc.profiling.trace import TraceWriter
 from ltc.runtime.account import all_accounts
 from ltc.runtime.executor import all_executors
+from ltc.support import module_names
 
 DEFAULT_PATH = "ltc_profile.json"
 SHORT_COLLECTION = 100_000  # nanoseconds of Python's collector that are not worth a span
@@ -145,6 +146,7 @@ class _Session:
 
     def trace(self) -> dict[str, Any]:
         """What happened in between."""
+        module_names.forget()
         grown = metrics.growth({"counters": self._counters, "metrics": {}})["counters"]
         writer = TraceWriter(
             self._timeline, self._begin, self._end, asdict(limits()), self._seen.explanations,

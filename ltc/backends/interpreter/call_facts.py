@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from ltc.aten.call import Call
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.interpreter.call_kernel import CallKernel, Values, operands_of
+from ltc.support.module_names import name_of
 
 
 class TimedCall(CallKernel):
@@ -40,7 +41,7 @@ class CallPlace(NamedTuple):
     """Where a call was made: see ltc/aten/call.py."""
 
     line: str
-    module: str = ""
+    module: Any = ""
     forward: str = ""
 
 
@@ -55,6 +56,7 @@ def facts_of(
     """Of a call of that overload; `reads` and `writes`: whatever has a shape and a dtype."""
     name = overload if isinstance(overload, str) else str(overload.name())
     multiply_adds = _multiply_adds(overload, args, kwargs, [tuple(one.shape) for one in writes])
+    module = name_of(place.module)
     shapes = " ".join(str(list(one.shape)) for one in reads)
     return KernelFacts(
         name=f"{name.removeprefix('aten::')} {shapes}".strip(),
@@ -62,8 +64,8 @@ def facts_of(
         line=place.line,
         forward=place.forward,
         lines=(place.forward or place.line,),
-        module=place.module,
-        modules=(place.module,) if place.module else (),
+        module=module,
+        modules=(module,) if module else (),
         read_bytes=sum(map(_nbytes, dict.fromkeys(reads))),
         written_bytes=sum(map(_nbytes, writes)),
         multiply_adds=multiply_adds,
