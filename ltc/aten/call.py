@@ -69,7 +69,7 @@ class Call:
               an undefined tensor gives None)
     line      "file.py:12 in function": the user's line that recorded it first
     seed      Scalar holding the seed of a random overload, else None
-    module    a weak reference to the module in whose forward it was made first; or a name, or ""
+    module    the ModuleName of that in whose forward it was made first; or a name, or ""
     forward   of a call of a backward: the line of the forward's call; else ""
 
     Besides aten overloads:

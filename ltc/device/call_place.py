@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from types import CodeType, FrameType
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
+from ltc.support.module_names import ModuleName, known_name, name_in
 from ltc.support.torch_private import MODULE_CALL, autograd_node, graph_task, sequence_number
 
 MOST_NODES = 1 << 16  # of autograd's, whose places in the forward a thread remembers
-ModuleRef = weakref.ref[nn.Module] | str
+Place = tuple[ModuleName | str, str]
 
 
 def _wrapper_of_steps() -> CodeType:
@@ -32,17 +31,17 @@ _MODULE_CALL, _OPTIMIZER_STEP = MODULE_CALL.__code__, _wrapper_of_steps()
 class _ForwardsOfThread(threading.local):
     def __init__(self) -> None:
         # by the number of the node that goes back
-        self.places: dict[int, tuple[ModuleRef, str]] = {}
+        self.places: dict[int, Place] = {}
 
 
 _thread = _ForwardsOfThread()
 
 
-def place_of_call(line: str) -> tuple[ModuleRef, str]:
+def place_of_call(line: str) -> Place:
     """(module, forward) of a call that is made at `line`.
 
-    module   a weak reference to that in whose forward it is, or whose forward a backward goes back
-             from; the name of an optimizer's class in its step; "" outside of all
+    module   that in whose forward it is, or whose forward a backward goes back from; the name of an
+             optimizer's class in its step; "" outside of all
     forward  in a backward, the line of the call that it goes back from; else ""
     """
     if graph_task() != -1 and (node := autograd_node()) is not None:
@@ -61,13 +60,18 @@ def place_of_call(line: str) -> tuple[ModuleRef, str]:
     return module, ""
 
 
-def _innermost(frame: FrameType | None) -> ModuleRef:
+def _innermost(frame: FrameType | None) -> ModuleName | str:
     """Of the modules and optimizers in whose call the frame is."""
+    module = model = None
     while frame is not None:
         code: Any = frame.f_code
         if code is _MODULE_CALL:
-            return weakref.ref(frame.f_locals["self"])
-        if code is _OPTIMIZER_STEP:
+            model = frame.f_locals["self"]
+            if module is None:
+                module = model
+                if (name := known_name(module)) is not None:
+                    return name
+        elif code is _OPTIMIZER_STEP and module is None:
             return type(frame.f_locals["args"][0]).__name__
         frame = frame.f_back
-    return ""
+    return "" if module is None or model is None else name_in(model, module)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from ltc.device.torch_device import storage_of
 from ltc.support.module_names import models
 
 
-def names_of_buffers() -> dict[int, tuple[str, Any]]:
+def names_of_buffers(optimizers: Iterable[Optimizer]) -> dict[int, tuple[str, Any]]:
     """By the identity of a buffer: "parameter layers.0.weight", and its type.
 
-    Of every module and optimizer that this process has.
+    Of every model that has been called, and these optimizers.
     """
     found: dict[int, tuple[str, Any]] = {}
     names: dict[int, str] = {}  # of parameters, by their identity
@@ -26,7 +25,7 @@ def names_of_buffers() -> dict[int, tuple[str, Any]]:
         _note(found, f"{kind} {name}", tensor)
         if tensor.grad is not None:
             _note(found, f"gradient {name}", tensor.grad)
-    for optimizer in _optimizers():
+    for optimizer in list(optimizers):
         for parameter, state in optimizer.state.items():
             name = names.get(id(parameter), "a parameter")
             for key, tensor in state.items() if isinstance(state, dict) else ():
@@ -35,16 +34,10 @@ def names_of_buffers() -> dict[int, tuple[str, Any]]:
     return found
 
 
-def _optimizers() -> list[Optimizer]:
-    # isinstance would ask proxies of other libraries
-    return [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
-
-
 def _of_modules() -> Iterator[tuple[str, str, torch.Tensor]]:
     for module in models():
-        if "_parameters" in module.__dict__:
-            yield from (("parameter", *named) for named in module.named_parameters())
-            yield from (("buffer", *named) for named in module.named_buffers())
+        yield from (("parameter", *named) for named in module.named_parameters())
+        yield from (("buffer", *named) for named in module.named_buffers())
 
 
 def _note(found: dict[int, tuple[str, Any]], name: str, tensor: torch.Tensor) -> None:

@@ -17,7 +17,6 @@ from ltc import config
 from ltc.backends.capabilities import KernelFacts
 from ltc.explaining.explanation import Explanation
 from ltc.profiling.spans import Launch, Timeline
-from ltc.support.module_names import name_of
 from ltc.support.version import VERSION
 
 FORMAT = 1
@@ -317,7 +316,7 @@ class TraceWriter:
         if named is not None and named[1] == key:
             record["kind"], _, record["name"] = named[0].partition(" ")
         if origin is not None:
-            record["line"], record["module"] = origin.line or None, name_of(origin.module) or None
+            record["line"], record["module"] = origin.line or None, origin.module_path or None
         return record
 
     # --- whose they are

@@ -2,51 +2,55 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
 _WRAPPERS = ("module", "_orig_mod")  # the only child of DistributedDataParallel; of torch.compile's
-_paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
-def name_of(module: Any) -> str:
-    """The path below its model; of a model itself the name of its class.
+class ModuleName:
+    """What a module is called: its path below its model; of a model the name of its class.
 
-    module  a weak reference to one; "" where it is gone. A string stays as it is.
+    It outlives the module, and changes where the module turns out to stand in a larger model.
     """
-    if isinstance(module, str):
-        return module
-    living = module()
-    if living is None:
-        return ""
-    if living not in _paths:
-        _look_at_all()
-    return _paths.get(living) or type(living).__name__
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
 
 
-def forget() -> None:
-    """Modules may have been put elsewhere."""
-    _paths.clear()
+_names: weakref.WeakKeyDictionary[nn.Module, ModuleName] = weakref.WeakKeyDictionary()
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def _look_at_all() -> None:
-    for model in models():
-        for wrapper in _WRAPPERS:
-            inner = model._modules.get(wrapper)
-            if inner is not None and len(model._modules) == 1:
-                model = inner
-        for path, module in model.named_modules():
-            _paths.setdefault(module, path)
+def known_name(module: nn.Module) -> ModuleName | None:
+    """None of one that no known model has."""
+    return _names.get(module)
 
 
-def models() -> Iterator[nn.Module]:
-    """Every module of this process that stands in no other."""
-    # isinstance would ask proxies of other libraries; one that is being made has no children yet
-    found = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    found = [one for one in found if "_modules" in one.__dict__]
-    inner = {id(child) for module in found for child in module.children()}
-    yield from (module for module in found if id(module) not in inner)
+def name_in(model: nn.Module, module: nn.Module) -> ModuleName:
+    """Of a module of a model, all of which is known from now on."""
+    _models.add(model)
+    for wrapper in _WRAPPERS:
+        inner = model._modules.get(wrapper)
+        if inner is not None and len(model._modules) == 1:
+            model = inner
+    for path, one in model.named_modules():
+        _note(one, path or type(one).__name__, is_model=not path)
+    return _names.get(module) or _note(module, type(module).__name__, is_model=True)
+
+
+def _note(module: nn.Module, path: str, is_model: bool) -> ModuleName:
+    name = _names.get(module)
+    if name is None:
+        name = _names[module] = ModuleName(path)
+    elif not is_model:
+        name.path = max(name.path, path, key=lambda found: found.count("."))
+    return name
+
+
+def models() -> list[nn.Module]:
+    """The models that are known, and live."""
+    return list(_models)

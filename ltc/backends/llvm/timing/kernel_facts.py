@@ -17,7 +17,6 @@ from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.native.kernel_cache import kernel_name
-from ltc.support.module_names import name_of
 
 MOST_NODES = 4096  # that one kernel is looked through for: it stands for a few dozen
 
@@ -49,7 +48,7 @@ def _facts(
     nodes = _nodes_of(step)
     origins = [graph.origins[node] for node in nodes if node in graph.origins]
     first = origins[0] if origins else Origin("", "")
-    modules = _unique(name_of(origin.module) for origin in origins)
+    modules = _unique(origin.module_path for origin in origins)
     name = summary(step)
     is_main = code is main
     if code is not None and len(step.codes) > 1 and not is_main:
