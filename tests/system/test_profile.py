@@ -150,20 +150,33 @@ def test_kernels_sum_to_their_launch(path):
     )
 
 
-@pytest.mark.parametrize("tier", ["auto", "op_by_op"])
-def test_calls_that_are_not_compiled_are_shown(path, tier):
+def in_new_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def at_once(function):
+    function()
+
+
+@pytest.mark.parametrize(
+    ("tier", "kind", "run"),
+    [
+        ("auto", "interpreted", in_new_thread),  # which has recorded nothing yet
+        ("op_by_op", "op_by_op", at_once),
+    ],
+)
+def test_calls_that_are_not_compiled_are_shown(path, tier, kind, run):
     settings = {"LTC_TIER": tier, "LTC_CACHE": 0, "LTC_NUM_DEVICES": 1, "LTC_CHECK": 0}
     with config.override(**settings), ltc.profile(path):
-        thread = threading.Thread(target=lambda: Training(width=24).step())  # it has no paths yet
-        thread.start()
-        thread.join()
+        run(lambda: Training(width=24).step())
     trace = read(path)
     assert_nested(trace)
     kernels = [k for program in trace["ltc"]["programs"] for k in program["kernels"]]
     products = [k for k in kernels if k["multiply_adds"]]
     assert {k["module"] for k in products} == {"layers.0.attn", "layers.1.attn"}
     assert all(k["multiply_adds"] == 8 * 24 * 24 for k in products)
-    kind = "interpreted" if tier == "auto" else "op_by_op"
     assert kind in {program["tier"] for program in trace["ltc"]["programs"]}
 
 
