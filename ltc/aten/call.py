@@ -71,7 +71,7 @@ class Call:
               an undefined tensor gives None)
     line      "file.py:12 in function": the user's line that recorded it first
     seed      Scalar holding the seed of a random overload, else None
-    module    "encoder.layers.3.attn": the module in whose forward it was made first; or ""
+    module    the ModuleName of that in whose forward it was made first; or a name, or ""
     forward   of a call of a backward: the line of the forward's call; else ""
 
     Besides aten overloads:
@@ -103,7 +103,8 @@ class Call:
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.line, self.seed = mutated, returned, line, seed
         self.results: tuple[CallResult | None, ...] = ()
-        self.module = self.forward = ""
+        self.module: Any = ""
+        self.forward = ""
 
     def __repr__(self) -> str:
         return f"Call({self.name} -> {len(self.results)} result(s), at {self.line})"

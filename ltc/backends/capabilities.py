@@ -254,15 +254,13 @@ class TimedLaunches(Protocol):
     ) -> Launch | None:
         """As `prepared` of its ComputationCapabilities."""
 
-    def launch_shown(
+    def shown(
         self,
-        buffers: list[Any],
-        scalars: list[Any],
         graph_of: Callable[[], Graph] | None,
         donated: frozenset[int],
         region: Callable[[str], Any],
-    ) -> list[Any]:
-        """As Computation.launch, each kernel in a block `with region(name)`; else as `kernels`."""
+    ) -> Callable[[list[Any], list[Any]], list[Any]]:
+        """Computation.launch with each kernel in a block `with region(name)`; else as `kernels`."""
 
     def times(self, stamps: bytes) -> Iterable[tuple[int, int]]:
         """(begin, end) of each kernel that ran, in their order, as time.monotonic_ns() counts."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ltc.backends.capabilities import KernelFacts
-from ltc.backends.interpreter.call_facts import CallPlace, facts_of
+from ltc.backends.interpreter.call_facts import facts_of
 from ltc.device.call_place import place_of_call
 from ltc.device.recording.user_line import user_line
+from ltc.ir.graph import Origin
 from ltc.profiling import spans
 from ltc.support.bounded_table import BoundedTable
 
@@ -30,7 +31,9 @@ def note_call(
     if timeline is None:
         return
     line = user_line()
-    place = CallPlace(line, *place_of_call(line))
+    module, forward = place_of_call(line)
+    name = overload if isinstance(overload, str) else str(overload.name())
+    place = Origin(name, line, module=module, forward=forward)
     reads = _typed((*args, *kwargs.values()))
     writes = _typed(made)
     key = overload, place, *[(tuple(one.shape), one.dtype) for one in (*reads, *writes)]

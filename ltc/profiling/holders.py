@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from ltc.device.recording.tensors import is_lazy
 from ltc.device.torch_device import storage_of
+from ltc.support.module_names import models
 
 
-def names_of_buffers() -> dict[int, tuple[str, Any]]:
+def names_of_buffers(optimizers: Iterable[Optimizer]) -> dict[int, tuple[str, Any]]:
     """By the identity of a buffer: "parameter layers.0.weight", and its type.
 
-    Of every module and optimizer that this process has.
+    Of every model that has been called, and these optimizers.
     """
-    modules, optimizers = _living()
     found: dict[int, tuple[str, Any]] = {}
     names: dict[int, str] = {}  # of parameters, by their identity
-    for kind, name, tensor in _of_modules(modules):
+    for kind, name, tensor in _of_modules():
         names.setdefault(id(tensor), name)
         _note(found, f"{kind} {name}", tensor)
         if tensor.grad is not None:
             _note(found, f"gradient {name}", tensor.grad)
-    for optimizer in optimizers:
+    for optimizer in list(optimizers):
         for parameter, state in optimizer.state.items():
             name = names.get(id(parameter), "a parameter")
             for key, tensor in state.items() if isinstance(state, dict) else ():
@@ -36,28 +34,10 @@ def names_of_buffers() -> dict[int, tuple[str, Any]]:
     return found
 
 
-def _living() -> tuple[list[nn.Module], list[Optimizer]]:
-    """Modules that are in no other, and optimizers."""
-    modules, optimizers = [], []
-    for one in gc.get_objects():
-        kind = type(one)  # isinstance would ask proxies of other libraries
-        if issubclass(kind, nn.Module):
-            modules.append(one)
-        elif issubclass(kind, Optimizer):
-            optimizers.append(one)
-    inner = {id(child) for module in modules for child in _children(module)}
-    return [module for module in modules if id(module) not in inner], optimizers
-
-
-def _children(module: nn.Module) -> list[nn.Module]:
-    return list(module.children()) if "_modules" in module.__dict__ else []
-
-
-def _of_modules(modules: list[nn.Module]) -> Iterator[tuple[str, str, torch.Tensor]]:
-    for module in modules:
-        if "_parameters" in module.__dict__:
-            yield from (("parameter", *named) for named in module.named_parameters())
-            yield from (("buffer", *named) for named in module.named_buffers())
+def _of_modules() -> Iterator[tuple[str, str, torch.Tensor]]:
+    for module in models():
+        yield from (("parameter", *named) for named in module.named_parameters())
+        yield from (("buffer", *named) for named in module.named_buffers())
 
 
 def _note(found: dict[int, tuple[str, Any]], name: str, tensor: torch.Tensor) -> None:

@@ -8,12 +8,15 @@ import gc
 import os
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from threading import get_ident
 from typing import Any, ClassVar
 
 from torch.autograd.profiler import record_function
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ltc import config
 from ltc.debug import metrics
@@ -148,7 +151,7 @@ class _Session:
         grown = metrics.growth({"counters": self._counters, "metrics": {}})["counters"]
         writer = TraceWriter(
             self._timeline, self._begin, self._end, asdict(limits()), self._seen.explanations,
-            names_of_buffers(), grown,
+            self._seen.names(), grown,
         )  # fmt: skip
         return writer.trace()
 
@@ -177,7 +180,10 @@ class _Watch:
     """A timeline that is told of everything, regions and Python's collector as well."""
 
     def __init__(self) -> None:
-        self.timeline = spans.Timeline(all_accounts)
+        self.timeline = spans.Timeline(all_accounts, self._name_buffers)
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._names: dict[int, tuple[str, Any]] = {}
+        self._hook = register_optimizer_step_post_hook(self._stepped)
         self.explanations: list[tuple[int, int, Explanation]] = []
         self._enter, self._exit = record_function.__enter__, record_function.__exit__
         self._collecting = 0
@@ -188,9 +194,22 @@ class _Watch:
 
     def end(self) -> None:
         spans.watch(None)
+        self._hook.remove()
         gc.callbacks.remove(self._collected)
         history.leave(self._explained)
         _put_around_regions(self._enter, self._exit)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._optimizers.add(optimizer)
+
+    def _name_buffers(self) -> None:
+        """While those live who hold them: most models are gone when the block ends."""
+        self._names |= names_of_buffers(self._optimizers)
+
+    def names(self) -> dict[int, tuple[str, Any]]:
+        """By the identity of a buffer: what it holds, and its type."""
+        self._name_buffers()
+        return self._names
 
     def _explained(self, explanation: Explanation) -> None:
         if len(self.explanations) < spans.MOST_EVENTS:

@@ -317,7 +317,7 @@ class TraceWriter:
         if named is not None and named[1] == key:
             record["kind"], _, record["name"] = named[0].partition(" ")
         if origin is not None:
-            record["line"], record["module"] = origin.line or None, origin.module or None
+            record["line"], record["module"] = origin.line or None, origin.module_path or None
         return record
 
     # --- whose they are

@@ -6,6 +6,7 @@ that have it.  No other module spells one; a test looks.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import re
@@ -149,6 +150,11 @@ record_region = _named("torch._C", "_profiler._RecordFunctionFast")  # a span of
 def is_profiled() -> bool:
     """Whether torch's profiler looks at this process."""
     return bool(_profiler._is_profiler_enabled)
+
+
+def shown_region(name: str) -> Any:
+    """A block that torch's profiler shows by that name, where it looks."""
+    return record_region(name) if is_profiled() else contextlib.nullcontext()
 
 
 # --- tensors and storages

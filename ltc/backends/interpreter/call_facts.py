@@ -6,13 +6,14 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
 from ltc.aten.call import Call
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.interpreter.call_kernel import CallKernel, Values, operands_of
+from ltc.ir.graph import Origin
 
 
 class TimedCall(CallKernel):
@@ -32,16 +33,8 @@ class TimedCall(CallKernel):
 def facts_of_call(call: Call) -> KernelFacts:
     """By the shapes that were recorded."""
     writes = [value for value in call.results if value is not None]
-    place = CallPlace(call.line, call.module, call.forward)
+    place = Origin(call.name, call.line, module=call.module, forward=call.forward)
     return facts_of(call.overload, call.args, call.kwargs, operands_of(call), writes, place)
-
-
-class CallPlace(NamedTuple):
-    """Where a call was made: see ltc/aten/call.py."""
-
-    line: str
-    module: str = ""
-    forward: str = ""
 
 
 def facts_of(
@@ -50,11 +43,12 @@ def facts_of(
     kwargs: Mapping[str, Any],
     reads: Sequence[Any],
     writes: Sequence[Any],
-    place: CallPlace,
+    place: Origin,
 ) -> KernelFacts:
     """Of a call of that overload; `reads` and `writes`: whatever has a shape and a dtype."""
-    name = overload if isinstance(overload, str) else str(overload.name())
+    name = place.overload
     multiply_adds = _multiply_adds(overload, args, kwargs, [tuple(one.shape) for one in writes])
+    module = place.module_path
     shapes = " ".join(str(list(one.shape)) for one in reads)
     return KernelFacts(
         name=f"{name.removeprefix('aten::')} {shapes}".strip(),
@@ -62,8 +56,8 @@ def facts_of(
         line=place.line,
         forward=place.forward,
         lines=(place.forward or place.line,),
-        module=place.module,
-        modules=(place.module,) if place.module else (),
+        module=module,
+        modules=(module,) if module else (),
         read_bytes=sum(map(_nbytes, dict.fromkeys(reads))),
         written_bytes=sum(map(_nbytes, writes)),
         multiply_adds=multiply_adds,
@@ -82,8 +76,8 @@ def _multiply_adds(
     keywords = {name: _shape(argument) for name, argument in kwargs.items()}
     out = made[0] if len(made) == 1 else tuple(made)
     try:
-        return int(count(*map(_shape, args), **keywords, out_shape=out) // 2)
-    except (TypeError, ValueError, AssertionError, LookupError, AttributeError):
+        return int(count(*map(_shape, args), **keywords, out_val=out) // 2)
+    except (TypeError, ValueError, AssertionError, IndexError, AttributeError):
         return 0  # a form of the call that it does not take
 
 

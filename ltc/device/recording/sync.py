@@ -39,6 +39,7 @@ from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 from ltc.support.thread_frames import thread_frames
+from ltc.support.torch_private import shown_region
 
 # --- a recording and its threads ------------------------------------------------------------------
 
@@ -325,7 +326,8 @@ def end_step(device: Device) -> None:
     recorder.has_marks, recorder.marked_by = True, None
     began, timeline = spans.now(), spans.timeline
     try:
-        flush(recorder)
+        with shown_region("ltc::mark_step"):
+            flush(recorder)
         _raise_unreported(device)
     finally:
         device.random.end_step()

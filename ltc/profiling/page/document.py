@@ -8,8 +8,8 @@ from typing import Any
 from ltc.profiling.analysis.hindrances import hindrances
 from ltc.profiling.analysis.steady_steps import main_process, steady_steps
 from ltc.profiling.analysis.verdict import verdict
-from ltc.profiling.page.exchanges_shown import collectives_section
 from ltc.profiling.page.costs_shown import kernels_section, lines_section, modules_section
+from ltc.profiling.page.exchanges_shown import collectives_section
 from ltc.profiling.page.markup import text
 from ltc.profiling.page.memory import memory_section
 from ltc.profiling.page.overview import head, steps_section

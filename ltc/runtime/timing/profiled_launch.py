@@ -111,13 +111,12 @@ class _ShownToTorch(ProfiledLaunch):
     is_inline = True
 
     def _launched(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
-        with record_region(f"ltc::launch of {self._program.calls} calls"):
-            if self._timed is None:
-                return super()._launched(buffers, scalars)
-            shown: list[Any] = self._timed.launch_shown(
-                buffers, scalars, self._program.graph_of, self._program.donated, record_region
-            )
-            return shown
+        program, launch = self._program, self._computation.launch
+        if self._timed is not None:
+            launch = self._timed.shown(program.graph_of, program.donated, record_region)
+        with record_region(f"ltc::launch of {program.calls} calls"):
+            made: list[Any] = launch(buffers, scalars)
+        return made
 
     def prepared(self, *arguments: Any) -> Any:
         return None  # it is to run here

@@ -48,6 +48,7 @@ def _facts(
     nodes = _nodes_of(step)
     origins = [graph.origins[node] for node in nodes if node in graph.origins]
     first = origins[0] if origins else Origin("", "")
+    modules = _unique(origin.module_path for origin in origins)
     name = summary(step)
     is_main = code is main
     if code is not None and len(step.codes) > 1 and not is_main:
@@ -59,8 +60,8 @@ def _facts(
         line=first.line,
         forward=first.forward,
         lines=_unique(origin.forward or origin.line for origin in origins),
-        module=first.module or next((one.module for one in origins if one.module), ""),
-        modules=_unique(origin.module for origin in origins),
+        module=next(iter(modules), ""),
+        modules=modules,
         read_bytes=reads,
         written_bytes=writes,
         multiply_adds=multiply_adds(step.unit) if is_main else 0,

@@ -44,6 +44,7 @@ class TimedComputation(LlvmComputation):
         self._stamps = slice(plan.frame, plan.frame + WORD * sum(map(_words_of, plan.runs)))
         self._no_stamps = bytes(self._stamps.stop - self._stamps.start)
         self._told: Told | None = None
+        self._shown: _ShownComputation | None = None
         super().__init__(replace(plan, frame=self._stamps.stop), kernels)
         self.block_bytes = plan.block
 
@@ -60,18 +61,17 @@ class TimedComputation(LlvmComputation):
     ) -> LlvmLaunch | None:
         return self._told_to(told).prepared(buffers, scalars, queue, lent)
 
-    def launch_shown(
+    def shown(
         self,
-        buffers: list[Any],
-        scalars: list[Any],
         graph_of: Callable[[], Graph] | None,
         donated: frozenset[int],
         region: Callable[[str], Any],
-    ) -> list[Any]:
-        facts = self.kernels(graph_of, donated)
-        names = None if facts is None else [f"ltc::kernel {one.name}" for one in facts]
-        shown = _ShownComputation(self.plan, self._kernels, names, region)
-        return shown.launch(buffers, scalars)
+    ) -> Callable[[list[Any], list[Any]], list[Any]]:
+        if self._shown is None:
+            facts = self.kernels(graph_of, donated)
+            names = None if facts is None else [f"ltc::kernel {one.name}" for one in facts]
+            self._shown = _ShownComputation(self.plan, self._kernels, names, region)
+        return self._shown.launch
 
     def times(self, stamps: bytes) -> Iterator[tuple[int, int]]:
         words = struct.unpack(f"={len(stamps) // WORD}q", stamps)
