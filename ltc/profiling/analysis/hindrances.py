@@ -61,7 +61,9 @@ def _never_marked(steady: SteadySteps) -> Iterator[Hindrance]:
 
 
 def _reads(steady: SteadySteps) -> Iterator[Hindrance]:
-    reads = [one for one in steady.explanations("cuts") if one["reason"] == "read"]
+    eager = {one["line"] for one in steady.explanations("fallbacks")}  # they read, and are told below
+    cuts = [one for one in steady.explanations("cuts") if one["reason"] == "read"]
+    reads = [one for one in cuts if one["line"] not in eager]
     if _is_frequent(steady, reads, _MANY_READS):
         yield Hindrance(
             "a read in a loop",
@@ -134,7 +136,7 @@ def _swap(steady: SteadySteps) -> Iterator[Hindrance]:
         )
 
 
-_DETECTORS = (_recording_bound, _never_marked, _reads, _shapes, _fallbacks, _threads, _swap)
+_DETECTORS = (_never_marked, _reads, _shapes, _fallbacks, _threads, _swap, _recording_bound)
 
 
 def _times(number: int) -> str:
