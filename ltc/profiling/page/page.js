@@ -141,7 +141,7 @@ function drawSpan(svg, span, from, scale, width, top) {
   const letters = Math.floor((size - 8) / 6.2);
   if (letters >= 4) {
     const name = span.name.length > letters ? `${span.name.slice(0, letters - 1)}…` : span.name;
-    svg.append(element("text", { class: "label", x: left + 4, y: y + 11.5 }, name));
+    svg.append(element("text", { class: `label of-${span.category}`, x: left + 4, y: y + 11.5 }, name));
   }
 }
 
