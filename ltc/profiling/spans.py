@@ -20,7 +20,7 @@ timeline: Timeline | None = None  # of whoever profiles this process now
 now = time.monotonic_ns
 
 
-class Launch:
+class LaunchRecord:
     """One run of a program.
 
     program    what was launched
@@ -121,7 +121,7 @@ class Timeline:
         self.begin, self.epoch, self.process = now(), time.time_ns(), os.getpid()
         self.end = 0
         self.events: list[tuple[str, str, int, int, int | None, dict[str, Any] | None]] = []
-        self.launches: list[Launch] = []
+        self.launches: list[LaunchRecord] = []
         self.calls: list[tuple[Any, int, int, int, int]] = []
         self.memory: list[tuple[int, int, int]] = []
         self.peaks: dict[int, Peak] = {}
@@ -204,7 +204,7 @@ class Timeline:
         nbytes: int,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-    ) -> Launch:
+    ) -> LaunchRecord:
         """A program is about to be launched.
 
         computation  a TimedLaunches of it, or None
@@ -217,9 +217,9 @@ class Timeline:
             self.peaks[device] = Peak(nbytes, moment, step, program, computation, *held)
         if len(self.memory) < MOST_EVENTS:
             self.memory.append((moment, device, nbytes))
-        return Launch(self, program, computation, step)
+        return LaunchRecord(self, program, computation, step)
 
-    def keep_launch(self, launch: Launch) -> None:
+    def keep_launch(self, launch: LaunchRecord) -> None:
         if self._has_room():
             assert launch.thread is not None
             self.name_thread(launch.thread)
