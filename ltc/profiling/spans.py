@@ -96,6 +96,16 @@ class Span:
         self._timeline.add(self._category, self._name, self._begin, now(), self._args)
 
 
+class CallSpan(Span):
+    """Of a call of a function that ltc.compile has made: a step, in a thread that marks none."""
+
+    __slots__ = ()
+
+    def __exit__(self, *error: object) -> None:
+        self._timeline.end_unmarked(now())
+        super().__exit__(*error)
+
+
 class Timeline:
     """The events of one process from `begin` on.
 
@@ -130,6 +140,7 @@ class Timeline:
         self.dropped = 0
         self._device_bytes, self._name_buffers = device_bytes, name_buffers
         self._peaks_named, self._times_named = 0, 0
+        self._marks: set[int] = set()  # threads that mark steps
         self._number_of_step: dict[int, int] = {}
         self._begin_of_step: dict[int, int] = {}
 
@@ -169,10 +180,23 @@ class Timeline:
             step = self._number_of_step.get(thread, 0)
             self.calls.append((facts, thread, begin, end, step))
 
+    def call(self, name: str) -> CallSpan:
+        """`with` this around a call that may be replayed."""
+        return CallSpan(self, "call", name, {})
+
     # --- steps
 
     def end_step(self, mark: int) -> None:
         """The calling thread's step is over; its mark began at `mark`."""
+        self._marks.add(get_ident())
+        self._end_step(mark)
+
+    def end_unmarked(self, mark: int) -> None:
+        """Something that is a step where nobody marks any."""
+        if get_ident() not in self._marks:
+            self._end_step(mark)
+
+    def _end_step(self, mark: int) -> None:
         thread, end = get_ident(), now()
         number = self._number_of_step.get(thread, 0)
         begin = self._begin_of_step.get(thread, self.begin)

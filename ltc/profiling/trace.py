@@ -239,7 +239,8 @@ class TraceWriter:
             spans = busy[thread].between(begin, end) if thread in busy else []
             parts = parts_of_step(spans, begin, mark, end)
             lane = self._lane(thread)
-            self._span("mark", "mark", lane, mark, end, {"step": number})
+            if end - mark > 1000:  # else nobody has marked it: a replayed call
+                self._span("mark", "mark", lane, mark, end, {"step": number})
             self._span("step", f"step {number}", lane - 1, begin, end, {"step": number, **parts})
             self._span("record", "record", lane - 1, begin, mark, {"step": number})
             peak = max((held[2] for held in memory.between(begin, end)), default=None)
