@@ -28,6 +28,7 @@ processes since the first began.
                   file of several ranks waited_for (the rank that came last, None: this one), waited_us.
                   A kernel that waits for a sum's operands has these args, too
       fallback    a call that runs eagerly; args: line
+      call        of a function that ltc.compile has made, replayed or not: a step where none is marked
       closure, user, gc   step closures; Trace, StepTrace, record_function; Python's collector
     ph i, an instant, of cat compiles, recompiles, cuts, fallbacks, tiers: an explanation; args: what,
                   difference, cure, reason, line, stack

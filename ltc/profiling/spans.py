@@ -20,7 +20,7 @@ timeline: Timeline | None = None  # of whoever profiles this process now
 now = time.monotonic_ns
 
 
-class Launch:
+class LaunchRecord:
     """One run of a program.
 
     program    what was launched
@@ -96,6 +96,16 @@ class Span:
         self._timeline.add(self._category, self._name, self._begin, now(), self._args)
 
 
+class CallSpan(Span):
+    """Of a call of a function that ltc.compile has made: a step, in a thread that marks none."""
+
+    __slots__ = ()
+
+    def __exit__(self, *error: object) -> None:
+        self._timeline.end_unmarked(now())
+        super().__exit__(*error)
+
+
 class Timeline:
     """The events of one process from `begin` on.
 
@@ -121,7 +131,7 @@ class Timeline:
         self.begin, self.epoch, self.process = now(), time.time_ns(), os.getpid()
         self.end = 0
         self.events: list[tuple[str, str, int, int, int | None, dict[str, Any] | None]] = []
-        self.launches: list[Launch] = []
+        self.launches: list[LaunchRecord] = []
         self.calls: list[tuple[Any, int, int, int, int]] = []
         self.memory: list[tuple[int, int, int]] = []
         self.peaks: dict[int, Peak] = {}
@@ -130,6 +140,7 @@ class Timeline:
         self.dropped = 0
         self._device_bytes, self._name_buffers = device_bytes, name_buffers
         self._peaks_named, self._times_named = 0, 0
+        self._marks: set[int] = set()  # threads that mark steps
         self._number_of_step: dict[int, int] = {}
         self._begin_of_step: dict[int, int] = {}
 
@@ -169,10 +180,23 @@ class Timeline:
             step = self._number_of_step.get(thread, 0)
             self.calls.append((facts, thread, begin, end, step))
 
+    def call(self, name: str) -> CallSpan:
+        """`with` this around a call that may be replayed."""
+        return CallSpan(self, "call", name, {})
+
     # --- steps
 
     def end_step(self, mark: int) -> None:
         """The calling thread's step is over; its mark began at `mark`."""
+        self._marks.add(get_ident())
+        self._end_step(mark)
+
+    def end_unmarked(self, mark: int) -> None:
+        """Something that is a step where nobody marks any."""
+        if get_ident() not in self._marks:
+            self._end_step(mark)
+
+    def _end_step(self, mark: int) -> None:
         thread, end = get_ident(), now()
         number = self._number_of_step.get(thread, 0)
         begin = self._begin_of_step.get(thread, self.begin)
@@ -204,7 +228,7 @@ class Timeline:
         nbytes: int,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-    ) -> Launch:
+    ) -> LaunchRecord:
         """A program is about to be launched.
 
         computation  a TimedLaunches of it, or None
@@ -217,9 +241,9 @@ class Timeline:
             self.peaks[device] = Peak(nbytes, moment, step, program, computation, *held)
         if len(self.memory) < MOST_EVENTS:
             self.memory.append((moment, device, nbytes))
-        return Launch(self, program, computation, step)
+        return LaunchRecord(self, program, computation, step)
 
-    def keep_launch(self, launch: Launch) -> None:
+    def keep_launch(self, launch: LaunchRecord) -> None:
         if self._has_room():
             assert launch.thread is not None
             self.name_thread(launch.thread)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 import socket
 import sys
-from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +15,10 @@ import torch
 from ltc import config
 from ltc.backends.capabilities import KernelFacts
 from ltc.explaining.explanation import Explanation
+from ltc.profiling.holders import holders_of
 from ltc.profiling.machine_facts import machine_facts
-from ltc.profiling.spans import Launch, Timeline
+from ltc.profiling.spans import LaunchRecord, Timeline
+from ltc.profiling.step_times import InOrder, parts_of_step
 from ltc.support.version import VERSION
 
 FORMAT = 1
@@ -82,7 +83,7 @@ class TraceWriter:
                 "processes": [self._process()],
                 "programs": list(self._programs.values()),
                 "steps": steps,
-                "memory": list(self._peaks()),
+                "memory": self._peaks(),
                 "explanations": explanations,
                 "collectives": self._collectives(),
             },
@@ -112,7 +113,7 @@ class TraceWriter:
 
     # --- launches and their kernels
 
-    def _add_launch(self, launch: Launch) -> None:
+    def _add_launch(self, launch: LaunchRecord) -> None:
         thread = launch.thread
         assert thread is not None
         program, lane = self._program(launch), self._lane(thread)
@@ -133,7 +134,7 @@ class TraceWriter:
             elif kernel["name"].startswith("collective_wait") and begun:
                 self._note_sum(event, begun.popleft())
 
-    def _program(self, launch: Launch) -> dict[str, Any]:
+    def _program(self, launch: LaunchRecord) -> dict[str, Any]:
         key = id(launch.computation or launch.program)
         if key not in self._ids:
             self._ids[key] = name = f"{self._pid}:{len(self._ids)}"
@@ -229,22 +230,18 @@ class TraceWriter:
         })  # fmt: skip
 
     def _add_steps(self) -> list[dict[str, Any]]:
-        busy = {thread: _InOrder(spans, lambda one: one[1]) for thread, spans in self._busy.items()}
-        memory = _InOrder(self._timeline.memory, lambda one: one[0])
+        busy = {thread: InOrder(spans, lambda one: one[1]) for thread, spans in self._busy.items()}
+        memory = InOrder(self._timeline.memory, lambda one: one[0])
         steps = []
         for number, thread, begin, mark, end in self._timeline.steps:
             begin = max(begin, self._begin)
             if not self._begin <= mark <= end <= self._end:
                 continue
             spans = busy[thread].between(begin, end) if thread in busy else []
-            parts = {
-                f"{name}_us": _covered(spans, categories, begin, end)
-                for name, categories in _PARTS.items()
-            }
-            before = _covered(spans, _NOT_RECORDING, begin, mark)
-            parts["record_us"] = round((mark - begin) / 1e3 - before, 3)
+            parts = parts_of_step(spans, begin, mark, end)
             lane = self._lane(thread)
-            self._span("mark", "mark", lane, mark, end, {"step": number})
+            if end - mark > 1000:  # else nobody has marked it: a replayed call
+                self._span("mark", "mark", lane, mark, end, {"step": number})
             self._span("step", f"step {number}", lane - 1, begin, end, {"step": number, **parts})
             self._span("record", "record", lane - 1, begin, mark, {"step": number})
             peak = max((held[2] for held in memory.between(begin, end)), default=None)
@@ -283,42 +280,16 @@ class TraceWriter:
                 "tid": 0, "ts": self._us(when), "args": {"bytes": nbytes},
             })  # fmt: skip
 
-    def _peaks(self) -> Iterator[dict[str, Any]]:
-        for device, peak in self._timeline.peaks.items():
-            if self._begin <= peak.at <= self._end:
-                holders = self._holders(peak)
-                known = sum(one["bytes"] for one in holders)
-                if peak.nbytes > known:
-                    holders.append(_holder(peak.nbytes - known, None, None, "other"))
-                yield {
-                    "pid": self._pid, "device": f"ltc:{device}", "peak_bytes": peak.nbytes,
-                    "at_us": self._us(peak.at), "step": peak.step,
-                    "holders": sorted(holders, key=lambda one: -one["bytes"]),
-                }  # fmt: skip
-
-    def _holders(self, peak: Any) -> list[dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
-        block = getattr(peak.computation, "block_bytes", 0)
-        if block:
-            found[0] = _holder(block, None, None, "block")
-        for identity, key in peak.inputs:
-            found[identity] = self._holder(identity, key, "input", None)
-        places = _output_places(peak.program)
-        for position, (identity, key) in enumerate(peak.outputs):
-            if identity not in found:
-                place = places[position] if position < len(places) else None
-                found[identity] = self._holder(identity, key, "output", place)
-        return list(found.values())
-
-    def _holder(self, identity: int, key: Any, kind: str, origin: Any) -> dict[str, Any]:
-        _, shape, dtype, nbytes = key
-        named = self._names.get(identity)
-        record = _holder(nbytes, list(shape), str(dtype).removeprefix("torch."), kind)
-        if named is not None and named[1] == key:
-            record["kind"], _, record["name"] = named[0].partition(" ")
-        if origin is not None:
-            record["line"], record["module"] = origin.line or None, origin.module_path or None
-        return record
+    def _peaks(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "pid": self._pid, "device": f"ltc:{device}", "peak_bytes": peak.nbytes,
+                "at_us": self._us(peak.at), "step": peak.step,
+                "holders": holders_of(peak, self._names),
+            }
+            for device, peak in self._timeline.peaks.items()
+            if self._begin <= peak.at <= self._end
+        ]  # fmt: skip
 
     # --- whose they are
 
@@ -380,41 +351,6 @@ class TraceWriter:
 _SHOWN = (
     "ops", "line", "forward", "module", "read_bytes", "written_bytes", "multiply_adds", "operations",
 )  # fmt: skip
-_PARTS = {
-    "compile": frozenset({"compile"}),
-    "wait": frozenset({"wait", "collective"}),
-    "execute": frozenset({"launch"}),
-}
-_NOT_RECORDING = frozenset({"compile", "wait", "collective", "launch", "upload", "fallback", "gc"})
-
-
-class _InOrder:
-    """Rows by their moments, to be asked for a part."""
-
-    def __init__(self, rows: Iterable[Any], moment: Callable[[Any], int]) -> None:
-        self._rows = sorted(rows, key=moment)
-        self._moments = [moment(row) for row in self._rows]
-
-    def between(self, begin: int, end: int) -> list[Any]:
-        first, last = bisect_left(self._moments, begin), bisect_right(self._moments, end)
-        return self._rows[first:last]
-
-
-def _covered(
-    spans: Iterable[tuple[str, int, int]], categories: frozenset[str], begin: int, end: int
-) -> float:
-    """Microseconds between `begin` and `end` in which one of the spans was open."""
-    total, until = 0, begin
-    for _, first, last in sorted(
-        [one for one in spans if one[0] in categories and one[2] > begin and one[1] < end],
-        key=lambda one: one[1],
-    ):
-        first, last = max(first, until), min(last, end)
-        if last > first:
-            total, until = total + last - first, last
-    return round(total / 1e3, 3)
-
-
 _NO_SHARES = {"copy_share": None, "fma_share": None}
 
 
@@ -422,22 +358,6 @@ def _kernel_record(number: int, facts: KernelFacts) -> dict[str, Any]:
     told = asdict(facts).items()
     record = {key: list(value) if isinstance(value, tuple) else value for key, value in told}
     return {"number": number, **record, "launches": 0, "seconds": 0.0}
-
-
-def _holder(nbytes: int, shape: Any, dtype: Any, kind: str) -> dict[str, Any]:
-    return {
-        "bytes": nbytes, "shape": shape, "dtype": dtype, "kind": kind, "name": None, "line": None,
-        "module": None,
-    }  # fmt: skip
-
-
-def _output_places(program: Any) -> list[Any]:
-    """Where each output of a program comes from, or None."""
-    if getattr(program, "graph_of", None) is None:
-        return []
-    with config.override(LTC_DUMP=""):
-        graph = program.graph_of()
-    return [graph.origins.get(node) for node in graph.outputs]
 
 
 def _boot() -> str:

@@ -28,6 +28,7 @@ LAYERS = [
         "support",
         "explaining",
         "profiling.spans",
+        "profiling.step_times",
         "profiling.trace_file",
         "utils.keyd_queue",
         "utils.rate_tracker",

@@ -130,7 +130,7 @@ class LlvmBackend:
     def timed(self, computation: Any) -> TimedComputation | None:
         if not isinstance(computation, LlvmComputation):
             return None  # it stands around one, and does more
-        return TimedComputation(computation.plan, computation.kernels_by_name, prepared)
+        return TimedComputation(computation.plan, computation.loaded, prepared)
 
     def explain(
         self, graph: Graph, donated: frozenset[int] = frozenset()

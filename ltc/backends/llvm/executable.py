@@ -83,7 +83,7 @@ class LlvmComputation:
 
     def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]) -> None:
         """`kernels`: those that the plan names."""
-        self.plan, self._kernels = plan, kernels  # which stay loaded as long as this is held
+        self.plan, self.loaded = plan, kernels  # which stay loaded as long as this is held
         self.frames = Blocks()
         self._reads_all = plan.positions == tuple(range(len(plan.positions)))
         self._constants = _constants_of(plan)
@@ -118,17 +118,13 @@ class LlvmComputation:
         """Made when asked for: kept, it would hold the computation that holds it."""
         return ComputationCapabilities(self._aliased_outputs, self.prepared)
 
-    @property
-    def kernels_by_name(self) -> Mapping[str, LoadedKernel]:
-        return self._kernels
-
     def _made_ready(self, run: PlannedRun) -> _Kernels | Reference:
         if isinstance(run, ReferenceCall):
             return self._reference(run)
         first_check = self.plan.first_check
         calls = [
             KernelCall(
-                self._kernels[call.kernel].entry, call.arguments, call.tasks,
+                self.loaded[call.kernel].entry, call.arguments, call.tasks,
                 0 if call.check < 0 else first_check + call.check,
             )
             for call in run
@@ -139,14 +135,8 @@ class LlvmComputation:
 
     def _run_from(self, calls: Sequence[KernelCall], first: int) -> KernelRun:
         """The calls from that number on."""
-        checks = self._checks
+        checks = self.plan.places_of_checks
         return KernelRun(calls[first:], checks.stop, checks)
-
-    @property
-    def _checks(self) -> range:
-        """Where in the frame the faults are."""
-        first = self.plan.first_check
-        return range(first, first + len(self.plan.checks))
 
     def _reference(self, call: ReferenceCall) -> Reference:
         return Reference(call)

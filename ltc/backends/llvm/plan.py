@@ -155,6 +155,10 @@ class ProgramPlan:
         """Where in the frame the faults begin."""
         return self.first_sum + self.sums.words
 
+    @property
+    def places_of_checks(self) -> range:
+        return range(self.first_check, self.first_check + len(self.checks))
+
 
 def plan_of(
     graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None,

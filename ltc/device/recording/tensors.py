@@ -18,6 +18,7 @@ from ltc.device.recording.state import State, new_state
 from ltc.device.recording.sync import ready_buffer
 from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor
+from ltc.profiling import spans
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
@@ -220,8 +221,12 @@ def _downloaded(buffer: Buffer) -> torch.Tensor:
         note_obstacle("reads a value")
     started = time.perf_counter_ns()
     value = download(buffer.ready(), buffer.dtype)
-    metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")
+    taken = time.perf_counter_ns() - started
+    metrics.record("TransferFromDeviceTime", taken, "time")
     metrics.record("InboundData", buffer.nbytes, "bytes")
+    if spans.timeline is not None:
+        end, args = spans.now(), {"bytes": buffer.nbytes}
+        spans.timeline.add("download", f"read {list(buffer.shape)}", end - taken, end, args)
     return value
 
 

@@ -61,7 +61,9 @@ def _never_marked(steady: SteadySteps) -> Iterator[Hindrance]:
 
 
 def _reads(steady: SteadySteps) -> Iterator[Hindrance]:
-    eager = {one["line"] for one in steady.explanations("fallbacks")}  # they read, and are told below
+    eager = {
+        one["line"] for one in steady.explanations("fallbacks")
+    }  # they read, and are told below
     cuts = [one for one in steady.explanations("cuts") if one["reason"] == "read"]
     reads = [one for one in cuts if one["line"] not in eager]
     if _is_frequent(steady, reads, _MANY_READS):

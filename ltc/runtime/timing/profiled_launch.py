@@ -69,7 +69,7 @@ class ProfiledLaunch:
     ) -> None:
         """
         timed   the same computation, with times for its kernels
-        launch  a spans.Launch, or None where ltc.profile does not look
+        launch  a spans.LaunchRecord, or None where ltc.profile does not look
         """
         self._program, self._computation = program, computation
         self._timed, self._launch = timed, launch

@@ -70,7 +70,7 @@ class TimedComputation(LlvmComputation):
         if self._shown is None:
             facts = self.kernels(graph_of, donated)
             names = None if facts is None else [f"ltc::kernel {one.name}" for one in facts]
-            self._shown = _ShownComputation(self.plan, self._kernels, names, region)
+            self._shown = _ShownComputation(self.plan, self.loaded, names, region)
         return self._shown.launch
 
     def times(self, stamps: bytes) -> Iterator[tuple[int, int]]:
@@ -107,7 +107,7 @@ class TimedComputation(LlvmComputation):
         return ready
 
     def _run_from(self, calls: Sequence[KernelCall], first: int) -> KernelRun:
-        checks = self._checks
+        checks = self.plan.places_of_checks
         return KernelRun(calls[first:], checks.stop, checks, self._next_stamp + first)
 
     def _reference(self, call: ReferenceCall) -> Reference:
