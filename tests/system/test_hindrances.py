@@ -75,7 +75,7 @@ def selects():
     [
         (much_python, "recording-bound", "% of a step is Python"),
         (nobody_marks, "never-marked loop", "nobody marks its steps"),
-        (reads, "a read in a loop", f"{STEPS - 3} times in {STEPS - 3} steps"),
+        (reads, "a read in a loop", "a value was read before the mark"),
         (ever_longer, "a growing set of shapes", f"{STEPS} kinds so far"),
         (selects, "an eager call in the hot path", "aten::nonzero"),
     ],

@@ -98,13 +98,19 @@ class SteadySteps:
 
 
 def steady_steps(trace: Trace) -> SteadySteps:
-    """Those of the first rank, in the thread that marked most of them."""
+    """Those of the first rank, in the thread that marked most of them.
+
+    The first few are left out, and of the first half all up to the last that compiled.
+    """
     process = main_process(trace)
     mine = [step for step in trace["ltc"]["steps"] if step["pid"] == process["pid"]]
     lanes = [step["tid"] for step in mine]
     steps = [step for step in mine if step["tid"] == max(lanes, key=lanes.count)]
     steps.sort(key=lambda step: step["begin_us"])
-    return SteadySteps(process, steps[min(FIRST_STEPS, len(steps) // 2) :], trace)
+    first_half = steps[: len(steps) // 2]
+    compiled = [number for number, step in enumerate(first_half, 1) if step.get("compile_us")]
+    begin = max([min(FIRST_STEPS, len(first_half)), *compiled])
+    return SteadySteps(process, steps[begin:], trace)
 
 
 def main_process(trace: Trace) -> dict[str, Any]:

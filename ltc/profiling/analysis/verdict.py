@@ -63,7 +63,8 @@ def _recompiles(steady: SteadySteps) -> Verdict | None:
         how = "every step" if often > 0.9 else f"in {_percent(often)} of the steps"
         verb = "runs op by op" if cause["kind"] == "tiers" else "compiles again"
         return Verdict("recompiling", f"{verb} {how} because {_because(cause)}", cause["line"])
-    if share >= _HEAVY:
+    compiling = [step for step in steady.steps if step.get("compile_us")]
+    if share >= _HEAVY and len(compiling) > 1:
         text = f"compile-bound: {_percent(share)} of a step is compiling"
         return Verdict("compile-bound", text, most_frequent(made)["line"] if made else "")
     return None
