@@ -164,6 +164,29 @@ def test_what_held_a_tensor_that_is_not_alive_any_more_is_named():
     assert "not alive any more: `self.kept[0]['hidden']`" in str(ltc.explain(last=1))
 
 
+class Wicked:
+    """Nobody may look at it."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("on purpose")
+
+
+def test_objects_that_cannot_be_looked_at_are_in_nobodys_way():
+    def step(keep):
+        wicked, kept = Wicked(), []
+        hidden = data(56, 5).cos()
+        loss = hidden.sum()
+        if keep:
+            kept.append(hidden)
+        del hidden
+        ltm.mark_step()
+        return wicked, kept, loss
+
+    for keep in (False, False, True):
+        step(keep)
+    assert "also alive at its end:" in str(ltc.explain(last=1))
+
+
 def test_looking_for_names_holds_nothing():
     def step():
         hidden = data(55).cos()

@@ -20,8 +20,8 @@ from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import is_of_the_program
 
-MOST_OBJECTS = 2000  # that are looked at for one program: about 2 ms
-_MOST_PARTS = 300  # of one list or dictionary, the latest
+MOST_OBJECTS = 2000  # that are looked at for one program
+_MOST_PARTS = 200  # of one list or dictionary, the latest
 _DEEPEST = 4  # attributes and items on the way to a tensor
 _REFERENCES_OF_A_SNAPSHOT = 3  # the frame's, the variable's here, and getrefcount's own
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, torch.dtype)
@@ -33,17 +33,29 @@ def name_holders(values: Collection[CallResult]) -> None:
     wanted = set(values)
     if not wanted or sys.gettrace() is not None:  # a debugger has the frames in its hands
         return
-    waiting = deque((name, object, 0) for name, object in _variables(sys._getframe(1)))
+    try:
+        _look(wanted)
+    except Exception:  # objects of the user's may do anything when they are looked at: no name then
+        return
+
+
+def _look(wanted: set[CallResult]) -> None:
+    waiting = deque([("", _variables(sys._getframe(3)), 0)])
     seen: set[int] = set()
-    while waiting and wanted and len(seen) < MOST_OBJECTS:
-        name, object, depth = waiting.popleft()
-        if isinstance(object, _LEAVES) or id(object) in seen:
-            continue
-        seen.add(id(object))
-        if isinstance(object, torch.Tensor):
-            _name(object, name, wanted)
-        elif depth < _DEEPEST:
-            waiting.extend((name + part, held, depth + 1) for part, held in _parts(object))
+    left = MOST_OBJECTS
+    while waiting and wanted:
+        name, parts, depth = waiting.popleft()
+        for part, held in parts:
+            left -= 1
+            if left < 0:
+                return
+            if isinstance(held, _LEAVES) or id(held) in seen:
+                continue
+            seen.add(id(held))
+            if isinstance(held, torch.Tensor):
+                _name(held, name + part, wanted)
+            elif depth < _DEEPEST:
+                waiting.append((name + part, _parts(held), depth + 1))
 
 
 def _name(tensor: torch.Tensor, name: str, wanted: set[CallResult]) -> None:
@@ -97,7 +109,7 @@ def _locals_of(frame: FrameType) -> dict[str, Any]:
 def _parts(object: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, each with what is written behind its name to get it."""
     if isinstance(object, dict):
-        latest = list(object.items())[-_MOST_PARTS:]
+        latest = list(dict.items(object))[-_MOST_PARTS:]
         yield from ((f"[{_key(key)}]", held) for key, held in latest)
     elif isinstance(object, list | tuple | deque):
         first = max(0, len(object) - _MOST_PARTS)
