@@ -45,7 +45,7 @@ def kernels_section(steady: SteadySteps) -> str:
     rows = [
         [
             words(cost.name, ", ".join(cost.ops)),
-            words(" ".join(map(shortened, list(cost.lines)[:2])), "\n".join(cost.lines)),
+            words(", ".join(_places(cost)), "\n".join(cost.lines)),
             words(", ".join(list(cost.modules)[:2]), "\n".join(cost.modules)),
             *_figures(cost, costs, steady),
         ]
@@ -57,6 +57,11 @@ def kernels_section(steady: SteadySteps) -> str:
         "One row for each kernel that runs in a step; the shares of the limits are those of this "
         "machine, measured once. Above 100 % of the copy limit, operands were in the caches.",
     )  # fmt: skip
+
+
+def _places(cost: Cost) -> list[str]:
+    """ "file.py:12" of the first few lines."""
+    return list(dict.fromkeys(shortened(line).split(" in ")[0] for line in cost.lines))[:3]
 
 
 _HEADS = ("per step", "share", "launches", "moved", "multiply-adds", "copy limit", "fma limit")
