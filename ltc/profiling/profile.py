@@ -47,7 +47,14 @@ class profile(contextlib.ContextDecorator):
     written all the same. Until the block ends nothing is written, and a step takes a few per cent
     longer; where calls run one by one, longer than that.
 
-    trace  after the block: what is in the file, as json.load gives it
+    trace  after the block: what is in the file, as json.load gives it: see help("ltc.profiling")
+
+    >>> import os, tempfile
+    >>> with ltc.profile(os.path.join(tempfile.mkdtemp(), "out.json")) as profiled:
+    ...     x = torch.ones(3, device="ltc") * 2
+    ...     ltm.mark_step()
+    >>> [step["number"] for step in profiled.trace["ltc"]["steps"]]
+    [0]
     """
 
     def __init__(
