@@ -13,7 +13,13 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ltc.support.module_names import ModuleName, known_name, name_in
-from ltc.support.torch_private import MODULE_CALL, autograd_node, graph_task, sequence_number
+from ltc.support.torch_private import (
+    MODULE_CALL,
+    autograd_node,
+    graph_task,
+    number_of_node,
+    sequence_number,
+)
 
 MOST_NODES = 1 << 16  # of autograd's, whose places in the forward a thread remembers
 Place = tuple[ModuleName | str, str]
@@ -45,7 +51,7 @@ def place_of_call(line: str) -> Place:
     forward  in a backward, the line of the call that it goes back from; else ""
     """
     if graph_task() != -1 and (node := autograd_node()) is not None:
-        place = _thread.places.get(node._sequence_nr())
+        place = _thread.places.get(number_of_node(node))
         if place is not None:
             return place
     module = _innermost(sys._getframe(1))

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ltc import config
 from ltc.debug import metrics
+from ltc.errors import BackendMissing, Unsupported
 from ltc.explaining import history
 from ltc.explaining.explanation import Explanation
 from ltc.llvm.native.machine_limits import limits
@@ -47,7 +48,16 @@ class profile(contextlib.ContextDecorator):
     written all the same. Until the block ends nothing is written, and a step takes a few per cent
     longer; where calls run one by one, longer than that.
 
-    trace  after the block: what is in the file, as json.load gives it
+    Raises FileNotFoundError where the folder of a file is missing, before the block begins.
+
+    trace  after the block: what is in the file, as json.load gives it: see help("ltc.profiling")
+
+    >>> import os, tempfile
+    >>> with ltc.profile(os.path.join(tempfile.mkdtemp(), "out.json")) as profiled:
+    ...     x = torch.ones(3, device="ltc") * 2
+    ...     ltm.mark_step()
+    >>> [step["number"] for step in profiled.trace["ltc"]["steps"]]
+    [0]
     """
 
     def __init__(
@@ -61,7 +71,8 @@ class profile(contextlib.ContextDecorator):
         self.path = path
         self.html = html
         self.trace: dict[str, Any] | None = None
-        self._begun: list[_Session] = []  # one in another, where it was entered again
+        # With where they write; one in another, where it was entered again.
+        self._begun: list[tuple[_Session, tuple[str, ...]]] = []
 
     def __new__(cls, path: Any = None, **options: Any) -> Any:
         """`@ltc.profile` without brackets is given the function."""
@@ -73,22 +84,32 @@ class profile(contextlib.ContextDecorator):
         return type(self)(self.path, html=self.html)
 
     def __enter__(self) -> profile:
-        self._begun.append(_Session())
+        targets = tuple(_target(one) for one in (self.path, html_path(self.path, self.html)))
+        self._begun.append((_Session(), targets))
         return self
 
     def __exit__(self, *error: object) -> None:
-        session = self._begun.pop()
+        session, (path, page) = self._begun.pop()
         if session.end():
             self.trace = session.trace()
-            self._write(self.trace)
+            if path:
+                self.trace = trace_file.write_joined(self.trace, path, run_name())
+            if page:
+                report.write(self.trace, page)
 
-    def _write(self, trace: dict[str, Any]) -> None:
-        path = self.path
-        if path is not None:
-            self.trace = trace = trace_file.write_joined(trace, path, run_name())
-        page = html_path(path, self.html)
-        if page:
-            report.write(trace, page)
+
+def _target(path: str | os.PathLike[str] | None) -> str:
+    """Where it is, wherever the block goes; "" where nothing is asked for."""
+    if not path:
+        return ""
+    target = os.path.abspath(path)
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):  # told now, not when the block has run for hours
+        raise FileNotFoundError(
+            f"ltc.profile is to write {os.fspath(path)} when its block ends, and there is no folder "
+            f"{folder}. Make it first."
+        )
+    return target
 
 
 def html_path(
@@ -150,13 +171,20 @@ class _Session:
         """What happened in between."""
         grown = metrics.growth({"counters": self._counters, "metrics": {}})["counters"]
         writer = TraceWriter(
-            self._timeline, self._begin, self._end, asdict(limits()), self._seen.explanations,
+            self._timeline, self._begin, self._end, _limits_of_machine(), self._seen.explanations,
             self._seen.names(), grown,
         )  # fmt: skip
         return writer.trace()
 
 
 _Session._lock = threading.RLock()
+
+
+def _limits_of_machine() -> dict[str, float] | None:
+    try:
+        return asdict(limits())
+    except (BackendMissing, Unsupported):  # nothing compiles here
+        return None
 
 
 def _forget() -> None:

@@ -138,6 +138,7 @@ set_multithreading_enabled = _named("torch._C", "_set_multithreading_enabled")
 graph_task = _named("torch._C", "_current_graph_task_id")  # -1 outside a backward
 autograd_node = _named("torch._C", "_current_autograd_node")  # whose backward runs; or None
 sequence_number = _named("torch._C", "_autograd._get_sequence_nr")  # of the next such node
+number_of_node = operator.methodcaller("_sequence_nr")
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
 

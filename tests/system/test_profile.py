@@ -255,6 +255,17 @@ def test_the_file_is_whole_where_the_block_raises(path):
     assert spans.timeline is None
 
 
+def test_a_missing_folder_is_told_before_the_block_runs(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        ltc.profile(tmp_path / "missing" / "out.json").__enter__()
+    assert spans.timeline is None
+    monkeypatch.chdir(tmp_path)
+    with ltc.profile("here.json"):
+        (tmp_path / "elsewhere").mkdir()
+        os.chdir("elsewhere")
+    assert (tmp_path / "here.json").is_file()
+
+
 def test_blocks_lie_inside_one_another_and_come_again(tmp_path):
     training, inner = warm(), ltc.profile(tmp_path / "inner.json")
     with ltc.profile(tmp_path / "outer.json"):
