@@ -70,14 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     look.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     page = commands.add_parser("report", help="a page that shows a file of ltc.profile")
     page.add_argument("trace", help="the file")
-    page.add_argument("-o", "--output", metavar="PAGE", help="the page; else beside the file")
+    page.add_argument("page", nargs="?", help="the page; beside the file if not said")
+    page.add_argument("-o", "--output", metavar="PAGE", help="the same")
     dump = commands.add_parser("dump", help="have a process print where each of its threads is")
     dump.add_argument("process", type=int, help="its number; those it has started print it, too")
     asked = parser.parse_args(argv)
     if asked.command == "dump":
         return ask_where(asked.process)
     if asked.command == "report":
-        return write_report(asked.trace, asked.output)
+        return write_report(asked.trace, asked.output or asked.page)
     if asked.command in ("run", "check") and not Path(asked.script).is_file():
         parser.error(f"there is no file {asked.script}")
     if asked.command == "profile":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import tempfile
 import traceback
@@ -33,11 +34,12 @@ def begin_lines() -> None:
     """Watch what this process does from now on, where LTC_DEBUG=1 asks for it."""
     is_first = config.value("XRT_SHARD_ORDINAL") == 0
     if config.value("LTC_DEBUG") and is_first and not _running:
-        _running.append(profile(html=True).__enter__())
+        name = f"ltc_{os.getpid()}_{secrets.token_hex(4)}.html"
+        _running.append(profile(html=os.path.join(tempfile.gettempdir(), name)).__enter__())
 
 
 def end_lines() -> None:
-    """Print them, and write the page; neither where no program has run."""
+    """Print them, and write the page; neither where no program has run: then it is left as it is."""
     timeline = spans.timeline
     while _running:
         run = _running.pop()
@@ -60,8 +62,6 @@ os.register_at_fork(after_in_child=_running.clear)
 
 def _tell(run: profile) -> None:
     try:
-        handle, run.html = tempfile.mkstemp(prefix="ltc_", suffix=".html")
-        os.close(handle)
         run.__exit__(None, None, None)
         lines = [*summary(run.trace or {}), f"page: {run.html}"]
     except Exception:  # a program has ended as it did: this is no reason to end otherwise
