@@ -164,6 +164,15 @@ def test_a_trace_of_nothing_has_a_page(tmp_path):
     Elements((tmp_path / "page.html").read_text())
 
 
+@pytest.mark.parametrize("name", ["programs", "steps", "memory", "explanations"])
+def test_a_trace_that_lacks_a_table_has_a_page(name, trace):
+    lacking = copy.deepcopy(trace)
+    lacking["ltc"][name] = []
+    for process in lacking["ltc"]["processes"]:
+        process["limits"] = process["counters"] = process["machine"] = None  # not known
+    Elements(document(lacking))
+
+
 def test_the_command_writes_the_page_beside_the_file(trace, tmp_path, capsys):
     (tmp_path / "out.json").write_text(json.dumps(trace))
     assert main(["report", str(tmp_path / "out.json")]) == 0

@@ -48,7 +48,7 @@ def _recording_bound(steady: SteadySteps) -> Iterator[Hindrance]:
 
 
 def _never_marked(steady: SteadySteps) -> Iterator[Hindrance]:
-    counters = steady.process["counters"]
+    counters = steady.process.get("counters") or {}
     told = [one for one in steady.trace["ltc"]["explanations"] if one["reason"] == "unmarked"]
     implied, trimmed = counters.get("ImpliedMark", 0), counters.get("TrimIrGraph", 0)
     if implied or trimmed or told:

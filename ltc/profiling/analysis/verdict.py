@@ -150,7 +150,7 @@ def _uncompiled(steady: SteadySteps) -> Verdict | None:
     for kernel in kernels(steady.trace):
         spent[kernel["tier"]] += kernel["seconds"]
     share = 1 - spent["native"] / (spent.total() or 1.0)
-    if steady.device_share < _HEAVY or share < 0.5:
+    if steady.device_share < _HEAVY or share < 0.5 or not spent:
         return None
     text = f"not compiled: {_percent(share)} of the kernels' time is PyTorch's own, call by call"
     return Verdict("uncompiled", text, next(iter(by_kernel(steady.trace)[0].lines), ""))
