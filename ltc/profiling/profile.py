@@ -128,9 +128,9 @@ def run_name() -> str:
         return str(started_by)
     if config.value("XRT_SHARD_WORLD_SIZE") == 1:
         return uuid.uuid4().hex
-    where = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
-    is_one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    return ":".join([*where, str(os.getppid()) if is_one_host else ""])
+    where = [config.value("MASTER_ADDR"), config.value("MASTER_PORT")]
+    is_one_host = config.value("LOCAL_WORLD_SIZE") in (0, config.value("XRT_SHARD_WORLD_SIZE"))
+    return ":".join(map(str, [*where, os.getppid() if is_one_host else ""]))
 
 
 # --- the time between two moments ------------------------------------------------------------------
@@ -279,22 +279,27 @@ def _put_around_regions(enter: Callable[[Any], Any], leave: Callable[..., Any]) 
 
 # --- LTC_PROFILE ----------------------------------------------------------------------------------
 
-_whole: list[profile] = []  # of this process from beginning to end
+_whole: list[contextlib.ExitStack] = []  # of this process from beginning to end
+_of_parent: list[contextlib.ExitStack] = []  # of the one that forked this one
 
 
 def begin_whole_run() -> None:
     """Where LTC_PROFILE names a file, it gets what this process does from now on, at its end."""
     path = config.value("LTC_PROFILE")
     if path and not _whole:
-        if config.value("XRT_SHARD_WORLD_SIZE") == 1 and not config.value("LTC_PROFILE_RUN"):
-            os.environ["LTC_PROFILE_RUN"] = uuid.uuid4().hex  # for those that it starts
-        _whole.append(profile(os.path.abspath(path)).__enter__())
+        run = config.value("LTC_PROFILE_RUN")
+        if not run and config.value("XRT_SHARD_WORLD_SIZE") == 1:
+            run = uuid.uuid4().hex  # for those that it starts
+        stack = contextlib.ExitStack()
+        stack.enter_context(config.override(LTC_PROFILE_RUN=run or None))
+        stack.enter_context(profile(os.path.abspath(path)))
+        _whole.append(stack)
 
 
 def end_whole_run() -> None:
     """Write it; nothing where it was written already."""
     if _whole:
-        _whole.pop().__exit__(None, None, None)
+        _whole.pop().close()
 
 
 @contextlib.contextmanager
@@ -323,4 +328,10 @@ def whole_run() -> Iterator[None]:
         end_whole_run()
 
 
-os.register_at_fork(after_in_child=_whole.clear)
+def _leave_to_parent() -> None:
+    """The parent writes it. Held: closed, it would unset the name of the run, which is the child's too."""
+    _of_parent.extend(_whole)
+    _whole.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

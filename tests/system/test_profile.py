@@ -354,9 +354,9 @@ def _rank(rank, path):
     torch.manual_seed(0)
     training = Training()
     with ltc.profile(path):
-        for _ in range(2):
-            if rank:
-                time.sleep(0.05)  # the others wait for it
+        for number in range(2):
+            if rank and number:
+                time.sleep(0.5)  # the other waits for it
             training.optimizer.zero_grad()
             training.model(training.x).square().mean().backward()
             ltm.optimizer_step(training.optimizer)

@@ -93,15 +93,15 @@ class Worker:
 
     def __init__(self) -> None:
         paths = [path or os.getcwd() for path in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(paths=paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
-            env={**os.environ, "LTC_PROFILE": ""},  # what it does is told here
-            start_new_session=True,  # an interrupt from the keyboard is not meant for it
-            text=True,
-        )
+        with config.override(LTC_PROFILE=None):  # what it does is told here
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(paths=paths)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt from the keyboard is not meant for it
+                text=True,
+            )
         self._owner = os.getpid()
         self._numbers = itertools.count()
         self._free_from = 0
