@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,10 +11,25 @@ from ltc import config
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendCapabilities, BackendImplInterface, BackendRegistrar
 from ltc.backends.llvm.backend import LlvmBackend
+from ltc.llvm.compiler.object_loader import is_code_allowed
 from ltc.runtime.physical_dtype import physical
 
+
+def _llvm_or_reference() -> BackendImplInterface:
+    """The LLVM backend, where this system lets a process make code; with a warning, the reference."""
+    if is_code_allowed():
+        return LlvmBackend()
+    warnings.warn(
+        "This system lets no memory become machine code, as hardened ones do: ltc computes with "
+        "PyTorch's own CPU kernels, one call at a time, which is slower. LTC_BACKEND=eager says "
+        "so without this warning.",
+        stacklevel=2,
+    )
+    return EagerBackend()
+
+
 BackendRegistrar.register(EagerBackend.name, EagerBackend)
-BackendRegistrar.register(LlvmBackend.name, LlvmBackend)
+BackendRegistrar.register(LlvmBackend.name, _llvm_or_reference)
 
 
 def backend() -> BackendImplInterface:
