@@ -12,7 +12,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ltc import config
-from ltc.distributed.transport.private_folder import private_folder
+from ltc.distributed.transport.private_folder import private_folder, require_private
+from ltc.distributed.transport.shm_segment import LANES, region_bytes
 from ltc.errors import LtcError
 from ltc.support.torch_private import default_store
 
@@ -28,7 +29,10 @@ def folder_of_host(processes: int) -> str:
     It is LTC_RENDEZVOUS where a launcher set that; else the first process of the host makes one,
     which goes when it ends, and tells the others through the store.
     """
-    return config.value("LTC_RENDEZVOUS") or _folder_through_store(processes)
+    chosen = config.value("LTC_RENDEZVOUS")
+    if chosen:
+        require_private(chosen)
+    return chosen or _folder_through_store(processes)
 
 
 @functools.cache  # a second folder under the same key would part those who have the first
@@ -36,7 +40,8 @@ def _folder_through_store(processes: int) -> str:
     shared = store(processes)
     key = f"folder/{host(processes)}"
     if config.value("XRT_SHARD_ORDINAL") % processes_per_host(processes) == 0:
-        shared.set(key, _until_exit.enter_context(private_folder()))
+        nbytes = LANES * region_bytes(processes_per_host(processes))
+        shared.set(key, _until_exit.enter_context(private_folder(nbytes)))
     _await(shared, key, processes)
     return shared.get(key).decode()
 
