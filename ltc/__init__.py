@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from ltc.support.known_system import require_known_system as _require_known_system
+
+_require_known_system()
 _collects = gc.isenabled()
 gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
 try:

@@ -368,6 +368,9 @@ def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
         raise ValueError(f"{name}={text}: {error}. It sets: {flag.meaning}.") from None
 
 
+_MOST_TEXTS = 64  # of variables that change all the time
+
+
 def reader(*names: str) -> Callable[[], tuple]:
     """A function that gives what these variables are set to, as `value` does.
 
@@ -381,6 +384,8 @@ def reader(*names: str) -> Callable[[], tuple]:
         texts = tuple(map(_environment, asked))
         found = known.get(texts)
         if found is None:
+            if len(known) >= _MOST_TEXTS:
+                known.clear()
             found = known[texts] = tuple(map(value, names))
         return found
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from ltc import config
+from ltc.debug import metrics
 from ltc.explaining.explanation import COMPILES, KINDS, Explanation
 from ltc.support.fork_safe_lock import renewed_lock
 
@@ -41,6 +42,7 @@ def _told(explanation: Explanation) -> Explanation:
         _kept.move_to_end(explanation.identity)
         if len(_kept) > MOST:
             _kept.popitem(last=False)
+            metrics.count("Forgotten.Explanations")
     for listener in tuple(_listeners):
         listener(explanation)
     logger = _loggers[explanation.kind]

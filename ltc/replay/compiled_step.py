@@ -201,6 +201,7 @@ def _keep(table: OrderedDict, key: Any, value: Any, most: int) -> None:
     table[key] = value
     while len(table) > most:
         table.popitem(last=False)
+        metrics.count("Forgotten.Replays")
 
 
 def _check_interval() -> int:

@@ -113,7 +113,7 @@ def reserve(file: int, start: int, nbytes: int) -> None:
 
 def _place_with_room(nbytes: int) -> str:
     """The first of the places that has it; says where it is not the first."""
-    reasons = []
+    reasons: list[str] = []
     for place in dict.fromkeys((IN_MEMORY, tempfile.gettempdir())):
         reason = _lack(place, nbytes)
         if reason is None:

@@ -154,7 +154,9 @@ class OneShotReducer:
         if number is None:
             members = len(groups[0]) if groups else self.communicator.replicas
             fits = able is not None and _can_add(able, members, types)
-            number = self._by_kind[kind] = self._new_slot(types, bucket >= 0) if fits else -1
+            number = self._new_slot(types, bucket >= 0) if fits else -1
+            if number >= 0:  # as many as there is memory for; shapes that fit nowhere have no end
+                self._by_kind[kind] = number
         return number
 
     def is_full(self, slot: int, recording: Any) -> bool:
