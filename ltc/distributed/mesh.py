@@ -41,7 +41,12 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list], Any]) -> Any:
 
 
 def values_of_all(tag: str, value: Any) -> list:
-    """Everyone's `value`, in ordinal order; raises as `mesh_reduce`."""
+    """Everyone's `value`, in ordinal order; raises as `mesh_reduce`.
+
+    >>> from ltc.distributed.mesh import values_of_all
+    >>> values_of_all("seeds", 17)
+    [17]
+    """
     file = io.BytesIO()
     torch.save(value, file)
     payloads = rendezvous(tag, file.getvalue())

@@ -174,21 +174,17 @@ def restored(folder: Path, whole: dict[str, bytes]) -> None:
             disk_cache.DiskCache(folder).write(name, content[36:])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000, help="files that are damaged in all")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    choose, started = random.Random(options.seed), time.monotonic()
-    counted: collections.Counter[str] = collections.Counter()
-    findings = []
+def damage_and_train(
+    count: int, choose: random.Random, counted: collections.Counter[str], findings: list[str]
+) -> None:
+    """Damage so many files of one cache, and count and judge what comes of it."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "cache"
         with config.override(LTC_CACHE_DIR=str(folder), LTC_TIER="native"):
             forget()
             expected = trained()
             whole = {path.name: path.read_bytes() for path in files(folder)}
-            while counted.total() < options.count:
+            while counted.total() < count:
                 done = []
                 for path in choose.sample(files(folder), DAMAGED_AT_ONCE):
                     damage = choose.choice(DAMAGES)
@@ -203,9 +199,22 @@ def main() -> int:
                     findings.append(f"{done}: {finding}")
                     print(findings[-1], flush=True)
                 restored(folder, whole)
-    seconds = time.monotonic() - started
-    print(f"{counted.total()} damages of {len(whole)} files in {seconds:.0f} s: {dict(counted)}")
-    print(f"{len(findings)} findings")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=10_000, help="files that are damaged in all")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    started = time.monotonic()
+    counted: collections.Counter[str] = collections.Counter()
+    findings: list[str] = []
+    try:
+        damage_and_train(options.count, random.Random(options.seed), counted, findings)
+    finally:  # also where it is interrupted
+        seconds = time.monotonic() - started
+        print(f"{counted.total()} damages in {seconds:.0f} s: {dict(counted)}")
+        print(f"{len(findings)} findings")
     return bool(findings)
 
 
