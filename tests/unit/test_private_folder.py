@@ -90,12 +90,12 @@ def test_what_processes_leave_that_are_killed_with_their_janitor_goes_with_the_n
     )  # fmt: skip
     left = killed.stdout.strip()
     assert killed.returncode == -signal.SIGKILL and os.path.isdir(left)
-    others = places[0] / "ltc-report"  # of the user's own, whatever it is called
-    others.mkdir()
+    others = places[0] / "ltc-abcdefgh"  # of a version that locks nothing
+    others.mkdir(mode=0o700)
     with private_folder() as first, private_folder() as second:
         assert not os.path.exists(left)
         assert os.path.isdir(first) and os.path.isdir(second)
-    assert [path.name for path in places[0].iterdir()] == ["ltc-report"]
+    assert [path.name for path in places[0].iterdir()] == ["ltc-abcdefgh"]
 
 
 def test_a_link_in_the_place_of_a_shared_file_is_not_followed(tmp_path):

@@ -26,7 +26,8 @@ from ltc.support.folder_safety import danger, is_own_file
 
 _log = logging.getLogger("ltc")
 IN_MEMORY = "/dev/shm"  # Linux's file system without a disk
-_NAME, _UNFINISHED = "ltc-", "ltc-new-"
+# Earlier versions locked nothing, and called theirs otherwise: those are left alone.
+_NAME, _UNFINISHED = "ltc-run-", "ltc-new-"
 _UNFINISHED_SECONDS = 60.0  # what is not locked after that was given up
 _JANITOR = 'read -r _; rm -rf -- "$0"'  # read ends when every holder of the pipe's other end has
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -159,7 +160,7 @@ def _made(parent: str) -> tuple[str, int]:
 def _remove_leftovers(parent: str) -> None:
     """Remove this user's folders that no living process has locked."""
     with os.scandir(parent) as entries:
-        names = [entry.name for entry in entries if entry.name.startswith(_NAME)]
+        names = [entry.name for entry in entries if entry.name.startswith((_NAME, _UNFINISHED))]
     for name in names:
         with contextlib.suppress(OSError):  # another process removes it too
             _remove_leftover(os.path.join(parent, name))
