@@ -32,13 +32,14 @@ from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import liveness_is_as_assumed
-from ltc.device.recording.sync import exclusively
+from ltc.device.recording.sync import exclusively, stop_other_threads
 from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
 from ltc.runtime.background import compile_behind
 from ltc.runtime.executor import all_executors
 from ltc.runtime.program_cache import PROGRAMS
 from ltc.support import torch_private
+from ltc.support.held_signals import held
 from ltc.tracebacks import entrance, shorten
 
 # Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized
@@ -161,6 +162,7 @@ def _after_fork_in_child() -> None:
 
 def _prepare_to_exit() -> None:
     """Let what runs end, so that no thread works on while Python takes itself apart."""
+    stop_other_threads()
     for executor in all_executors():
         executor.wait()
     compile_behind.end()
@@ -188,6 +190,7 @@ def _register() -> None:
     pickling.install()
     generator.install()
     patches.install()
+    held.watch()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     atexit.register(_prepare_to_exit)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,25 +146,31 @@ class _Stash(threading.local):
 
 
 _stash = _Stash()
-_next_type = itertools.repeat(PRIVATE_USE_1).__next__
+_asked = itertools.starmap(itertools.repeat(PRIVATE_USE_1).__next__, itertools.repeat(()))
+
+
+def _types() -> Iterator[Any]:
+    """The device's type, again and again; see `DeviceGuard`."""
+    while True:
+        try:
+            yield from _asked
+        except SystemError as error:
+            _stash.error = error.__cause__
 
 
 class DeviceGuard(PrivateUse1DeviceGuard):
     """The device guard.
 
-    C++ calls `type_` (noexcept) while it unwinds an exception raised by a Python hook of a
-    backward, with Python's error indicator still set. CPython then turns any result into a
-    SystemError, which ends the process. So the error is stashed here and `run_backward`
-    raises it in the caller.
+    C++ calls `type_` at every operation, and takes no exception from it (noexcept): one ends the
+    process.  So it is a generator in a `yield from`, where Python looks for no signal: the handler
+    of Ctrl-C would raise here.
+
+    It is called while C++ unwinds an exception raised by a Python hook of a backward as well, with
+    Python's error indicator still set. CPython then turns the result of any call, that in `_asked`,
+    into a SystemError. So the error is stashed, and `run_backward` raises it in the caller.
     """
 
-    @staticmethod
-    def type_():
-        try:
-            return _next_type()
-        except SystemError as error:
-            _stash.error = error.__cause__
-            return PRIVATE_USE_1
+    type_ = staticmethod(_types().__next__)
 
 
 def take_stashed_error() -> BaseException | None:

@@ -26,6 +26,7 @@ from ltc.device.recording.recorder import (
     Interrupted,
     Recorder,
     devices,
+    devices_in_use,
 )
 from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
@@ -37,9 +38,13 @@ from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
+from ltc.support.held_signals import held
 from ltc.support.thread_frames import thread_frames
 
 # --- a recording and its threads ------------------------------------------------------------------
+
+
+_STOP_SECONDS = 0.2  # a thread that records comes to its next call sooner
 
 
 class _ClosedRecordings(threading.local):
@@ -238,13 +243,15 @@ def flush(recorder: Recorder) -> None:
     with recorder.lock:
         if recorder.nothing_pending:
             return
-        try:
-            if recorder.op_by_op is not None:
-                recorder.op_by_op.end()
-            else:
-                end(recorder)
-        finally:
-            recorder.restart()
+        executor_of(recorder.device.index).wait_for_room()  # while it can be interrupted
+        with held:
+            try:
+                if recorder.op_by_op is not None:
+                    recorder.op_by_op.end()
+                else:
+                    end(recorder)
+            finally:
+                recorder.restart()
 
 
 def _raise_unreported(device: Device) -> None:
@@ -308,6 +315,27 @@ def _is_recording(thread: int) -> bool:
     return False
 
 
+def stop_other_threads() -> None:
+    """At the end of the program: its threads that are left wait for ever where they next record.
+
+    Python ends a thread that asks for the interpreter while it goes down, and where C++ has called
+    Python for that thread, as torch has for a kernel, this ends the process.
+    """
+    left = set(thread_frames()) - {get_ident()}
+    for device in devices_in_use():
+        for recorder in list(device.recorders.values()):
+            if recorder.thread in left and recorder.lock.acquire(timeout=_STOP_SECONDS):
+                deadline = time.monotonic() + _STOP_SECONDS
+                while not _waits_to_record(recorder) and time.monotonic() < deadline:
+                    time.sleep(0.001)
+
+
+def _waits_to_record(recorder: Recorder) -> bool:
+    recorder.cursor, recorder.now = STOPPED, None
+    frame = thread_frames().get(recorder.thread)
+    return frame is None or frame.f_code is _closed.__code__
+
+
 # --- step marks -----------------------------------------------------------------------------------
 
 
@@ -316,6 +344,7 @@ def end_step(device: Device) -> None:
 
     Raises the error of a program that failed since the last mark, this one or an earlier one.
     """
+    held.watch()  # over handlers that the program has set meanwhile
     recorder = device.recorder()
     recorder.has_marks, recorder.marked_by = True, None
     try:
