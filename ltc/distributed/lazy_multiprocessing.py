@@ -22,6 +22,7 @@ from ltc.distributed.launch.child import finish
 from ltc.distributed.launch.parent import RankFailed, Ranks
 from ltc.distributed.launch.watchdog import peers_watched
 from ltc.distributed.rendezvous import rendezvous
+from ltc.distributed.transport.bootstrap import end_with_torchrun
 from ltc.tracebacks import make_entrances
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "RankFailed", "Ranks", "launch", "spawn"]
@@ -145,6 +146,7 @@ def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
             nprocs,
             world.world_size(),
         )
+    end_with_torchrun()  # before anything waits for the other ranks
     with peers_watched():
         value = fn(world.ordinal(), *args)
         finish()

@@ -19,7 +19,6 @@ import ctypes
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -40,10 +39,10 @@ POLL_SECONDS = 0.001
 PATIENCE_SECONDS = 0.05  # without any work: then the main thread waits for something
 INSISTS_SECONDS = 1.0  # who sends a signal again after so long does not want to wait
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PYTHON = (sysconfig.get_path("stdlib") + os.sep, "<frozen")
-_OPTIMIZER = os.path.join(_TORCH, "optim", "optimizer.py")
+_PACKAGE = __name__.partition(".")[0]
+# What works for whoever calls it: of the packages, those that ltc calls itself.
+_LIBRARIES = {"torch", "numpy", "llvmlite", "tqdm", *sys.stdlib_module_names}
+_OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__globals__
 
 _add_pending_call = ctypes.pythonapi.Py_AddPendingCall
 _add_pending_call.argtypes = [ctypes.c_void_p, ctypes.py_object]
@@ -73,7 +72,7 @@ class _Held:
         self._main = threading.main_thread().ident
         self._depth = 0
         self._waiting: dict[int, tuple[Handler, float]] = {}  # number -> its handler, since when
-        self._interrupts_wait = False
+        self._wait: tuple[int, int] | None = None  # the instruction that is to be interrupted
 
     def __enter__(self) -> None:
         if get_ident() == self._main:  # no other thread is interrupted
@@ -101,11 +100,11 @@ class _Held:
         now = time.monotonic()
         waiting = self._waiting.get(number)
         insists = waiting is not None and now - waiting[1] > INSISTS_SECONDS
-        if insists or self._interrupts_wait:
-            self._interrupts_wait = False
+        wait, self._wait = self._wait, None
+        if insists or (wait is not None and wait == _instruction_of(frame)):
             self._waiting.pop(number, None)
             handler(number, frame)
-        elif waiting is None:
+        elif waiting is None:  # else it was sent by `_ask_again`, or twice
             self._waiting[number] = handler, now
             _add_pending_call(_IS_TRUE, self)
             _thread.start_new_thread(self._ask_again, (number,))
@@ -150,7 +149,8 @@ class _Held:
             if now is None or now != place:
                 place, since = now, time.monotonic()
             elif not self._depth and time.monotonic() - since > PATIENCE_SECONDS:
-                self._interrupts_wait, since = True, time.monotonic()
+                self._wait = _instruction_of(sys._current_frames().get(self._main or 0))
+                since = time.monotonic()
                 signal.pthread_kill(self._main or 0, number)
             if not self._depth:
                 _add_pending_call(_IS_TRUE, self)
@@ -166,22 +166,27 @@ def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
     frame  the innermost one
 
-    At work are neither ltc, nor torch or Python for it, nor an optimizer's step, nor a finaliser,
-    whose errors get lost.
+    At work are neither ltc, nor torch or Python for it, nor an optimizer's step, nor what is called
+    when an object goes, whose errors get lost.
     """
     place, is_here = None, True
     while frame is not None:
-        code = frame.f_code
-        file, name = code.co_filename, code.co_name
-        if name == "__del__" or (name == "wrapper" and file == _OPTIMIZER):
+        name, globals_ = frame.f_code.co_name, frame.f_globals
+        package = globals_.get("__name__", _PACKAGE).partition(".")[0]  # generated: kernels alone
+        loses_errors = name == "__del__" or package in ("weakref", "_weakrefset")
+        if loses_errors or (name == "wrapper" and globals_ is _OPTIMIZER):
             place, is_here = None, False
         elif place is None:
-            if file.startswith((_OWN, "<ltc")):
+            if package == _PACKAGE:
                 is_here = False
-            elif not _is_a_librarys(file):
+            elif package not in _LIBRARIES:
                 place = frame
         frame = frame.f_back
     return place, is_here
+
+
+def _instruction_of(frame: FrameType | None) -> tuple[int, int] | None:
+    return None if frame is None else (id(frame), frame.f_lasti)
 
 
 def _place_of_main_thread() -> tuple[float, str] | None:
@@ -194,11 +199,6 @@ def _place_of_main_thread() -> tuple[float, str] | None:
         return None
     state = stat.rpartition(")")[2].split()[0]
     return None if state == "R" else (seconds, state)
-
-
-def _is_a_librarys(file: str) -> bool:
-    """Whether code of that file, torch's or Python's own, works for whoever has called it."""
-    return file.startswith(_TORCH) or (file.startswith(_PYTHON) and "-packages" not in file)
 
 
 held = _Held()

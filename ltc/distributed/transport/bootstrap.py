@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import os
+import signal
 import time
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.errors import LtcError
+from ltc.support.parent_death import end_with_parent
 from ltc.support.torch_private import default_store
 
 _POLL_SECONDS = 0.02
@@ -60,6 +62,15 @@ def _await(shared, key: str, processes: int) -> None:
 os.register_at_fork(after_in_child=_folder_through_store.cache_clear)
 
 
+def end_with_torchrun() -> None:
+    """A rank of torchrun's gets SIGTERM when that is gone, as where torchrun itself ends it.
+
+    Else it would train on beside those that the next torchrun starts at the same checkpoint.
+    """
+    if config.value("TORCHELASTIC_USE_AGENT_STORE"):
+        end_with_parent(signal.SIGTERM)
+
+
 def store(processes: int):
     """The torch.distributed store of this run: in its folder, its launcher's, or its default group's.
 
@@ -68,6 +79,7 @@ def store(processes: int):
     folder = config.value("LTC_RENDEZVOUS")
     if folder:
         return dist.FileStore(os.path.join(folder, "store"), processes)
+    end_with_torchrun()
     if dist.is_initialized():
         return dist.PrefixStore("ltc", default_store())
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
