@@ -192,6 +192,8 @@ def _instruction_of(frame: FrameType | None) -> tuple[int, int] | None:
 def _place_of_main_thread() -> tuple[float, str] | None:
     """What stays the same while the main thread waits, for anything but a processor; else None."""
     main = threading.main_thread()
+    if not hasattr(time, "pthread_getcpuclockid") or not os.path.exists("/proc/self/task"):
+        return 0.0, str(_instruction_of(sys._current_frames().get(main.ident or 0)))
     try:
         stat = Path(f"/proc/self/task/{main.native_id}/stat").read_text()
         seconds = time.clock_gettime(time.pthread_getcpuclockid(main.ident or 0))
