@@ -29,6 +29,8 @@ from typing import Any
 
 import torch
 
+from ltc.support.thread_frames import thread_frames
+
 # Those whose handlers raise, where a program has any. SIGUSR1 asks where the threads are.
 _NUMBERS = tuple(
     int(getattr(signal, name))
@@ -39,9 +41,8 @@ POLL_SECONDS = 0.001
 PATIENCE_SECONDS = 0.05  # without any work: then the main thread waits for something
 INSISTS_SECONDS = 1.0  # who sends a signal again after so long does not want to wait
 
-_PACKAGE = __name__.partition(".")[0]
-# What works for whoever calls it: of the packages, those that ltc calls itself.
-_LIBRARIES = {"torch", "numpy", "llvmlite", "tqdm", *sys.stdlib_module_names}
+# What works for whoever calls it, and may take an error of a handler's for one of its own.
+_WORKERS = {__name__.partition(".")[0], "torch", "numpy", "llvmlite", "tqdm"}
 _OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__globals__
 
 _add_pending_call = ctypes.pythonapi.Py_AddPendingCall
@@ -149,7 +150,7 @@ class _Held:
             if now is None or now != place:
                 place, since = now, time.monotonic()
             elif not self._depth and time.monotonic() - since > PATIENCE_SECONDS:
-                self._wait = _instruction_of(sys._current_frames().get(self._main or 0))
+                self._wait = _instruction_of(thread_frames().get(self._main or 0))
                 since = time.monotonic()
                 signal.pthread_kill(self._main or 0, number)
             if not self._depth:
@@ -166,21 +167,20 @@ def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
     frame  the innermost one
 
-    At work are neither ltc, nor torch or Python for it, nor an optimizer's step, nor what is called
-    when an object goes, whose errors get lost.
+    At work are neither ltc and torch, nor an optimizer's step, nor what is called when an object
+    goes, whose errors get lost.
     """
     place, is_here = None, True
     while frame is not None:
         name, globals_ = frame.f_code.co_name, frame.f_globals
-        package = globals_.get("__name__", _PACKAGE).partition(".")[0]  # generated: kernels alone
+        package = globals_.get("__name__", "ltc").partition(".")[0]  # only kernels have none
         loses_errors = name == "__del__" or package in ("weakref", "_weakrefset")
         if loses_errors or (name == "wrapper" and globals_ is _OPTIMIZER):
             place, is_here = None, False
-        elif place is None:
-            if package == _PACKAGE:
-                is_here = False
-            elif package not in _LIBRARIES:
-                place = frame
+        elif place is None and package in _WORKERS:
+            is_here = False
+        elif place is None and package not in sys.stdlib_module_names:
+            place = frame
         frame = frame.f_back
     return place, is_here
 
@@ -193,7 +193,7 @@ def _place_of_main_thread() -> tuple[float, str] | None:
     """What stays the same while the main thread waits, for anything but a processor; else None."""
     main = threading.main_thread()
     if not hasattr(time, "pthread_getcpuclockid") or not os.path.exists("/proc/self/task"):
-        return 0.0, str(_instruction_of(sys._current_frames().get(main.ident or 0)))
+        return 0.0, str(_instruction_of(thread_frames().get(main.ident or 0)))
     try:
         stat = Path(f"/proc/self/task/{main.native_id}/stat").read_text()
         seconds = time.clock_gettime(time.pthread_getcpuclockid(main.ident or 0))

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import faulthandler
 import os
 import random
 import signal
@@ -150,11 +151,13 @@ SENT["stopped"] = (signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM)
 OWN = ("os._exit", "sys.exit", "atexit", "fork")
 
 
-def live(phase: str, way: str, seconds: float, folder: str) -> NoReturn:
-    """The child."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+def live(phase: str, way: str, seconds: float, folder: str, limit: float) -> NoReturn:
+    """The child; where it hangs, the file `said` tells where its threads are."""
+    said = os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(limit * 0.9)
     code = 1
     try:
         work, settings = PHASES[phase]
@@ -189,12 +192,24 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
+def ranks_of(parent: int) -> list[int]:
+    """The ranks that a process has forked: of its children, not the one that tidies up behind it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, owner = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+            is_rank = (process / "cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes()
+            if int(owner) == parent and state != "Z" and is_rank:
+                found.append(int(process.name))
+    return found
+
+
 def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
     """What was wrong with one program; None where it ended as it should."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         child = os.fork()
         if not child:
-            live(phase, way, seconds, folder)
+            live(phase, way, seconds, folder, limit)
         if way in SENT:
             time.sleep(seconds)
             victim = child
@@ -211,7 +226,7 @@ def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                return "it hung"
+                return f"it hung\n{Path(folder, 'said').read_text()[-5000:]}"
             time.sleep(0.01)
         code = os.waitstatus_to_exitcode(done[1])
         expected = {CODE} if way in OWN else {-SENT[way][-1], int(SENT[way][-1])}
@@ -223,9 +238,10 @@ def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        said = "".join(path.read_text()[-5000:] for path in Path(folder).glob("said"))
     if left:
         return f"{len(left)} processes are left"
-    return None if code in expected else f"exit code {code}"
+    return None if code in expected else f"exit code {code}\n{said}"
 
 
 def main(arguments: list[str]) -> int:

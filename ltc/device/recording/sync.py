@@ -39,12 +39,13 @@ from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 from ltc.support.held_signals import held
-from ltc.support.thread_frames import thread_frames
+from ltc.support.thread_frames import thread_frames, wants_processor
 
 # --- a recording and its threads ------------------------------------------------------------------
 
 
-_STOP_SECONDS = 0.2  # a thread that records comes to its next call sooner
+_STOP_SECONDS = 5.0  # within which a thread that is at work comes to its next call
+_REST_SECONDS = 0.2  # and one that waits for something else may not
 
 
 class _ClosedRecordings(threading.local):
@@ -321,12 +322,16 @@ def stop_other_threads() -> None:
     Python ends a thread that asks for the interpreter while it goes down, and where C++ has called
     Python for that thread, as torch has for a kernel, this ends the process.
     """
-    left = set(thread_frames()) - {get_ident()}
+    left = {thread.ident: thread.native_id for thread in threading.enumerate()}
+    left.pop(get_ident())
     for device in devices_in_use():
         for recorder in list(device.recorders.values()):
-            if recorder.thread in left and recorder.lock.acquire(timeout=_STOP_SECONDS):
-                deadline = time.monotonic() + _STOP_SECONDS
-                while not _waits_to_record(recorder) and time.monotonic() < deadline:
+            native = left.get(recorder.thread)
+            if native is not None and recorder.lock.acquire(timeout=_STOP_SECONDS):
+                begun = time.monotonic()
+                while not _waits_to_record(recorder) and time.monotonic() - begun < (
+                    _STOP_SECONDS if wants_processor(native) else _REST_SECONDS
+                ):
                     time.sleep(0.001)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import time
 from datetime import timedelta
 
@@ -19,6 +20,7 @@ from ltc.support.parent_death import end_with_parent
 from ltc.support.torch_private import default_store
 
 _POLL_SECONDS = 0.02
+_LISTENS_SECONDS = 3.0
 
 _until_exit = contextlib.ExitStack()
 atexit.register(_until_exit.close)
@@ -83,9 +85,11 @@ def store(processes: int):
     if dist.is_initialized():
         return dist.PrefixStore("ltc", default_store())
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
+        address, port = config.value("MASTER_ADDR"), config.value("MASTER_PORT")
+        _check_listens(address, port)
         tcp = dist.TCPStore(
-            config.value("MASTER_ADDR"),
-            config.value("MASTER_PORT"),
+            address,
+            port,
             processes,
             False,
             timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
@@ -99,6 +103,27 @@ def store(processes: int):
         f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
         f"they all see."
     )
+
+
+def _check_listens(address: str, port: int) -> None:
+    """torchrun listens before it starts a rank: where nobody does, it has ended meanwhile.
+
+    A TCPStore would go on trying to reach it.
+    """
+    deadline = time.monotonic() + _LISTENS_SECONDS
+    while True:
+        try:
+            socket.create_connection((address, port), _LISTENS_SECONDS).close()
+            return
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise LtcError(
+                    f"Nobody listens at {address}:{port}, where torchrun's store was: torchrun has "
+                    f"ended. Give its command again."
+                ) from None
+            time.sleep(_POLL_SECONDS)
+        except OSError:  # no way to it, or too slow: the store's own error says more
+            return
 
 
 def host(processes: int) -> int:
