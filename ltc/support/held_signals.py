@@ -195,7 +195,8 @@ def _place_of_main_thread() -> tuple[float, str] | None:
     if not hasattr(time, "pthread_getcpuclockid") or not os.path.exists("/proc/self/task"):
         return 0.0, str(_instruction_of(thread_frames().get(main.ident or 0)))
     try:
-        stat = Path(f"/proc/self/task/{main.native_id}/stat").read_text()
+        # of a child of fork `native_id` may be that of its parent's thread; the first is the process
+        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
         seconds = time.clock_gettime(time.pthread_getcpuclockid(main.ident or 0))
     except OSError:
         return None

@@ -96,6 +96,7 @@ def replay(folder: str) -> None:
 
 
 def rank_of_two(rank: int, folder: str) -> None:
+    Path(folder, f"rank-{os.getpid()}").touch()
     train(folder)
 
 
@@ -192,18 +193,6 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
-def ranks_of(parent: int) -> list[int]:
-    """The ranks that a process has forked: of its children, not the one that tidies up behind it."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state, owner = (process / "stat").read_text().rpartition(")")[2].split()[:2]
-            is_rank = (process / "cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes()
-            if int(owner) == parent and state != "Z" and is_rank:
-                found.append(int(process.name))
-    return found
-
-
 def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
     """What was wrong with one program; None where it ended as it should."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -253,6 +242,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that make a hang")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a child of fork has no thread pool
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     choose, done, wrong = random.Random(chosen.seed), Counter(), Counter()
     for number in range(chosen.count):
         phase = chosen.phase or list(PHASES)[number % len(PHASES)]

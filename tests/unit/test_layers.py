@@ -51,6 +51,7 @@ LAYERS = [
         "checkpointing.storage_sharing",
         "utils.serialization",
         "checkpointing.snapshot",
+        "checkpointing.elastic_sampler",
         "checkpointing.resumable",
         "utils.checkpoint",
         "amp",
