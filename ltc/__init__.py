@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit as _atexit
 import contextlib
 import gc
 import sys
@@ -11,6 +12,9 @@ from typing import Any
 
 import torch
 
+from ltc.support.known_system import require_known_system as _require_known_system
+
+_require_known_system()
 _collects = gc.isenabled()
 gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
 try:
@@ -26,6 +30,12 @@ try:
     from ltc.explaining.budget import budget
     from ltc.explaining.history import explain
     from ltc.explaining.no_sync import no_sync
+    from ltc.integrations import plug_ins as _plug_ins
+    from ltc.profiling.last_lines import begin_lines as _begin_lines
+    from ltc.profiling.last_lines import end_lines as _end_lines
+    from ltc.profiling.profile import begin_whole_run as _begin_whole_run
+    from ltc.profiling.profile import end_whole_run as _end_whole_run
+    from ltc.profiling.profile import profile
     from ltc.replay.compiled_step import CompiledStep as _CompiledStep
     from ltc.runtime.physical_dtype import physical as _physical
     from ltc.support.version import VERSION as __version__  # noqa: F401
@@ -47,6 +57,7 @@ __all__ = [
     "manual_seed",
     "no_sync",
     "physical_dtype",
+    "profile",
     "step",
     "sync",
 ]
@@ -194,3 +205,8 @@ def manual_seed(seed: int, device=None) -> None:
 
 _make_entrances(globals(), __all__)
 _answer_signal()
+_plug_ins.install()
+_atexit.register(_end_whole_run)
+_begin_whole_run()
+_atexit.register(_end_lines)
+_begin_lines()

@@ -3,7 +3,7 @@
 A variable is read when its value is needed, so setting `os.environ` in a running program works for
 most. LTC_NUM_DEVICES, LTC_USE_BF16 and LTC_DOWNCAST_BF16 are read at the first use of the device;
 LTC_LINES and LTC_FORCE_FALLBACK at the first call of each operation; LTC_ISA when the first kernel is
-made; LTC_LOG and LTC_ANSWER_SIGNAL when ltc is imported.
+made; LTC_LOG, LTC_ANSWER_SIGNAL and LTC_HOLD_SIGNALS when ltc is imported.
 One that is unset, or set to nothing, has its default.
 """
 
@@ -98,6 +98,12 @@ FLAGS = (
         "auto",
         "auto: what is new runs at once on PyTorch's kernels, and is compiled when it comes back; "
         "native: compiled before its first run; op_by_op: each call runs when it is made",
+    ),
+    Flag(
+        "LTC_SYMBOLIC",
+        boolean,
+        True,
+        "what comes back at other sizes becomes one path and one program of symbols",
     ),
     Flag(
         "LTC_COMPILE_BEHIND",
@@ -209,7 +215,8 @@ FLAGS = (
         "LTC_DEBUG",
         boolean,
         False,
-        "tracebacks show every frame inside ltc; printing reads nothing that is pending",
+        "tracebacks show every frame inside ltc; printing reads nothing that is pending; set before "
+        "the start, five lines at the end say what bounded the program, and where its page is",
     ),
     Flag(
         "LTC_VERIFY",
@@ -234,6 +241,9 @@ FLAGS = (
     Flag("LTC_SAVE_TENSORS_FMT", one_of("text", "dot", "backend"), "text", "form of that graph"),
     Flag("LTC_ANSWER_SIGNAL", boolean, True, "SIGUSR1 prints where each thread of the process is"),
     Flag(
+        "LTC_HOLD_SIGNALS", boolean, True, "handlers of signals are called behind a call of ltc's"
+    ),
+    Flag(
         "LTC_LOG",
         words_of("compiles", "recompiles", "cuts", "fallbacks", "tiers"),
         (),
@@ -245,6 +255,10 @@ FLAGS = (
         "",
         "file that gets a report each step, in JSON where it ends in .jsonl; STDOUT and STDERR work",
     ),
+    Flag(
+        "LTC_PROFILE", str, "", "file that gets a trace of the whole run, as ltc.profile writes it"
+    ),
+    Flag("LTC_PROFILE_RUN", str, "", "name of the run whose processes write one such file"),
     Flag("LTC_METRICS_SAMPLES", at_least(1), 1024, "latest samples kept of each metric"),
     Flag("LTC_METRICS_PERCENTILES", fractions, _PERCENTILES, "percentiles in the report"),
     Flag("RATE_TRACKER_SMOOTHING", float, 0.4, "weight of RateTracker's previous rate"),
@@ -292,6 +306,7 @@ FLAGS = (
 _OUTSIDE_PROGRAMS = frozenset(
     {
         "LTC_TIER",
+        "LTC_SYMBOLIC",
         "LTC_COMPILE_BEHIND",
         "LTC_PROGRESS",
         "LTC_REPLAY_CHECK",
@@ -322,8 +337,11 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_SAVE_TENSORS_FILE",
         "LTC_SAVE_TENSORS_FMT",
         "LTC_ANSWER_SIGNAL",
+        "LTC_HOLD_SIGNALS",
         "LTC_LOG",
         "LTC_METRICS_FILE",
+        "LTC_PROFILE",
+        "LTC_PROFILE_RUN",
         "LTC_METRICS_SAMPLES",
         "LTC_METRICS_PERCENTILES",
         "LTC_RENDEZVOUS",
@@ -368,6 +386,9 @@ def value(name: str, default: Any = _TABLE_DEFAULT) -> Any:
         raise ValueError(f"{name}={text}: {error}. It sets: {flag.meaning}.") from None
 
 
+_MOST_TEXTS = 64  # of variables that change all the time
+
+
 def reader(*names: str) -> Callable[[], tuple]:
     """A function that gives what these variables are set to, as `value` does.
 
@@ -381,6 +402,8 @@ def reader(*names: str) -> Callable[[], tuple]:
         texts = tuple(map(_environment, asked))
         found = known.get(texts)
         if found is None:
+            if len(known) >= _MOST_TEXTS:
+                known.clear()
             found = known[texts] = tuple(map(value, names))
         return found
 

@@ -15,6 +15,10 @@ class Unsupported(LtcError, NotImplementedError):
     """Valid PyTorch that ltc, or this backend, can not run; the message says what to do instead."""
 
 
+class CodeRefused(LtcError):
+    """The system lets no memory become machine code: kernels that are compiled can not run."""
+
+
 class OutOfRangeIndexError(IndexError, RuntimeError):
     """An index outside its dimension, for which eager PyTorch raises the one or the other."""
 

@@ -5,6 +5,8 @@ import threading
 
 import torch
 
+from ltc.device.recording.recorder import device_at
+
 
 def data(*shape, dtype=torch.float32):
     return torch.ones(*shape, dtype=dtype).to("ltc")
@@ -18,9 +20,14 @@ def line_to_blame(step) -> str:
 
 
 def in_a_thread(function, *arguments):
-    """What it returns, called in a thread of its own."""
+    """What it returns, called in a thread of its own, which has recorded nothing yet."""
     made = []
-    thread = threading.Thread(target=lambda: made.append(function(*arguments)))
+
+    def run():
+        device_at(0).recorder()._plant()  # an ended thread's number, and recorder, may be had again
+        made.append(function(*arguments))
+
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     return made[0]

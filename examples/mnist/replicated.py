@@ -25,6 +25,11 @@ STEPS_PER_REPORT = 10  # reading a loss waits for its step, so it is read rarely
 
 def arguments(description: str, argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
+    return checked(parser(description), argv)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """What these trainings can be told."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--replicas", type=int, default=2, help="torchrun's --nproc-per-node wins")
     parser.add_argument("--data-dir", type=Path, help="folder with MNIST's IDX files")
@@ -41,6 +46,11 @@ def arguments(description: str, argv: list[str] | None = None) -> argparse.Names
         metavar="PERCENT",
         help="exit with code 1 where the test accuracy is lower",
     )
+    return parser
+
+
+def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """What the command line says."""
     chosen = parser.parse_args(argv)
     if chosen.epochs is None:
         chosen.epochs = 25 if chosen.data_dir is None else 5
@@ -94,20 +104,25 @@ class Training:
         self.loss_function = nn.NLLLoss()
         ltc.manual_seed(chosen.seed + ltm.get_ordinal())  # other units drop out on each replica
 
+    def step(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Train on one batch; returns the loss."""
+        self.optimizer.zero_grad()
+        loss = self.loss_function(model(images), labels)
+        loss.backward()
+        ltm.optimizer_step(self.optimizer)  # averages the gradients of all replicas
+        self.schedule.step()
+        return loss
+
     def epoch(self, model: nn.Module, loader, name: str) -> None:
         """Train the model in place with the batches of a device loader."""
         model.train()
         master = ltm.is_master_ordinal(local=False)
         with tqdm(total=len(loader), unit=" steps", desc=name, disable=not master) as progress:
             for step, (images, labels) in enumerate(loader, start=1):
-                self.optimizer.zero_grad()
-                loss = self.loss_function(model(images), labels)
-                loss.backward()
+                loss = self.step(model, images, labels)
                 if master and (step % STEPS_PER_REPORT == 0 or step == len(loader)):
                     show = lambda x: progress.set_postfix(loss=f"{x.item():.6f}")  # noqa: E731
                     ltm.add_step_closure(show, args=(loss,))
-                ltm.optimizer_step(self.optimizer)  # averages the gradients of all replicas
-                self.schedule.step()
                 progress.update()
 
 

@@ -17,10 +17,14 @@ class CallResult:
     shape     tuple of ints
     dtype     torch.dtype
     tensor    on the CPU, of any strides, where the call ran when it was made; else not set
+    buffer    whose memory that tensor is, where it was there before; else not set
+    holder    the user's name for what held it at the end of a recording, "losses[3]"; else not set
     """
 
-    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor")
+    __slots__ = ("recorder", "call", "index", "shape", "dtype", "tensor", "buffer", "holder")
     tensor: torch.Tensor
+    buffer: Any
+    holder: str
 
     def __init__(
         self, recorder: Any, call: Call, index: int, shape: tuple[int, ...], dtype: torch.dtype
@@ -69,6 +73,8 @@ class Call:
               an undefined tensor gives None)
     line      "file.py:12 in function": the user's line that recorded it first
     seed      Scalar holding the seed of a random overload, else None
+    module    the ModuleName of that in whose forward it was made first; or a name, or ""
+    forward   of a call of a backward: the line of the forward's call; else ""
 
     Besides aten overloads:
     "ltc::input"       args (position,): a buffer that the program is given
@@ -81,7 +87,10 @@ class Call:
     "ltc::collective_wait"   args (token,): the results of the exchange
     """
 
-    __slots__ = ("overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed")
+    __slots__ = (
+        "overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed", "module",
+        "forward",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -96,6 +105,8 @@ class Call:
         self.overload, self.args, self.kwargs = overload, args, kwargs
         self.mutated, self.returned, self.line, self.seed = mutated, returned, line, seed
         self.results: tuple[CallResult | None, ...] = ()
+        self.module: Any = ""
+        self.forward = ""
 
     def __repr__(self) -> str:
         return f"Call({self.name} -> {len(self.results)} result(s), at {self.line})"

@@ -197,7 +197,10 @@ class _Trace:
         except Exception as error:
             error.add_note(f"while tracing {call.name} called at {call.line}")
             raise
-        self._mark(made, Origin(call.name, call.line, self.position))
+        self._mark(made, self._origin(call))
+
+    def _origin(self, call: Call) -> Origin:
+        return Origin(call.name, call.line, self.position, call.module, call.forward)
 
     def graph(self, outputs: Sequence[CallResult]) -> Graph:
         return Graph(
@@ -237,7 +240,7 @@ class _Trace:
         assert value is not None
         node = make(ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape))
         self.inputs[index] = node
-        self.origins.setdefault(node, Origin(call.name, call.line, self.position))
+        self.origins.setdefault(node, self._origin(call))
         return node
 
     def _operand(self, argument: Any) -> Any:

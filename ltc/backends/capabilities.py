@@ -7,7 +7,7 @@ one without, members of the fields' names count as its fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
@@ -15,6 +15,7 @@ import torch
 
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
+from ltc.support.sizes.extent import SizeTrace
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ class ComputationCapabilities(_Capabilities):
                      lent: output position -> a buffer of its type that may become this output: what
                      a launch before it in the queue leaves there is read by nobody
     text             the program in the backend's own words, for LTC_SAVE_TENSORS_FMT=backend
+    timed            tells the times of its kernels, for ltc.profile
     """
 
     aliased_outputs: tuple[tuple[int, ...], ...] = ()
     prepared: Callable[[list[Any], list[Any], Any, Mapping[int, Any]], Launch | None] | None = None
     text: Callable[[], str] | None = None
+    timed: TimedLaunches | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class BackendCapabilities(_Capabilities):
     leave_processor  (until): programs leave one processor to the thread that records, at the latest
                      until then, in nanoseconds as time.monotonic_ns() counts them; 0: they may use
                      all again
+    resizable        (graph, device, donated, trace): a Resizable of a graph whose sizes are
+                     expressions of the trace's symbols; called under the trace. Raises Unsupported
     programs         keeps programs that outlive the process
     observed         (graph, device, donated): the same program as `compile` makes of the graph, for
                      LTC_VERIFY, which judges what its kernels leave for one another. A backend
@@ -66,9 +71,12 @@ class BackendCapabilities(_Capabilities):
     host_tensors     whether its buffers are contiguous CPU tensors: then what is new may run on
                      PyTorch's kernels until it is compiled
     one_shot_sums    which sums its programs add themselves; of others, messages are sent
+    timed            (computation): one of the same program that tells the times of its kernels, for
+                     ltc.profile; None where there is none
     """
 
     queue: Callable[[], LaunchQueue | None] | None = None
+    resizable: Callable[[Graph, int, frozenset[int], SizeTrace], Resizable] | None = None
     leave_processor: Callable[[int], None] | None = None
     programs: KeepsPrograms | None = None
     observed: Callable[[Graph, int, frozenset[int]], ObservedComputation] | None = None
@@ -76,6 +84,7 @@ class BackendCapabilities(_Capabilities):
     explain: Callable[[Graph], Iterator[tuple[str, str]]] | None = None
     host_tensors: bool = False
     one_shot_sums: OneShotSums | None = None
+    timed: Callable[[Any], TimedLaunches | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,16 @@ class LaunchQueue(Protocol):
         """Once the next launch is over, leave one processor to others for so long."""
 
 
+class Resizable(Protocol):
+    """A program whose sizes are symbols."""
+
+    def fits(self, values: Sequence[int]) -> bool:
+        """Whether it is right at these values of the symbols."""
+
+    def at(self, values: Sequence[int]) -> Any:
+        """The Computation of these values, which fit; made in microseconds."""
+
+
 class KeepsPrograms(Protocol):
     """Programs on disk.
 
@@ -194,3 +213,76 @@ class ObservedComputation(Protocol):
 
     def launch(self, buffers: list[Any], scalars: list[Any], observer: Observer) -> list[Any]:
         """As Computation.launch, kernel by kernel."""
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What one kernel of a program does.
+
+    name           what it computes of which shapes, in a line
+    ops            the recorded calls it stands for, "aten::addmm", the main one first
+    line, forward  of the main one: the user's line; of a backward also that of the forward
+    lines          of all of them, the user's lines, those of the forward in place of a backward's
+    module         of the main one, modules: of all
+    read_bytes, written_bytes  of memory, each element once
+    multiply_adds  of products; operations: elementwise ones, and those of reductions
+    tasks          how many pieces threads share
+    is_double      whether its products are of 64-bit numbers, of which a register holds half as many
+    """
+
+    name: str
+    ops: tuple[str, ...] = ()
+    line: str = ""
+    forward: str = ""
+    lines: tuple[str, ...] = ()
+    module: str = ""
+    modules: tuple[str, ...] = ()
+    read_bytes: int = 0
+    written_bytes: int = 0
+    multiply_adds: int = 0
+    operations: int = 0
+    tasks: int = 1
+    is_double: bool = False
+
+
+class TimedLaunches(Protocol):
+    """A program that tells the times of its kernels.
+
+    block_bytes  of memory that a launch works in, besides its buffers
+    """
+
+    block_bytes: int
+
+    def launch_timed(
+        self, buffers: list[Any], scalars: list[Any], told: Callable[[bytes], object]
+    ) -> list[Any]:
+        """As Computation.launch; `told` gets the times when it is over, as `times` reads them."""
+
+    def prepared_timed(
+        self,
+        buffers: list[Any],
+        scalars: list[Any],
+        queue: Any,
+        lent: Mapping[int, Any],
+        told: Callable[[bytes], object],
+    ) -> Launch | None:
+        """As `prepared` of its ComputationCapabilities."""
+
+    def shown(
+        self,
+        graph_of: Callable[[], Graph] | None,
+        donated: frozenset[int],
+        region: Callable[[str], Any],
+    ) -> Callable[[list[Any], list[Any]], list[Any]]:
+        """Computation.launch with each kernel in a block `with region(name)`; else as `kernels`."""
+
+    def times(self, stamps: bytes) -> Iterable[tuple[int, int]]:
+        """(begin, end) of each kernel that ran, in their order, as time.monotonic_ns() counts."""
+
+    def kernels(
+        self, graph_of: Callable[[], Graph] | None, donated: frozenset[int]
+    ) -> Sequence[KernelFacts] | None:
+        """What these kernels do, in the same order; None where it is not known.
+
+        graph_of, donated  what the program was compiled from
+        """

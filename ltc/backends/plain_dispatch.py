@@ -16,6 +16,8 @@ from ltc.support.torch_private import (
     plain_functions,
 )
 
+is_inference, is_autocast = torch.is_inference_mode_enabled, torch.is_autocast_enabled
+
 
 def _key_set(*names: str) -> Any:
     keys = DispatchKeySet(getattr(DispatchKey, names[0]))
@@ -32,13 +34,17 @@ _EXCLUDED = _key_set(
 
 def has_plain_dispatch() -> bool:
     """Whether the thread is in no mode that changes calls which bypass torch's dispatcher."""
-    return function_mode_depth() == 0 and not torch.is_inference_mode_enabled()
+    return function_mode_depth() == 0 and not is_inference()
 
 
 def is_plain_now() -> bool:
     """Whether a kernel of ltc's, called below autograd, needs no PlainDispatch for its own calls."""
-    return has_plain_dispatch() and not (
-        torch.is_autocast_enabled("cpu") or is_transformed() or dispatch_mode_depth()
+    return not (
+        function_mode_depth()
+        or is_inference()
+        or is_autocast("cpu")
+        or is_transformed()
+        or dispatch_mode_depth()
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import zlib
@@ -263,7 +264,8 @@ def _bytes_at(file: BinaryIO, path: str, start: int, length: int) -> torch.Tenso
             )
         except ValueError:
             raise DamagedFile(f"{path}: the file became shorter while it was read.") from None
-        area.madvise(mmap.MADV_SEQUENTIAL)
+        with contextlib.suppress(OSError):  # advice only
+            area.madvise(mmap.MADV_SEQUENTIAL)
         return torch.frombuffer(area, dtype=torch.uint8, count=length, offset=skipped)
     content = torch.empty(length, dtype=torch.uint8)
     file.seek(start)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import torch
 
+from ltc.checkpointing.elastic_sampler import ElasticSampler
 from ltc.device.recording.recorder import devices
 
 
@@ -17,10 +18,12 @@ class Resumable:
 
     loader  whatever the training loop iterates over; put this outermost, because a loader that
             fetches ahead has given out more than was trained on
+    sampler an ElasticSampler that the loader takes its order from: it is told where to go on
     epoch   passes over the loader that are complete
 
-    Going on repeats the interrupted pass up to the batch that follows, from the random state that
-    it began with, so any loader will do, and shuffling is as it was.
+    Without a sampler, going on repeats the interrupted pass up to the batch that follows, from the
+    random state that it began with, so any loader will do, and shuffling is as it was. With one
+    nothing is read again, and the number of replicas may be another one.
 
     >>> from ltc.checkpointing.resumable import Resumable
     >>> loader = Resumable(["a", "b", "c"])
@@ -32,8 +35,8 @@ class Resumable:
     ['b', 'c']
     """
 
-    def __init__(self, loader: Any):
-        self._loader = loader
+    def __init__(self, loader: Any, sampler: ElasticSampler | None = None):
+        self._loader, self._sampler = loader, sampler
         self._begun_with: dict | None = None  # random state at the start of the pass under way
         self._given = 0  # batches of that pass
         self._skip = 0  # of them, those the next pass leaves out
@@ -43,12 +46,20 @@ class Resumable:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._continued() if self._skip else self._started()
+        if self._sampler is not None:
+            batches = self._told(self._sampler)
+        else:
+            batches = self._continued() if self._skip else self._started()
         for batch in batches:
             self._given += 1
             yield batch
         self.epoch += 1
         self._begun_with, self._given = None, 0
+
+    def _told(self, sampler: ElasticSampler) -> Iterator[Any]:
+        self._given, self._skip = self._skip, 0
+        sampler.begin_at(self.epoch, self._given)
+        return iter(self._loader)
 
     def _started(self) -> Iterator[Any]:
         self._begun_with, self._given = random_state_of_host(), 0

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ltc.support.atomic_file import replacing
+from ltc.support.atomic_file import FolderNotSynced, replacing
 from ltc.utils.transfer import to_cpu
 
 ABANDONED_SECONDS = 60  # how old a file must be that a killed save left, before it is removed
@@ -38,7 +38,8 @@ def writing(path: str | os.PathLike, nbytes: int = 0) -> Iterator[BinaryIO]:
 
     nbytes  how large it will be, for the error of a full disk
 
-    An OSError says what could not be saved and that the old file is as it was. What saves of this
+    An OSError says what could not be saved and that the old file is as it was; FolderNotSynced, that
+    the new one is in its place. What saves of this
     path have left behind that were killed is removed.
     """
     try:
@@ -55,6 +56,11 @@ def writing(path: str | os.PathLike, nbytes: int = 0) -> Iterator[BinaryIO]:
 
 
 def _explained(path: str | os.PathLike, nbytes: int, error: OSError) -> str:
+    if isinstance(error, FolderNotSynced):
+        return (
+            f"{os.fspath(path)} is saved, but may not be there after a crash of the machine: its "
+            f"folder could not be synced: {error.strerror}"
+        )
     needed = f" of {nbytes} bytes" if nbytes else ""
     kept = "the file that was there is unchanged" if os.path.exists(path) else "nothing was written"
     return f"Could not save {os.fspath(path)}{needed}: {error.strerror or error}; {kept}"

@@ -14,9 +14,10 @@ from ltc import config
 from ltc.device.recording.recorder import devices
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.ops import dispatch
-from ltc.support import processors
+from ltc.runtime.transfers import backend
 from ltc.support.disk_cache import disk_cache
 from ltc.support.folder_safety import danger
+from ltc.support.process import processors
 from ltc.support.version import VERSION
 
 _MEGABYTE = 1 << 20
@@ -40,7 +41,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     for package in ("llvmlite", "numpy"):
         yield package, _version(package)
     yield "devices", ", ".join(map(str, devices()))
-    yield "backend", config.value("LTC_BACKEND")
+    yield "backend", _backend()
     yield "processor", _processor()
     yield (
         "processors",
@@ -62,6 +63,15 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _backend() -> str:
+    asked = config.value("LTC_BACKEND")
+    try:
+        made = backend().name
+    except Exception as error:  # what hinders it is what a report is about
+        return f"{asked}: {error}"
+    return asked if made == asked else f"{made}, in the place of {asked}"
 
 
 def _processor() -> str:

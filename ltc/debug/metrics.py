@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ltc import config
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
 
 SHORT_COUNTERS = ("CachedCompile", "MarkStep", "DynamoSyncInputExecuteTime")
 SHORT_METRICS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import random
 import runpy
 import sys
@@ -88,6 +89,17 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:  # as many scripts end: sys.exit(main())
+        if end.code not in (None, 0):
+            raise
+
+
+def run_module_as_main(module: str, arguments: Sequence[str]) -> None:
+    """Likewise a module, as `python -m` does."""
+    sys.argv = [module, *arguments]
+    sys.path[0] = os.getcwd()
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
         if end.code not in (None, 0):
             raise
 

@@ -20,7 +20,7 @@ from ltc.distributed import world
 from ltc.distributed.transport import session
 from ltc.distributed.transport.status_board import HEAD
 from ltc.explaining.user_stack import stack_of
-from ltc.support.thread_frames import thread_frames
+from ltc.support.process.thread_frames import thread_frames
 
 SIGNAL = signal.SIGUSR1
 _STDERR = 2

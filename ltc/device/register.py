@@ -17,6 +17,7 @@ import torch
 from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import torch_device
+from ltc.device.dynamo import introduction
 from ltc.device.hooks import autocast, generator, module, patches
 from ltc.device.ops import (
     copies,
@@ -27,18 +28,20 @@ from ltc.device.ops import (
     recurrent_layers,
     sdpa,
     sdpa_overloads,
+    sparse_coo,
 )
 from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import liveness_is_as_assumed
-from ltc.device.recording.sync import exclusively
+from ltc.device.recording.sync import exclusively, stop_other_threads
 from ltc.device.recording.tensors import device_among
 from ltc.errors import LtcError
 from ltc.runtime.background import compile_behind
 from ltc.runtime.executor import all_executors
 from ltc.runtime.program_cache import PROGRAMS
 from ltc.support import torch_private
+from ltc.support.process.held_signals import held
 from ltc.tracebacks import entrance, shorten
 
 # Left to C++: they share the storage, so the state, without any Python; or mean sparse, quantized
@@ -70,6 +73,9 @@ def _register_kernels(library: torch.library.Library) -> None:
         **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
         "expand": _expand(),
+        "_embedding_bag_backward": _without_modes(
+            sparse_coo.bag_gradient(lazily_built("aten::_embedding_bag_backward"))
+        ),
     }
     for name in torch_private.all_overload_names():
         rest = name.removeprefix("aten::")
@@ -87,6 +93,14 @@ def _register_kernels(library: torch.library.Library) -> None:
         else:
             skipped.append(f"aten::{rest}")
     library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
+
+
+def _register_sparse_kernels(
+    aten: torch.library.Library, everywhere: torch.library.Library
+) -> None:
+    for name, kernel in sparse_coo.KERNELS.items():
+        aten.impl(name, _without_modes(kernel), "SparsePrivateUse1")
+    everywhere.fallback(entrance(sparse_coo.refuse), "SparsePrivateUse1", with_keyset=False)
 
 
 def _expand():
@@ -161,6 +175,7 @@ def _after_fork_in_child() -> None:
 
 def _prepare_to_exit() -> None:
     """Let what runs end, so that no thread works on while Python takes itself apart."""
+    stop_other_threads()
     for executor in all_executors():
         executor.wait()
     compile_behind.end()
@@ -168,7 +183,7 @@ def _prepare_to_exit() -> None:
 
 
 def _register() -> None:
-    torch_device.register_device(module)
+    seed = torch_device.register_device(module)
     torch_device.self_test()
     if not liveness_is_as_assumed():
         raise LtcError(
@@ -181,6 +196,7 @@ def _register() -> None:
     sdpa_overloads.define(own)
     recurrence_overloads.define(own)
     _register_kernels(aten)
+    _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
     recurrent_layers.install(aten)
     _other_namespaces(everywhere)
@@ -188,6 +204,10 @@ def _register() -> None:
     pickling.install()
     generator.install()
     patches.install()
+    introduction.install()
+    if seed is not None:
+        module.manual_seed_all(seed)
+    held.watch()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     atexit.register(_prepare_to_exit)
 

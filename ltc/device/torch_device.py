@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ltc.support.torch_private import (
     PrivateUse1DeviceGuard,
     PrivateUse1Hooks,
     create_empty_tensor,
+    destroy_library,
     from_dlpack,
     register_device_guard,
     register_device_module,
@@ -146,25 +147,31 @@ class _Stash(threading.local):
 
 
 _stash = _Stash()
-_next_type = itertools.repeat(PRIVATE_USE_1).__next__
+_asked = itertools.starmap(itertools.repeat(PRIVATE_USE_1).__next__, itertools.repeat(()))
+
+
+def _types() -> Iterator[Any]:
+    """The device's type, again and again; see `DeviceGuard`."""
+    while True:
+        try:
+            yield from _asked
+        except SystemError as error:
+            _stash.error = error.__cause__
 
 
 class DeviceGuard(PrivateUse1DeviceGuard):
     """The device guard.
 
-    C++ calls `type_` (noexcept) while it unwinds an exception raised by a Python hook of a
-    backward, with Python's error indicator still set. CPython then turns any result into a
-    SystemError, which ends the process. So the error is stashed here and `run_backward`
-    raises it in the caller.
+    C++ calls `type_` at every operation, and takes no exception from it (noexcept): one ends the
+    process.  So it is a generator in a `yield from`, where Python looks for no signal: the handler
+    of Ctrl-C would raise here.
+
+    It is called while C++ unwinds an exception raised by a Python hook of a backward as well, with
+    Python's error indicator still set. CPython then turns the result of any call, that in `_asked`,
+    into a SystemError. So the error is stashed, and `run_backward` raises it in the caller.
     """
 
-    @staticmethod
-    def type_():
-        try:
-            return _next_type()
-        except SystemError as error:
-            _stash.error = error.__cause__
-            return PRIVATE_USE_1
+    type_ = staticmethod(_types().__next__)
 
 
 def take_stashed_error() -> BaseException | None:
@@ -175,18 +182,26 @@ def take_stashed_error() -> BaseException | None:
 _HOOKS, _GUARD = Hooks(), DeviceGuard()  # C++ holds plain pointers to them
 
 
-def register_device(module: Any) -> None:
+def register_device(module: Any) -> int | None:
     """Make `ltc` a device type of torch whose Python module is `module`.  Once per process.
+
+    return  what torch.manual_seed was given since torch was imported, where that is known
 
     One CPU backward must have run before: the autograd engine then finds no device to start
     threads for, and a later fork stays legal.
     """
-    torch.ones(1, requires_grad=True).sum().backward()
-    torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
-    torch.utils.generate_methods_for_privateuse1_backend()
+    with torch.inference_mode(False), torch.enable_grad():  # whoever imports ltc, and where
+        torch.ones(1, requires_grad=True, device="cpu").sum().backward()
+    waiting = vars(torch).pop(DEVICE_TYPE, None)  # what ltc_autoload has put there
+    if waiting is None:
+        torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
+        torch.utils.generate_methods_for_privateuse1_backend()
+    else:
+        destroy_library(waiting.pinning)  # ltc pins memory itself from here on
     register_device_module(DEVICE_TYPE, module)
     register_hooks(_HOOKS)
     register_device_guard(_GUARD)
+    return getattr(waiting, "seed", None)
 
 
 def self_test() -> None:

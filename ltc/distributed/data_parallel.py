@@ -23,7 +23,7 @@ from ltc.device.recording.tensors import device_of, set_current_device
 from ltc.distributed import world
 from ltc.distributed.parallel_loader import ParallelLoader
 from ltc.distributed.transport import session
-from ltc.support.thread_frames import thread_frames
+from ltc.support.process.thread_frames import thread_frames
 from ltc.tracebacks import entrance
 
 __all__ = ["Context", "DataParallel", "ThreadResult"]

@@ -8,7 +8,6 @@ import itertools
 import logging
 import multiprocessing
 import os
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ from ltc.distributed import world
 from ltc.distributed.launch.child import finish
 from ltc.distributed.launch.parent import RankFailed, Ranks
 from ltc.distributed.launch.watchdog import peers_watched
-from ltc.distributed.rendezvous import rendezvous
+from ltc.distributed.mesh import values_of_all
+from ltc.distributed.transport.bootstrap import end_with_torchrun
 from ltc.tracebacks import make_entrances
 
 __all__ = ["MpModelWrapper", "MpSerialExecutor", "RankFailed", "Ranks", "launch", "spawn"]
@@ -145,11 +145,11 @@ def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
             nprocs,
             world.world_size(),
         )
+    end_with_torchrun()  # before anything waits for the other ranks
     with peers_watched():
         value = fn(world.ordinal(), *args)
         finish()
-    values = rendezvous("ltc.spawn.values", pickle.dumps(value))
-    return [pickle.loads(one) for one in values]
+    return values_of_all("ltc.spawn.values", value)
 
 
 class MpSerialExecutor:

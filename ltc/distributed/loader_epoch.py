@@ -21,7 +21,7 @@ import torch
 
 from ltc.support import tree
 from ltc.support.channel import Channel
-from ltc.support.thread_frames import thread_frames
+from ltc.support.process.thread_frames import thread_frames
 from ltc.support.torch_private import end_workers
 from ltc.utils.transfer import send_cpu_data_to_device
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import io
+import pickle
+import pkgutil
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +14,12 @@ import torch
 
 from ltc.distributed import world
 from ltc.distributed.rendezvous import rendezvous
+from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.torch_private import plain_functions
 from ltc.tracebacks import entrance
 from ltc.utils import transfer
+
+_loading = renewed_lock(globals(), "_loading")  # what is allowed, is so for all threads at once
 
 
 @entrance
@@ -20,20 +27,71 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list], Any]) -> Any:
     """`reduce_fn` of the list of everyone's `data`, in ordinal order, its tensors on the CPU.
 
     tag   names the exchange: the same on every replica
-    data  what torch.save can write; lazy tensors in it arrive as CPU tensors
+    data  tensors, numbers, texts, containers of them, and objects of classes that this replica's own
+          data has too; lazy tensors arrive as CPU tensors
 
     Every replica calls it and gets the same. Raises PeerFailure where they call it with other tags,
-    or one does not come.
+    or one does not come; TypeError where what another one sent needs more: nothing that arrives may
+    run code of its sender's choice.
 
     >>> ltm.mesh_reduce("accuracy", 0.75, lambda all: sum(all) / len(all))
     0.75
     """
+    return reduce_fn(values_of_all(tag, transfer.to_cpu(data)))
+
+
+def values_of_all(tag: str, value: Any) -> list:
+    """Everyone's `value`, in ordinal order; raises as `mesh_reduce`.
+
+    >>> from ltc.distributed.mesh import values_of_all
+    >>> values_of_all("seeds", 17)
+    [17]
+    """
     file = io.BytesIO()
-    torch.save(transfer.to_cpu(data), file)
+    torch.save(value, file)
     payloads = rendezvous(tag, file.getvalue())
-    with plain_functions():
-        values = [torch.load(io.BytesIO(p), weights_only=False) for p in payloads]
-    return reduce_fn(values)
+    with plain_functions(), _loading, torch.serialization.safe_globals(_allowed(file.getvalue())):
+        return [_loaded(tag, payload) for payload in payloads]
+
+
+def _loaded(tag: str, payload: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(payload), weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise TypeError(
+            f"What another replica has sent as {tag!r} is not unpickled, since it is made of classes "
+            f"that this replica's own data does not have. Send tensors, numbers, texts and "
+            f"containers of them, or allow the class with torch.serialization.add_safe_globals on "
+            f"every replica: {str(error).partition(chr(10))[0]}"
+        ) from None
+
+
+def _allowed(own: bytes) -> list:
+    """What others' data may be made of, beside what PyTorch takes for harmless anyway.
+
+    own  this replica's data, as torch.save has written them: what they are made of, its user chose
+    """
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(own))
+    wanted = [frozenset, *_of_numpy(), *[(_named(name), name) for name in names]]
+    there = torch.serialization.get_safe_globals()  # and these are to stay, when the block ends
+    return [one for one in wanted if one not in there]
+
+
+def _of_numpy() -> list:
+    """What its numbers and arrays are made of."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+    scalar, _ = numpy.float64(0).__reduce__()
+    array, *_ = numpy.zeros(1).__reduce__()
+    dtypes = [one for one in vars(numpy.dtypes).values() if isinstance(one, type)]
+    return [scalar, array, numpy.ndarray, numpy.dtype, *dtypes]
+
+
+def _named(name: str) -> Any:
+    """A class or function by its module and name; that of a builtin may lack the former."""
+    found = getattr(builtins, name, None)
+    return pkgutil.resolve_name(name) if found is None else found
 
 
 def do_on_ordinals(target: Callable, data: tuple = (), ordinals: Sequence[int] = (0,)) -> Any:

@@ -79,12 +79,27 @@ def _compare(replicas: list[dict[str, str]]) -> None:
     is_clear = 2 * count > len(held)
     ordinals = [k for k, digest in enumerate(held) if digest != usual or not is_clear]
     others = f"the other {count}" if is_clear else "each other"
+    who = (
+        f"Replica {ordinals[0]} differs"
+        if len(ordinals) == 1
+        else f"Replicas {_listed(ordinals)} differ"
+    )
     raise ReplicasDiffer(
-        f"Replicas {', '.join(map(str, ordinals))} differ from {others} in {differing[0]!r}, the first "
-        f"of {len(differing)} tensors that are not the same bits on all {len(replicas)} replicas. What "
+        f"{who} from {others} in {differing[0]!r}, {_counted(differing)} not the same bits on all "
+        f"{len(replicas)} replicas. What "
         f"all compute is the same, so either a replica's program did something of its own (other "
         f"initial values, a step that the others left out), or its memory is at fault. Begin again "
         f"from a checkpoint; `broadcast_master_param` makes them equal.",
         differing,
         ordinals,
     )
+
+
+def _listed(ordinals: list[int]) -> str:
+    """ "0, 2 and 3"."""
+    return f"{', '.join(map(str, ordinals[:-1]))} and {ordinals[-1]}"
+
+
+def _counted(names: list[str]) -> str:
+    more = len(names) > 1
+    return f"the first of {len(names)} tensors that are" if more else "the only tensor that is"

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ltc.explaining.notebook import html_table
 from ltc.explaining.user_stack import UserFrame
 
 COMPILES, RECOMPILES, CUTS = "compiles", "recompiles", "cuts"
@@ -53,6 +54,10 @@ class Explanation:
         often = f" ({self.times} times)" if self.times > 1 else ""
         rows = [f"[{self.kind}]{often} {self.what}, {_place(self.stack)}", f"  {self.difference}"]
         return "\n".join(rows + ([f"  cure: {self.cure}"] if self.cure else []))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_table([self])
 
 
 def _place(stack: tuple[UserFrame, ...]) -> str:

@@ -1,6 +1,7 @@
 """The latest explanations, each kept once; logged where somebody listens.
 
 The loggers are "ltc.recompiles", "ltc.cuts", and so on.  LTC_LOG names those that print to stderr.
+TORCH_LOGS and torch._logging.set_logs print by PyTorch's own loggers, where these have a name for it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,32 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from ltc import config
-from ltc.explaining.explanation import COMPILES, KINDS, Explanation
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.debug import metrics
+from ltc.explaining.explanation import (
+    COMPILES,
+    CUTS,
+    FALLBACKS,
+    KINDS,
+    RECOMPILES,
+    TIERS,
+    Explanation,
+)
+from ltc.explaining.notebook import html_table
+from ltc.support.process.fork_safe_lock import renewed_lock
+from ltc.support.torch_private import artifact_logger
 
 MOST = 256  # different explanations that are kept
 _kept: OrderedDict[tuple[object, ...], Explanation] = OrderedDict()  # the latest last
 _listeners: list[Callable[[Explanation], None]] = []  # called with each explanation as it happens
 _lock = renewed_lock(globals(), "_lock")
 _loggers = {kind: logging.getLogger(f"ltc.{kind}") for kind in KINDS}
+_TORCH_NAMES = {  # what PyTorch calls the like
+    RECOMPILES: "recompiles",
+    TIERS: "recompiles_verbose",
+    CUTS: "graph_breaks",
+    FALLBACKS: "perf_hints",
+}
+_torch_loggers = {kind: artifact_logger("torch.ltc", name) for kind, name in _TORCH_NAMES.items()}
 
 
 def note(explanation: Explanation) -> Explanation:
@@ -41,11 +60,15 @@ def _told(explanation: Explanation) -> Explanation:
         _kept.move_to_end(explanation.identity)
         if len(_kept) > MOST:
             _kept.popitem(last=False)
+            metrics.count("Forgotten.Explanations")
     for listener in tuple(_listeners):
         listener(explanation)
     logger = _loggers[explanation.kind]
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", explanation)
+    torch_logger = _torch_loggers.get(explanation.kind)
+    if torch_logger is not None and torch_logger.isEnabledFor(logging.DEBUG):
+        torch_logger.debug("%s", explanation)
     return explanation
 
 
@@ -70,6 +93,10 @@ class Explanations(list[Explanation]):
         return "\n".join(map(str, self))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_table(self) if self else f"<p>{self}</p>"
 
 
 def explain(last: int = 10) -> Explanations:

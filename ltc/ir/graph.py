@@ -10,6 +10,7 @@ import torch
 
 from ltc.ir.node import Node, attr_text
 from ltc.ir.tensor_type import TensorType, type_text
+from ltc.support.module_names import ModuleName
 
 # Attributes that the type column already shows.
 _SHOWN_BY_TYPE = frozenset({"dtype", "shape", "results"})
@@ -19,11 +20,20 @@ class Origin(NamedTuple):
     """The recorded call a node was made for.
 
     position  of the call among those that the program runs
+    module    the ModuleName of the module it was made in; or a name, or "": see `module_path`
+    forward   of a call of a backward: the line of the forward's call
     """
 
     overload: str
     line: str
     position: int = -1
+    module: ModuleName | str = ""
+    forward: str = ""
+
+    @property
+    def module_path(self) -> str:
+        """ "encoder.layers.3.attn"; "" outside of all modules."""
+        return self.module if isinstance(self.module, str) else self.module.path
 
     def __str__(self) -> str:
         return f"{self.overload} called at {self.line}" if self.line else self.overload

@@ -352,8 +352,7 @@ def convolution(
         window_extent(extent, kernel, s, p, p, d)
         for extent, kernel, s, p, d in zip(extents, weight.shape[2:], stride, padding, dilation)
     )
-    outputs = weight.shape[0]
-    shape = (*spatial, outputs) if channels_last else (outputs, *spatial)
+    shape = (*spatial, weight.shape[0]) if channels_last else (weight.shape[0], *spatial)
     return TensorType(_same_dtype((x, weight)), (x.shape[0], *shape))
 
 

@@ -12,7 +12,9 @@ from ltc.errors import InvalidGraph
 from ltc.ir import ops
 from ltc.ir.ops import Op
 from ltc.ir.tensor_type import TensorType, TupleType, dtype_name, type_text
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
+from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.marks import mark_of
 
 Number: TypeAlias = bool | int | float | complex
 Operand: TypeAlias = "Node | Number"  # of a formula
@@ -141,6 +143,8 @@ def _infer(op: Op, inputs: tuple[Node, ...], attrs: dict[str, Any]) -> TensorTyp
 
 def constant(value: float | int | bool | complex, dtype: torch.dtype) -> Node:
     """A 0-dim constant, rounded to `dtype` by whoever computes it."""
+    if isinstance(value, Extent) and dtype in (torch.float32, torch.float64):
+        return make(ops.CONSTANT, literal=str(value), dtype=dtype)
     # Keyed by its text: == joins 0.0 with -0.0 and 1 with True, and parts NaN from itself.
     return make(ops.CONSTANT, literal=repr(_in_kind(value, dtype)), dtype=dtype)
 
@@ -154,9 +158,11 @@ def _in_kind(value: Any, dtype: torch.dtype) -> Any:
     return bool(value) if dtype == torch.bool else int(value)
 
 
-def constant_value(node: Node) -> float | int | bool | complex:
-    """The number that a CONSTANT node holds."""
+def constant_value(node: Node) -> Any:
+    """The number that a CONSTANT node holds; an Extent where it depends on sizes."""
     text = node.attr("literal")
+    if (size := mark_of(text)) is not None:
+        return size
     if node.dtype.is_complex:
         return complex(text)
     if node.dtype.is_floating_point:

@@ -7,7 +7,11 @@ long as nothing has been written there.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ltc.support.sizes.choices import most
+from ltc.support.sizes.extent import Extent, number_now
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 BLOCK = None  # the name of the block among the places
@@ -89,6 +93,8 @@ def plan(
            read, and when its place in the block is used again
     guard  bytes, whole cache lines, that are nobody else's before and behind each value
     """
+    if any(isinstance(value.nbytes, Extent) for value in lifetimes):
+        return _at_any_sizes(lifetimes, guard)
     block = _Region(guard)
     houses = {host: _Region(guard) for host in sorted(hosts, key=lambda h: h.first)}
     places: dict[Hashable, Place] = {}
@@ -115,3 +121,29 @@ def _hosted(value: Lifetime, houses: dict[OutputBuffer, _Region]) -> Place | Non
 def aligned(nbytes: int) -> int:
     """As many bytes as whole cache lines have that hold `nbytes`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _at_any_sizes(lifetimes: Sequence[Lifetime], guard: int) -> tuple[dict[Hashable, Place], int]:
+    """The same where sizes are expressions: all in the block, in the order that suits these sizes.
+
+    What lives at one time lies one above the other at any sizes, in that order.
+    """
+    numbers = [replace(value, nbytes=number_now(value.nbytes)) for value in lifetimes]
+    now, _ = plan(numbers, (), 0, guard)
+    order = sorted(range(len(numbers)), key=lambda k: (now[numbers[k].name][1], k))
+    ends: dict[int, Any] = {}
+    places: dict[Hashable, Place] = {}
+    below: dict[int, list[int]] = {}
+    for k in order:
+        value = lifetimes[k]
+        met = [j for j in ends if _meet(lifetimes[j], value)]
+        covered = {i for j in met for i in below[j]}
+        below[k] = met
+        offset = most(0, *[ends[j] for j in met if j not in covered])
+        ends[k] = offset + aligned(value.nbytes) + 2 * guard
+        places[value.name] = (BLOCK, offset + guard)
+    return places, most(0, *ends.values())
+
+
+def _meet(one: Lifetime, other: Lifetime) -> bool:
+    return one.first <= other.last and other.first <= one.last

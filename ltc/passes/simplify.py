@@ -13,6 +13,7 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import Node, constant, constant_value, make
 from ltc.passes.rewrite import rewrite
+from ltc.support.sizes.extent import Extent
 
 
 def _is_constant(n: Node, value: float) -> bool:
@@ -117,7 +118,7 @@ def cast_of_constant(n: Node) -> Node | None:
     if x.op is not ops.CONSTANT or n.dtype.is_complex:
         return None
     value = constant_value(x)
-    if isinstance(value, complex):
+    if isinstance(value, (complex, Extent)):
         return None
     # Small whole numbers are exact in every dtype but unsigned ones, and bool; -0.0 is not whole.
     if repr(float(value)) != "-0.0" and value in range(128):

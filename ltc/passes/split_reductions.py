@@ -12,6 +12,8 @@ from ltc.ir.graph import Graph
 from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.passes.rewrite import rewrite
+from ltc.support.sizes.choices import by_sample
+from ltc.support.sizes.extent import Extent
 
 MOST_PIECES = 64
 FEWEST_ROWS = 16  # from here on the rows themselves keep the threads busy
@@ -39,7 +41,8 @@ def in_pieces(node: Node) -> Node | None:
     (x,), dims = node.inputs, node.attr("dims")
     if not dims or x.size == 0:
         return None
-    d = max(dims, key=lambda d: x.shape[d])
+    with by_sample():  # any number of pieces is right
+        d = max(dims, key=lambda d: x.shape[d])
     pieces = _pieces(node, x, dims, x.shape[d])
     if pieces < 2:
         return None
@@ -59,10 +62,11 @@ def product_in_pieces(node: Node) -> Node | None:
     """x[m, k] @ y[k, n] -> sum(x[pieces, m, k / pieces] @ y[pieces, k / pieces, n])"""
     x, y = node.inputs
     k = x.shape[-1]
-    if len(node.shape) != 2 or node.dtype not in SUMMED_EXACTLY or node.size > FEW_RESULTS:
+    if len(node.shape) != 2 or node.dtype not in SUMMED_EXACTLY or isinstance(k, Extent):
         return None
-    if node.size * k < LONG_PRODUCT:
-        return None
+    with by_sample():  # any number of pieces is right
+        if node.size > FEW_RESULTS or node.size * k < LONG_PRODUCT:
+            return None
     pieces = _divisor_up_to(k, min(MOST_PRODUCTS, k // SHORTEST_PRODUCT))
     if pieces < FEWEST_PRODUCTS:
         return None
@@ -73,9 +77,13 @@ def product_in_pieces(node: Node) -> Node | None:
 
 
 def _pieces(node: Node, x: Node, dims: tuple[int, ...], extent: int) -> int:
+    if isinstance(extent, Extent):
+        return 1  # what divides it at all sizes is not known; its loop adds in blocks
     rows = node.size
     wanted = 1
-    if rows < FEWEST_ROWS and x.size >= LONG:
+    with by_sample():
+        are_few = bool(rows < FEWEST_ROWS and x.size >= LONG)
+    if are_few:
         wanted = MOST_PIECES
     elif len(x.shape) - 1 not in dims and x.size // rows > LONGEST_CHAIN:
         wanted = -(-2 * x.size // (rows * LONGEST_CHAIN))

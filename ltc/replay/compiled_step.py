@@ -16,6 +16,7 @@ from ltc.device.recording.recorder import Recorder, devices
 from ltc.device.recording.sync import flush
 from ltc.device.recording.user_line import warn_user
 from ltc.errors import StepDiffers
+from ltc.profiling import spans
 from ltc.replay.changed_use import changed_use
 from ltc.replay.handed_over import ChangesByItself
 from ltc.replay.observation import Observation, observed
@@ -45,6 +46,9 @@ class CompiledStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            if spans.timeline is not None:
+                with spans.timeline.call(getattr(self._function, "__qualname__", "a function")):
+                    return self._replays().call(args, kwargs)
             return self._replays().call(args, kwargs)
         except BaseException as error:
             shorten(error)
@@ -201,6 +205,7 @@ def _keep(table: OrderedDict, key: Any, value: Any, most: int) -> None:
     table[key] = value
     while len(table) > most:
         table.popitem(last=False)
+        metrics.count("Forgotten.Replays")
 
 
 def _check_interval() -> int:

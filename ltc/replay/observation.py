@@ -10,8 +10,8 @@ import torch
 
 from ltc.aten.call import Call
 from ltc.device.call_observer import CallObserver
+from ltc.device.random_state import RandomState
 from ltc.device.recording.exit_liveness import Ended
-from ltc.device.recording.random_state import RandomState
 from ltc.device.recording.recorder import Entry, Recorder, devices
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush

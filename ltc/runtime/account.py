@@ -39,5 +39,10 @@ _accounts: dict[int, Account] = {}
 OF_NOTHING = Account()  # of buffers whose memory never came to be
 
 
+def all_accounts() -> list[tuple[int, int]]:
+    """(device, bytes that its live buffers hold) of each device that has had any."""
+    return [(device, account.bytes) for device, account in list(_accounts.items())]
+
+
 def account_of(device: int) -> Account:
     return _accounts.get(device) or _accounts.setdefault(device, Account())

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ltc.profiling import spans
 from ltc.runtime import core_reservation
 from ltc.runtime.account import OF_NOTHING, account_of
 from ltc.runtime.physical_dtype import physical
@@ -125,11 +126,14 @@ class Execution:
     def wait(self) -> None:
         """Block until it is over; a failure stays here."""
         if self._running.locked():
+            began = spans.now()
             core_reservation.use_all()
             if self.come_to_end is not None:
                 self.come_to_end()
             with self._running:  # passed on to the next waiter on leaving
                 pass
+            if spans.timeline is not None:
+                spans.timeline.add("wait", "wait for values", began, spans.now())
 
     def failure_of(self, buffer: Buffer) -> Failure | None:
         """Why a buffer that this launch was to fill, or to replace the value of, is not."""

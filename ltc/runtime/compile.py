@@ -21,6 +21,7 @@ from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow
+from ltc.profiling import spans
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
@@ -39,7 +40,7 @@ SETTINGS = (
     "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY",
     "LTC_DEBUG_NANS",
 )  # fmt: skip
-_settings = config.reader(*SETTINGS)
+settings_now = config.reader(*SETTINGS)
 
 
 def _no_program() -> None:
@@ -109,7 +110,7 @@ def program_for(
     replaced  output position -> position in the recording of the input whose place it takes
     """
     calls = None
-    if known is None or known.key[1] != _settings():
+    if known is None or known.key[1] != settings_now():
         calls = live_calls(path(), outputs)
         known = _binding(calls, outputs, replaced)
     elif (program := known.program()) is not None:
@@ -131,7 +132,7 @@ def program_for(
 
 def known_program(binding: ProgramBinding) -> Program | None:
     """The program of a recording that ended so before, where it is kept and settings are as they were."""
-    program = binding.program() if binding.key[1] == _settings() else None
+    program = binding.program() if binding.key[1] == settings_now() else None
     if program is not None:
         note_use(program)
         _note_program(program, "CachedCompile")
@@ -145,13 +146,33 @@ def _note_program(program: Program, counter: str) -> None:
 def _binding(
     calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[int, int]
 ) -> ProgramBinding:
+    def name(order: list[int], numbering: Numbering) -> Any:
+        wanted = [outputs[o] for o in order]
+        return fingerprint(calls, wanted, numbering.slots, physical_dtype.mode())
+
+    return binding_of(calls, outputs, replaced, name)
+
+
+def binding_of(
+    calls: list[Call],
+    outputs: tuple[CallResult, ...],
+    replaced: dict[int, int],
+    name: Callable[[list[int], Numbering], Any],
+) -> ProgramBinding:
+    """How a recording of these calls, as `live_calls` gives them, is run.
+
+    name  gives what names the program, of the order of its outputs and what it is given
+    """
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
     given = {o: numbering.inputs[i] for o, i in replaced.items() if i in numbering.inputs}
     order = _output_order(calls, outputs, given)
     places = {output: place for place, output in enumerate(order)}
-    name = fingerprint(calls, [outputs[o] for o in order], numbering.slots, physical_dtype.mode())
-    key = (name, _settings(), tuple(sorted((places[o], i) for o, i in given.items())))
+    key = (
+        name(order, numbering),
+        settings_now(),
+        tuple(sorted((places[o], i) for o, i in given.items())),
+    )
     return ProgramBinding(
         key,
         _positions(numbering.inputs),
@@ -250,13 +271,12 @@ def _compile(
     if key[1][-1]:
         computation = FiniteComputation(computation, traced(), device, donated)
     if tiers is None:
-        metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
+        _note_compilation(started, len(calls))
     metrics.record("InputOutputAliasCount", len(replaced))
     types = tuple((value.shape, value.dtype) for value in outputs)
     exchanges = any(call.overload == "ltc::collective_start" for call in calls)
-    roles_of = functools.partial(
-        _roles, numbering, replaced, calls
-    )  # seldom asked for, and many objects
+    # seldom asked for, and many objects
+    roles_of = functools.partial(input_roles, numbering, replaced, calls)
     return Program(
         computation,
         types,
@@ -268,6 +288,14 @@ def _compile(
         is_verified=_is_looked_at(key),
         tiers=tiers,
     )
+
+
+def _note_compilation(started: int, calls: int) -> None:
+    nanoseconds = time.perf_counter_ns() - started
+    metrics.record("CompileTime", nanoseconds, "time")
+    if spans.timeline is not None:
+        end, name = spans.now(), f"compile {calls} calls"
+        spans.timeline.add("compile", name, end - nanoseconds, end, {"calls": calls})
 
 
 def _interpreted(
@@ -292,7 +320,7 @@ def _interpreted(
         started = time.perf_counter_ns()
         metrics.count("UncachedCompile")
         computation = _recalled(key, calls) or native()  # another process may have compiled it
-        metrics.record("CompileTime", time.perf_counter_ns() - started, "time")
+        _note_compilation(started, len(calls))
         return computation
 
     def begin_behind() -> Request | None:
@@ -301,7 +329,7 @@ def _interpreted(
     return Tiers(interpreted, compiled_later, begin_behind, len(calls))
 
 
-def _roles(
+def input_roles(
     numbering: Numbering, replaced: dict[int, int], calls: Sequence[Call]
 ) -> tuple[InputRole, ...]:
     """Every input and scalar of the program, by what it is to the step."""

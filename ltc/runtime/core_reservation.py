@@ -13,7 +13,7 @@ import time
 from ltc import config
 from ltc.backends.interface import LaunchQueue
 from ltc.runtime.transfers import capabilities
-from ltc.support import processors
+from ltc.support.process import processors
 
 LONGEST = 40_000_000  # nanoseconds that are left at once: a guess may be wrong, an LSTM takes 30 ms
 

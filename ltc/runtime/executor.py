@@ -15,6 +15,7 @@ import collections
 import threading
 
 from ltc import config
+from ltc.profiling import spans
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Failure
 from ltc.runtime.queued_launches import QueueableWork, QueuedWorks
@@ -88,6 +89,11 @@ class Executor:
 
     # --- the thread
 
+    @property
+    def thread(self) -> int:
+        """Identity of the thread; 0 where there is none."""
+        return 0 if self._thread is None else self._thread.ident or 0
+
     def _start_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
@@ -149,10 +155,14 @@ class Executor:
 
     def wait(self) -> None:
         """Block until everything given so far is over; errors stay with their launches."""
+        began, timeline = spans.now(), spans.timeline
+        waits = timeline is not None and self._in_flight() > 0
         while self._in_flight():
             self._queued.come_to_last()
             with self._changed:
                 self._changed.wait_for(self._is_not_at_work)
+        if timeline is not None and waits:
+            timeline.add("wait", "wait for the device", began, spans.now())
 
     def _is_not_at_work(self) -> bool:
         """Whether Python has nothing to do for the thread, at once or after a failure."""

@@ -8,11 +8,13 @@ from ltc.ir.graph import Graph
 from ltc.passes import pipeline
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.transfers import backend, capabilities
+from ltc.support.torch_private import shown_region
 
 
 def compile_traced(graph: Graph, device: int, donated: frozenset[int] = frozenset()) -> Any:
     """A Computation of this process's backend, in segments where it cannot run every node."""
-    return compiled(backend(), pipeline.run(graph), device, donated)
+    with shown_region("ltc::compile"):
+        return compiled(backend(), pipeline.run(graph), device, donated)
 
 
 def compile_and_keep(name: str, graph: Graph, device: int, donated: frozenset[int]) -> Any:

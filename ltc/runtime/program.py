@@ -17,6 +17,8 @@ from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, input_key, u
 from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.tiers import Tiers
+from ltc.runtime.timing import profiled_launch
+from ltc.runtime.timing.profiled_launch import ProfiledLaunch
 from ltc.runtime.transfers import copy_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 
@@ -109,7 +111,8 @@ class Program:
         executor = executor_of(device)
         started = time.perf_counter_ns()
         executor.wait_for_room()
-        metrics.record("DeviceLockWait", time.perf_counter_ns() - started, "time")
+        waited = time.perf_counter_ns() - started
+        metrics.record("DeviceLockWait", waited, "time")
         execution, (sources, dependencies) = Execution(), under_way(inputs)
         outputs: list[Buffer] = []
         for key, position in zip(*self._outputs):
@@ -138,8 +141,10 @@ class Program:
             given,
             replica,
         )
+        if profiled_launch.is_wanted():
+            work.profiled = profiled_launch.of(self, chosen, executor, inputs, given, waited)
         is_long = self.seconds > SHORT_SECONDS and not self.is_verified
-        executor.run(work, long=self.exchanges or is_long)
+        executor.run(work, long=self.exchanges or (is_long and not work.is_inline))
         return outputs
 
 
@@ -161,6 +166,7 @@ class _Work:
         "scalars",
         "outputs",
         "replica",
+        "profiled",
         "_launch",
         "_handles_before",
     )
@@ -188,6 +194,7 @@ class _Work:
         self.sources, self.dependencies = sources, dependencies
         self.inputs, self.scalars = inputs, scalars
         self.outputs, self.replica = outputs, replica
+        self.profiled: ProfiledLaunch | None = None
         self._launch: Launch | None = None  # while it is queued
         self._handles_before: list[Any] = []  # of its outputs, before it was
 
@@ -206,6 +213,11 @@ class _Work:
             self._fail(error)
         else:
             self._end()
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether whoever profiles wants it in the thread that asks for it."""
+        return self.profiled is not None and self.profiled.is_inline
 
     def _end(
         self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
@@ -234,6 +246,8 @@ class _Work:
             return None  # they are copied first
         try:
             handles, lent = [b.handle for b in self.inputs], self._lent_by(queued)
+            if self.profiled is not None:
+                prepared = self.profiled.prepared
             self._launch = prepared(handles, self.scalars, queue, lent)
         except Exception:
             return None  # it is raised again, where the error is this work's
@@ -272,6 +286,8 @@ class _Work:
         for buffer in self.outputs:
             buffer.previous = None
         self._note_time(nanoseconds)
+        if self.profiled is not None:
+            self.profiled.was_queued(nanoseconds, self.executor.thread)
         self._end(None)
 
     def end_badly(self, failed: int) -> None:
@@ -290,7 +306,8 @@ class _Work:
                 if self.inputs[position].shared:
                     handles[position] = copy_of(handles[position], self.executor.device)
         started = time.perf_counter_ns()
-        results = self.computation.launch(handles, self.scalars)
+        computation = self.computation if self.profiled is None else self.profiled
+        results = computation.launch(handles, self.scalars)
         elapsed = time.perf_counter_ns() - started
         for buffer, handle in zip(self.outputs, results, strict=True):
             buffer.handle = handle

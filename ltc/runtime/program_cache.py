@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable
 
 from ltc import config
+from ltc.debug import metrics
 from ltc.runtime.program import Program
 
 _uses = itertools.count(1)
@@ -57,6 +58,7 @@ class ProgramCache:
             while len(self._programs) > config.value("LTC_CACHE_PROGRAMS"):
                 least = min(self._programs, key=lambda key: self._programs[key].last_use)
                 del self._programs[least]
+                metrics.count("Forgotten.Programs")
 
     def clear(self) -> None:
         """Forget every program; recorded paths keep theirs until they end."""

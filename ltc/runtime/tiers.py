@@ -11,6 +11,7 @@ does whatever asks for the same bits in several places at once, replicas above a
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
 from ltc.runtime.transfers import capabilities
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
 
 NEAR = 4  # programs from one run to the next: as many as a loop's step may have
 REPEATS = 2  # runs so near to the one before that make a loop
@@ -136,17 +137,44 @@ class Tiers:
 class _Timed:
     """The interpreted computation; where it fails, the compiled one says what is wrong."""
 
-    capabilities = ComputationCapabilities()
-
     def __init__(self, interpreted: Any, tiers: Tiers) -> None:
         self._interpreted, self._tiers = interpreted, tiers
         self.upload, self.download = interpreted.upload, interpreted.download
         self.wait = interpreted.wait
 
+    block_bytes = 0  # calls make what they need as they run
+
+    @property
+    def capabilities(self) -> ComputationCapabilities:
+        return ComputationCapabilities(timed=self)
+
     def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
+        return self._launched(self._interpreted.launch, buffers, scalars)
+
+    def launch_timed(
+        self, buffers: list[Any], scalars: list[Any], told: Callable[[bytes], object]
+    ) -> list[Any]:
+        launch = functools.partial(self._interpreted.launch_timed, told=told)
+        return self._launched(launch, buffers, scalars)
+
+    def shown(self, *arguments: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
+        return self.launch  # PyTorch's kernels show themselves
+
+    def times(self, stamps: bytes) -> Any:
+        return self._interpreted.times(stamps)
+
+    def prepared_timed(self, *arguments: Any) -> None:
+        return None  # it needs Python
+
+    def kernels(self, graph_of: Callable[[], Any] | None, donated: frozenset[int]) -> Any:
+        return self._interpreted.kernels()
+
+    def _launched(
+        self, launch: Callable[..., list[Any]], buffers: list[Any], scalars: list[Any]
+    ) -> list[Any]:
         started = time.perf_counter()
         try:
-            made: list[Any] = self._interpreted.launch(buffers, scalars)
+            made = launch(buffers, scalars)
         except Exception as error:
             if getattr(error, "overwritten", ()):
                 raise

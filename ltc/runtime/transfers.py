@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,10 +11,26 @@ from ltc import config
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendCapabilities, BackendImplInterface, BackendRegistrar
 from ltc.backends.llvm.backend import LlvmBackend
+from ltc.llvm.compiler.object_loader import is_code_allowed
+from ltc.profiling import spans
 from ltc.runtime.physical_dtype import physical
 
+
+def _llvm_or_reference() -> BackendImplInterface:
+    """The LLVM backend, where this system lets a process make code; with a warning, the reference."""
+    if is_code_allowed():
+        return LlvmBackend()
+    warnings.warn(
+        "This system lets no memory become machine code, as hardened ones do: ltc computes with "
+        "PyTorch's own CPU kernels, one call at a time, which is slower. LTC_BACKEND=eager says "
+        "so without this warning.",
+        stacklevel=2,
+    )
+    return EagerBackend()
+
+
 BackendRegistrar.register(EagerBackend.name, EagerBackend)
-BackendRegistrar.register(LlvmBackend.name, LlvmBackend)
+BackendRegistrar.register(LlvmBackend.name, _llvm_or_reference)
 
 
 def backend() -> BackendImplInterface:
@@ -28,6 +45,13 @@ def capabilities() -> BackendCapabilities:
 
 def upload(tensor: torch.Tensor, device: int) -> Any:
     """A backend's buffer with a copy of a contiguous CPU tensor, in the type it is kept as."""
+    if spans.timeline is None:
+        return _upload(tensor, device)
+    with spans.timeline.span("upload", f"upload {list(tensor.shape)}", bytes=tensor.nbytes):
+        return _upload(tensor, device)
+
+
+def _upload(tensor: torch.Tensor, device: int) -> Any:
     return backend().computation.upload(tensor.to(physical(tensor.dtype)), device)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import TypeVar
 
 from ltc.debug import metrics
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
 
 Key = TypeVar("Key", bound=Hashable)
 Answer = TypeVar("Answer")

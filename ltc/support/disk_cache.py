@@ -4,18 +4,16 @@ A file is the four bytes "ltc3", a digest of its name and of what follows (HMAC 
 what was kept.  Its name is chosen by who writes it, so that it says all that the content depends on:
 the table in docs/codegen.md lists the kinds of files.  The digest's key is made once for a folder and
 lies in it, readable by this user alone: what somebody else has written has no right digest.  Any
-number of processes may read and write at once: a file appears whole.  What can not be read or written
-is as if it were not there.
+number of processes may read and write at once: a file appears whole.  A folder that is removed and
+made anew, or gets another key, is noticed by the processes that use it.  What can not be read or
+written is as if it were not there.
 """
 
 from __future__ import annotations
 
 import hmac
-import itertools
-import os
 import re
 import secrets
-import stat
 import time
 import warnings
 from collections.abc import Callable
@@ -24,7 +22,8 @@ from typing import TypeVar
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.support.folder_safety import danger, is_own_file
+from ltc.support.bounded_table import BoundedTable
+from ltc.support.own_folder import Dangerous, FoundFile, Identity, Misfit, OwnFolder
 
 Content = TypeVar("Content")
 
@@ -34,12 +33,9 @@ _DIGEST_BYTES = _KEY_BYTES = 32
 _KEY = "key"  # the name of the file that holds it
 # A digest names what is kept; a file that is being written has the process and a number behind it.
 _OWN_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.\d+\.\d+")
-# A link is not followed, and a pipe not waited for: neither is a file that was written here.
-_OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _TOUCH_SECONDS = 3600.0  # a file read again within that time stays as it is: reads write nothing
 _KEPT_AFTER_TRIM = 0.8  # of the bytes allowed, so that not every write finds the cache full
 _MEGABYTE = 1 << 20
-_numbers = itertools.count()
 
 
 def default_folder() -> Path:
@@ -61,24 +57,26 @@ class DiskCache:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._writable: bool | None = None  # None: not tried yet
-        self._readable: bool | None = None  # None: not looked at yet
+        self._opened: OwnFolder | None = None
+        self._is_dangerous = self._is_unwritable = False  # once found so, it is used no more
         self._key: bytes | None = None
+        self._key_identity: Identity | None = None
         self._bytes: int | None = None  # in the folder, as far as this process knows
         self._warned = False
 
     def read(self, name: str) -> bytes | None:
         """What was written under that name; None where there is nothing whole."""
-        if not self._may_read() or self._key_of_folder() is None:
+        folder = self._open()
+        if folder is None or self._key_in(folder) is None:
             return None
-        content = self._content(name)
+        content = self._content(folder, name)
         if content is None:
             return None
         data = self._unwrapped(name, content)
         if data is None:
             self.remove_damaged(name, told=not content.startswith(_FORMER_MAGICS))
             return None
-        self._touch(self.folder / name)
+        _touch(folder, name)
         return data
 
     def read_as(self, name: str, parse: Callable[[bytes], Content]) -> Content | None:
@@ -94,136 +92,134 @@ class DiskCache:
 
     def write(self, name: str, data: bytes) -> None:
         """Keep `data`; a reader sees all of it or nothing."""
-        if self._writable is False or not self._make_folder():
+        folder = None if self._is_unwritable else self._open() or self._make()
+        if folder is None:
             return
         try:
-            self._put(name, self._wrapped(name, data))
+            self._put(folder, name, data)
+        except IsADirectoryError as error:
+            self._warn(f"{error}: what belongs there is not kept")
         except OSError as error:
-            self._writable = False
+            self._is_unwritable = True
             self._warn(f"nothing more is kept in {self.folder}: {error}")
-            return
-        self._count(len(data))
+        else:
+            self._count(len(data))
 
-    def remove(self, name: str) -> None:
-        try:
-            os.unlink(self.folder / name)
-        except OSError:
-            pass  # another process was faster, or nothing here can be changed
+    def remove(self, name: str) -> bool:
+        """Whether it is gone now."""
+        folder = self._open()
+        return folder is None or folder.remove(name)
 
     def remove_damaged(self, name: str, told: bool = True) -> None:
         """Remove a file that is not what its name says, and tell of it."""
-        self.remove(name)
+        gone = "is removed" if self.remove(name) else "can not be removed"
         if told:
             path = self.folder / name
-            self._warn(f"{path} was damaged: it is removed, and what it held is made anew")
+            self._warn(f"{path} was damaged: it {gone}, and what it held is made anew")
 
     def count(self) -> tuple[int, int]:
         """(number of files, bytes in them)"""
         files = self._files()
-        return len(files), sum(size for _, size, _ in files)
+        return len(files), sum(file.nbytes for file in files)
 
     def clear(self) -> None:
         """Remove every file of the cache. What else lies in the folder stays, and so does the key:
         processes that run go on writing with it."""
-        for _, _, name in self._files():
-            self.remove(name)
+        for file in self._files():
+            self.remove(file.name)
         self._bytes = None
 
-    # --- files -----------------------------------------------------------------------------------
+    # --- the folder ------------------------------------------------------------------------------
 
-    def _content(self, name: str) -> bytes | None:
-        """All bytes of a file of this user's; None where there is none."""
+    def _open(self) -> OwnFolder | None:
+        """The folder at the path now; None where there is none, or others can change it."""
+        if self._is_dangerous:
+            return None
+        try:
+            if self._opened is None or not self._opened.is_at_path():
+                self._key = self._key_identity = self._bytes = None
+                self._opened = OwnFolder(self.folder)
+            self._opened.require_safe()
+        except Dangerous as reason:
+            self._is_dangerous, self._opened = True, None
+            self._warn(f"{reason}: nothing is read from {self.folder}, nor written there")
+        except OSError:  # it may be made later
+            self._opened = None
+        return self._opened
+
+    def _make(self) -> OwnFolder | None:
+        if self._is_dangerous:
+            return None
+        try:
+            _make_private(self.folder)
+        except OSError as error:
+            self._is_unwritable = True
+            self._warn(f"{self.folder} can not be made: {error}. Nothing is kept on disk")
+            return None
+        return self._open()
+
+    def _content(self, folder: OwnFolder, name: str) -> bytes | None:
+        """All bytes of a file of this user's; None where there is none.  What else is there goes."""
         path = self.folder / name
         try:
-            with open(os.open(path, _OPENED), "rb") as file:
-                if is_own_file(os.fstat(file.fileno())):
-                    return file.read()
+            return folder.content(name, _most_bytes())[0]
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except Misfit as misfit:
+            gone = "it is removed" if folder.remove(name) else "it can not be removed"
+            self._warn(f"{path} is not read: {misfit}; {gone}")
+        except (OSError, MemoryError) as error:
             self._warn(f"{path} is not read: {error}")
-            return None
-        self._warn(f"others can write to {path}, or it is no file: it is not read")
         return None
 
-    def _put(self, name: str, content: bytes, put: Callable[..., None] | None = None) -> None:
-        beside = self.folder / f".{name}.{os.getpid()}.{next(_numbers)}"
-        try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-            (put or os.replace)(beside, self.folder / name)
-        finally:
-            beside.unlink(missing_ok=True)  # as os.replace leaves it, there is none
+    def _put(self, folder: OwnFolder, name: str, data: bytes) -> None:
+        """Raises OSError."""
+        while True:
+            key = self._key_in(folder, put_back=True) or self._made_key(folder)
+            folder.put(name, _MAGIC + _digest(key, name, data) + data)
+            if folder.identity(_KEY) == self._key_identity or not folder.is_at_path():
+                return  # else somebody has made another key meanwhile, which counts from now on
 
     # --- digests ---------------------------------------------------------------------------------
 
-    def _wrapped(self, name: str, data: bytes) -> bytes:
-        return _MAGIC + self._digest(name, data) + data
-
     def _unwrapped(self, name: str, content: bytes) -> bytes | None:
-        digest, data = (
-            content[len(_MAGIC) :][:_DIGEST_BYTES],
-            content[len(_MAGIC) + _DIGEST_BYTES :],
-        )
-        is_whole = content.startswith(_MAGIC) and hmac.compare_digest(
-            self._digest(name, data), digest
-        )
-        return data if is_whole else None
+        assert self._key is not None
+        start = len(_MAGIC)
+        digest, data = content[start : start + _DIGEST_BYTES], content[start + _DIGEST_BYTES :]
+        expected = _digest(self._key, name, data)
+        return data if content[:start] == _MAGIC and hmac.compare_digest(expected, digest) else None
 
-    def _digest(self, name: str, data: bytes) -> bytes:
-        """Of the name as well: a file that was moved to another name is none."""
-        key = self._key_of_folder() or self._make_key()
-        digest = hmac.new(key, name.encode() + b"\0", "sha256")
-        digest.update(data)
-        return digest.digest()
+    def _key_in(self, folder: OwnFolder, put_back: bool = False) -> bytes | None:
+        """The key that some process has made; None where none has, or it is not whole.
 
-    def _key_of_folder(self) -> bytes | None:
-        """The key that some process has made; None where none has, or it is not whole."""
-        if self._key is None:
-            key = self._content(_KEY)
-            self._key = key if key is not None and len(key) == _KEY_BYTES else None
+        put_back  where it was removed, the one that this process knows comes back
+        """
+        there = folder.identity(_KEY)
+        if there is None and self._key is not None and put_back:
+            _put_first(folder, self._key)
+            there = folder.identity(_KEY)
+        if there is not None and there != self._key_identity:
+            self._key = self._key_identity = None
+            self._read_key(folder)
         return self._key
 
-    def _make_key(self) -> bytes:
-        """A new key, or another process's that was faster.  Raises OSError."""
-        if self._content(_KEY) is not None:  # of another length: no process writes such a one
-            self.remove_damaged(_KEY)
+    def _read_key(self, folder: OwnFolder) -> None:
         try:
-            self._put(_KEY, secrets.token_bytes(_KEY_BYTES), os.link)
-        except FileExistsError:
-            pass
-        except (
-            OSError
-        ):  # no second names here; of two processes at once, one's files are made again
-            self._put(_KEY, secrets.token_bytes(_KEY_BYTES))
-        key = self._key_of_folder()
+            key, identity = folder.content(_KEY, _KEY_BYTES)
+        except (OSError, Misfit):
+            return
+        if len(key) == _KEY_BYTES:
+            self._key, self._key_identity = key, identity
+
+    def _made_key(self, folder: OwnFolder) -> bytes:
+        """A new key, or another process's that was faster.  Raises OSError."""
+        if folder.identity(_KEY) is not None:  # no process writes such a one
+            self.remove_damaged(_KEY)
+        _put_first(folder, secrets.token_bytes(_KEY_BYTES))
+        key = self._key_in(folder)
         if key is None:
             raise OSError(f"{self.folder / _KEY} can not be read")
         return key
-
-    # --- safety ----------------------------------------------------------------------------------
-
-    def _may_read(self) -> bool:
-        """Whether nobody else can bring files here, looked at once: then it is there to stay."""
-        if self._readable is None:
-            try:
-                reason = danger(self.folder)
-            except OSError:
-                return False  # it may be made later
-            self._readable = reason is None
-            if reason is not None:
-                self._warn(f"{reason}: nothing is read from {self.folder}, nor written there")
-        return self._readable
-
-    def _make_folder(self) -> bool:
-        if self._writable is None:
-            try:
-                os.makedirs(self.folder, mode=0o700, exist_ok=True)
-                self._writable = self._may_read()
-            except OSError as error:
-                self._writable = False
-                self._warn(f"{self.folder} can not be made: {error}. Nothing is kept on disk")
-        return self._writable
 
     def _warn(self, text: str) -> None:
         if not self._warned:
@@ -236,57 +232,82 @@ class DiskCache:
 
     # --- size ------------------------------------------------------------------------------------
 
-    def _touch(self, path: Path) -> None:
-        """Mark the file as used lately."""
-        try:
-            # a clock that was put back leaves times that lie ahead
-            if abs(time.time() - os.stat(path).st_mtime) > _TOUCH_SECONDS:
-                os.utime(path)
-        except OSError:
-            pass  # read-only: nobody trims it either
-
     def _count(self, nbytes: int) -> None:
-        limit = config.value("LTC_CACHE_MB") * _MEGABYTE
+        limit = _most_bytes()
         if self._bytes is None:
-            self._bytes = sum(size for _, size, _ in self._files())
+            self._bytes = sum(file.nbytes for file in self._files())
         else:
             self._bytes += nbytes
         if self._bytes > limit:
             self._trim(int(limit * _KEPT_AFTER_TRIM))
 
     def _trim(self, limit: int) -> None:
-        files = sorted(self._files())
-        self._bytes = sum(size for _, size, _ in files)
-        for _, size, name in files:
+        now = time.time()
+        # what a clock that went ahead has marked is not the latest for ever
+        files = sorted(self._files(), key=lambda file: (file.used <= now + _TOUCH_SECONDS, file))
+        self._bytes = sum(file.nbytes for file in files)
+        for file in files:
             if self._bytes <= limit:
                 break
-            self.remove(name)
-            self._bytes -= size
+            self.remove(file.name)
+            self._bytes -= file.nbytes
             metrics.count("DiskCacheTrimmed")
 
-    def _files(self) -> list[tuple[float, int, str]]:
-        """(when it was last used, bytes, name) of what was written here, unfinished files too.
+    def _files(self) -> list[FoundFile]:
+        """What was written here, unfinished files too.
 
         Somebody may keep other things in the folder: they are no concern of the cache's.
         """
-        found = []
+        folder = self._open()
         try:
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    if not _OWN_NAME.fullmatch(entry.name):
-                        continue
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue  # another process trims too
-                    if stat.S_ISREG(status.st_mode):
-                        found.append((status.st_mtime, status.st_size, entry.name))
+            found = () if folder is None else folder.files()
+            return [file for file in found if _OWN_NAME.fullmatch(file.name)]
         except OSError:
-            pass
-        return found
+            return []
 
 
-_caches: dict[Path, DiskCache] = {}
+def _most_bytes() -> int:
+    return config.value("LTC_CACHE_MB") * _MEGABYTE
+
+
+def _digest(key: bytes, name: str, data: bytes) -> bytes:
+    """Of the name as well: a file that was moved to another name is none."""
+    digest = hmac.new(key, name.encode() + b"\0", "sha256")
+    digest.update(data)
+    return digest.digest()
+
+
+def _put_first(folder: OwnFolder, key: bytes) -> None:
+    """The key of a folder that has none; another process may be faster.  Raises OSError."""
+    try:
+        folder.put_first(_KEY, key)
+    except FileExistsError:
+        pass
+    except OSError:  # no second names here; of two processes at once, one's files are made again
+        folder.put(_KEY, key)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder, and what leads to it, which only this user can enter.  Raises OSError."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is no folder")
+
+
+def _touch(folder: OwnFolder, name: str) -> None:
+    """Mark a file as used lately."""
+    try:
+        # a clock that was put back leaves times that lie ahead
+        if abs(time.time() - folder.used(name)) > _TOUCH_SECONDS:
+            folder.touch(name)
+    except OSError:
+        pass  # read-only: nobody trims it either
+
+
+_MOST_FOLDERS = 16  # of one process; each is a file that is open
+_caches: BoundedTable[Path, DiskCache] = BoundedTable("DiskCaches", _MOST_FOLDERS)
 
 
 def disk_cache() -> DiskCache | None:
@@ -294,4 +315,4 @@ def disk_cache() -> DiskCache | None:
     if not config.value("LTC_CACHE"):
         return None
     folder = default_folder()
-    return _caches.get(folder) or _caches.setdefault(folder, DiskCache(folder))
+    return _caches.get(folder) or _caches.keep(folder, DiskCache(folder))

@@ -40,7 +40,7 @@ def danger(folder: Path) -> str | None:
         target = Path(os.readlink(path))
         at = Path("/") if target.is_absolute() else at
         left += [one for one in reversed(target.parts) if one != "/"]
-    return _of_last(at, os.lstat(at))
+    return danger_of(at, os.lstat(at))
 
 
 def is_own_file(status: os.stat_result) -> bool:
@@ -52,7 +52,12 @@ def is_own_file(status: os.stat_result) -> bool:
     )
 
 
-def _of_last(path: Path, status: os.stat_result) -> str | None:
+def danger_of(path: Path, status: os.stat_result) -> str | None:
+    """Why others may change a folder itself, wherever it lies; None where they may not.
+
+    path    what it is called
+    status  what the system says of it
+    """
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(f"{path} is no folder")
     if status.st_uid != os.geteuid():

@@ -6,11 +6,12 @@ that have it.  No other module spells one; a test looks.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import re
-import sys
 import types
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import resolve_name
@@ -23,12 +24,18 @@ OLDEST, NEWEST = (2, 10), (2, 16)
 
 
 def require() -> None:
-    """Raise ImportError where this torch is too old to be known, or already taken."""
+    """Raise ImportError where this torch is too old, or taken; warn of one that nobody has tried."""
     version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if version < OLDEST:
         raise ImportError(
             f"ltc needs torch >= {_text(OLDEST)}: torch {torch.__version__} cannot host a "
             f"device written in Python. Install a newer one: pip install 'torch==2.13.*'."
+        )
+    if version >= NEWEST:
+        warnings.warn(
+            f"ltc has not been tried with torch {torch.__version__}, only with {_text(OLDEST)} up to "
+            f"(without) {_text(NEWEST)}. If something is wrong, try torch 2.13.",
+            stacklevel=2,
         )
     taken = _named("torch._C", "_get_privateuse1_backend_name")()
     if taken not in ("privateuseone", DEVICE_TYPE):
@@ -85,8 +92,10 @@ PrivateUse1Hooks = _named("torch._C", "_acc.PrivateUse1Hooks")
 PrivateUse1DeviceGuard = _named("torch._C", "_acc.DeviceGuard")
 register_hooks = _named("torch._C", "_acc.register_python_privateuseone_hook")
 register_device_guard = _named("torch._C", "_acc.register_python_privateuseone_device_guard")
+artifact_logger = _named("torch._logging", "getArtifactLogger")  # what TORCH_LOGS switches on
 register_device_module = _named("torch", "_register_device_module")
 PRIVATE_USE_1 = _named("torch._C", "_autograd.DeviceType.PrivateUse1")
+destroy_library = _named("torch.library", "Library._destroy")
 create_empty_tensor = _named("torch._C", "_acc.create_empty_tensor")
 reinterpret_tensor = _named("torch._C", "_dynamo.guards._reinterpret_tensor")
 from_dlpack = _named("torch._C", "_from_dlpack")
@@ -134,8 +143,27 @@ set_view_replay_enabled = _named("torch._C", "_set_view_replay_enabled")
 is_multithreading_enabled = _named("torch._C", "_is_multithreading_enabled")
 set_multithreading_enabled = _named("torch._C", "_set_multithreading_enabled")
 graph_task = _named("torch._C", "_current_graph_task_id")  # -1 outside a backward
+autograd_node = _named("torch._C", "_current_autograd_node")  # whose backward runs; or None
+sequence_number = _named("torch._C", "_autograd._get_sequence_nr")  # of the next such node
+number_of_node = operator.methodcaller("_sequence_nr")
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
+
+# --- the profiler
+
+_profiler = _named("torch.autograd", "profiler")
+record_region = _named("torch._C", "_profiler._RecordFunctionFast")  # a span of a name
+
+
+def is_profiled() -> bool:
+    """Whether torch's profiler looks at this process."""
+    return bool(_profiler._is_profiler_enabled)
+
+
+def shown_region(name: str) -> Any:
+    """A block that torch's profiler shows by that name, where it looks."""
+    return record_region(name) if is_profiled() else contextlib.nullcontext()
+
 
 # --- tensors and storages
 
@@ -175,11 +203,24 @@ def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Ty
     return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
+# --- sparse tensors in coordinates, coalesced or not
+
+places_of = operator.methodcaller("_indices")  # [sparse dimensions, nnz]
+elements_of = operator.methodcaller("_values")  # [nnz, *dense dimensions]
+count_of = operator.methodcaller("_nnz")
+
+
+def coalesced(tensor: torch.Tensor, is_coalesced: bool = True) -> torch.Tensor:
+    """The tensor, marked as one."""
+    return tensor._coalesced_(is_coalesced)
+
+
 # --- modules and loaders
 
 RecursiveScriptModule = _named("torch.jit", "_script.RecursiveScriptModule")
 register_builtin = _named("torch.jit", "_builtins._register_builtin")
 MODULE_APPLY = Replaceable("torch.nn", "Module._apply")
+MODULE_CALL = _named("torch.nn", "Module._call_impl")
 own_parameters = operator.attrgetter("_parameters")  # of a module: name -> parameter, itself
 own_buffers = operator.attrgetter("_buffers")
 
@@ -219,9 +260,22 @@ def never_inline(package: str) -> None:
     torch._dynamo.trace_rules.add(package)
 
 
-def is_compiler_imported() -> bool:
-    """Whether something may be compiled already."""
-    return "torch._dynamo" in sys.modules
+InductorBackend: Any = _named("torch", "_TorchCompileInductorWrapper")
+
+
+def name_backend(name: str, backend: Callable[..., Any]) -> None:
+    """Let torch.compile know a backend by a name, unless its entry point is being loaded for that."""
+    registry = import_module("torch._dynamo.backends.registry")
+    if name not in registry._BACKENDS:
+        registry.register_backend(backend, name=name)
+
+
+EXPORT_ARCHIVE = "torch.export.pt2_archive._package"  # torch.export.save imports it
+
+
+def is_pickled_in_exports() -> Replaceable:
+    """What decides whether torch.export.save writes a weight as torch.save does."""
+    return Replaceable(EXPORT_ARCHIVE, "_should_use_pickle")
 
 
 # --- the default device

@@ -152,8 +152,6 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, in order."""
-        if not self._folder.is_dir():
-            return []
         return sorted(step for step, path in self._found() if path.is_file() or is_complete(path))
 
     @entrance
@@ -164,6 +162,8 @@ class CheckpointManager:
         before a checkpoint was read and checked to its end.
         """
         self.wait()
+        if self._sharded:
+            self._remove_own_of_unfinished()
         for step in reversed(self.steps()):
             try:
                 content = serialization.load(self._existing(step))
@@ -202,8 +202,16 @@ class CheckpointManager:
 
     def _found(self) -> list[tuple[int, Path]]:
         """(step, path) of everything that is or may become a checkpoint."""
+        if not self._folder.is_dir():
+            return []
         matches = ((_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
         return [(int(match[1]), path) for match, path in matches if match]
+
+    def _remove_own_of_unfinished(self) -> None:
+        """Of saves that were cut off: else they might be taken for a part of the next of that step."""
+        for path in [path for _, path in self._found() if path.is_dir() and not is_complete(path)]:
+            for file in path.glob(f"*-{world.ordinal():05d}-of-*.safetensors"):
+                file.unlink(missing_ok=True)
 
     def _existing(self, step: int) -> Path:
         """The file of a step, or its folder where the replicas wrote a share each."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from ltc import config
 from ltc.device.call_observer import note_obstacle
+from ltc.profiling import spans
 from ltc.tracebacks import shorten
 
 Closure = Callable[[], Any]
@@ -107,7 +108,7 @@ class AsyncClosureHandler(ClosureHandler):
     def _work(self) -> None:
         while (closure := self._next()) is not None:
             try:
-                closure()
+                _run(closure)
             except BaseException as error:  # whoever waits next gets it
                 self._finish(error)
                 return
@@ -153,6 +154,15 @@ atexit.register(_wait_for_all)
 os.register_at_fork(after_in_child=_reset_all)
 
 
+def _run(closure: Closure) -> None:
+    if spans.timeline is None:
+        closure()
+        return
+    function = closure.func if isinstance(closure, functools.partial) else closure
+    with spans.timeline.span("closure", getattr(function, "__qualname__", repr(function))):
+        closure()
+
+
 class StepClosures:
     """The closures that wait for the end of one device's step."""
 
@@ -178,7 +188,7 @@ class StepClosures:
             self._handler.run(self._async_closures[0])
             self._async_closures.popleft()  # only now: a handler that raises has not taken it
         for _ in range(synchronous):
-            self._closures.popleft()()
+            _run(self._closures.popleft())
 
     def wait(self) -> None:
         """Wait until the asynchronous closures handed over have run; raises their error."""

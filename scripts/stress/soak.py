@@ -1,11 +1,16 @@
 """What must not grow over a long training: resident memory, compiled graphs, recorded entries.
 
-    python scripts/stress/soak.py                   all three
-    python scripts/stress/soak.py --only schedule   one of steps, chain, schedule
+    python scripts/stress/soak.py                   all four
+    python scripts/stress/soak.py --only schedule   one of steps, chain, schedule, replicas
+    python scripts/stress/soak.py --only replicas --count 7200          for two hours
 
 steps     10 000 training steps; memory stays within 2 MB of what it was after the first 100
 chain     `acc = acc + 1` a million times without a step mark; at most 50 MB more
 schedule  200 steps with Adam and a cosine schedule after 20; no new graph, no new recorded entry
+replicas  60 seconds of two replicas with a loader, step closures, checkpoints, a metrics file and
+          batches of six sizes: memory, descriptors, threads, memory maps and files stay as they were
+          after the first half; after 300 steps the weights have the bits of a training without all
+          that
 
 Each runs in a process of its own, so that none inherits the memory of another.
 """
@@ -13,11 +18,15 @@ Each runs in a process of its own, so that none inherits the memory of another.
 from __future__ import annotations
 
 import argparse
+import collections
 import gc
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,10 +136,129 @@ def soak_schedule(device: str, steps: int, warm_up: int = 20) -> list[Finding]:
     ]
 
 
+# --- two replicas with everything ------------------------------------------------------------------
+
+SIZES = (4, 7, 12, 9, 16, 5)  # of batches, one after the other
+EQUAL_STEPS = 300  # after which the weights are compared with those of the plain training
+SAVE_STEPS, REPORT_STEPS = 50, 10
+
+
+class ManySizes(torch.utils.data.IterableDataset):
+    """Batches of every size in turn, without end; of a seed for each replica."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        drawn = torch.Generator().manual_seed(self.seed)
+        for size in itertools.cycle(SIZES):
+            x = torch.randn(size, 8, generator=drawn)
+            yield x, torch.randint(4, (size,), generator=drawn)
+
+
+class Replica:
+    """One of two that train together."""
+
+    def __init__(self, rank: int):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 4))
+        self.rank, self.model = rank, model.to("ltc")
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        import ltc.core.lazy_model as ltm
+
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        ltm.optimizer_step(self.optimizer)
+        return loss
+
+    def weights(self) -> bytes:
+        return b"".join(p.detach().cpu().numpy().tobytes() for p in self.model.parameters())
+
+    def plain(self) -> bytes:
+        """The weights after EQUAL_STEPS without anything around them."""
+        import ltc.core.lazy_model as ltm
+
+        for x, y in itertools.islice(ManySizes(self.rank), EQUAL_STEPS):
+            self.step(x.to("ltc"), y.to("ltc"))
+            ltm.mark_step()
+        return self.weights()
+
+
+def resources(folder: str) -> dict[str, float]:
+    """What a process takes."""
+    gc.collect()
+    return {
+        "MB resident": resident_megabytes(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "memory maps": len(Path("/proc/self/maps").read_text().splitlines()),
+        "files": sum(len(files) for _, _, files in os.walk(folder)),
+    }
+
+
+def soak_rank(rank: int, seconds: float, folder: str) -> tuple[dict, dict, int, bool]:
+    """What the rank took in the middle and at the end, its steps, and whether its bits were right."""
+    import ltc.core.lazy_model as ltm
+    import ltc.distributed.parallel_loader as pl
+    from ltc.debug import metrics
+    from ltc.utils.checkpoint import CheckpointManager
+
+    replica, losses = Replica(rank), collections.deque(maxlen=100)
+    parts = {"model": replica.model, "optimizer": replica.optimizer}
+    manager = CheckpointManager(f"{folder}/checkpoints", keep_last=2, sharded=True, **parts)
+    loader = pl.MpDeviceLoader(ManySizes(rank), "ltc")
+    began, middle, after, steps = time.monotonic(), {}, b"", 0
+    for steps, (x, y) in enumerate(loader, start=1):
+        loss = replica.step(x, y)
+        if steps % REPORT_STEPS == 0:
+            show = lambda loss: losses.append(loss.item())  # noqa: E731
+            ltm.add_step_closure(show, args=(loss,), run_async=steps % 20 == 0)
+        if steps == EQUAL_STEPS:
+            after = replica.weights()
+        if steps % SAVE_STEPS == 0:
+            manager.save(steps, blocking=False)
+            metrics.metrics_report()
+            elapsed = ltm.mesh_reduce("elapsed", time.monotonic() - began, max)  # all stop together
+            if not middle and elapsed > seconds / 2 and steps > EQUAL_STEPS:
+                manager.wait()
+                middle = resources(folder)
+            if elapsed > seconds and middle:
+                break
+    manager.wait()
+    ltm.wait_device_ops()
+    ltm.rendezvous("all are saved")
+    end = resources(folder)
+    return middle, end, steps, Replica(rank).plain() == after
+
+
+LIMITS = {"MB resident": 8, "descriptors": 4, "threads": 2, "memory maps": 40, "files": 4}
+
+
+def soak_replicas(device: str, seconds: int) -> list[Finding]:
+    import ltc.distributed.lazy_multiprocessing as lmp
+
+    findings = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(LTC_METRICS_FILE=f"{folder}/metrics.jsonl", LTC_TIER="native")
+        found = lmp.spawn(soak_rank, args=(float(seconds), folder), nprocs=2)
+    for rank, (middle, end, steps, is_equal) in enumerate(found):
+        findings += [
+            Finding(f"rank {rank}: {what} more than in the middle", end[what] - middle[what], most)
+            for what, most in LIMITS.items()
+        ]
+        what = f"rank {rank}: weights that differ, of {steps} steps after {EQUAL_STEPS}"
+        findings.append(Finding(what, not is_equal, 0))
+    return findings
+
+
 SOAKS = {
     "steps": (soak_steps, 10_000),
     "chain": (soak_chain, 1_000_000),
     "schedule": (soak_schedule, 200),
+    "replicas": (soak_replicas, 60),
 }
 
 
@@ -149,7 +277,7 @@ def run_here(name: str, count: int | None, device: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=list(SOAKS))
-    parser.add_argument("--count", type=int, help="steps or additions")
+    parser.add_argument("--count", type=int, help="steps, additions or seconds")
     parser.add_argument("--device", default="ltc")
     arguments = parser.parse_args()
     if arguments.only:

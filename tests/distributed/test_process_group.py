@@ -394,6 +394,12 @@ def check_ranks_of_several_hosts_exchange_over_the_backend(rank, world):
 # --- errors -----------------------------------------------------------------------------------
 
 
+def check_an_average_of_whole_numbers_is_cut(rank, world):
+    x = torch.tensor([rank + 2, -rank - 2], device=DEVICE)
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    assert x.tolist() == [2, -2]
+
+
 def check_a_reduction_that_gloo_lacks_says_so(rank, world):
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(Unsupported, match="PREMUL_SUM"):

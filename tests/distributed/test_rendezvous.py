@@ -3,13 +3,16 @@
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
+from ltc.distributed.mesh import values_of_all
 from ltc.distributed.transport import session
 from ltc.distributed.transport.collective_schedule import tree_children, tree_parent
 from ltc.distributed.transport.shm_segment import PeerFailure
@@ -98,6 +101,41 @@ def test_mesh_reduce_reduces_values_of_any_kind():
         return number, tensors.device.type, tensors.tolist()
 
     assert values(in_threads(reduce)) == [(6, "cpu", [6.0, 6.0])] * 4
+
+
+@dataclass
+class Point:
+    x: float
+    y: dict
+
+
+def test_mesh_reduce_takes_what_its_caller_has_too():
+    """Numbers of numpy, frozen sets, and classes of the caller's own."""
+
+    def reduce(i, d):
+        mine = Point(numpy.float64(i), {"set": frozenset({i}), "array": numpy.full(2, i)})
+        return ltm.mesh_reduce("mine", mine, list)
+
+    for found in values(in_threads(reduce, 2)):
+        assert [type(one) for one in found] == [Point] * 2
+        assert [one.y["set"] for one in found] == [{0}, {1}]
+        assert found[1].x == 1 and found[1].y["array"].tolist() == [1, 1]
+
+
+class Intruder:
+    """Runs code of its sender's choice where it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("import builtins; builtins.intruded = True",)
+
+
+def test_nothing_that_a_replica_sends_runs_code_on_another():
+    def reduce(i, d):
+        return values_of_all("mine", Intruder() if i else 1.0)
+
+    innocent, _ = in_threads(reduce, 2)
+    assert isinstance(innocent, TypeError) and "is not unpickled" in str(innocent)
+    assert not any(one is exec for one in torch.serialization.get_safe_globals())
 
 
 def test_do_on_ordinals_calls_on_the_listed_ones_and_all_wait():

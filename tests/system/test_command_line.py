@@ -1,5 +1,6 @@
 """`python -m ltc`: what it prints, and what it ends with."""
 
+import json
 import os
 import subprocess
 import sys
@@ -158,5 +159,51 @@ def test_wrong_arguments_are_told(capsys):
         assert "usage: python -m ltc" in capsys.readouterr().err
 
 
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"ltc {ltc.__version__}\n"
+
+
 def test_types_are_told_to_type_checkers():
     assert (Path(ltc.__file__).parent / "py.typed").is_file()
+
+
+_RANKS = """
+import sys
+import torch, ltc
+import ltc.core.lazy_model as ltm
+
+def train(rank):
+    w = torch.ones(4, device="ltc", requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    for _ in range(2):
+        w.square().sum().backward()
+        ltm.optimizer_step(optimizer)
+        ltm.mark_step()
+
+if __name__ == "__main__":
+    print("arguments", sys.argv[1:])
+    ltc.launch(train, nprocs=2, start_method="fork")
+    sys.exit(3)
+"""
+
+
+def test_profile_looks_at_a_script_and_at_the_ranks_it_starts(tmp_path):
+    script, out = tmp_path / "train.py", tmp_path / "out.json"
+    script.write_text(_RANKS)
+    done = ltc_command(
+        "profile", "-o", out, "--html", tmp_path / "page.html", script, "--epochs", "1",
+        LTC_NUM_DEVICES="1",
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "arguments ['--epochs', '1']" in done.stdout and str(out) in done.stderr
+    tables = json.loads(out.read_text())["ltc"]
+    assert sorted(process["rank"] for process in tables["processes"]) == [0, 1]
+    assert len(tables["steps"]) == 4 and (tmp_path / "page.html").is_file()
+
+
+def test_profile_of_what_is_not_there_says_so(capsys):
+    with pytest.raises(SystemExit):
+        main(["profile", "missing.py"])
+    assert "there is no file missing.py" in capsys.readouterr().err

@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import ltc.core.lazy_model as ltm
+from ltc import config
+
 FACTORIES = {
     "zeros": lambda d: torch.zeros(2, device=d, dtype=torch.bool),
     "ones": lambda d: torch.ones(2, 0, 3, device=d),
@@ -270,3 +273,14 @@ def test_a_module_made_empty_on_the_device_loads_a_state():
 
 def test_pinned_memory_is_accepted():
     assert torch.equal(torch.ones(2).pin_memory().to("ltc", non_blocking=True).cpu(), torch.ones(2))
+
+
+@pytest.mark.parametrize("tier", ["native", "op_by_op"])
+def test_a_like_of_another_device_is_there_after_one_of_this_device(tier):
+    with config.override(LTC_TIER=tier):
+        x = torch.ones(3).to("ltc:0")
+        for device in (None, None, "ltc:0", "cpu"):
+            made = torch.ones_like(x, device=device)
+            assert made.device == torch.device(device or "ltc:0")
+            assert made.tolist() == [1.0] * 3
+            ltm.mark_step()

@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from types import FunctionType
 
 import pytest
 import torch
@@ -12,9 +13,8 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.op_by_op import forks
-from ltc.device.recording.recorder import device_at
-from ltc.device.recording.run_now import TorchKernel
+from ltc.device.op_by_op import forks, unrecorded
+from ltc.device.recording.recorder import KERNEL_FILE, device_at
 from ltc.device.torch_device import storage_of
 from ltc.runtime import tiers
 
@@ -25,7 +25,7 @@ def auto(monkeypatch):
     monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
     monkeypatch.setattr(forks, "_has_peers", lambda: False)
     ltm.mark_step()
-    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
+    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm", LTC_SYMBOLIC=0):
         forget_paths()
         yield
         ltm.mark_step()
@@ -272,6 +272,33 @@ def test_what_an_input_shares_with_another_tensor_is_not_written_over(op_by_op):
     assert (x.tolist(), y.tolist(), z.tolist()) == ([4.0] * 4, [4.0] * 4, [1.0] * 4)
 
 
+def test_what_is_written_to_in_place_stays_in_its_memory(op_by_op):
+    weights = [torch.ones(4).to("ltc:0") for _ in range(3)]
+    ltm.mark_step()
+    places = [storage_of(w).lazy.buffer for w in weights]
+    for _ in range(2):
+        torch._foreach_add_(weights, 1.0)
+        weights[0].mul_(2)
+        ltm.mark_step()
+    assert [storage_of(w).lazy.buffer for w in weights] == places
+    assert [w.tolist()[0] for w in weights] == [10, 3, 3]
+
+
+def test_a_read_ends_only_what_has_run_for_long(op_by_op, monkeypatch):
+    monkeypatch.setattr(unrecorded, "LONG", 8)
+    x = torch.ones(3).to("ltc:0")
+    with metrics.counted() as grown:
+        for number in range(1, 4):
+            x += 1
+            assert (x[0].item(), x.tolist()) == (number + 1, [number + 1] * 3)
+    assert (grown["OpByOpSteps"], grown["OpByOpCalls"]) == (1, 0)
+    with metrics.counted() as grown:
+        for number in range(4, 12):
+            assert x.add_(1)[0].item() == number + 1
+    assert grown["OpByOpSteps"] >= 1
+    assert grown["OpByOpCalls"] >= 8
+
+
 def test_a_tensor_that_nobody_holds_is_freed_at_once(op_by_op):
     x = torch.ones(4).to("ltc:0")
     gone = []
@@ -280,6 +307,15 @@ def test_a_tensor_that_nobody_holds_is_freed_at_once(op_by_op):
         gone.append(weakref.ref(storage_of(x).lazy))
     gc.collect()
     assert sum(state() is not None for state in gone) == 1
+
+
+def test_an_input_that_nobody_holds_is_freed_at_once(op_by_op):
+    x, y = torch.ones(4).to("ltc:0"), torch.ones(4).to("ltc:0")
+    buffer = storage_of(x).lazy.buffer
+    y += x
+    del x
+    assert len(gc.get_referrers(buffer)) <= 1
+    assert y.tolist() == [2.0] * 4
 
 
 def test_views_that_are_gone_are_forgotten(op_by_op):
@@ -353,6 +389,22 @@ def test_training_with_another_batch_each_step(options):
     torch.testing.assert_close(ours, train("cpu"), rtol=1e-4, atol=1e-5)
 
 
+def test_what_lists_of_inputs_hold_is_there_after_the_step(op_by_op):
+    tensors = [torch.ones(3, device="ltc"), torch.ones(2, device="ltc")]
+    ltm.mark_step()
+    before = torch.ones(1, device="ltc") + 1  # so that calls run already
+    made = torch._foreach_add(tensors, 1.0)  # takes them all at once
+    ltm.mark_step()
+    with config.override(LTC_TIER="native"):
+        assert [x.tolist() for x in (*tensors, *made)] == [
+            [1.0] * 3,
+            [1.0] * 2,
+            [2.0] * 3,
+            [2.0] * 2,
+        ]
+        assert (tensors[0] + made[0] + before).tolist() == [5.0] * 3
+
+
 def test_an_error_is_raised_by_its_call_and_the_rest_lives(op_by_op):
     x = torch.ones(3, 4).to("ltc:0")
     y = x + 1
@@ -363,6 +415,13 @@ def test_an_error_is_raised_by_its_call_and_the_rest_lives(op_by_op):
     assert (x + y).sum().item() == 36
 
 
+def calls_of(name: str) -> list[dict]:
+    """The globals of the overload's generated kernel, which call torch's."""
+    functions = [one for one in gc.get_objects() if type(one) is FunctionType]
+    kernels = [f.__globals__ for f in functions if f.__code__.co_filename == KERNEL_FILE]
+    return [known for known in kernels if known["signature"].name == name]
+
+
 def test_a_list_of_which_a_part_is_written_is_not_written_again(op_by_op, monkeypatch):
     def stops_half_way(tensors, scalar):
         tensors[0].mul_(scalar)
@@ -370,12 +429,8 @@ def test_a_list_of_which_a_part_is_written_is_not_written_again(op_by_op, monkey
 
     first, second = (torch.ones(4).to("ltc:0") for _ in range(2))
     torch._foreach_mul_([first, second], 2.0)
-    (kernel,) = [
-        one
-        for one in gc.get_objects()
-        if type(one) is TorchKernel and one.signature.name == "aten::_foreach_mul_.Scalar"
-    ]
-    monkeypatch.setattr(kernel, "call", stops_half_way)
+    for where in calls_of("aten::_foreach_mul_.Scalar"):
+        monkeypatch.setitem(where, "call", stops_half_way)
     with pytest.raises(NotImplementedError, match="the second"):
         torch._foreach_mul_([first, second], 3.0)
     assert second.tolist() == [2.0] * 4
@@ -400,6 +455,15 @@ def test_another_thread_reads_what_this_one_has_computed(op_by_op):
     thread.join()
     assert found == [[4.0] * 4]
     assert (y + x).tolist() == [8.0] * 4
+
+
+def test_a_thread_that_ends_leaves_what_has_run(op_by_op):
+    x, made = torch.ones(3).to("ltc:0"), []
+    thread = threading.Thread(target=lambda: made.append((x + 1, (x * 2).sum().item())))
+    thread.start()
+    thread.join()
+    assert device_at(0).has_one_recorder()
+    assert (made[0][0].tolist(), made[0][1]) == ([2.0] * 3, 6.0)
 
 
 def test_threads_that_read_one_another(op_by_op):

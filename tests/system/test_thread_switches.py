@@ -18,7 +18,7 @@ from ltc.debug import graphs
 from ltc.device.recording import exit_liveness, fallback, state, sync
 from ltc.device.recording.recorder import KERNEL_FILE, Recorder, device_at
 from ltc.device.recording.tensors import state_of
-from ltc.support.thread_frames import thread_frames
+from ltc.support.process.thread_frames import thread_frames
 
 X, Y = torch.arange(4.0), torch.arange(4.0) * 10 + 3
 

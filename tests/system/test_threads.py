@@ -13,7 +13,7 @@ import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 from ltc.device.recording import recorder
 from ltc.device.recording.recorder import device_at
-from ltc.support.thread_frames import thread_frames
+from ltc.support.process.thread_frames import thread_frames
 
 STEPS = 15
 

@@ -1,5 +1,6 @@
 """torch.compile around programs of ltc: it traces the user's code, and never looks into ltc's."""
 
+import copy
 import warnings
 
 import pytest
@@ -9,8 +10,9 @@ from torch import nn
 import ltc
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
+from ltc.distributed.lazy_multiprocessing import spawn
 
-BACKENDS = ("eager", "aot_eager")
+BACKENDS = ("aot_eager", None)  # None records what "eager" runs, which others below name
 pytestmark = pytest.mark.filterwarnings("ignore:.*Dynamo.*graph break.*")
 
 
@@ -228,3 +230,185 @@ def test_compiled_functions_on_the_cpu_are_as_without_ltc():
         return y.sum()
 
     assert torch.compile(program, backend="eager")(torch.ones(3)).item() == 9
+
+
+# --- without a backend's name, and by ltc's ---------------------------------------------------------
+
+WAYS = {
+    "plain": {},
+    "named": {"backend": "ltc"},
+    "one graph": {"fullgraph": True},
+    "any shape": {"dynamic": True},
+    "mode": {"mode": "reduce-overhead"},
+    "mode, named": {"mode": "max-autotune", "backend": "ltc"},
+    "options": {"options": {"epilogue_fusion": True}},
+    "options, named": {"options": {"epilogue_fusion": True}, "backend": "ltc"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_ask_for_a_compilation_works_on_ltc(way, equal):
+    def centred(x):
+        return x - x.mean(0)
+
+    for compiled in (torch.compile(centred, **WAYS[way]), torch.compile(**WAYS[way])(centred)):
+        for rows in (3, 4, 5):
+            x = torch.randn(rows, 2)
+            equal(compiled(x.to("ltc")), centred(x))
+
+
+def test_compilations_may_be_nested_and_stand_in_contexts(equal):
+    inner = torch.compile(lambda x: x * 2)
+
+    @torch.compile
+    @torch.no_grad()
+    def outer(x):
+        with torch.autocast("ltc", dtype=torch.bfloat16):
+            return inner(x) + torch.compile(torch.mm)(x, x).float()
+
+    x = torch.eye(3)
+    equal(outer(x.to("ltc").requires_grad_()), x * 3)
+
+
+def test_tensors_on_the_cpu_keep_inductor_and_its_mode(monkeypatch):
+    import torch._inductor.compile_fx as inductor
+
+    asked = []
+
+    def compile_fx(graph, inputs, config_patches=None, **rest):
+        asked.append((inputs[0].device.type, config_patches))
+        return graph.forward
+
+    monkeypatch.setattr(inductor, "compile_fx", compile_fx)
+    compiled = torch.compile(lambda x: x + 1, options={"max_autotune": True})
+    for device in ("ltc", "cpu"):
+        assert compiled(torch.ones(2).to(device)).tolist() == [2, 2]
+    assert asked == [("cpu", {"max_autotune": True})]
+    assert torch.compile(lambda x: x + 2, backend="inductor")(torch.ones(1)).item() == 3
+
+
+def test_inductor_named_outright_says_what_to_write():
+    compiled = torch.compile(lambda x: x + 1, backend="inductor")
+    with pytest.raises(Exception, match=r'write torch.compile\(model\) or .*backend="ltc"'):
+        compiled(torch.ones(2, device="ltc"))
+
+
+def test_the_backend_is_listed():
+    assert "ltc" in torch.compiler.list_backends()
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer", "step"])
+def test_a_compiled_step_is_one_program_that_is_compiled_once(what, equal):
+    def losses(device, compiled):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        forward, update = model, optimizer.step
+        if compiled == "model":
+            forward = torch.compile(model)
+        elif compiled == "optimizer":
+            update = torch.compile(optimizer.step)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = forward(x).square().mean()
+            loss.backward()
+            update()
+            return loss
+
+        step = torch.compile(step) if compiled == "step" else step
+        x, found = torch.ones(4, 3, device=device), []
+        for k in range(6):
+            with metrics.counted() as grown:
+                found.append(step(x).detach())
+                if device == "ltc":
+                    ltm.mark_step(wait=True)
+            if device == "ltc" and k > 3:
+                assert (grown["ExecuteTime"], grown["UncachedCompile"]) == (1, 0)
+        return found, list(model.parameters())
+
+    equal(losses("ltc", what), losses("cpu", None))
+
+
+def picks_too_far(x):
+    y = x * 2
+    z = y.view(-1)
+    return z[torch.tensor([99], device="ltc")] + 1
+
+
+@pytest.mark.parametrize("function", [picks_too_far, lambda x: picks_too_far(x)])
+def test_errors_name_the_line_that_was_traced(function):
+    first = picks_too_far.__code__.co_firstlineno
+    with pytest.raises(IndexError) as caught:
+        torch.compile(function)(torch.ones(2, 3, device="ltc")).cpu()
+    (note,) = caught.value.__notes__
+    assert f"{__file__}:{first + 3} in " in note
+
+
+# --- stand-ins and exported programs --------------------------------------------------------------
+
+
+@pytest.fixture
+def no_stand_in(monkeypatch):
+    """No tensor of a tracer, which holds no values, is given to a kernel of ltc."""
+
+    def refuse(tensor):
+        raise AssertionError(f"a {type(tensor).__name__} reached a kernel")
+
+    monkeypatch.setattr("ltc.device.recording.tensors._uninitialised", refuse)
+
+
+NETWORKS = {
+    "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+    "lstm": lambda: nn.LSTM(4, 5, batch_first=True),
+    "gru": lambda: nn.GRU(4, 5, batch_first=True),
+    "convolution": lambda: nn.Sequential(nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.Dropout(0.0)),
+}
+
+
+@pytest.mark.usefixtures("no_stand_in")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_tracers_run_no_kernel_of_ltc(network, equal):
+    model, x = NETWORKS[network](), torch.randn(2, 3, 4)
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model.to("ltc"))
+    with torch._dynamo.config.patch(allow_rnn=True):
+        equal(compiled(x.to("ltc")), plain(x))
+    if network != "lstm" and network != "gru":
+        equal(torch.compile(model, backend="aot_eager")(x.to("ltc")), plain(x))
+
+
+@pytest.mark.usefixtures("no_stand_in")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_an_exported_program_runs_and_is_saved(network, equal, tmp_path):
+    model, x = NETWORKS[network]().eval(), torch.randn(2, 3, 4)
+    expected = model(x)
+    program = torch.export.export(model.to("ltc"), (x.to("ltc"),))
+    equal(program.module()(x.to("ltc")), expected)
+    torch.export.save(program, tmp_path / "program.pt2")
+    equal(torch.export.load(tmp_path / "program.pt2").module()(x.to("ltc")), expected)
+
+
+def exchanges(x):
+    from torch.distributed import _functional_collectives as functional
+
+    everybody = torch.distributed.group.WORLD
+    total = functional.all_reduce(x * 2, "sum", everybody)
+    return total + 1, functional.all_gather_tensor(x, 0, everybody)
+
+
+def a_compiled_exchange(rank):
+    torch.distributed.init_process_group("ltc", init_method="ltc://")
+    x = torch.full((2,), rank + 1.0, device="ltc")
+    compiled = torch.compile(exchanges, fullgraph=True)
+    compiled(x)
+    ltm.mark_step(wait=True)
+    with metrics.counted() as grown:
+        made = compiled(x)
+        ltm.mark_step(wait=True)
+    return [tensor.tolist() for tensor in made], grown["ExecuteTime"]
+
+
+def test_collectives_inside_of_compiled_functions_are_part_of_the_step():
+    for made, programs in spawn(a_compiled_exchange, nprocs=2, start_method="fork"):
+        assert made == [[7, 7], [1, 1, 2, 2]] and programs == 1

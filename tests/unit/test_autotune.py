@@ -14,6 +14,7 @@ from ltc.llvm.gemm import autotune
 from ltc.llvm.gemm.blocking import Shape, other_blockings, stored_plain, stored_transposed
 from ltc.llvm.gemm.kernel import matmul
 from ltc.llvm.gemm.timing import quickest
+from ltc.support.bounded_table import BoundedTable
 from tests.unit.llvm_kernels import HOST, ISAS, run, tolerance
 
 M, N, K = 70, 90, 300
@@ -21,7 +22,7 @@ M, N, K = 70, 90, 300
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(autotune, "_chosen", {})
+    monkeypatch.setattr(autotune, "_chosen", BoundedTable("TunedProducts", 64))
     with config.override(LTC_CACHE_DIR=str(tmp_path / "cache"), LTC_AUTOTUNE=1):
         yield tmp_path / "cache"
 

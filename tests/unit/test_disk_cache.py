@@ -122,7 +122,7 @@ def test_where_no_folder_can_be_made_nothing_is_kept(tmp_path):
 
 
 def test_a_full_disk_is_told_of_once_and_leaves_no_rubbish(cache, monkeypatch):
-    def full(*paths):
+    def full(*paths, **folders):
         raise OSError(28, "No space left on device")
 
     cache.write("before", b"data")
@@ -320,7 +320,7 @@ def test_a_damaged_key_is_made_anew(cache):
 
 
 def test_where_files_have_one_name_only_there_is_a_key_all_the_same(cache, monkeypatch):
-    def refused(*paths):
+    def refused(*paths, **folders):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refused)

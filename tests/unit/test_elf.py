@@ -3,15 +3,21 @@
 import ctypes
 import gc
 import math
+import os
 import platform
 import struct
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from ltc import config
 from ltc.debug import metrics
-from ltc.errors import Unsupported
+from ltc.errors import CodeRefused, Unsupported
 from ltc.llvm.compiler import llvm_binding, object_loader, symbols
+from ltc.llvm.native import kernel_cache
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="other machines load by LLVM"
@@ -56,7 +62,8 @@ def compiled(text: str) -> bytes:
 
 
 def loaded(names: list[str], *texts: str) -> object_loader.Code:
-    return object_loader.load([compiled(text) for text in texts], names, symbols.address_of)
+    parts = [object_loader.Object(compiled(text)) for text in texts]
+    return object_loader.load(parts, names, symbols.address_of)
 
 
 def test_functions_call_others_and_find_their_constants():
@@ -101,7 +108,20 @@ def test_objects_of_other_machines_are_refused():
     code = bytearray(compiled(COUNTED))
     struct.pack_into("<H", code, 18, 183)  # AArch64
     with pytest.raises(Unsupported, match="another kind"):
-        object_loader.load([bytes(code)], ["count"], symbols.address_of)
+        object_loader.Object(bytes(code))
+    with pytest.raises(ValueError, match="this kind of processor"):
+        llvm_binding.machine_code(bytes(code), "count")
+
+
+@pytest.mark.parametrize("length", [0, 3, 63, 64, 100, 400, -1])
+def test_an_object_that_is_cut_off_is_none(length):
+    with pytest.raises((ValueError, IndexError, struct.error)):
+        llvm_binding.machine_code(compiled(COUNTED)[:length], "count")
+
+
+def test_an_object_without_the_function_is_another_one():
+    with pytest.raises(ValueError, match="without shifted"):
+        llvm_binding.machine_code(compiled(COUNTED), "shifted")
 
 
 def test_what_is_not_known_here_is_loaded_by_llvm(monkeypatch):
@@ -110,7 +130,7 @@ def test_what_is_not_known_here_is_loaded_by_llvm(monkeypatch):
 
     monkeypatch.setattr(object_loader, "load", refuses)
     before = metrics.counter_value("llvm.linked") or 0
-    library = llvm_binding.link([compiled(COUNTED)], ["count"])
+    library = llvm_binding.link([llvm_binding.machine_code(compiled(COUNTED))], ["count"])
     assert metrics.counter_value("llvm.linked") == before + 1
     assert ctypes.CFUNCTYPE(ctypes.c_int64)(library.addresses["count"])() == 41
 
@@ -123,3 +143,55 @@ def permissions(address: int) -> str:
         if first <= address < stop:
             return allowed
     return ""
+
+
+def refusing(*_) -> int:
+    return -1
+
+
+def test_a_system_that_refuses_code_damages_no_cache(tmp_path, monkeypatch):
+    """Whole objects stay on disk where it is the system that does not run them."""
+    text = COUNTED.replace("@count()", "@kernel.entry()")
+    kernels = {kernel_cache.kernel_name(text): text}
+    with config.override(LTC_CACHE_DIR=str(tmp_path / "cache")):
+        kernel_cache.load(kernels)
+        kept = sorted(path.name for path in (tmp_path / "cache").iterdir())
+        gc.collect()
+        with monkeypatch.context() as patched, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            patched.setattr(object_loader._libc(), "mprotect", refusing)
+            assert not object_loader.is_code_allowed()
+            for load in (kernel_cache.load, kernel_cache.load_from_disk):
+                with pytest.raises(CodeRefused, match="no memory become code"):
+                    load(kernels)
+        assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == kept
+        assert kernel_cache.load_from_disk(kernels)
+
+
+HARDENED = """
+import ctypes, sys, warnings
+REFUSE_NEW_CODE = 65, 1, 0, 0, 0  # prctl's PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN
+if ctypes.CDLL(None).prctl(*REFUSE_NEW_CODE):
+    sys.exit(77)
+import torch, ltc
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    x = torch.arange(6.0).reshape(2, 3)
+    for _ in range(3):
+        y = (x.to("ltc") @ x.t().to("ltc")).exp().sum()
+        ltc.sync()
+    assert torch.allclose(y.cpu(), (x @ x.t()).exp().sum())
+print(*[one.message for one in told], sep="\\n")
+"""
+
+
+def test_where_no_code_may_be_made_the_reference_computes_with_one_warning(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", HARDENED], capture_output=True, text=True, timeout=600,
+        env={**os.environ, "LTC_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    if found.returncode == 77:
+        pytest.skip("this kernel refuses no code: before Linux 6.3")
+    assert found.returncode == 0, found.stderr
+    (line,) = found.stdout.splitlines()
+    assert line.startswith("This system lets no memory become machine code")

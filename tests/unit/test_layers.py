@@ -20,13 +20,16 @@ LAYERS = [
         "errors",
         "config",
         "tracebacks",
-        "support.fork_safe_lock",
-        "support.thread_frames",
+        "support.process.fork_safe_lock",
+        "support.process.thread_frames",
         "debug.metrics",
         "debug.metrics_saver",
         "debug.profiler",
         "support",
         "explaining",
+        "profiling.spans",
+        "profiling.step_times",
+        "profiling.trace_file",
         "utils.keyd_queue",
         "utils.rate_tracker",
         "checkpointing.tree_codec",
@@ -38,6 +41,14 @@ LAYERS = [
     ["runtime"],
     ["device"],
     [
+        "profiling.machine_facts",
+        "profiling.analysis",
+        "profiling.page",
+        "profiling.report",
+        "profiling.holders",
+        "profiling.trace",
+        "profiling.profile",
+        "profiling.last_lines",
         "utils.closures",
         "utils.cached_dataset",
         "utils.checkpoint_tagger",
@@ -51,6 +62,7 @@ LAYERS = [
         "checkpointing.storage_sharing",
         "utils.serialization",
         "checkpointing.snapshot",
+        "checkpointing.elastic_sampler",
         "checkpointing.resumable",
         "utils.checkpoint",
         "amp",
@@ -67,6 +79,7 @@ LAYERS = [
         "debug.graphs",
         "debug.whereabouts",
         "utils.utils",
+        "integrations",
         "",
         "debug.environment",
         "debug.script_check",
@@ -76,7 +89,7 @@ LAYERS = [
     ],
 ]
 SIBLINGS = 2  # the layer of which no entry imports another
-PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "support", "utils"}
+PACKAGES_WITHOUT_CODE = {"checkpointing", "core", "debug", "profiling", "support", "utils"}
 
 # Folders inside a layer, from the leaves up: a module imports its own folder and those before it.
 FOLDERS = (
@@ -101,6 +114,7 @@ FOLDERS = (
         "device.evidence",
         "device.recording",
         "device.ops",
+        "device.dynamo",
         "device.hooks",
     ),
     ("distributed.transport", "distributed.c10d", "distributed.launch"),

@@ -104,12 +104,13 @@ def compiled_by_a_program() -> int:
 
 
 def test_what_runs_kernels_is_compiled_beside_the_first_ones(threads, tmp_path, monkeypatch):
-    text = llvm_binding.marked(*runner_threads.runner_source())
+    source, names = runner_threads.runner_source()
+    text = llvm_binding.marked(source, names)
     monkeypatch.setattr(runner_threads, "has_runner", lambda: False)
     with config.override(LTC_CACHE=1, LTC_CACHE_DIR=str(tmp_path)):
         assert compiled_by_a_program() == 1
         with metrics.counted() as grown:
-            llvm_binding.object_code(llvm_binding.name_of(text), text)
+            llvm_binding.object_code(llvm_binding.name_of(text), text, names)
         assert not grown["llvm.compiled"], "whoever makes the runner finds it on disk"
         assert compiled_by_a_program() == 0
     with config.override(LTC_CACHE=0):

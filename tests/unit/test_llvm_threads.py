@@ -15,7 +15,7 @@ from ltc.llvm.compiler import symbols
 from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.native import kernel_cache, runner, thread_pool
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
-from ltc.support import processors
+from ltc.support.process import processors
 
 TASKS = [64, 1, 7, 2, 1, 30] * 20
 

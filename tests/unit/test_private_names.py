@@ -4,10 +4,13 @@ import ast
 import functools
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ltc.support import torch_private
 
 PACKAGE = Path(__file__).parents[2] / "ltc"
 THE_MODULE = PACKAGE / "support" / "torch_private.py"
@@ -15,17 +18,23 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Names with an underscore in front that are neither torch's nor ltc's.
 ELSEWHERE = {
+    "_AcceleratorConnector": "where Lightning's Trainer chooses a strategy",
+    "_Connector": "where Lightning's Fabric does",
     "_current_frames": "sys._current_frames is documented",
     "_data": "os.environ's own dict, which no lookup has to decode",
     "_exit": "os._exit is documented",
     "_extra_reducers": "ForkingPickler's, which cloudpickle does not know",
     "_fields": "namedtuples are documented",
     "_getframe": "sys._getframe is documented",
+    "_globalstep_last_logged": "transformers' Trainer: the step of its last log",
     "_inheriting": "multiprocessing's sign that the main module is imported again",
     "_lru_cache_wrapper": "the class of what functools.cache gives",
     "_metadata": "state_dict() is documented to have it",
+    "_parallel_devices": "what Lightning's connectors have found",
+    "_process_group_backend": "what Lightning's DDPStrategy was given",
     "_reconstruct": "copy.copy for what __reduce_ex__ gives",
     "_replace": "namedtuples are documented",
+    "_tr_loss": "transformers' Trainer: the losses since then",
 }
 
 
@@ -145,3 +154,22 @@ import ltc
     run = subprocess.run(command, capture_output=True, text=True)
     assert f"lacks torch.{name}, which ltc is built on" in run.stderr
     assert "Use a torch from 2.10 up to (without) 2.16." in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.9.1+cpu", "ImportError: ltc needs torch >= 2.10: torch 2.9.1+cpu cannot host a device"),
+        ("2.16.0", "UserWarning: ltc has not been tried with torch 2.16.0, only with 2.10 up to"),
+    ],
+)
+def test_another_version_of_torch_is_told_once(monkeypatch, version, said):
+    monkeypatch.setattr(torch_private.torch, "__version__", version)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            torch_private.require()
+            told = [f"{one.category.__name__}: {one.message}" for one in warned]
+        except ImportError as error:
+            told = [f"ImportError: {error}"]
+    assert len(told) == 1 and told[0].startswith(said)

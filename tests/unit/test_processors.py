@@ -1,5 +1,6 @@
 """A thread that records beside a program gets a processor, for as long as it usually computes."""
 
+import os
 import threading
 import time
 
@@ -9,7 +10,7 @@ from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
 from ltc.runtime.executor import Executor
 from ltc.runtime.queued_launches import QueuedWorks
-from ltc.support import processors
+from ltc.support.process import processors
 
 
 class Clock:
@@ -23,6 +24,52 @@ class Clock:
 
     def thread_time_ns(self) -> int:
         return self.computed
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """Control groups as files; what this process may use of processors is asked anew."""
+    monkeypatch.setattr(processors, "_GROUP", tmp_path / "own")
+    monkeypatch.setattr(processors, "_GROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    yield tmp_path
+    monkeypatch.undo()
+
+
+def counted() -> int:
+    return processors.count.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    "limits, expected",
+    [
+        ({"": "max 100000"}, 8),
+        ({"": "150000 100000"}, 2),
+        ({"pod/worker": "max 100000", "pod": "50000 100000"}, 1),
+        ({"pod/worker": "300000 100000", "pod": "900000 100000"}, 3),
+        ({"pod/worker": "nonsense"}, 8),
+        ({}, 8),
+    ],
+)
+def test_a_container_has_as_many_processors_as_it_is_given_the_time_of(groups, limits, expected):
+    (groups / "own").write_text("0::/pod/worker\n")
+    for path, text in limits.items():
+        (groups / path).mkdir(parents=True, exist_ok=True)
+        (groups / path / "cpu.max").write_text(text)
+    assert counted() == expected
+
+
+@pytest.mark.parametrize("quota, expected", [("-1", 8), ("200000", 2), ("1000", 1)])
+def test_so_it_has_under_the_first_version_of_control_groups(groups, quota, expected):
+    (groups / "own").write_text("3:cpuset:/\n1:cpu,cpuacct:/pod\n")
+    (groups / "cpu" / "pod").mkdir(parents=True)
+    (groups / "cpu" / "pod" / "cpu.cfs_quota_us").write_text(quota)
+    (groups / "cpu" / "pod" / "cpu.cfs_period_us").write_text("100000")
+    assert counted() == expected
+
+
+def test_without_control_groups_the_mask_counts(groups):
+    assert counted() == 8
 
 
 @pytest.fixture

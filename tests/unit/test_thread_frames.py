@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ltc.support.thread_frames import thread_frames
+from ltc.support.process.thread_frames import thread_frames
 
 PACKAGE = Path(__file__).parents[2] / "ltc"
 

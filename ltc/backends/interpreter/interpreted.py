@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
+from ltc.backends.capabilities import KernelFacts
 from ltc.backends.eager import EagerComputation
+from ltc.backends.interpreter.call_facts import TimedCall, facts_of_call
 from ltc.backends.interpreter.call_kernel import CallKernel, Compile, Slots, kernel_of, operands_of
 from ltc.backends.interpreter.stride_rules import cannot_fail
 from ltc.backends.plain_dispatch import PlainDispatch
@@ -83,6 +88,30 @@ class InterpretedComputation:
         return found
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
+        return self._launched(self._steps, buffers, scalars)
+
+    def launch_timed(
+        self, buffers: list[torch.Tensor], scalars: list[Any], told: Callable[[bytes], object]
+    ) -> list[torch.Tensor]:
+        """`launch`, and the time at which each call ended, behind that at which the first began."""
+        times = array("q", [time.monotonic_ns()])
+        steps = [_Step(TimedCall(step.kernel, times), *step[1:]) for step in self._steps]
+        try:
+            return self._launched(steps, buffers, scalars)
+        finally:
+            told(times.tobytes())
+
+    def times(self, stamps: bytes) -> Iterable[tuple[int, int]]:
+        """(begin, end) of each call, of what `launch_timed` told."""
+        return itertools.pairwise(array("q", stamps))
+
+    def kernels(self) -> list[KernelFacts]:
+        """What each call does, in the order in which they run."""
+        return [facts_of_call(step.kernel.call) for step in self._steps]
+
+    def _launched(
+        self, steps: Iterable[_Step], buffers: list[torch.Tensor], scalars: list[Any]
+    ) -> list[torch.Tensor]:
         values = self._start.copy()
         for position, slot in self._inputs.items():
             values[slot] = buffers[position]
@@ -90,7 +119,7 @@ class InterpretedComputation:
         overwritten: list[int] = []
         try:
             with PlainDispatch():
-                for kernel, dead, overwrites in self._steps:
+                for kernel, dead, overwrites in steps:
                     if overwrites:
                         overwritten.extend(overwrites)
                     kernel.run(values)

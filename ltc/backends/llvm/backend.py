@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -20,11 +21,13 @@ from ltc.backends.interface import (
     OneShotSums,
 )  # fmt: skip
 from ltc.backends.llvm import saved_program
+from ltc.backends.llvm.any_size.resizable import ResizableProgram
 from ltc.backends.llvm.executable import LlvmComputation, new_queue
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
 from ltc.backends.llvm.narrow_scratch import narrow_scratch
 from ltc.backends.llvm.observed import ObservedLlvmComputation
 from ltc.backends.llvm.plan import plan_of, stepped_plan_of
+from ltc.backends.llvm.timing.timed import TimedComputation
 from ltc.ir.graph import Graph, Origin
 from ltc.llvm.native.kernel_cache import Loading, load
 from ltc.llvm.native.runner import leave_processor
@@ -38,6 +41,7 @@ from ltc.passes.match_attention import recognise_attention
 from ltc.passes.one_shot_all_reduce import one_shot_sums
 from ltc.passes.pipeline import Pass
 from ltc.passes.split_reductions import split_reductions
+from ltc.support.sizes.extent import SizeTrace
 
 
 def with_channels_last(graph: Graph) -> Graph:
@@ -92,6 +96,7 @@ class LlvmBackend:
         self.lowering = NodeLowering(LOWERING.table)
         self.capabilities = BackendCapabilities(
             queue=new_queue,
+            resizable=self.resizable,
             leave_processor=leave_processor,
             programs=SavedPrograms(),
             observed=self.observed,
@@ -99,6 +104,7 @@ class LlvmBackend:
             explain=self.explain,
             host_tensors=True,
             one_shot_sums=ONE_SHOT_SUMS if is_possible() else None,
+            timed=self.timed,
         )
 
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -114,6 +120,15 @@ class LlvmBackend:
             kernels = loading.load(texts)
         return LlvmComputation(plan, kernels)
 
+    def resizable(
+        self, graph: Graph, device: int, donated: frozenset[int], trace: SizeTrace
+    ) -> ResizableProgram:
+        graph = prepared(graph)
+        with Loading() as loading:
+            plan, texts = plan_of(graph, donated, loading.begin, config.value("LTC_CHECK"))
+            kernels = loading.load(texts)
+        return ResizableProgram(trace, plan, kernels)
+
     def observed(
         self, graph: Graph, device: int, donated: frozenset[int]
     ) -> ObservedLlvmComputation:
@@ -123,6 +138,11 @@ class LlvmBackend:
             stages.append((one.name, graph))
         stepped = stepped_plan_of(graph, donated)
         return ObservedLlvmComputation(stepped, load(stepped.texts), stages)
+
+    def timed(self, computation: Any) -> TimedComputation | None:
+        if not isinstance(computation, LlvmComputation):
+            return None  # it stands around one, and does more
+        return TimedComputation(computation.plan_at_sizes, computation.loaded, prepared)
 
     def explain(
         self, graph: Graph, donated: frozenset[int] = frozenset()

@@ -50,6 +50,7 @@ from ltc.llvm.ops.memory_checks import (
     stack_code,
 )  # fmt: skip
 from ltc.passes.memory_planner import ALIGNMENT, aligned
+from ltc.support.sizes.extent import Extent
 
 GUARD_BYTES = ALIGNMENT  # before a value, and behind the last cache line that it has a part in
 STACK_FRAMES_BYTES = 4 << 10  # beside what a kernel reserves: where that begins is not known
@@ -75,10 +76,12 @@ class MemoryChecks:
 
     rows   of all steps, eight words each: see llvm/ops/memory_checks.py
     names  of the buffers, by the last word of a row
+    sizes  of the words, those that are expressions of sizes: (number of the word, expression)
     """
 
     rows: bytes
     names: tuple[str, ...]
+    sizes: tuple[tuple[int, Extent], ...] = ()
 
     def told(self, code: int) -> str:
         """What is wrong, by a fault word without its number."""
@@ -135,11 +138,15 @@ class CheckedSteps:
 
     def table(self, places: Mapping[Any, tuple[int, int]]) -> MemoryChecks:
         """`places`: of every buffer (word of the frame that has its address, bytes to add)."""
-        words: list[int] = []
+        words: list[Any] = []
         for action, buffer, shift, other, behind, nbytes, number, name in self._rows:
             (place, offset), (there, further) = places[buffer], places[other]
             words += action, place, offset + shift, there, further + behind, nbytes, number, name
-        return MemoryChecks(np.array(words, dtype=np.int64).tobytes(), tuple(self._names))
+        sizes = tuple((k, word) for k, word in enumerate(words) if isinstance(word, Extent))
+        for k, size in sizes:
+            words[k] = size.value  # filled in again where it is another
+        rows = np.array(words, dtype=np.int64).tobytes()
+        return MemoryChecks(rows, tuple(self._names), sizes)
 
 
 def _digests(checks: Iterable[_StepCheck]) -> dict[Node, int]:

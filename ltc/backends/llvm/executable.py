@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from ltc import errors
@@ -34,14 +35,13 @@ from ltc.backends.llvm.plan import (
 )  # fmt: skip
 from ltc.backends.llvm.prefault import TouchedAhead
 from ltc.backends.llvm.scalar_arguments import Cells
-from ltc.backends.llvm.workspace import Blocks, WorkBlock
+from ltc.backends.llvm.workspace import Blocks, WorkBlock, constants_of, in_block
 from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
 from ltc.backends.reference.torch_call import element
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
-from ltc.passes.memory_planner import ALIGNMENT
 
 _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 _blocks = Blocks()
@@ -83,17 +83,17 @@ class LlvmComputation:
 
     def __init__(self, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]) -> None:
         """`kernels`: those that the plan names."""
-        self.plan, self._kernels = plan, kernels  # which stay loaded as long as this is held
+        self.plan, self.loaded = plan, kernels  # which stay loaded as long as this is held
         self.frames = Blocks()
         self._reads_all = plan.positions == tuple(range(len(plan.positions)))
-        self._constants = _constants_of(plan)
+        self._constants = constants_of(plan)
         self._fixed = [(value, LOWERING.lower(node)()) for value, node in plan.fixed]
         self._constants_address = self._constants.data_ptr()
         given = len(plan.positions) + len(plan.made)
         self._addresses = struct.Struct(f"={given + OWN_VALUES}q")
         self._cells = Cells(plan.cells, WORD * plan.values)
         self._sum_words = struct.Struct(f"={plan.sums.words}q")
-        self._runs = [self._made_ready(run) for run in plan.runs]
+        self._runs: list[Any] = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]
         self._made_outputs = [
             (position, _MADE_OUTPUT[how])
@@ -102,6 +102,9 @@ class LlvmComputation:
         ]
         self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
+        self._prepare_outputs(plan)
+
+    def _prepare_outputs(self, plan: ProgramPlan) -> None:
         makers = {kind: maker_of(*kind, plan.guard) for kind in set(plan.made)}
         self._makers = [makers[kind][0] for kind in plan.made]
         native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
@@ -118,21 +121,48 @@ class LlvmComputation:
         """Made when asked for: kept, it would hold the computation that holds it."""
         return ComputationCapabilities(self._aliased_outputs, self.prepared)
 
-    def _made_ready(self, run: PlannedRun) -> _Kernels | _Reference:
+    def resized(self, plan: ProgramPlan, numbers: Sequence[tuple[Any, ...]]) -> LlvmComputation:
+        """The same program at other sizes.
+
+        plan     as this one's, but for shapes, bytes of the block and texts of errors
+        numbers  of each run, what `KernelRun.with_numbers` takes
+        """
+        other = copy.copy(self)
+        other.plan = plan
+        other._runs = [run.with_numbers(*new) for run, new in zip(self._runs, numbers, strict=True)]
+        if plan.memory is not self.plan.memory:
+            other._constants = constants_of(plan)
+            other._constants_address = other._constants.data_ptr()
+        other._prepare_outputs(plan)
+        return other
+
+    @property
+    def plan_at_sizes(self) -> ProgramPlan:
+        """The plan with the arguments and tasks of its kernels as they are at these sizes."""
+        return replace(self.plan, runs=tuple(run.planned for run in self._runs))
+
+    def _made_ready(self, run: PlannedRun) -> _Kernels | Reference:
         if isinstance(run, ReferenceCall):
-            return _Reference(run)
+            return self._reference(run)
         first_check = self.plan.first_check
-        checks = range(first_check, first_check + len(self.plan.checks))
         calls = [
             KernelCall(
-                self._kernels[call.kernel].entry, call.arguments, call.tasks,
+                self.loaded[call.kernel].entry, call.arguments, call.tasks,
                 0 if call.check < 0 else first_check + call.check,
             )
             for call in run
         ]  # fmt: skip
         awaiting = [k for k, call in enumerate(run) if call.awaits >= 0]
-        rests = {k: KernelRun(calls[k + 1 :], checks.stop, checks) for k in awaiting}
-        return _Kernels(run, KernelRun(calls, checks.stop, checks), rests)
+        rests = {k: self._run_from(calls, k + 1) for k in awaiting}
+        return _Kernels(run, self._run_from(calls, 0), rests)
+
+    def _run_from(self, calls: Sequence[KernelCall], first: int) -> KernelRun:
+        """The calls from that number on."""
+        checks = self.plan.places_of_checks
+        return KernelRun(calls[first:], checks.stop, checks)
+
+    def _reference(self, call: ReferenceCall) -> Reference:
+        return Reference(call)
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
         if self._dispatches or not has_plain_dispatch():
@@ -235,7 +265,7 @@ class LlvmComputation:
         for value, slot, dtype in self.plan.scalars:
             values[value] = torch.as_tensor(scalars[slot], dtype=dtype)
         for value, where in self.plan.in_block:
-            values[value] = _in_block(block, where)
+            values[value] = in_block(block, where)
 
     def _run(self, frame: WorkBlock, block: WorkBlock, values: list[Any]) -> None:
         done: list[int] = []  # positions of the inputs that were written over
@@ -273,6 +303,21 @@ class _Kernels:
         """
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
+
+    def with_numbers(self, *numbers: Any) -> _Kernels:
+        return _Kernels(self._calls, self.run.with_numbers(*numbers), self._rests)
+
+    @property
+    def planned(self) -> tuple[PlannedCall, ...]:
+        """The calls with the numbers that the run has."""
+        added, tasks = self.run.numbers
+        rest = iter(added)
+        found = []
+        for call, count in zip(self._calls, tasks, strict=True):
+            places = call.arguments[::2]
+            arguments = tuple(n for place in places for n in (place, next(rest)))
+            found.append(call._replace(arguments=arguments, tasks=count))
+        return tuple(found)
 
     def __call__(
         self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]
@@ -330,7 +375,7 @@ def _error_of(
         kind = getattr(errors, check.error, None) or getattr(builtins, check.error)
         return kind(check.message.format(value=code >> 8))
     operands = [
-        _in_block(block, where) if isinstance(where, InBlock) else values[where]
+        in_block(block, where) if isinstance(where, InBlock) else values[where]
         for where in check.operands
     ]
     made = LOWERING.lower(check.node)(*operands)
@@ -340,7 +385,7 @@ def _error_of(
     return RuntimeError(f"a kernel of {check.node} failed with code {code}, the reference did not")
 
 
-class _Reference:
+class Reference:
     """One node through the reference."""
 
     overwrites: tuple[int, ...] = ()
@@ -349,6 +394,14 @@ class _Reference:
         self._call, self._compute = call, LOWERING.lower(call.node)
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
+
+    def with_numbers(self, *numbers: Any) -> Reference:
+        """Its node's sizes are numbers."""
+        return self
+
+    @property
+    def planned(self) -> ReferenceCall:
+        return self._call
 
     def __call__(
         self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]
@@ -369,22 +422,3 @@ class _Reference:
         values[call.result] = result
         for value in call.dead:
             values[value] = None
-
-
-def _in_block(block: WorkBlock, where: InBlock) -> torch.Tensor:
-    # A storage of its own: as_strided counts from where the storage begins.
-    count = torch.Size(where.shape).numel()
-    flat = torch.frombuffer(block.memory, dtype=where.dtype, count=count, offset=where.offset)
-    return flat.view(where.shape)
-
-
-def _constants_of(plan: ProgramPlan) -> torch.Tensor:
-    """The memory of the constants that kernels read, and of the rows of the checks."""
-    rows = b"" if plan.memory is None else plan.memory.rows
-    end = ALIGNMENT * len(plan.constants)
-    memory = torch.zeros(max(ALIGNMENT, end + len(rows)), dtype=torch.uint8)
-    memory.numpy()[end : end + len(rows)] = np.frombuffer(rows, np.uint8)
-    for node, offset in plan.constants:
-        value = LOWERING.lower(node)().reshape(1)
-        memory[offset : offset + value.nbytes] = value.view(torch.uint8)
-    return memory

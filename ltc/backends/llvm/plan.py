@@ -21,6 +21,7 @@ from ltc.backends.llvm.schedule import MAY_SHARE, ProgramStep, memory_of, planne
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node
+from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.native.kernel_cache import kernel_name
 from ltc.llvm.native.kernel_run import WORD, Fault
 from ltc.llvm.ops.memory_checks import FRAME, ROW_WORDS
@@ -154,6 +155,10 @@ class ProgramPlan:
         """Where in the frame the faults begin."""
         return self.first_sum + self.sums.words
 
+    @property
+    def places_of_checks(self) -> range:
+        return range(self.first_check, self.first_check + len(self.checks))
+
 
 def plan_of(
     graph: Graph, donated: frozenset[int], written: Callable[[str], None] = lambda text: None,
@@ -167,6 +172,16 @@ def plan_of(
     """
     planner = _Planner(graph, planned_steps(graph, donated, written), donated, checked)
     return planner.plan(), planner.texts
+
+
+def kernels_of(
+    graph: Graph, donated: frozenset[int], checked: bool
+) -> Iterator[tuple[ProgramStep, KernelCode | None]]:
+    """What each call of that program's runs is, in their order; None: one of the reference."""
+    planner = _Planner(graph, planned_steps(graph, donated), donated, checked)
+    planner.plan()
+    for step in planner._steps:
+        yield from ((step, code) for code in (step.codes if step.is_native else (None,)))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ltc.passes.fusion.fuse import fuse
 from ltc.passes.fusion.in_place import in_place, stores_of
 from ltc.passes.fusion.index_maps import LOOKUPS
 from ltc.passes.fusion.partial_updates import changed_part, is_strided_insert
+from ltc.support.sizes.choices import by_sample
 
 STREAMED_BYTES = 16 << 20  # of an output: then a quarter to a half of its kernel's time is gained
 LEFT_BYTES = 256 << 10  # of an output whose use is over: others gain its room in the caches
@@ -140,7 +141,12 @@ def _step(unit: Unit, kernels: EqualKernels) -> ProgramStep:
     if isinstance(unit, Node):
         return ProgramStep(unit, unit.inputs, (unit,))
     codes = product_codes(unit) if isinstance(unit, Product) else _kernel_codes(unit, kernels)
-    return ProgramStep(unit, unit.reads(), unit.writes(), tuple(codes))
+    return ProgramStep(unit, unit.reads(), unit.writes(), _settled(codes))
+
+
+def _settled(codes: Iterable[KernelCode]) -> tuple[KernelCode, ...]:
+    """With numbers for sizes that stand in a text: see support/sizes/."""
+    return tuple(code.settled() for code in codes)
 
 
 def _kernel_codes(kernel: Kernel, kernels: EqualKernels) -> list[KernelCode]:
@@ -178,10 +184,10 @@ def _stream_past_caches(steps: list[ProgramStep], graph: Graph, kernels: EqualKe
         made = last.intersection(step.writes).difference(step.overwrites)
         if isinstance(step.unit, Kernel) and step.unit.base is None:
             if streamed := {n for n in made if _nbytes(n) >= STREAMED_BYTES}:
-                step.codes = (kernels.code(step.unit, frozenset(streamed)),)
+                step.codes = _settled([kernels.code(step.unit, frozenset(streamed))])
         elif isinstance(step.unit, Product) and step.unit.node.op is ops.MATMUL:
             if streamed := {n for n in made & _used_up(step.unit) if _nbytes(n) >= LEFT_BYTES}:
-                step.codes = tuple(product_codes(step.unit, frozenset(streamed)))
+                step.codes = _settled(product_codes(step.unit, frozenset(streamed)))
 
 
 def _may_stream(step: ProgramStep, outputs: set[Node]) -> bool:
@@ -272,7 +278,9 @@ def _lenders(steps: list[ProgramStep], graph: Graph) -> Iterator[ProgramStep]:
             continue
         lent = sum(_nbytes(n) for n in step.writes if n in outputs and n not in step.overwrites)
         held = sum(_nbytes(n) for n in made.intersection(step.reads))
-        if lent >= max(LENDING_BYTES, LENDING_RATIO * held):
+        with by_sample(lent, held):  # any order is right
+            is_lender = bool(lent >= max(LENDING_BYTES, LENDING_RATIO * held))
+        if is_lender:
             yield step
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
 import torch
 
+from ltc.backends.eager import LOWERING
 from ltc.backends.host_memory import empty
+from ltc.backends.llvm.plan import InBlock, ProgramPlan
 from ltc.backends.plain_dispatch import PlainDispatch
+from ltc.passes.memory_planner import ALIGNMENT
 
 # From here on, in huge pages. Below, the faults of small pages cost a process some 20 ms once; a
 # huge page that a virtual machine has to get from its host takes 5 ms, and small ones lie ready.
@@ -57,3 +61,22 @@ def popped(free: list[T]) -> T | None:
         return free.pop()
     except IndexError:
         return None
+
+
+def constants_of(plan: ProgramPlan) -> torch.Tensor:
+    """The memory of the constants that kernels read, and of the rows of the checks."""
+    rows = b"" if plan.memory is None else plan.memory.rows
+    end = ALIGNMENT * len(plan.constants)
+    memory = torch.zeros(max(ALIGNMENT, end + len(rows)), dtype=torch.uint8)
+    memory.numpy()[end : end + len(rows)] = np.frombuffer(rows, np.uint8)
+    for node, offset in plan.constants:
+        value = LOWERING.lower(node)().reshape(1)
+        memory[offset : offset + value.nbytes] = value.view(torch.uint8)
+    return memory
+
+
+def in_block(block: WorkBlock, where: InBlock) -> torch.Tensor:
+    # A storage of its own: as_strided counts from where the storage begins.
+    count = torch.Size(where.shape).numel()
+    flat = torch.frombuffer(block.memory, dtype=where.dtype, count=count, offset=where.offset)
+    return flat.view(where.shape)

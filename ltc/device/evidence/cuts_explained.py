@@ -92,6 +92,10 @@ def explain_op_by_op(fork: Fork | None) -> None:
     """What follows runs call by call; `fork` is None where that was asked for."""
     if fork is None:
         return
-    reason, text = fork.difference
-    what = "the rest of the step runs op by op, unrecorded: its path goes on in many ways"
-    note(Explanation(TIERS, fork.stack, what, text, CURES.get(reason, ""), reason))
+
+    def make() -> Explanation:
+        reason, text = fork.difference
+        what = "the rest of the step runs op by op, unrecorded: its path goes on in many ways"
+        return Explanation(TIERS, fork.stack, what, text, CURES.get(reason, ""), reason)
+
+    _noted(("op by op", fork.came[0]), make)

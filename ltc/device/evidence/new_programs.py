@@ -13,6 +13,7 @@ from ltc.device.evidence.forks_explained import (
     line_of,
     value_text,
 )
+from ltc.device.evidence.named_holders import name_holders
 from ltc.explaining.explanation import COMPILES, RECOMPILES, Explanation
 from ltc.explaining.history import note
 from ltc.explaining.user_stack import UserFrame, user_stack
@@ -41,6 +42,7 @@ def explain_new(
     key     of the program
     """
     stack = user_stack()
+    name_holders([value for n, value in enumerate(ended.outputs) if n not in ended.replaced])
     found, where = _found(recorder, ended, before, key, stack)
     place = stack[:1]
     is_first = place not in _places and found.reason not in ("settings", "forgotten")
@@ -108,7 +110,13 @@ def _shown(words: str, values: list[CallResult]) -> list[str]:
     if not values:
         return []
     more = f" and {len(values) - _MOST_VALUES} more" if len(values) > _MOST_VALUES else ""
-    return [f"{words}: {', '.join(map(value_text, values[:_MOST_VALUES]))}{more}"]
+    return [f"{words}: {', '.join(map(_held, values[:_MOST_VALUES]))}{more}"]
+
+
+def _held(value: CallResult) -> str:
+    """`losses[3]`, float32[4] made by aten::sum at file.py:12 in step"""
+    holder = getattr(value, "holder", "")
+    return f"`{holder}`, {value_text(value)}" if holder else value_text(value)
 
 
 def _of_the_end(recorder: Any) -> Reason:

@@ -57,6 +57,9 @@ def init() -> None:
     """Nothing to do: `import ltc` did it."""
 
 
+_lazy_init = init  # torch asks for it before the first tensor; without one, before each
+
+
 def device_count() -> int:
     """Devices of this process: LTC_NUM_DEVICES."""
     return len(devices())

@@ -14,7 +14,6 @@ from ltc.aten.call import Call
 from ltc.device.hooks import (
     assignment,
     default_dtype,
-    dynamo,
     module,
     moving,
     printing,
@@ -48,7 +47,6 @@ def install() -> None:
     moving.install()
     printing.install()
     default_dtype.install()
-    dynamo.install()
     scripting.install()
     tracing.install()
     strided_copies.install()

@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from ltc.debug import metrics
 from ltc.device.recording.recorder import Recorder, devices_in_use
 from ltc.device.recording.sync import flush
+from ltc.profiling import spans
 
 # That one optimizer makes between two marks of a loop that has some: those of a critic, say.
 STEPS_BETWEEN_MARKS = 16
@@ -45,4 +46,7 @@ def _mark_where_missing(recorder: Recorder, optimizer: int) -> None:
     if recorder.marked_by == optimizer or steps[optimizer] > allowed:
         recorder.marked_by = optimizer  # from now on at once: a loop's step is one recording
         metrics.count("ImpliedMark")
+        began = spans.now()
         flush(recorder)
+        if spans.timeline is not None:
+            spans.timeline.end_step(began)

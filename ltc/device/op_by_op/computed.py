@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -11,7 +11,8 @@ import torch
 from ltc.aten.call import Call, CallResult
 
 _RUN = Call("ltc::run", (), {})  # what every computed value names as its call: none was recorded
-_FEW = 128  # references that are not worth looking through
+_new = object.__new__
+FEW = 128  # references that are not worth looking through
 
 
 def computed(recorder: Any, tensor: torch.Tensor) -> CallResult:
@@ -19,7 +20,9 @@ def computed(recorder: Any, tensor: torch.Tensor) -> CallResult:
 
     tensor  on the CPU, of any strides; others may lie in its memory
     """
-    value = CallResult(recorder, _RUN, 0, tuple(tensor.shape), tensor.dtype)
+    value = _new(CallResult)  # its constructor would take as long as all of this
+    value.recorder, value.call, value.index = recorder, _RUN, 0
+    value.shape, value.dtype = tuple(tensor.shape), tensor.dtype
     value.tensor = tensor.resolve_conj() if value.dtype.is_complex else tensor
     return value
 
@@ -27,26 +30,33 @@ def computed(recorder: Any, tensor: torch.Tensor) -> CallResult:
 class LivingStates:
     """The states that calls have made, as far as anybody holds them: what nobody holds is freed.
 
-    made  how many there were
+    refer  adds a weak reference to one
     """
 
     def __init__(self) -> None:
         self._references: list[ref[Any]] = []
-        self._most, self._forgotten = _FEW, 0
+        self.refer, self._forgotten = self._references.append, 0
 
     def append(self, state: Any) -> None:
-        self._references.append(ref(state))
-        if len(self._references) > self._most:
-            self._forget_dead()
+        self.refer(ref(state))
+        if not len(self._references) % FEW:
+            self.forget_dead()
 
-    def _forget_dead(self) -> None:
-        known = len(self._references)
-        self._references = [one for one in self._references if one() is not None]
-        self._forgotten += known - len(self._references)
-        self._most = max(_FEW, 2 * len(self._references))
+    def extend(self, states: Iterable[Any]) -> None:
+        for state in states:
+            self.append(state)
+
+    def forget_dead(self) -> int:
+        """How many there are, once those are gone that nobody holds."""
+        known = self._references
+        living = [one for one in known if one() is not None]
+        self._forgotten += len(known) - len(living)
+        known[:] = living
+        return len(living)
 
     @property
     def made(self) -> int:
+        """How many there ever were."""
         return self._forgotten + len(self._references)
 
     def __iter__(self) -> Iterator[Any]:

@@ -40,11 +40,19 @@ def _has_peers() -> bool:
 class PassedBy:
     """What went on from one place of a path and was not recorded."""
 
-    __slots__ = ("_times", "_latest")
+    __slots__ = ("_times", "_latest", "_expected")
 
     def __init__(self) -> None:
         self._times: dict[Hashable, int] = {}
         self._latest: Hashable = None
+        self._expected: Hashable = None
+
+    def expect(self, key: Hashable) -> None:
+        """What goes on with `key` is to be recorded the next time."""
+        self._expected = key
+
+    def is_expected(self, key: Hashable) -> bool:
+        return self._expected is not None and key == self._expected
 
     def passes(self, key: Hashable) -> bool:
         """Whether what goes on with `key` is run op by op this time, too.

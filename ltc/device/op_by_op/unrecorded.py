@@ -17,13 +17,16 @@ from ltc.backends.interpreter.call_kernel import ALONE
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.device.op_by_op import call_runs
-from ltc.device.op_by_op.computed import computed
+from ltc.device.op_by_op.computed import FEW, computed
+from ltc.device.timed_calls import note_call
+from ltc.profiling import spans
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.executor import executor_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 from ltc.support.torch_private import storage_identity, storage_use_count
 
+LONG = 256  # calls after which a read ends a session: what follows may be a step that comes back
 sessions: dict[int, OpByOp] = {}  # what the calls of a thread run in, where they are not recorded
 
 
@@ -46,28 +49,59 @@ class OpByOp:
     """The calls of one thread on one device, until its recording ends."""
 
     def __init__(self, recorder: Any) -> None:
-        """`recorder`: a Recorder that has nothing pending."""
+        """`recorder`: a Recorder that has nothing pending, whose states are LivingStates."""
         self.recorder, self._device = recorder, recorder.device.index
         self._owns_inputs = recorder.device.has_one_recorder()
-        self.calls = 0
+        self.calls, self.next_look = 0, FEW
+        self.made_states = recorder.live.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
         sessions[recorder.thread] = self
         metrics.count("OpByOpSteps")
 
     # --- values
 
+    def forget_dead(self) -> None:
+        """Looked at again after so many calls as leave the list at most twice as long as it has to be."""
+        self.next_look = self.calls + max(FEW, self.recorder.live.forget_dead())
+
     def bind(self, state: Any) -> CallResult:
         """The value of a state that has a buffer."""
-        value = computed(self.recorder, state.buffer.ready())
+        buffer: Buffer = state.buffer
+        value = computed(self.recorder, buffer.ready())
         self.recorder.bound.append(state)
+        value.buffer = buffer
         return value
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a read leaves the session as it is: beginning one anew costs as much as many calls.
+
+        A longer one ends there, as a recording would, so that a loop which reads and marks nothing is
+        recorded when its steps are alike.
+        """
+        return self.calls < LONG
+
+    def bind_all(self, states: list[Any]) -> list[CallResult]:
+        """Values for states of which none has one yet; raises AttributeError where one has no buffer."""
+        values = [computed(self.recorder, state.buffer.ready()) for state in states]
+        for state, value in zip(states, values):
+            state.value, value.buffer = value, state.buffer
+        self.recorder.bound.extend(states)
+        return values
+
     def own(self, state: Any) -> torch.Tensor:
-        """The value of a state that has one, as what a kernel may write to."""
-        x: torch.Tensor = state.value.tensor
+        """The value of a state that has one here, as what a kernel may write to."""
+        value = state.value
+        if value.recorder is not self.recorder:
+            raise AttributeError("it is another thread's")
+        x: torch.Tensor = value.tensor
         if state.base is None and _fills_its_memory(x) and self._may_overwrite(state.buffer):
             return x
         return x.clone(memory_format=torch.contiguous_format)
+
+    def own_all(self, states: list[Any]) -> list[torch.Tensor]:
+        """`own` of each."""
+        return [self.own(state) for state in states]
 
     def _may_overwrite(self, buffer: Buffer | None) -> bool:
         return buffer is None or (self._owns_inputs and not buffer.shared)
@@ -80,12 +114,15 @@ class OpByOp:
 
     def run(self, call: Call, numbers: Any) -> CallRun:
         """Run a call of computed values; `numbers`: of its scalars, by their slots."""
+        began = spans.now()
         try:
             made = call_runs.run(call, numbers, self._device)
         except Exception as error:
             raise out_of_memory.in_a_program(error, self._device, None)  # noqa: B904  it may be it
         call.results = tuple([None if x is None else computed(self.recorder, x) for x in made])
         self.calls += 1
+        if spans.timeline is not None:
+            note_call(call.overload, call.args, call.kwargs, call.results, began)
         return CallRun(call)
 
     def viewed(
@@ -137,8 +174,12 @@ class OpByOp:
         mine  those of the states that have a value here
         """
         views = [state for state in mine if state.base is not None]
+        if not views:
+            return
         of_base = Counter([id(view.base) for view in views])
-        held = Counter(map(id, states)) + Counter(map(id, mine)) + of_base
+        held = Counter(of_base)
+        held.update(map(id, states))
+        held.update(map(id, mine))
         bases = list({id(view.base): view.base for view in views}.values())
         only_viewed = {
             id(base): base
@@ -155,14 +196,24 @@ class OpByOp:
 
     def _settle(self, state: Any) -> None:
         if state.buffer is None:
-            value = state.value
-            x = value.tensor.resolve_neg().contiguous()
-            if not _fills_its_memory(x):
-                x = x.clone(memory_format=torch.contiguous_format)
-            state.buffer = Buffer(input_key(value.shape, value.dtype), self._device, x)
+            state.buffer = self._buffer_before(state.value) or self._new_buffer(state.value)
         state.value = None
         if state.views is not None:
             state.forget_ended_views()
+
+    def _buffer_before(self, value: CallResult) -> Buffer | None:
+        """The buffer that the value is in, where all that was done was to write into its memory."""
+        buffer: Buffer | None = getattr(value, "buffer", None)
+        value.buffer = None  # one tensor's at most
+        if buffer is None or not self._owns_inputs or buffer.handle is not value.tensor:
+            return None
+        return None if buffer.shared or buffer.failure() is not None else buffer
+
+    def _new_buffer(self, value: CallResult) -> Buffer:
+        x = value.tensor
+        if x.is_neg() or not _fills_its_memory(x):
+            x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
+        return Buffer(input_key(value.shape, value.dtype), self._device, x)
 
 
 def _shown(x: torch.Tensor, chain: Iterable[Any], copies: bool = False) -> torch.Tensor:

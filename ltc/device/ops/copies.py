@@ -12,7 +12,9 @@ import torch
 from torch.types import Device as DeviceLike
 
 from ltc.aten.call import Call, CallResult
+from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
+from ltc.device.op_by_op.computed import computed
 from ltc.device.recording.fallback import assign_host
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.tensors import (
@@ -36,6 +38,10 @@ aten = torch.ops.aten
 def _recorded(value: CallResult, overload: Any, args: tuple, kwargs: dict):
     """The value of one functional call on `value`."""
     recorder = value.recorder
+    session = recorder.op_by_op
+    if session is not None and is_plain_now():
+        session.calls += 1
+        return computed(recorder, overload(value.tensor, *args, **kwargs))
     key = (overload, value, *args, *kwargs.values())
 
     def make_call() -> Call:
@@ -148,6 +154,8 @@ def empty(
         )
     target = current_device() if device is None else device_of(device)
     recorder = target.recorder()
+    if recorder.op_by_op is not None and is_plain_now():
+        return wrap(recorder, computed(recorder, torch.zeros(shape, dtype=dtype, device="cpu")))
 
     def make_call() -> Call:
         call = Call(aten.zeros.default, (list(shape),), {"dtype": dtype}, line=user_line())
@@ -183,7 +191,11 @@ def resize_(
 ) -> torch.Tensor:
     """aten::resize_: the first elements stay, new ones are zero."""
     shape = tuple(size)
-    if shape != tuple(self.shape):
+    if shape == tuple(self.shape):
+        return self
+    if self.numel() == 0:  # nothing stays, so nothing is read
+        self.data = empty(shape, dtype=self.dtype, device=self.device)
+    else:
         old = host_tensor(self).reshape(-1)
         new = torch.zeros(shape, dtype=self.dtype)
         kept = min(old.numel(), new.numel())

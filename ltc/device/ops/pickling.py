@@ -95,7 +95,7 @@ def _patch_reduce() -> None:
     original = REDUCE_TENSOR.current
 
     def _reduce_ex_internal(self: torch.Tensor, protocol: int):
-        if not is_lazy(self):
+        if not is_lazy(self) or self.is_sparse:  # which is written as two others
             return original(self, protocol)
         return _pickled(self) if _saving.met is None else _saved(self)
 

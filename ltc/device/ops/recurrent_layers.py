@@ -242,9 +242,18 @@ def _falling(sizes: tuple[int, ...]) -> list[int]:
     return sorted((size for size in sizes if size > 0), reverse=True)
 
 
+def _has_stand_ins(argument: Any) -> bool:
+    parts = argument if isinstance(argument, (list, tuple)) else (argument,)
+    return any(isinstance(x, torch.Tensor) and has_own_dispatch(x) for x in parts)
+
+
 def _by_torch(overload: Any, *arguments: Any) -> Any:
-    """By torch's own formula: that in C++ has its errors, that in Python has tangents."""
-    if is_forward_mode():
+    """By torch's own formula.
+
+    That in C++ has its errors. That in Python has tangents, and asks nothing but Meta kernels where
+    the operands are stand-ins of a tracer.
+    """
+    if is_forward_mode() or any(map(_has_stand_ins, arguments)):
         return overload.decompose(*arguments)
     return kernel_of_key(overload)(DispatchKey.CompositeImplicitAutograd, *arguments)
 

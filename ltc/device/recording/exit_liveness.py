@@ -22,9 +22,11 @@ from ltc.device.recording.recorder import INPUT, Recorder
 from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
 from ltc.device.shapes import type_cache
+from ltc.device.symbolic.ending import leave_to_itself, program_at_sizes
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
 from ltc.runtime.compile import ProgramBinding, program_for
 from ltc.runtime.dump import save_graph
+from ltc.runtime.program import Program
 from ltc.support.reference_counts import (
     IN_TWO_LISTS,
     IN_TWO_LISTS_AND_A_VIEW,
@@ -146,6 +148,8 @@ def end(recorder: Recorder) -> None:
         raise
     recorder.last.ended = ended
     _settle(recorder, ended, alive, buffers)
+    if recorder.last.of is not None:
+        leave_to_itself(recorder)
     if observer is not None:
         observer.after_end(recorder, ended, alive)
 
@@ -257,7 +261,10 @@ class _Look:
         self.places.append(place)
 
     def _replace(self, value: CallResult, position: int) -> None:
-        if self.recorder.inputs[position].key is input_key(value.shape, value.dtype):
+        if self.recorder.inputs[position].key is not input_key(value.shape, value.dtype):
+            return
+        of = self.recorder.last.of
+        if of is None or of[0].has_size_of_input(value, position):
             self.replaced[value] = position
 
     def _outlive_base(self, view: State) -> None:
@@ -289,15 +296,11 @@ _NOWHERE: dict[int, Buffer] = {}  # never changed
 
 
 def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
-    before = ended.binding or recorder.last.bindings.get(_signature(ended))
-    program, binding = program_for(
-        before, recorder.path, ended.outputs, recorder.device.index, ended.replaced
-    )
-    if program.why is None:
-        explain_new(recorder, ended, before, binding.key, program)
+    if recorder.last.of is not None:
+        program, binding = program_at_sizes(recorder, ended)
+    else:
+        program, binding = _program(recorder, ended)
     if binding is not ended.binding:
-        type_cache.keep()
-        recorder.last.bindings = {**recorder.last.bindings, _signature(ended): binding}
         ended.binding = binding
         placed = {binding.outputs[o]: position for o, position in ended.replaced.items()}
         ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
@@ -313,6 +316,19 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
         recorder.replica,
     )
     return binding.recorded_outputs(made)
+
+
+def _program(recorder: Recorder, ended: Ended) -> tuple[Program, ProgramBinding]:
+    before = ended.binding or recorder.last.bindings.get(_signature(ended))
+    program, binding = program_for(
+        before, recorder.path, ended.outputs, recorder.device.index, ended.replaced
+    )
+    if program.why is None:
+        explain_new(recorder, ended, before, binding.key, program)
+    if binding is not ended.binding:
+        type_cache.keep()
+        recorder.last.bindings = {**recorder.last.bindings, _signature(ended): binding}
+    return program, binding
 
 
 def _signature(ended: Ended) -> tuple:

@@ -18,6 +18,7 @@ from ltc.device.recording.tensors import host_tensor, is_lazy, state_of, to_devi
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import write
 from ltc.errors import Unsupported
+from ltc.profiling import spans
 from ltc.support.torch_private import plain_functions
 
 
@@ -53,7 +54,11 @@ def run_eagerly(signature: Signature, values: list, device: Device):
     for i, argument in enumerate(signature.arguments):
         if argument.kind == DEVICE and values[i] is not None:
             copies[i] = torch.device("cpu")
+    began = spans.now()
     result = _call(signature, copies)
+    if spans.timeline is not None:
+        args = {"line": user_line()}
+        spans.timeline.add("fallback", signature.name, began, spans.now(), args)
     count(signature)
     for i in signature.written:
         _bring_back(values[i], copies[i])

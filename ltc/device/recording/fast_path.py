@@ -12,6 +12,7 @@ from __future__ import annotations
 from threading import get_ident
 from types import FunctionType
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -19,11 +20,30 @@ from ltc import config
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.device.op_by_op.computed import computed
 from ltc.device.op_by_op.unrecorded import sessions
+from ltc.device.recording.at_once_lines import (
+    RECORDED,
+    at_once_lines,
+    call_slow,
+    conditions,
+    indent,
+    may_be_number,
+    name_of,
+    new_tensor_lines,
+    returned_written,
+)
 from ltc.device.recording.recorder import KERNEL_FILE
-from ltc.device.recording.run_now import NeedsRule, TorchKernel, how_to_run, link_of, run
+from ltc.device.recording.run_now import (
+    CPU,
+    NeedsRule,
+    contiguous,
+    hold,
+    how_to_run,
+    link_of,
+    run,
+    tensors_here,
+)
 from ltc.device.recording.signature import (
     ATTRIBUTE,
-    GENERATOR,
     NUMBER,
     NUMBERS,
     OPTIONAL_TENSOR,
@@ -36,7 +56,7 @@ from ltc.device.recording.signature import (
 from ltc.device.recording.slow_path import OTHER_OPERAND, is_forced, record
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of, values_of
-from ltc.device.recording.views import link_view, link_views, write
+from ltc.device.recording.views import link_view, link_views, links_of, write
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import leave_to_python
 from ltc.tracebacks import shorten
@@ -47,6 +67,7 @@ _NAMESPACE = {
     "value_of": value_of,
     "values_of": values_of,
     "State": State,
+    "ref": ref,
     "get_ident": get_ident,
     "write": write,
     "shorten": shorten,
@@ -57,6 +78,12 @@ _NAMESPACE = {
     "is_plain_now": is_plain_now,
     "alias": torch.ops.aten.alias.default,
     "link_of": link_of,
+    "links_of": links_of,
+    "hold": hold,
+    "contiguous": contiguous,
+    "tensors": tensors_here,
+    "on_cpu": CPU,
+    "strided": torch.strided,
     "no_keywords": {},  # never changed
     "link_view": link_view,
     "link_views": link_views,
@@ -160,90 +187,29 @@ def _source(signature: Signature) -> str | None:
     recorder_of = f"value{first}[0]" if arguments[first].kind == TENSORS else f"value{first}"
     body = [
         "try:",
-        *_indent(reads),
+        *indent(reads),
         f"    recorder = {recorder_of}.recorder",
         f"except {_errors(arguments[first])}:",
-        f"    return {_call_slow(arguments)}",
-        "entry = recorder.cursor",
-        f"if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident()"
-        f"{_without_generator(arguments)}:",
-        "    recorder.last = entry",
-        "    recorder.cursor = entry.next",
-        *_indent(_scalar_lines(signature, scalars)),
-        *_indent(_result_lines(signature)),
-        *_run_now_lines(signature),
-        f"return {_call_slow(arguments)}",
+        f"    return {call_slow(arguments)}",
+        "session = recorder.now",
+        "if session is None:",
+        "    entry = recorder.cursor",
+        f"    if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident()"
+        f"{conditions(arguments)}:",
+        "        recorder.last = entry",
+        "        recorder.cursor = entry.next",
+        *indent(indent(_scalar_lines(signature, scalars))),
+        *indent(indent(_result_lines(signature))),
+        *at_once_lines(signature),
+        f"return {call_slow(arguments)}",
     ]
     leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]
-    lines = ["try:", *_indent(body), *leaving]
-    return "\n".join([f"def kernel({_parameters(arguments)}):", *_indent(lines)])
-
-
-def _run_now_lines(signature: Signature) -> list[str]:
-    """Lines for a call that is not recorded: torch's kernel runs, and its result is a new tensor.
-
-    What refuses there, or does more than that, goes the thorough way.
-    """
-    arguments, kernel = signature.arguments, how_to_run(signature)
-    is_view = signature.is_view and signature.returns == ("Tensor",)
-    if not kernel.runs_here or not (is_view or signature.makes_one_tensor):
-        return []
-    if is_view:
-        names = [_name(i, a) for i, a in enumerate(arguments)]
-        link = f"(overload, ({''.join(f'{name}, ' for name in names[1:])}), no_keywords, None)"
-        if any(a.keyword_only for a in arguments) or signature.op == "aten::expand":
-            link = f"(*link_of(signature, [{', '.join(names)}], made), None)"
-        lines = [f"return link_view(recorder, state0, computed(recorder, made), {link})"]
-    else:
-        made = "alias(made)" if kernel.may_be_operand else "made"
-        lines = [
-            f"value = computed(recorder, {made})",
-            "tensor = recorder.new_tensor(value.shape, value.dtype)",
-            *_new_state_lines(),
-            "return tensor",
-        ]
-    return [
-        "session = recorder.now",
-        "if session is not None and recorder.thread == get_ident() and is_plain_now():",
-        "    try:",
-        f"        made = call({', '.join(_operand(i, a, kernel) for i, a in enumerate(arguments))})",
-        "    except Exception:",
-        f"        return {_call_slow(arguments)}",
-        "    session.calls += 1",
-        *_indent(lines),
-    ]
-
-
-def _operand(i: int, argument: Argument, kernel: TorchKernel) -> str:
-    """What torch's own kernel is given for the argument."""
-    name = _name(i, argument)
-    given, kind = name, argument.kind
-    lay = "{}.tensor" if kernel.any_strides else "{}.tensor.contiguous()"
-    if kind == TENSOR:
-        given = lay.format(f"value{i}")
-        if _may_be_number(kernel.signature, i):
-            given = f"({name} if value{i}.__class__ is type else {given})"
-    elif kind == OPTIONAL_TENSOR:
-        given = f"(None if value{i} is None else {lay.format(f'value{i}')})"
-    elif kind == TENSORS:
-        given = f"[{lay.format('v')} for v in value{i}]"
-    elif kind == OPTIONAL_TENSORS:
-        given = f"[None if v is None else {lay.format('v')} for v in value{i}]"
-    return f"{name}={given}" if argument.keyword_only else given
-
-
-def _without_generator(arguments: tuple[Argument, ...]) -> str:
-    """A condition: a seed from a generator that the user passes is drawn the thorough way."""
-    names = [_name(i, a) for i, a in enumerate(arguments) if a.kind == GENERATOR]
-    return "".join(f" and {name} is None" for name in names)
+    lines = ["try:", *indent(body), *leaving]
+    return "\n".join([f"def kernel({_parameters(arguments)}):", *indent(lines)])
 
 
 def _errors(first: Argument) -> str:
     return "(*other_operand, IndexError)" if first.kind == TENSORS else "other_operand"
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return ["    " + line for line in lines]
 
 
 def _parameters(arguments: tuple[Argument, ...]) -> str:
@@ -253,17 +219,8 @@ def _parameters(arguments: tuple[Argument, ...]) -> str:
             keyword_only = True
             parts.append("*")
         default = f"=default{position}" if argument.has_default else ""
-        parts.append(_name(position, argument) + default)
+        parts.append(name_of(position, argument) + default)
     return ", ".join(parts)
-
-
-def _name(position: int, argument: Argument) -> str:
-    return argument.name if argument.keyword_only else f"a{position}"
-
-
-def _call_slow(arguments: tuple[Argument, ...]) -> str:
-    parts = [f"{a.name}={a.name}" if a.keyword_only else f"a{i}" for i, a in enumerate(arguments)]
-    return f"slow({', '.join(parts)})"
 
 
 def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
@@ -272,17 +229,17 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
     key: list[str] = []
     scalars: list[str] = []
     for i, argument in enumerate(signature.arguments):
-        name = _name(i, argument)
+        name = name_of(i, argument)
         if argument.kind == TENSOR:
-            may_be_number = _may_be_number(signature, i)
-            reads += _read_tensor(i, name, may_be_number)
+            is_number = may_be_number(signature, i)
+            reads += _read_tensor(i, name, is_number)
             key.append(f"value{i}")
-            if may_be_number:
+            if is_number:
                 append = f"recorder.scalars.append({name})"
                 scalars += [f"if value{i}.__class__ is type:", f"    {append}"]
         elif argument.kind == OPTIONAL_TENSOR:
             reads += [f"if {name} is None:", f"    value{i} = None", "else:"]
-            reads += _indent(_read_tensor(i, name, False))
+            reads += indent(_read_tensor(i, name, False))
             key.append(f"value{i}")
         elif argument.kind == TENSORS:
             reads += _read_tensors(i, name)
@@ -304,28 +261,20 @@ def _reads(signature: Signature) -> tuple[list[str], list[str], list[str]]:
     return reads, key, scalars
 
 
-def _may_be_number(signature: Signature, i: int) -> bool:
-    """Whether a number may stand where the schema has a tensor: not as the first of them."""
-    arguments = signature.arguments
-    is_pointwise = torch.Tag.pointwise in signature.overload.tags
-    seen_tensor = any(a.kind == TENSOR for a in arguments[:i])
-    return is_pointwise and seen_tensor and not arguments[i].written
-
-
-def _read_tensor(i: int, name: str, may_be_number: bool) -> list[str]:
+def _read_tensor(i: int, name: str, is_number: bool) -> list[str]:
     lines = [
         f"state{i} = storage_of({name}).lazy",
         f"value{i} = state{i}.value",
         f"if value{i} is None:",
         f"    value{i} = value_of(state{i})",
     ]
-    if not may_be_number:
+    if not is_number:
         return lines
     return [
         f"if {name}.__class__ in number_types:",
         f"    value{i} = {name}.__class__",
         "else:",
-        *_indent(lines),
+        *indent(lines),
     ]
 
 
@@ -382,16 +331,13 @@ def _result_lines(signature: Signature) -> list[str]:
         for i in written:
             condition, writes = arguments[i].written_with, _write_next_lines(i, arguments[i].kind)
             if condition is not None:
-                writes = [f"if {condition} is not None:", *_indent(writes)]
+                writes = [f"if {condition} is not None:", *indent(writes)]
             lines += writes
     else:
         lines = []
     if not signature.returns_written:
-        return lines + _new_tensor_lines(signature)
-    names = [_name(i, arguments[i]) for i in written]
-    if not signature.returns:
-        return [*lines, "return"]
-    return [*lines, f"return {names[0] if len(signature.returns) == 1 else ', '.join(names)}"]
+        return lines + _made_lines(signature)
+    return [*lines, returned_written(signature)]
 
 
 def _write_next_lines(i: int, kind: str) -> list[str]:
@@ -401,7 +347,7 @@ def _write_next_lines(i: int, kind: str) -> list[str]:
     # the states first: zip must not take a result that it has no state for
     return [
         f"for state, result in zip(states{i}, results):",
-        *_indent(_write_lines("state", "result")),
+        *indent(_write_lines("state", "result")),
     ]
 
 
@@ -415,22 +361,12 @@ def _write_lines(state: str, result: str) -> list[str]:
     ]
 
 
-def _new_state_lines() -> list[str]:
-    return [
-        "storage_of(tensor).lazy = state = State()",
-        "state.value = value",
-        "state.device = recorder.device",
-        "state.buffer = state.views = state.base = None",
-        "recorder.live.append(state)",
-    ]
-
-
-def _new_tensor_lines(signature: Signature) -> list[str]:
-    new = ["tensor = recorder.new_tensor(value.shape, value.dtype)", *_new_state_lines()]
+def _made_lines(signature: Signature) -> list[str]:
     if signature.returns == ("Tensor",):
         return [
             f"value = {'next(results)' if signature.written else 'entry.value'}",
-            *new,
+            *new_tensor_lines(),
+            RECORDED,
             "return tensor",
         ]
     return [
@@ -439,7 +375,7 @@ def _new_tensor_lines(signature: Signature) -> list[str]:
         "    if value is None:",
         "        tensors.append(None)",
         "        continue",
-        *_indent(new),
+        *indent([*new_tensor_lines(), RECORDED]),
         "    tensors.append(tensor)",
         "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
     ]

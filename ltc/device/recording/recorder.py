@@ -19,17 +19,19 @@ from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
+from ltc.device.call_place import place_of_call
 from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.op_by_op import forks
 from ltc.device.op_by_op.computed import LivingStates
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
-from ltc.device.recording.random_state import RandomState
+from ltc.device.random_state import RandomState
 from ltc.device.recording.state import State
+from ltc.device.symbolic.going_on import entry_for, other_way, wants_another
 from ltc.device.torch_device import empty_tensor
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.buffer import Buffer, byte_size, input_key
+from ltc.support.process.thread_frames import thread_frames
 from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
-from ltc.support.thread_frames import thread_frames
 from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor
 
 INPUT = "ltc::input"
@@ -56,6 +58,8 @@ class Entry:
                  and the last entry; else None
     follow       the entry that began the recording after one that ended here
     passed       what went on from here and was not recorded; None where all was
+    symbolic     the path of symbols that goes on from here, or why there is none; None: nobody asked
+    of           of an entry of a path of symbols: that path, and its position there
     """
 
     __slots__ = (
@@ -73,6 +77,8 @@ class Entry:
         "run",
         "follow",
         "passed",
+        "symbolic",
+        "of",
     )
     next: Entry
     parent: Any  # an Entry; None of a root
@@ -86,11 +92,14 @@ class Entry:
     value: Any  # a CallResult, but where the call has no result at all
     run: tuple[list[Any], list[CallResult], Entry] | None
     passed: forks.PassedBy | None
+    symbolic: Any
+    of: Any  # of device/symbolic/
 
     def __init__(self, key: Any, parent: Entry | None, call: Call | None) -> None:
         self.key, self.parent, self.call = key, parent, call
         self.next, self.branches, self.follow = END, None, END
         self.bindings, self.ended, self.run, self.passed = _NONE, None, None, None
+        self.symbolic = self.of = None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
         self.depth = 0 if parent is None else parent.depth + 1
@@ -99,6 +108,14 @@ class Entry:
     def branch(self, key: tuple) -> Entry | None:
         """The entry that has followed under this key, if any has; `next` is not looked at."""
         return self.branches.get(_hashable(key)) if self.branches is not None else None
+
+    def expect_for_itself(self, key: tuple) -> None:
+        """Let what goes on from here with `key` be recorded the next time, at its size alone."""
+        if self.passed is None:
+            self.passed = forks.PassedBy()
+        self.passed.expect(_hashable(key))
+        if self.branches:
+            self.next = next(iter(self.branches.values()))
 
     def add_branch(self, entry: Entry) -> None:
         """Let `entry` follow this one; the caller makes it `next`."""
@@ -138,6 +155,14 @@ class GoesOpByOp(Interrupted):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+
+
+class TakesOtherPath(Interrupted):
+    """What was recorded so far becomes the beginning of another path, by `way`."""
+
+    def __init__(self, recorder: Recorder, way: Callable[[], object]) -> None:
+        super().__init__()
+        self.recorder, self.way = recorder, way
 
 
 class Recorder:
@@ -267,12 +292,10 @@ class Recorder:
         entry = last.next
         if entry.key != key:
             entry = last.branch(key)
-        if entry is None and self.fork_evidence is None:
-            following = last.next if last is not self.root else self._expected()
-            self.fork_evidence = fork_at(last, following, key)
-        if (entry is None or self.cursor is STOPPED) and self._goes_op_by_op(last, key, entry):
-            raise GoesOpByOp(self)
+        if entry is None or self.cursor is STOPPED:
+            entry = self._not_recorded(last, key, entry)
         if entry is None:
+            self._note_fork(last, key)
             entry = self._add(key, make_call())
         last.next = entry
         if last is self.root:
@@ -281,14 +304,43 @@ class Recorder:
         self.cursor = entry.next
         return entry
 
-    def _goes_op_by_op(self, last: Entry, key: tuple, known: Entry | None) -> bool:
-        """Whether what comes next is run at once: all that LTC_TIER=op_by_op lets, else what is new."""
+    def _note_fork(self, last: Entry, key: tuple) -> None:
+        if self.fork_evidence is None:
+            following = last.next if last is not self.root else self._expected()
+            self.fork_evidence = fork_at(last, following, key)
+
+    def _not_recorded(self, last: Entry, key: tuple, known: Entry | None) -> Entry | None:
+        """What comes next without being recorded: a known entry, or one of a path of symbols.
+
+        None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere.
+        """
         if forks.is_forced():
-            return self._may_go_op_by_op()
-        if known is not None or last.branches is None or len(last.branches) < forks.RECORDED:
-            return False
-        if not self._may_go_op_by_op():
-            return False
+            if self._may_go_op_by_op():
+                raise GoesOpByOp(self)
+            return known
+        has_forked = last.branches is not None and len(last.branches) >= forks.RECORDED
+        if known is not None or (last.of is None and not has_forked):
+            return known
+        if last.of is None and not self._may_go_op_by_op():
+            return None
+        if last.passed is not None and last.passed.is_expected(_hashable(key)):
+            return None
+        entry: Entry | None = entry_for(self, last, key)
+        if entry is None:
+            self._leave(last, key)
+        return entry
+
+    def _leave(self, last: Entry, key: tuple) -> None:
+        """Raise how what comes next is run, unless it is to be recorded here."""
+        self._note_fork(last, key)
+        if last.of is not None:
+            way = other_way(self, last, key)
+            raise GoesOpByOp(self) if way is None else TakesOtherPath(self, way)
+        if not wants_another(last) and self._passes(last, key):
+            raise GoesOpByOp(self)
+
+    def _passes(self, last: Entry, key: tuple) -> bool:
+        """Whether what comes next is run op by op this time."""
         if self.fork != (last, key):  # else a kernel has asked, and its call goes the thorough way
             if last.passed is None:
                 last.passed = forks.PassedBy()
@@ -304,7 +356,19 @@ class Recorder:
         self.op_by_op = self.now = OpByOp(self)
         self.cursor, self.interrupted, self.fork = STOPPED, True, None
 
+    def end_op_by_op(self) -> None:
+        """What an ended thread left has run: it becomes buffers, unless another thread sees to that."""
+        if self.op_by_op is not None and self.lock.acquire(blocking=False):
+            try:
+                if self.op_by_op is not None:
+                    self.op_by_op.end()
+                    self.restart()
+            finally:
+                self.lock.release()
+
     def _add(self, key: tuple, call: Call) -> Entry:
+        if call.line:
+            call.module, call.forward = place_of_call(call.line)
         entry = Entry(key, self.last, call)
         self.last.add_branch(entry)
         self.entries += 1
@@ -377,6 +441,8 @@ class Recorder:
             if entry.value is not value or value.call.overload != INPUT:
                 return values
             entry, following = entry.parent, entry
+        if (following.of is None) is not (self.last.of is None):
+            return values  # sizes of the latter change, the former is not told
         following.run = [input_key(v.shape, v.dtype) for v in values], values, self.last
         return values
 
@@ -478,9 +544,10 @@ class Device:
         # the numbers alone: a frame that is kept keeps alive what its function had in hand
         running = set(thread_frames())
         for thread, recorder in known:
-            if thread not in running and (
-                recorder.nothing_pending or (even_pending and recorder.nothing_awaited)
-            ):
+            if thread in running:
+                continue
+            recorder.end_op_by_op()
+            if recorder.nothing_pending or (even_pending and recorder.nothing_awaited):
                 # another thread may have dropped it meanwhile, or may get its number
                 if self.recorders.get(thread) is recorder:
                     self.recorders.pop(thread, None)

@@ -17,16 +17,24 @@ from ltc.backends.interpreter.stride_rules import takes_any_strides
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.device.op_by_op.computed import computed
 from ltc.device.op_by_op.unrecorded import OpByOp
-from ltc.device.recording.recorder import Recorder
+from ltc.device.recording.recorder import Interrupted, Recorder
 from ltc.device.recording.signature import OPTIONAL_TENSORS, TENSORS, Signature
 from ltc.device.recording.state import State
-from ltc.device.recording.tensors import wrap, wrap_all
+from ltc.device.recording.tensors import device_of, wrap, wrap_all
 from ltc.device.recording.views import link_all, link_by, links_of, write
+from ltc.device.timed_calls import note_call
 from ltc.device.torch_device import storage_of
-from ltc.support.torch_private import function_of
+from ltc.profiling import spans
+from ltc.support.torch_private import DEVICE_TYPE, function_of
 
+CPU = torch.device("cpu")
 _LISTS = frozenset({TENSORS, OPTIONAL_TENSORS})
 _OWN = frozenset({"ltc::attention", "ltc::attention_gradient"})  # their formulas see to strides
+# memory without values is zeros, in every tier
+_WITH_VALUES = {
+    "aten::empty_like": torch.ops.aten.zeros_like.default,
+    "aten::new_empty": torch.ops.aten.new_zeros.default,
+}
 _OTHER_LAYOUTS = ("sparse", "mkldnn", "nested")  # their kernels make what no ltc tensor can hold
 
 
@@ -43,10 +51,12 @@ class TorchKernel:
     makes_one   whether all they do is to make a tensor
     may_be_operand  which may be one that they were given: then what holds it gets an alias
     tensors     (place, whether it is a list) of each argument that takes tensors
+    device, layout  the places of these arguments, or None
     """
 
     __slots__ = ("signature", "runs_here", "call", "count", "positional", "names", "tensors",
-                 "any_strides", "writes", "writes_lists", "makes_one", "may_be_operand")  # fmt: skip
+                 "any_strides", "writes", "writes_lists", "makes_one", "may_be_operand",
+                 "device", "layout")  # fmt: skip
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -55,17 +65,19 @@ class TorchKernel:
             or signature.checks_values
             or signature.has_no_result
             or signature.may_resize
-            or signature.device is not None
             or not signature.returns_tensors
-            or not signature.tensors
-            or begins_undefined(signature.name)
+            or not (signature.tensors or signature.device is not None)
+            or (begins_undefined(signature.name) and signature.name not in _WITH_VALUES)
             or any(word in signature.name for word in _OTHER_LAYOUTS)
         )
-        self.call = function_of(signature.overload)
+        self.call = function_of(_WITH_VALUES.get(signature.name, signature.overload))
         self.count = len(signature.arguments)
         self.names = [a.name for a in signature.arguments if a.keyword_only]
         self.positional = self.count - len(self.names)
         self.tensors = [(i, a.kind in _LISTS) for i, a in signature.tensors]
+        self.device = signature.device
+        places = {a.name: i for i, a in enumerate(signature.arguments)}
+        self.layout = places.get("layout")
         self.any_strides = takes_any_strides(signature.name) or signature.name in _OWN
         self.writes = bool(signature.written)
         self.writes_lists = any(signature.arguments[i].kind in _LISTS for i in signature.written)
@@ -87,7 +99,8 @@ def run(kernel: TorchKernel, session: OpByOp, args: Sequence[Any], kwargs: dict)
         values: Sequence[Any] = args
         if kwargs or len(args) != kernel.count:
             values = kernel.signature.in_schema_order(tuple(args), kwargs)
-        recorder.now = session  # another thread that was to end it has to look again
+        # Another thread that was to end it has to look again. Who profiles wants every call here.
+        recorder.now = session if spans.timeline is None else None
         operands = _operands(kernel, session, values)
         session.calls += 1
         if kernel.makes_one:
@@ -109,7 +122,19 @@ def _operands(kernel: TorchKernel, session: OpByOp, values: Any) -> list:
             operands[place] = _tensor(session, recorder, operand)
         if not kernel.any_strides:
             operands[place] = _contiguous(operands[place])
+    if kernel.device is not None:
+        _require_here(recorder, operands[kernel.device])
+        operands[kernel.device] = CPU
+    if kernel.layout is not None and operands[kernel.layout] not in (None, torch.strided):
+        raise NeedsRule
     return operands
+
+
+def _require_here(recorder: Recorder, device: torch.device | None) -> None:
+    if device is None or device == recorder.device.torch_device:
+        return
+    if device.type != DEVICE_TYPE or device_of(device) is not recorder.device:
+        raise NeedsRule
 
 
 def _with_writes_and_views(
@@ -131,6 +156,15 @@ def _with_writes_and_views(
 
 
 def _called(kernel: TorchKernel, operands: list, writes: bool) -> Any:
+    if spans.timeline is None:
+        return _ran(kernel, operands, writes)
+    began = spans.now()
+    made = _ran(kernel, operands, writes)
+    note_call(kernel.signature.overload, operands, {}, (made,), began)
+    return made
+
+
+def _ran(kernel: TorchKernel, operands: list, writes: bool) -> Any:
     try:
         if not is_plain_now():
             with PlainDispatch():
@@ -168,11 +202,18 @@ def _tensor(session: OpByOp, recorder: Recorder, operand: Any) -> Any:
 def _tensors(session: OpByOp, recorder: Recorder, operands: Any) -> list:
     try:
         values = [storage.lazy.value for storage in map(storage_of, operands)]
-        if {value.recorder for value in values} == {recorder}:
-            return [value.tensor for value in values]
+        if all(values):
+            return tensors_here(recorder, values)
     except (AttributeError, TypeError, NotImplementedError):
         pass  # not all have a value
     return [_tensor(session, recorder, operand) for operand in operands]
+
+
+def tensors_here(recorder: Recorder, values: Sequence[Any]) -> list:
+    """Their tensors, None for None; raises AttributeError where one was not computed here."""
+    if not {value.recorder for value in values if value is not None} <= {recorder}:
+        raise Interrupted
+    return [None if value is None else value.tensor for value in values]
 
 
 def _other(operand: Any) -> Any:
@@ -186,9 +227,11 @@ def _other(operand: Any) -> Any:
 def _contiguous(operand: Any) -> Any:
     if operand.__class__ is list:
         return [_contiguous(part) for part in operand]
-    if operand.__class__ is torch.Tensor and not operand.is_contiguous():
-        return operand.contiguous()
-    return operand
+    return contiguous(operand) if operand.__class__ is torch.Tensor else operand
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _own(session: OpByOp, operand: Any) -> Any:
@@ -201,19 +244,20 @@ def _hold(session: OpByOp, operand: Any, tensor: Any) -> None:
     """The written `operand` has the value that the kernel has left in `tensor`."""
     if isinstance(operand, (list, tuple)):
         for storage, written in zip(map(storage_of, operand), tensor):
-            _let_hold(session, storage.lazy, written)
+            hold(session.recorder, storage.lazy, written)
     elif tensor.size() == operand.size():
-        _let_hold(session, storage_of(operand).lazy, tensor)
+        hold(session.recorder, storage_of(operand).lazy, tensor)
     else:  # the kernel has resized it
         operand.data = wrap(session.recorder, computed(session.recorder, tensor))
 
 
-def _let_hold(session: OpByOp, state: State, tensor: torch.Tensor) -> None:
+def hold(recorder: Recorder, state: State, tensor: torch.Tensor) -> None:
+    """`state` has the value that a kernel has left in `tensor`."""
     value: Any = state.value
     if state.views is None and value.tensor is tensor:
         state.buffer = None
     else:
-        write(state, computed(session.recorder, tensor))
+        write(state, computed(recorder, tensor))
 
 
 def _views(recorder: Recorder, signature: Signature, values: Any, made: Any) -> Any:

@@ -33,7 +33,7 @@ from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import link_all, link_by, links_of, write
 from ltc.device.shapes.meta import NoTypes, result_types
 from ltc.device.torch_device import storage_of
-from ltc.support.torch_private import plain_functions
+from ltc.support.torch_private import plain_functions, shown_region
 
 _NUMBER_TYPES = {
     bool: torch.bool,
@@ -61,7 +61,7 @@ RESIZES = "resizes"  # in the key of an entry that changes the shape of what it 
 
 def record(signature: Signature, *args: Any, **kwargs: Any):
     """Record one call and return what the overload returns; the way for every special case."""
-    with metrics.timed("LazyTracing"), plain_functions():
+    with metrics.timed("LazyTracing"), plain_functions(), shown_region("ltc::record"):
         return _record(signature, signature.in_schema_order(args, kwargs))
 
 

@@ -16,7 +16,7 @@ import torch
 from ltc.aten.call import CallResult
 from ltc.device.torch_device import empty_tensor, storage_of
 from ltc.runtime.buffer import Buffer
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.reference_counts import IN_TWO_LISTS, each_holder_counts, reference_counts
 
 _ids = itertools.count(1)

@@ -25,7 +25,9 @@ from ltc.device.recording.recorder import (
     GoesOpByOp,
     Interrupted,
     Recorder,
+    TakesOtherPath,
     devices,
+    devices_in_use,
 )
 from ltc.device.recording.state import State
 from ltc.device.recording.user_line import user_line
@@ -33,13 +35,20 @@ from ltc.device.shapes.meta import result_types
 from ltc.errors import SyncForbidden
 from ltc.explaining.explanation import Explanation
 from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.profiling import spans
 from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
 from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
-from ltc.support.thread_frames import thread_frames
+from ltc.support.process.held_signals import held
+from ltc.support.process.thread_frames import thread_frames, wants_processor
+from ltc.support.torch_private import shown_region
 
 # --- a recording and its threads ------------------------------------------------------------------
+
+
+_STOP_SECONDS = 5.0  # within which a thread that is at work comes to its next call
+_REST_SECONDS = 0.2  # and one that waits for something else may not
 
 
 class _ClosedRecordings(threading.local):
@@ -85,6 +94,11 @@ def _closed(recorder: Recorder, action: Callable[..., Any], *arguments: Any) -> 
             if _this_thread.holding:
                 raise
             _flush_having_let_go(pending.recorder)
+        except TakesOtherPath as other:
+            if _this_thread.holding:
+                raise
+            with recorder.lock:
+                other.way()
         except GoesOpByOp as fork:
             if _this_thread.holding:
                 raise
@@ -156,6 +170,8 @@ def values_of(states: list[State]) -> list[CallResult]:
             value_of(s) if v is None or v.recorder is not recorder else v
             for s, v in zip(states, values)
         ]
+    if recorder.now is not None and all([state.buffer is not None for state in states]):
+        return recorder.now.bind_all(states)
     return recorder.bind_as_before(states) or recorder.note_run([value_of(s) for s in states])
 
 
@@ -225,7 +241,11 @@ def _forbidden_text(value: CallResult) -> str:
 def _cut(recorder: Recorder, explanation: Explanation) -> None:
     """End a recording before its step's mark; the one behind it knows of that where it is new."""
     recorder.cut_here = explanation
+    began = spans.now()
     flush(recorder)
+    if spans.timeline is not None:
+        line = explanation.line
+        spans.timeline.add("cut", "cut at a read", began, spans.now(), {"line": line})
     recorder.cut_by = explanation if recorder.ended.follow is END else None
 
 
@@ -238,13 +258,15 @@ def flush(recorder: Recorder) -> None:
     with recorder.lock:
         if recorder.nothing_pending:
             return
-        try:
-            if recorder.op_by_op is not None:
-                recorder.op_by_op.end()
-            else:
-                end(recorder)
-        finally:
-            recorder.restart()
+        executor_of(recorder.device.index).wait_for_room()  # while it can be interrupted
+        with held:
+            try:
+                if recorder.op_by_op is not None:
+                    recorder.op_by_op.end()
+                else:
+                    end(recorder)
+            finally:
+                recorder.restart()
 
 
 def _raise_unreported(device: Device) -> None:
@@ -308,6 +330,31 @@ def _is_recording(thread: int) -> bool:
     return False
 
 
+def stop_other_threads() -> None:
+    """At the end of the program: its threads that are left wait for ever where they next record.
+
+    Python ends a thread that asks for the interpreter while it goes down, and where C++ has called
+    Python for that thread, as torch has for a kernel, this ends the process.
+    """
+    left = {thread.ident: thread.native_id for thread in threading.enumerate()}
+    left.pop(get_ident())
+    for device in devices_in_use():
+        for recorder in list(device.recorders.values()):
+            native = left.get(recorder.thread)
+            if native is not None and recorder.lock.acquire(timeout=_STOP_SECONDS):
+                begun = time.monotonic()
+                while not _waits_to_record(recorder) and time.monotonic() - begun < (
+                    _STOP_SECONDS if wants_processor(native) else _REST_SECONDS
+                ):
+                    time.sleep(0.001)
+
+
+def _waits_to_record(recorder: Recorder) -> bool:
+    recorder.cursor, recorder.now = STOPPED, None
+    frame = thread_frames().get(recorder.thread)
+    return frame is None or frame.f_code is _closed.__code__
+
+
 # --- step marks -----------------------------------------------------------------------------------
 
 
@@ -316,14 +363,19 @@ def end_step(device: Device) -> None:
 
     Raises the error of a program that failed since the last mark, this one or an earlier one.
     """
+    held.watch()  # over handlers that the program has set meanwhile
     recorder = device.recorder()
     recorder.has_marks, recorder.marked_by = True, None
+    began, timeline = spans.now(), spans.timeline
     try:
-        flush(recorder)
+        with shown_region("ltc::mark_step"):
+            flush(recorder)
         _raise_unreported(device)
     finally:
         device.random.end_step()
         metrics.count("DestroyLtcTensor", account_of(device.index).take_freed())
+        if timeline is not None:
+            timeline.end_step(began)
 
 
 def wait_device_ops(chosen: list[Device] | None = None) -> None:

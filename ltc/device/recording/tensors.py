@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from ltc.device.recording.state import State, new_state
 from ltc.device.recording.sync import ready_buffer
 from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor
+from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.profiling import spans
 from ltc.runtime import out_of_memory
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
@@ -162,11 +165,15 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
         raise out_of_memory.in_an_upload(error, device.index)  # noqa: B904  it may be the same
     if watching:
         note_uploads(tensors, buffers)
-    metrics.count("DeviceDataCacheMiss", len(buffers))
     elapsed = time.perf_counter_ns() - started
-    metrics.record("TransferToDeviceTime", elapsed, "time")
-    metrics.record("TensorToData", elapsed, "time")
-    metrics.record("OutboundData", sum(buffer.nbytes for buffer in buffers), "bytes")
+    metrics.note(
+        (("DeviceDataCacheMiss", len(buffers)),),
+        (
+            ("TransferToDeviceTime", elapsed, "time"),
+            ("TensorToData", elapsed, "time"),
+            ("OutboundData", sum([buffer.nbytes for buffer in buffers]), "bytes"),
+        ),
+    )
     return buffers
 
 
@@ -202,6 +209,11 @@ def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def host_value(state: State) -> torch.Tensor:
     """A state's value as a contiguous CPU tensor; it may be device memory: do not write."""
+    value = state.value
+    if value is not None and state.buffer is None and value.recorder.now is not None:
+        computed = _computed_here(value)
+        if computed is not None:
+            return computed
     if state.base is None or state.buffer is not None:
         return _downloaded(ready_buffer(state))
     plain = _downloaded(ready_buffer(state.base))
@@ -213,6 +225,22 @@ def host_value(state: State) -> torch.Tensor:
     return plain
 
 
+def _computed_here(value: CallResult) -> torch.Tensor | None:
+    """The value where it is there already, and its recording goes on; else None."""
+    session = value.recorder.now
+    if session is None or value.recorder.thread != get_ident() or not session.goes_on:
+        return None
+    if watching or reads_are_forbidden():
+        return None
+    with plain_functions(), torch.no_grad():
+        plain = value.tensor.resolve_neg().contiguous()
+    metrics.note(
+        (("EarlySyncLiveTensorsCount", 1),),
+        (("TransferFromDeviceTime", 0, "time"), ("InboundData", plain.nbytes, "bytes")),
+    )
+    return plain
+
+
 def _downloaded(buffer: Buffer) -> torch.Tensor:
     if not device_at(buffer.device).has_one_recorder():
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
@@ -220,8 +248,13 @@ def _downloaded(buffer: Buffer) -> torch.Tensor:
         note_obstacle("reads a value")
     started = time.perf_counter_ns()
     value = download(buffer.ready(), buffer.dtype)
-    metrics.record("TransferFromDeviceTime", time.perf_counter_ns() - started, "time")
-    metrics.record("InboundData", buffer.nbytes, "bytes")
+    elapsed = time.perf_counter_ns() - started
+    metrics.note(
+        (), (("TransferFromDeviceTime", elapsed, "time"), ("InboundData", buffer.nbytes, "bytes"))
+    )
+    if spans.timeline is not None:
+        end, args = spans.now(), {"bytes": buffer.nbytes}
+        spans.timeline.add("download", f"read {list(buffer.shape)}", end - elapsed, end, args)
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -16,12 +17,14 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.private_folder import private_folder
-from ltc.distributed.transport.shm_segment import Region
+from ltc.distributed.transport.shm_segment import Region, region_bytes
 from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import SharedMemoryWire
+from ltc.errors import LtcError
 from ltc.ir.collective import Collective
 from ltc.support.torch_private import default_store
 
+_log = logging.getLogger("ltc")
 _NAMES = {"sum": "sum", "avg": "sum", "product": "mul", "min": "min", "max": "max"}
 _KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 
@@ -116,17 +119,26 @@ def _folder_that_all_see(store: dist.Store, rank: int, size: int) -> str | None:
     The first rank of the group makes it.  Whoever does not find it, or finds another one, says so.
     """
     if rank == 0:
-        folder = _folders.enter_context(private_folder())
         token = secrets.token_hex(16)
-        with open(os.path.join(folder, "token"), "w") as file:
-            file.write(token)
-        store.set("place", f"{folder}\n{token}")
+        store.set("place", f"{_new_folder(token, size)}\n{token}")
     folder, token = store.get("place").decode().split("\n")
     store.add("not seen", int(_read(os.path.join(folder, "token")) != token))
     store.add("looked", 1)
     while store.add("looked", 0) < size:
         time.sleep(_POLL_SECONDS)
     return None if store.add("not seen", 0) else folder
+
+
+def _new_folder(token: str, size: int) -> str:
+    """Its path, with the token in it; "" where there is no room for what the ranks exchange."""
+    try:
+        folder = _folders.enter_context(private_folder(region_bytes(size)))
+    except LtcError as error:
+        _log.warning("A process group exchanges through torch.distributed: %s", error)
+        return ""
+    with open(os.path.join(folder, "token"), "w") as file:
+        file.write(token)
+    return folder
 
 
 def _read(path: str) -> str:

@@ -57,7 +57,18 @@ def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[t
     kind   a value of KINDS; Unsupported for another
     group  the name of a process group
     """
-    return _record("all_reduce", tensors, group, [x.shape for x in tensors], reduction=kind)
+    shapes = [x.shape for x in tensors]
+    if kind == "avg" and not all(x.is_floating_point() for x in tensors):
+        sums = _record("all_reduce", tensors, group, shapes, reduction="sum")
+        return [_mean(x, resolve_process_group(group).size()) for x in sums]
+    return _record("all_reduce", tensors, group, shapes, reduction=kind)
+
+
+def _mean(total: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Of that many; whole numbers are cut as NCCL cuts them, where gloo has an error."""
+    if total.is_floating_point() or total.is_complex():
+        return total / ranks
+    return total.div(ranks, rounding_mode="trunc")
 
 
 def all_gather(tensors: Sequence[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:

@@ -7,7 +7,6 @@ where its threads are.  It does not outlive the parent.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import pickle
@@ -27,13 +26,15 @@ from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import current_device, set_current_device
 from ltc.distributed.launch.pickled_call import PickledCall
-from ltc.support.thread_frames import thread_frames
+from ltc.profiling.last_lines import last_lines
+from ltc.profiling.profile import whole_run
+from ltc.support.process.parent_death import end_with_parent
+from ltc.support.process.thread_frames import thread_frames
 from ltc.tracebacks import shorten
 from ltc.utils import steps
 
 STACKS = b"stacks"  # the parent's question
 FAILED = 1  # the exit code of a rank that has reported an error
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def run_rank(
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # so that it can be ended together with its own children
     if role.dies_with:
-        _die_with_parent()
+        end_with_parent(signal.SIGKILL)  # where the kernel can; else see _start_watcher
     if role.parent and os.getppid() != role.parent:
         os._exit(FAILED)  # the parent was gone before
     if output is not None:
@@ -130,8 +131,9 @@ def run_rank(
 def _called(rank: int, user_call: PickledCall) -> Any:
     """What the user's function returns, once all that it has begun is over."""
     fn, args = user_call.open()
-    value = fn(rank, *args)
-    finish()
+    with whole_run(), last_lines():
+        value = fn(rank, *args)
+        finish()
     return value
 
 
@@ -187,12 +189,6 @@ def _print_to(output: Connection) -> None:
 
 
 # --- the parent ---------------------------------------------------------------------------------
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the parent ends, where it can; see _start_watcher."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _close(*connections: Connection) -> None:

@@ -22,8 +22,9 @@ from ltc import config
 from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Stacks, run_rank
 from ltc.distributed.launch.pickled_call import PickledCall
 from ltc.distributed.transport.private_folder import private_folder
+from ltc.distributed.transport.shm_segment import LANES, region_bytes
 from ltc.errors import LtcError
-from ltc.support import processors
+from ltc.support.process import processors
 from ltc.tracebacks import entrance
 
 POLL_SECONDS = 0.1  # how soon a death is seen that no pipe tells of
@@ -97,7 +98,8 @@ class Ranks:
         self._resources = contextlib.ExitStack()
         self._members: list[_Member] = []
         user_call = PickledCall(fn, args)
-        self._folder = self._resources.enter_context(private_folder())
+        replicas = count * (devices or config.value("LTC_NUM_DEVICES"))
+        self._folder = self._resources.enter_context(private_folder(LANES * region_bytes(replicas)))
         try:
             for rank in range(count):
                 member = _Member(rank, self._folder, prefixed)

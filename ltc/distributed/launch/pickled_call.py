@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import logging
 import pickle
 import sys
 from collections import ChainMap
@@ -12,13 +13,16 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+_log = logging.getLogger("ltc")
+
 
 class PickledCall:
     """`fn` and `args` for one process or several.
 
     A forked process has them as they are. To others they are pickled: memory of CPU tensors is
-    shared; what the other process can not import, such as a function of a notebook's cell, goes by
-    value if cloudpickle is installed. What fails to unpickle does so in `open`.
+    shared, or copied where the system has none to share; what the other process can not import, such
+    as a function of a notebook's cell, goes by value if cloudpickle is installed. What fails to
+    unpickle does so in `open`.
     """
 
     def __init__(self, fn: Callable, args: tuple):
@@ -46,6 +50,13 @@ def _pickled(fn: Callable, args: tuple) -> bytes:
         return _by_value(fn, args, None)
     try:
         return bytes(ForkingPickler.dumps((fn, args)))
+    except RuntimeError as error:
+        if "shared memory" not in str(error):
+            raise
+        _log.warning(
+            "the memory of CPU tensors is not shared with the ranks, but copied: %s", error
+        )
+        return pickle.dumps((fn, args))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return _by_value(fn, args, error)
 

@@ -6,17 +6,22 @@ import atexit
 import contextlib
 import functools
 import os
+import signal
+import socket
 import time
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from ltc import config
-from ltc.distributed.transport.private_folder import private_folder
+from ltc.distributed.transport.private_folder import private_folder, require_private
+from ltc.distributed.transport.shm_segment import LANES, region_bytes
 from ltc.errors import LtcError
+from ltc.support.process.parent_death import end_with_parent
 from ltc.support.torch_private import default_store
 
 _POLL_SECONDS = 0.02
+_LISTENS_SECONDS = 3.0
 
 _until_exit = contextlib.ExitStack()
 atexit.register(_until_exit.close)
@@ -28,7 +33,10 @@ def folder_of_host(processes: int) -> str:
     It is LTC_RENDEZVOUS where a launcher set that; else the first process of the host makes one,
     which goes when it ends, and tells the others through the store.
     """
-    return config.value("LTC_RENDEZVOUS") or _folder_through_store(processes)
+    chosen = config.value("LTC_RENDEZVOUS")
+    if chosen:
+        require_private(chosen)
+    return chosen or _folder_through_store(processes)
 
 
 @functools.cache  # a second folder under the same key would part those who have the first
@@ -36,7 +44,8 @@ def _folder_through_store(processes: int) -> str:
     shared = store(processes)
     key = f"folder/{host(processes)}"
     if config.value("XRT_SHARD_ORDINAL") % processes_per_host(processes) == 0:
-        shared.set(key, _until_exit.enter_context(private_folder()))
+        nbytes = LANES * region_bytes(processes_per_host(processes))
+        shared.set(key, _until_exit.enter_context(private_folder(nbytes)))
     _await(shared, key, processes)
     return shared.get(key).decode()
 
@@ -60,6 +69,15 @@ def _await(shared, key: str, processes: int) -> None:
 os.register_at_fork(after_in_child=_folder_through_store.cache_clear)
 
 
+def end_with_torchrun() -> None:
+    """A rank of torchrun's gets SIGTERM when that is gone, as where torchrun itself ends it.
+
+    Else it would train on beside those that the next torchrun starts at the same checkpoint.
+    """
+    if config.value("TORCHELASTIC_USE_AGENT_STORE"):
+        end_with_parent(signal.SIGTERM)
+
+
 def store(processes: int):
     """The torch.distributed store of this run: in its folder, its launcher's, or its default group's.
 
@@ -68,12 +86,15 @@ def store(processes: int):
     folder = config.value("LTC_RENDEZVOUS")
     if folder:
         return dist.FileStore(os.path.join(folder, "store"), processes)
+    end_with_torchrun()
     if dist.is_initialized():
         return dist.PrefixStore("ltc", default_store())
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
+        address, port = config.value("MASTER_ADDR"), config.value("MASTER_PORT")
+        _check_listens(address, port)
         tcp = dist.TCPStore(
-            config.value("MASTER_ADDR"),
-            config.value("MASTER_PORT"),
+            address,
+            port,
             processes,
             False,
             timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
@@ -87,6 +108,27 @@ def store(processes: int):
         f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
         f"they all see."
     )
+
+
+def _check_listens(address: str, port: int) -> None:
+    """torchrun listens before it starts a rank: where nobody does, it has ended meanwhile.
+
+    A TCPStore would go on trying to reach it.
+    """
+    deadline = time.monotonic() + _LISTENS_SECONDS
+    while True:
+        try:
+            socket.create_connection((address, port), _LISTENS_SECONDS).close()
+            return
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise LtcError(
+                    f"Nobody listens at {address}:{port}, where torchrun's store was: torchrun has "
+                    f"ended. Give its command again."
+                ) from None
+            time.sleep(_POLL_SECONDS)
+        except OSError:  # no way to it, or too slow: the store's own error says more
+            return
 
 
 def host(processes: int) -> int:

@@ -1,27 +1,50 @@
-"""A folder for the files and sockets of one launch, which goes when its processes have gone."""
+"""A folder for the files and sockets of one launch, which goes when its processes have gone.
+
+Its name ends in eight letters that nobody can guess, and its maker holds a lock on it: one that is
+locked by nobody was left by processes that were killed together with their janitor, and goes when the
+next one is made.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import functools
+import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from ltc.errors import LtcError
+from ltc.support.folder_safety import danger, is_own_file
+
+_log = logging.getLogger("ltc")
 IN_MEMORY = "/dev/shm"  # Linux's file system without a disk
+# Earlier versions locked nothing, and called theirs otherwise: those are left alone.
+_NAME, _UNFINISHED = "ltc-run-", "ltc-new-"
+_UNFINISHED_SECONDS = 60.0  # what is not locked after that was given up
 _JANITOR = 'read -r _; rm -rf -- "$0"'  # read ends when every holder of the pipe's other end has
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @contextlib.contextmanager
-def private_folder() -> Iterator[str]:
+def private_folder(nbytes: int = 0) -> Iterator[str]:
     """The path of a new folder that only this user can enter, in memory where there is a place.
 
+    nbytes  that will be written there: where memory has less left, it is made on a disk
+
     It is removed at the end of the block; where this process is killed, a process that waits for
-    just that removes it.
+    just that removes it.  Raises LtcError where nothing has so much room.
     """
-    parent = IN_MEMORY if os.access(IN_MEMORY, os.W_OK | os.X_OK) else None
-    path, owner = tempfile.mkdtemp(prefix="ltc-", dir=parent), os.getpid()  # with mode 0700
+    parent, owner = _place_with_room(nbytes), os.getpid()
+    _remove_leftovers(parent)
+    path, lock = _made(parent)
     janitor = subprocess.Popen(
         ["/bin/sh", "-c", _JANITOR, path],
         stdin=subprocess.PIPE,
@@ -30,6 +53,7 @@ def private_folder() -> Iterator[str]:
     try:
         yield path
     finally:
+        os.close(lock)
         if os.getpid() == owner:  # a forked child that ends leaves it to its parent
             shutil.rmtree(path, ignore_errors=True)
             assert janitor.stdin is not None
@@ -37,3 +61,132 @@ def private_folder() -> Iterator[str]:
             if not os.path.exists(path):  # where somebody still writes there it stays, for later
                 janitor.kill()  # processes forked meanwhile hold the pipe open while they live
                 janitor.wait()
+
+
+def require_private(path: str) -> None:
+    """Raises LtcError where others could bring files into a folder in which processes meet."""
+    try:
+        reason = danger(Path(path))
+    except OSError:
+        return  # whoever opens a file there is told why it can not be
+    if reason is not None:
+        raise LtcError(
+            f"Processes of this user can not meet in {path}: {reason}. Choose a folder that nobody "
+            f"else may write to."
+        )
+
+
+def shared_file(path: str, nbytes: int) -> int:
+    """The descriptor of a file of so many bytes, made by whichever process comes first.
+
+    Of its bytes only those are there that are reserved: see `reserve`.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.open(path, flags, 0o600)
+    if not is_own_file(os.fstat(file)):
+        os.close(file)
+        raise LtcError(f"{path} is no file of this user's alone: it is not used.")
+    os.ftruncate(file, nbytes)  # the same size from everyone, and new bytes are zero
+    return file
+
+
+def reserve(file: int, start: int, nbytes: int) -> None:
+    """Have the system give bytes of a file now: where it has none, an error, not a signal later.
+
+    Raises LtcError.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file, start, nbytes)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise LtcError(
+            f"The file system of the memory that processes share has no room for {nbytes} bytes "
+            f"more: {error}. Give {IN_MEMORY} more (docker run --shm-size), or set "
+            f"LTC_TRANSPORT=hosts."
+        ) from None
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def _place_with_room(nbytes: int) -> str:
+    """The first of the places that has it; says where it is not the first."""
+    reasons: list[str] = []
+    for place in dict.fromkeys((IN_MEMORY, tempfile.gettempdir())):
+        reason = _lack(place, nbytes)
+        if reason is None:
+            if reasons:
+                _say_once(f"{reasons[0]}: processes exchange through files in {place}")
+            return place
+        reasons.append(reason)
+    raise LtcError(
+        f"Processes that train together have nowhere to exchange: {'; '.join(reasons)}. Set TMPDIR to "
+        f"a folder with more room, or LTC_TRANSPORT=hosts."
+    )
+
+
+def _lack(place: str, nbytes: int) -> str | None:
+    """What is wrong with a place for so many bytes."""
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"nobody can write to {place}" if os.path.isdir(place) else f"there is no {place}"
+    system = os.statvfs(place)
+    free = system.f_bavail * system.f_frsize
+    if free < nbytes:
+        return f"{place} has {free >> 20} MB left of the {-(-nbytes >> 20)} MB that are needed"
+    return None
+
+
+@functools.lru_cache(64)
+def _say_once(text: str) -> None:
+    _log.warning("%s", text)
+
+
+# --- folders ---------------------------------------------------------------------------------
+
+
+def _made(parent: str) -> tuple[str, int]:
+    """(path, descriptor that holds the lock) of a new folder, which has its name once it is locked."""
+    new = tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent)  # with mode 0700
+    lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    path = os.path.join(parent, _NAME + os.path.basename(new).removeprefix(_UNFINISHED))
+    os.rename(new, path)
+    return path, lock
+
+
+def _remove_leftovers(parent: str) -> None:
+    """Remove this user's folders that no living process has locked."""
+    with os.scandir(parent) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith((_NAME, _UNFINISHED))]
+    for name in names:
+        with contextlib.suppress(OSError):  # another process removes it too
+            _remove_leftover(os.path.join(parent, name))
+
+
+def _remove_leftover(path: str) -> None:
+    status = os.lstat(path)
+    if not _is_ours(path, status):
+        return
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(folder)
+
+
+def _is_ours(path: str, status: os.stat_result) -> bool:
+    """Whether it is a folder that `_made` has made, and long enough ago."""
+    name = os.path.basename(path)
+    new = name.startswith(_UNFINISHED)
+    random = name.removeprefix(_UNFINISHED if new else _NAME)
+    return (
+        stat.S_ISDIR(status.st_mode)
+        and stat.S_IMODE(status.st_mode) == 0o700
+        and status.st_uid == os.geteuid()
+        and len(random) == 8
+        and not (new and abs(time.time() - status.st_mtime) < _UNFINISHED_SECONDS)
+    )

@@ -15,6 +15,7 @@ from ltc.distributed.transport import session as sessions
 from ltc.distributed.transport.collective_schedule import ONE_HOP_BYTES
 from ltc.distributed.transport.symmetric_memory import OneShotReducer
 from ltc.ir.collective import Collective
+from ltc.profiling import spans
 
 IDLE_SECONDS = 3.0  # how long the thread waits for more before it ends
 
@@ -25,17 +26,35 @@ CHANNELS: dict[str, Callable] = {}
 
 
 class _Exchange:
-    """One exchange under way; `over` is held until it has ended."""
+    """One exchange under way; `over` is held until it has ended.
 
-    __slots__ = ("collective", "operands", "rest", "results", "error", "over")
+    begun   when, as time.monotonic_ns() counts
+    nbytes  of what this replica gives
+    """
+
+    __slots__ = (
+        "collective", "operands", "rest", "results", "error", "over", "begun", "nbytes",
+    )  # fmt: skip
 
     def __init__(self, collective: Collective, operands: list[torch.Tensor]) -> None:
         self.collective, self.operands = collective, operands
+        self.begun, self.nbytes = spans.now(), sum(x.nbytes for x in operands)
         self.rest: Callable[[], Sequence[torch.Tensor]] | None = None  # of one that is posted
         self.results: Sequence[torch.Tensor] = ()
         self.error: BaseException | None = None
         self.over = threading.Lock()
         self.over.acquire()
+
+
+def _tell(exchange: _Exchange, number: int, began: int) -> None:
+    """Whoever profiles, of an exchange that a program waited for from `began` on."""
+    timeline, collective = spans.timeline, exchange.collective
+    if timeline is not None:
+        args = {
+            "kind": collective.kind, "number": number, "channel": collective.channel,
+            "bytes": exchange.nbytes, "line": collective.site, "started_ns": exchange.begun,
+        }  # fmt: skip
+        timeline.add("collective", f"wait for {collective.kind}", began, spans.now(), args)
 
 
 class Progress:
@@ -66,8 +85,7 @@ class Progress:
         self._count += 1
         number = self._count
         self._begun[number] = exchange
-        small = sum(x.nbytes for x in operands) <= ONE_HOP_BYTES
-        if small and not self._waiting:
+        if exchange.nbytes <= ONE_HOP_BYTES and not self._waiting:
             self._settle_posted()
             self._begin(exchange)
         else:
@@ -110,11 +128,13 @@ class Progress:
 
     def wait(self, number: int) -> Sequence[torch.Tensor]:
         """The results of an exchange; raises its error."""
-        exchange = self._begun.pop(number)
+        exchange, began = self._begun.pop(number), spans.now()
         if exchange is self._posted:
             self._settle_posted()
         with exchange.over:  # free once it has ended
             pass
+        if spans.timeline is not None:
+            _tell(exchange, number, began)
         if exchange.error is not None:
             raise exchange.error
         return exchange.results
@@ -128,7 +148,11 @@ class Progress:
     def wait_for_members(self, number: int) -> None:
         """Block until all members have written their operands of that sum of the program."""
         assert self._reducer is not None
+        began = spans.now()
         self._reducer.wait_for_members(number)
+        if spans.timeline is not None:
+            args = {"kind": "one_shot_sum"}
+            spans.timeline.add("collective", "wait for a sum", began, spans.now(), args)
 
     def finish(self) -> None:
         """Wait for the exchanges whose results nobody took; raises the first error."""

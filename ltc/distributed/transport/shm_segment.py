@@ -30,6 +30,9 @@ from typing import Any
 
 import torch
 
+from ltc.distributed.transport.private_folder import reserve, shared_file
+
+LANES = 2  # regions of a run: of what programs exchange, and of what is exchanged at once
 SLOTS = 4
 LINE = 64  # bytes of a cache line: two writers never share one
 _REPORT_BYTES = 1 << 16
@@ -63,7 +66,11 @@ def slot_bytes(replicas: int) -> int:
 
 def region_bytes(replicas: int) -> int:
     mailbox = _COUNTERS + SLOTS * (_SLOT_HEADER + slot_bytes(replicas))
-    return _REPORT_BYTES + replicas * (_SUM_BYTES + _ENTRY_BYTES) + replicas * replicas * mailbox
+    return _first_mailbox(replicas) + replicas * replicas * mailbox
+
+
+def _first_mailbox(replicas: int) -> int:
+    return _REPORT_BYTES + replicas * (_SUM_BYTES + _ENTRY_BYTES)
 
 
 class Region:
@@ -91,17 +98,27 @@ class Region:
     @classmethod
     def of_processes(cls, replicas: int, path: str) -> Region:
         """The region in the file `path`, made by whichever process comes first."""
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = region_bytes(replicas)
-        os.ftruncate(file, size)  # the same size from everyone, and new bytes are zero
+        file = shared_file(path, size)
+        reserve(file, 0, _first_mailbox(replicas))
         return cls(replicas, mmap.mmap(file, size), file)
+
+    def reserve_counters(self, mailbox: int) -> None:
+        """Before any of the mailbox is read.  Raises LtcError where there is no room for it."""
+        if self.file >= 0:
+            reserve(self.file, mailbox, _COUNTERS)
+
+    def reserve_slots(self, mailbox: int) -> None:
+        """Before the first message is put in.  Raises LtcError where there is no room for it."""
+        if self.file >= 0:
+            reserve(self.file, mailbox, self._mailbox_bytes)
 
     # --- mailboxes
 
     def mailbox(self, sender: int, receiver: int) -> int:
         """Offset, in bytes, of the mailbox from one replica to another."""
-        start = _REPORT_BYTES + self.replicas * (_ENTRY_BYTES + _SUM_BYTES)
-        return start + (receiver * self.replicas + sender) * self._mailbox_bytes
+        place = receiver * self.replicas + sender
+        return _first_mailbox(self.replicas) + place * self._mailbox_bytes
 
     def slot(self, mailbox: int, message: int) -> int:
         """Offset of the header of the slot that holds message number `message`."""

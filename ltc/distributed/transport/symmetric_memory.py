@@ -24,6 +24,7 @@ from typing import Any
 
 from ltc.backends.interface import OneShotSums
 from ltc.distributed.transport.communicator import TAG_MASK, Communicator, tag_of
+from ltc.distributed.transport.private_folder import reserve, shared_file
 from ltc.distributed.transport.shm_segment import Region
 from ltc.distributed.transport.wire import Mismatch, Waiter
 from ltc.ir.one_shot import HEAD_BYTES
@@ -64,14 +65,13 @@ class SymmetricMemory:
         system = os.statvfs(os.path.dirname(path))
         free = system.f_bavail * system.f_frsize // (_SHARE_OF_FREE * replicas)
         nbytes = region.agreed(max(min(free, MOST_PART_BYTES) // _PAGE, 1)) * _PAGE
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(file, replicas * nbytes)
+        file = shared_file(path, replicas * nbytes)
         return cls(mmap.mmap(file, replicas * nbytes), nbytes, file)
 
     def reserve(self, start: int, nbytes: int) -> None:
         """Have the system give the memory now: where it has none, an error, not a signal later."""
-        if self.file >= 0 and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.file, start, nbytes)
+        if self.file >= 0:
+            reserve(self.file, start, nbytes)
 
 
 class _Slot:
@@ -154,7 +154,9 @@ class OneShotReducer:
         if number is None:
             members = len(groups[0]) if groups else self.communicator.replicas
             fits = able is not None and _can_add(able, members, types)
-            number = self._by_kind[kind] = self._new_slot(types, bucket >= 0) if fits else -1
+            number = self._new_slot(types, bucket >= 0) if fits else -1
+            if number >= 0:  # as many as there is memory for; shapes that fit nowhere have no end
+                self._by_kind[kind] = number
         return number
 
     def is_full(self, slot: int, recording: Any) -> bool:

@@ -87,6 +87,9 @@ class SharedMemoryWire:
         self._waiter = Waiter(region, replica)
         self._out = [region.mailbox(replica, peer) for peer in range(self.replicas)]
         self._in = [region.mailbox(peer, replica) for peer in range(self.replicas)]
+        for mailbox in (*self._out, *self._in):
+            region.reserve_counters(mailbox)
+        self._is_reserved = [False] * self.replicas  # by receiver
         # counters survive in the region, so that a wire made anew goes on where the old one was
         self._sent = [region.words[mailbox // 8] for mailbox in self._out]
         self._received = [region.words[(mailbox + LINE) // 8] for mailbox in self._in]
@@ -104,6 +107,9 @@ class SharedMemoryWire:
     def send(self, receiver: int, part: torch.Tensor, tag: int) -> None:
         region = self.region
         mailbox = self._out[receiver]
+        if not self._is_reserved[receiver]:
+            region.reserve_slots(mailbox)
+            self._is_reserved[receiver] = True
         number = self._sent[receiver]
         if number >= SLOTS:
             self._waiter.wait_at_least(mailbox + LINE, number - SLOTS + 1, receiver)

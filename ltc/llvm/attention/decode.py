@@ -16,6 +16,7 @@ from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import random_bits
 from ltc.llvm.emit.vectors import LONGEST_SUM, GeneratedKernel, add_in_pieces, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
+from ltc.support.sizes.extent import Extent, number_now
 
 MOST_QUERIES = 4  # of more, lanes of queries waste less than sums over lanes cost
 MOST_KEYS = 1 << 16  # their scores take half a megabyte of a thread's stack
@@ -28,8 +29,21 @@ def has_few(a: Attention, result: Matrix, isa: Isa) -> bool:
     vectors = -(-a.extent // isa.lanes(8 if a.dtype.itemsize == 8 else 4))
     rows = (a.query, a.key, a.value, result)
     readable = all(m.column == 1 for m in rows) and (a.bias is None or a.bias.column == 1)
-    few = a.queries <= MOST_QUERIES and 0 < a.keys <= MOST_KEYS and vectors <= MOST_VECTORS
+    few = (
+        not isinstance(a.queries, Extent)
+        and a.queries <= MOST_QUERIES
+        and 0 < a.keys <= MOST_KEYS
+        and vectors <= MOST_VECTORS
+    )
     return readable and few
+
+
+def _room(keys: int) -> int:
+    """Scores that a line has room for; of sizes that are expressions, a power of two."""
+    if not isinstance(keys, Extent):
+        return keys
+    room = 1 << (number_now(keys) - 1).bit_length()
+    return room if keys <= room else MOST_KEYS
 
 
 def few_queries(name: str, attention: Attention, result: Matrix, isa: Isa) -> GeneratedKernel:
@@ -50,7 +64,7 @@ class _Decode(Scores):
         items = a.batches * a.queries
         work = 2 * items * a.keys * (a.extent + a.width)
         self.prepare_numbers()
-        self.line = self.reserved(self.padded(a.keys))
+        self.line = self.reserved(self.padded(_room(a.keys)))
         self.totals = self.reserved(self.t.widest * self.v.width)
         b.loop(*b.share(b.number(0)), 1, [], self._work_item)
         return GeneratedKernel(

@@ -15,6 +15,7 @@ from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import block_bits, random_bits
 from ltc.llvm.emit.vectors import Vectors, require_stack, reserved
 from ltc.llvm.gemm.blocking import Matrix
+from ltc.support.sizes.extent import Extent, known
 
 KEYS = 128  # of one tile
 KEEP_BITS = 24  # of the uniform number that decides whether a weight is dropped
@@ -64,12 +65,18 @@ class Scores:
         self.t = Tiles(self.b, isa, attention.dtype)
         self.v: Vectors = self.t.v
         w = self.v.width
-        self.vectors = min(2, max(1, -(-attention.queries // w)))
+        self.vectors = 2
+        if not isinstance(attention.queries, Extent):
+            self.vectors = min(2, max(1, -(-attention.queries // w)))
         self.block = self.vectors * w
         self.blocks = -(-attention.queries // self.block)
         self.rows = self.t.rows_for(self.vectors)
-        self.tile = min(KEYS, -(-attention.keys // self.rows) * self.rows)
+        self.tile = KEYS
+        if not isinstance(attention.keys, Extent):
+            self.tile = min(KEYS, -(-attention.keys // self.rows) * self.rows)
         self.rest = attention.keys % self.rows
+        if attention.dropped:
+            self.rest = known(self.rest)  # random bits are drawn for several keys together
         self.masks = [None] * self.vectors
         self.is_wide = self.v.stored == self.v.element
 
@@ -139,7 +146,7 @@ class Scores:
         a, v = self.a, self.v
         self.batch = batch
         self.first_query = block * self.block
-        whole = a.queries % self.block == 0
+        whole = not isinstance(a.queries, Extent) and a.queries % self.block == 0
         left = a.queries - self.first_query
         self.count = self.block if whole else least(left, self.block)
         self.limit: Index = a.keys

@@ -18,6 +18,7 @@ from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import Vectors, transposed
 from ltc.llvm.gemm.blocking import Matrix
+from ltc.support.sizes.extent import Extent
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,17 @@ class Tiles:
     ) -> list[str]:
         """body(first row, rows, carried) for `count` rows, `rows` at a time.
 
-        rest  how many are left at the end where `count` is no multiple of `rows`; 0: it always is
+        rest  how many are left at the end where `count` is no multiple of `rows`; 0: it always is.
+              Where it may be any number, they are done one by one
         """
         b = self.b
         types = [type for type, _ in carried]
-        whole = count if rest == 0 else count // rows * rows
+        is_open = isinstance(rest, Extent)
+        whole = count if not is_open and rest == 0 else count // rows * rows
         values = b.loop(0, whole, rows, carried, lambda k, now: body(k, rows, now))
+        if is_open:
+            again = list(zip(types, values))
+            return b.loop(whole, count, 1, again, lambda k, now: body(k, 1, now))
         if rest == 0:
             return values
         if isinstance(count, int):

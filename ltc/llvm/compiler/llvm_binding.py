@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import hashlib
 import itertools
 import logging
+import platform
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ltc.debug import metrics
-from ltc.errors import BackendMissing, InvalidGraph, Unsupported
+from ltc.errors import BackendMissing, Unsupported
 from ltc.llvm.compiler import object_loader, symbols
 from ltc.llvm.compiler.host_cpu import HostCpu, known_host
 from ltc.llvm.compiler.instruction_sets import allowed
 from ltc.llvm.compiler.llvm_private import ObjectCompiler, functions_of
 from ltc.llvm.compiler.public_compiler import PublicCompiler, parsed
 from ltc.support.disk_cache import disk_cache
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.version import VERSION
 
 _log = logging.getLogger("ltc")
@@ -168,32 +171,67 @@ def name_of(text: str) -> str:
     return hashlib.sha256("\0".join([*settings, text]).encode()).hexdigest()
 
 
-def object_code(name: str, text: str) -> bytes:
+class MachineCode(NamedTuple):
+    """An object file, and what ltc's own loader has read of it; None where LLVM is to load it."""
+
+    code: bytes
+    parsed: object_loader.Object | None
+
+
+def machine_code(code: bytes, *names: str) -> MachineCode:
+    """An object file that defines these functions; raises ValueError, or what reading it meets."""
+    try:
+        parsed = object_loader.Object(code)
+    except object_loader.UnknownObject:
+        _require_object(code)
+        return MachineCode(code, None)
+    except Unsupported:  # LLVM knows all kinds
+        return MachineCode(code, None)
+    if not parsed.names().issuperset(names):
+        raise ValueError(f"Machine code without {' or '.join(names)}.")
+    return MachineCode(code, parsed)
+
+
+def _require_object(code: bytes) -> None:
+    """Raises ValueError where LLVM makes no such files here."""
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        raise ValueError("No object file of this kind of processor.")
+    try:
+        _binding().ObjectFileRef.from_data(code)
+    except RuntimeError as error:
+        raise ValueError(f"No object file: {error}") from None
+
+
+def object_code(name: str, text: str, names: Sequence[str]) -> MachineCode:
     """The machine code of a module in LLVM's text form; kept on disk under `name`.
+
+    names  of its functions
 
     Raises InvalidGraph with LLVM's message where the text is wrong.
     """
     disk = disk_cache()
-    code = disk.read(name) if disk else None
-    return _compiled(name, text) if code is None else code
-
-
-def _compiled(name: str, text: str) -> bytes:
+    found = disk.read_as(name, lambda code: machine_code(code, *names)) if disk else None
+    if found is not None:
+        return found
     with _lock:
         code = compiler().object_code(text)
-    if (disk := disk_cache()) is not None:
+    if disk is not None:
         disk.write(name, code)
-    return code
+    return machine_code(code, *names)
 
 
-def link(objects: Sequence[bytes], names: Sequence[str]) -> Library:
-    """Load machine code; the functions to be called are named."""
-    try:
-        return Library(*object_loader.load(objects, names, symbols.address_of))
-    except Unsupported:  # another kind of object: LLVM knows them all
-        metrics.count("llvm.linked")
-        with _lock:
-            return compiler().link(objects, names)
+def link(objects: Sequence[MachineCode], names: Sequence[str]) -> Library:
+    """Load machine code; the functions to be called are named.
+
+    Raises CodeRefused where the system lets no memory become code.
+    """
+    parsed = [found for _, found in objects if found is not None]
+    if len(parsed) == len(objects):
+        with contextlib.suppress(Unsupported):  # what it calls is in no library
+            return Library(*object_loader.load(parsed, names, symbols.address_of))
+    metrics.count("llvm.linked")
+    with _lock:
+        return compiler().link([code for code, _ in objects], names)
 
 
 # Held by no module alone, and never freed: threads may run in that code until the process is gone.
@@ -215,15 +253,7 @@ def compile_kernels(text: str, *names: str) -> dict[str, int]:
     Raises InvalidGraph with LLVM's message where the text is wrong.
     """
     text = marked(text, names)
-    name = name_of(text)
-    try:
-        library = link([object_code(name, text)], names)
-    except InvalidGraph:
-        raise
-    except Exception:  # what lay on disk was whole, and yet no machine code
-        if (disk := disk_cache()) is not None:
-            disk.remove_damaged(name)
-        library = link([_compiled(name, text)], names)
+    library = link([object_code(name_of(text), text, names)], names)
     _kept.append(library)
     return library.addresses
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ltc.errors import Unsupported
+from ltc.errors import CodeRefused, Unsupported
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -45,15 +45,14 @@ class Code(NamedTuple):
 
 
 def load(
-    objects: Sequence[bytes], names: Sequence[str], address_of: Callable[[str], int | None]
+    parts: Sequence[Object], names: Sequence[str], address_of: Callable[[str], int | None]
 ) -> Code:
     """The functions of these names, ready to be called.
 
     address_of  where a function is that no object defines
 
-    Raises Unsupported where an object is of another machine, or asks for what is not known here.
+    Raises Unsupported where it is nowhere, CodeRefused where the system lets no memory become code.
     """
-    parts = [_Object(code) for code in objects]
     layout = _Layout(parts)
     memory = Memory(layout.nbytes)
     image = bytearray(layout.nbytes)
@@ -73,7 +72,7 @@ class Memory:
         flags, access = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
         self.address = _libc().mmap(None, nbytes, access, flags, -1, 0)
         if self.address in (None, ctypes.c_void_p(-1).value):
-            raise Unsupported("The system gives no memory for code.")
+            raise CodeRefused("The system gives no memory for code.")
         release = weakref.finalize(self, _libc().munmap, self.address, nbytes)
         release.atexit = False
 
@@ -82,7 +81,16 @@ class Memory:
         source = (ctypes.c_char * len(image)).from_buffer(image)
         ctypes.memmove(self.address, source, len(image))
         if _libc().mprotect(self.address, writable, mmap.PROT_READ | mmap.PROT_EXEC) != 0:
-            raise Unsupported("The system lets no memory become code.")
+            raise CodeRefused("The system lets no memory become code.")
+
+
+def is_code_allowed() -> bool:
+    """Whether the system lets memory become code: hardened ones may not."""
+    try:
+        Memory(mmap.PAGESIZE).fill(bytearray(mmap.PAGESIZE), mmap.PAGESIZE)
+    except CodeRefused:
+        return False
+    return True
 
 
 @functools.cache
@@ -94,6 +102,10 @@ def _libc() -> ctypes.CDLL:
     libc.munmap.argtypes = [place, size]
     libc.mprotect.argtypes = [place, size, number]
     return libc
+
+
+class UnknownObject(Unsupported):
+    """Not an ELF object of an x86-64 processor."""
 
 
 class _Section(NamedTuple):
@@ -118,13 +130,17 @@ class _Symbol(NamedTuple):
     size: int
 
 
-class _Object:
-    """One object, and where its parts come to lie: `places` by section, `table` of its words."""
+class Object:
+    """One object, and where its parts come to lie: `places` by section, `table` of its words.
+
+    Raises UnknownObject where it is none of this kind, Unsupported where it asks for what is not
+    known here, and ValueError, struct.error or IndexError where it is not whole.
+    """
 
     def __init__(self, code: bytes):
-        header = _HEADER.unpack_from(code)
+        header = _HEADER.unpack(code[: _HEADER.size].ljust(_HEADER.size, b"\0"))
         if not header[0].startswith(_LITTLE_64) or header[2] != _X86_64:
-            raise Unsupported("Machine code of another kind of processor.")
+            raise UnknownObject("Machine code of another kind of processor.")
         self._code = code
         start, count = header[6], header[12]
         self.sections = [
@@ -139,6 +155,11 @@ class _Object:
         self.words = len(self._words)
         self.places: dict[int, int] = {}
         self.table = 0
+
+    def names(self) -> set[str]:
+        """Of what others may call."""
+        symbols = [s for s in self._symbols if self._is_here(s) and s.info >> 4 == _GLOBAL]
+        return {self._name(symbol) for symbol in symbols}
 
     def in_memory(self) -> Iterator[tuple[int, _Section]]:
         for number, section in enumerate(self.sections):
@@ -208,6 +229,8 @@ class _Object:
         return self._code[start : self._code.index(b"\0", start)].decode()
 
     def _bytes(self, section: _Section) -> bytes:
+        if section.offset + section.size > len(self._code):
+            raise ValueError("An object that ends before one of its sections.")
         return self._code[section.offset : section.offset + section.size]
 
 
@@ -218,7 +241,7 @@ class _Layout:
     writable  where the latter begins
     """
 
-    def __init__(self, parts: Sequence[_Object]):
+    def __init__(self, parts: Sequence[Object]):
         self.nbytes = 0
         for part in parts:
             part.table = self._taken(_WORD * part.words, _WORD)
@@ -227,7 +250,7 @@ class _Layout:
         for part in parts:
             self._place(part, _IN_MEMORY | _WRITABLE)
 
-    def _place(self, part: _Object, flags: int) -> None:
+    def _place(self, part: Object, flags: int) -> None:
         for number, section in part.in_memory():
             if section.flags & (_IN_MEMORY | _WRITABLE) == flags:
                 part.places[number] = self._taken(section.size, section.alignment)

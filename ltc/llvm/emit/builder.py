@@ -7,9 +7,12 @@ pass runs on the result, so what should be hoisted out of a loop is written befo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ltc.llvm.emit.dtype import literal
 from ltc.llvm.emit.index import Index, IndexRegister, Register
+from ltc.llvm.emit.kernel_code import head_of, opened
+from ltc.support.sizes.extent import Extent
 
 LANES = 16  # of a vector of any element type; LLVM splits it where registers are narrower
 
@@ -55,6 +58,8 @@ class Builder:
         return name if self.width == 1 else f"v{self.width}{name}"
 
     def constant(self, scalar: str, value: float | int | bool) -> str:
+        if isinstance(value, Extent) and scalar == "i64":
+            return self.splat(scalar, value)
         text = literal(value, scalar)
         return text if self.width == 1 else f"splat ({scalar} {text})"
 
@@ -148,8 +153,12 @@ class Builder:
     def declare(self, function: str, result: str, *types: str) -> None:
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
 
-    def splat(self, scalar: str, x: str | int) -> str:
+    def splat(self, scalar: str, x: Any) -> str:
         """A scalar in every lane."""
+        if isinstance(x, Extent):
+            if self.width == 1:
+                return str(x)
+            x = self.value(f"add i64 {x}, 0")  # a register, which may be an argument
         x = str(x) if isinstance(x, int) else x
         if self.width == 1:
             return x
@@ -189,7 +198,7 @@ class Builder:
         return task * items // tasks, (task + 1) * items // tasks
 
     def address(self, pointer: str, offset: Index, element: str) -> str:
-        if offset == 0:
+        if offset.__class__ is int and offset == 0:
             return pointer
         return self.value(f"getelementptr inbounds {element}, ptr {pointer}, i64 {offset}")
 
@@ -322,13 +331,15 @@ def function_text(name: str, pointers: int, builder: Builder, numbers: int = 0) 
     The entry `void @name.entry(ptr arguments, i64 task, i64 tasks)` takes the pointers and then
     the numbers from an array, so that kernels of any number of operands are called in one way.
     """
+    body, sizes = opened(builder.body(), numbers)
+    numbers += len(sizes)
     passed = _passed(_parameters(pointers, numbers))
     declarations = "\n".join(sorted(builder.declarations))
     end = FLUSH if builder.passes_caches else ""
     return (
-        f"{declarations}\n"
+        f"{head_of(sizes)}{declarations}\n"
         f"define void @{name}({passed}i64 %task, i64 %tasks) #0 {{\nentry:\n"
-        f"{builder.body()}\n{end}  ret void\n}}\n"
+        f"{body}\n{end}  ret void\n}}\n"
         f"{entry_text(name, pointers, numbers)}{ATTRIBUTES}{METADATA}"
     )
 

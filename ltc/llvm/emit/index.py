@@ -10,6 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from ltc.support.sizes.choices import least as least_size
+from ltc.support.sizes.choices import most as most_size
+from ltc.support.sizes.extent import Extent
+
+
+def _is(number: int, x: object) -> bool:
+    """Whether x is that number; of a size that is an expression nothing is asked."""
+    return x.__class__ is int and x == number
+
+
+def _is_bit(x: object) -> bool:
+    return x.__class__ is int and x in (0, 1)
+
 
 class Register(str):
     """The name of a value of the function being written: no text, to be joined to other text."""
@@ -45,37 +58,37 @@ class IndexRegister(Register):
         return one
 
     def __add__(self, other: Index) -> Index:
-        return self if other == 0 else self._written("add", self, other)
+        return self if _is(0, other) else self._written("add", self, other)
 
     def __radd__(self, other: int) -> Index:
-        return self if other == 0 else self._written("add", other, self)
+        return self if _is(0, other) else self._written("add", other, self)
 
     def __sub__(self, other: Index) -> Index:
-        return self if other == 0 else self._written("sub", self, other)
+        return self if _is(0, other) else self._written("sub", self, other)
 
     def __rsub__(self, other: int) -> Index:
         return self._written("sub", other, self)
 
     def __mul__(self, other: Index) -> Index:
-        return self._times(other) if other in (0, 1) else self._written("mul", self, other)
+        return self._times(other) if _is_bit(other) else self._written("mul", self, other)
 
     def __rmul__(self, other: int) -> Index:
-        return self._times(other) if other in (0, 1) else self._written("mul", other, self)
+        return self._times(other) if _is_bit(other) else self._written("mul", other, self)
 
     def __floordiv__(self, other: Index) -> Index:
         """The quotient of numbers that are not negative."""
-        return self if other == 1 else self._written("udiv", self, other)
+        return self if _is(1, other) else self._written("udiv", self, other)
 
     def __rfloordiv__(self, other: int) -> Index:
         return self._written("udiv", other, self)
 
     def __mod__(self, other: Index) -> Index:
         """The remainder of numbers that are not negative."""
-        return 0 if other == 1 else self._written("urem", self, other)
+        return 0 if _is(1, other) else self._written("urem", self, other)
 
     def __divmod__(self, other: Index) -> tuple[Index, Index]:
         """Both, by one division."""
-        if other == 1:
+        if _is(1, other):
             return self, 0
         quotient = self // other
         return quotient, self - quotient * other
@@ -100,15 +113,15 @@ class IndexRegister(Register):
 
 
 Index = int | IndexRegister
-_KINDS = (int, IndexRegister)  # asked for at every instruction: a tuple takes half the time
+_KINDS = (int, IndexRegister, Extent)  # asked for at every instruction: a tuple takes half the time
 
 
 def least(x: Index, y: Index) -> Index:
-    return _chosen("slt", x, y, min)
+    return _chosen("slt", x, y, least_size)
 
 
 def most(x: Index, y: Index) -> Index:
-    return _chosen("sgt", x, y, max)
+    return _chosen("sgt", x, y, most_size)
 
 
 def _chosen(predicate: str, x: Index, y: Index, known: Callable[[int, int], int]) -> Index:

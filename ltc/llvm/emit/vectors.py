@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,8 +14,11 @@ from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.conversions import from_memory, to_memory
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.float_ops import Floats
-from ltc.llvm.emit.index import Index, IndexRegister, least
+from ltc.llvm.emit.index import Index, IndexRegister
+from ltc.llvm.emit.index import least as least_index
 from ltc.llvm.emit.isa import Isa
+from ltc.support.sizes.choices import by_sample, least, most
+from ltc.support.sizes.extent import Extent
 
 LONGEST_SUM = 128  # steps added one by one; a longer sum is a sum of such, which errs less
 
@@ -65,7 +69,7 @@ class Vectors(Floats):
     # --- addresses
 
     def at(self, pointer: str, offset: Index, element: str | None = None) -> str:
-        if offset == 0:
+        if offset.__class__ is int and offset == 0:
             return pointer
         return self.builder.value(
             f"getelementptr {element or self.stored}, ptr {pointer}, i64 {offset}"
@@ -83,10 +87,14 @@ class Vectors(Floats):
         at, last = self.numbers(first, stride), self.splat(self.narrow(limit), "i32")
         return self.builder.value(f"icmp ult <{self.width} x i32> {at}, {last}")
 
-    def numbers(self, first: Index, stride: int = 1, element: str = "i32") -> str:
+    def numbers(self, first: Index, stride: Any = 1, element: str = "i32") -> str:
         """first, first + stride, ... of the lanes, of an integer type."""
         start = self.splat(self.narrow(first) if element == "i32" else first, element)
-        steps = multiples(self.width, stride, element)
+        if isinstance(stride, Extent):
+            lanes, each = multiples(self.width, 1, element), self.splat(stride, element)
+            steps: str = self.builder.value(f"mul <{self.width} x {element}> {lanes}, {each}")
+        else:
+            steps = multiples(self.width, stride, element)
         return self.builder.value(f"add <{self.width} x {element}> {start}, {steps}")
 
     def narrow(self, x: Index) -> str | int:
@@ -233,10 +241,12 @@ def tasks_for(flops: int, groups: int, blocks: int) -> int:
     """
     if groups == 0:
         return 1
-    most = max(1, min(64, flops // 400_000))
-    if groups >= 16 or blocks == 1:
-        return max(1, min(most, groups // -(-groups // 64)))
-    return max(1, min(most, groups * min(blocks, -(-16 // max(1, groups)))))
+    wanted = most(1, least(64, flops // 400_000))
+    with by_sample(groups, blocks):
+        starts_groups = bool(groups >= 16 or blocks == 1)
+    if starts_groups:
+        return most(1, least(wanted, groups // -(-groups // 64)))
+    return most(1, least(wanted, groups * least(blocks, -(-16 // most(1, groups)))))
 
 
 def require_stack(size: int, what: str) -> None:
@@ -271,7 +281,7 @@ def add_in_pieces(
         v.store_computed(value, totals, i * v.width)
 
     def piece(start: IndexRegister, _) -> None:
-        end = least(start + LONGEST_SUM, depth)
+        end = least_index(start + LONGEST_SUM, depth)
         zeros = [(v.vector, v.zero)] * len(sums)
         for i, value in enumerate(b.loop(start, end, 1, zeros, step)):
             total = v.add(v.load_computed(totals, i * v.width), value)

@@ -14,11 +14,13 @@ from ltc.debug import metrics
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.gemm.timing import quickest
 from ltc.llvm.native import runner
+from ltc.support.bounded_table import BoundedTable
 from ltc.support.disk_cache import disk_cache
 
 Way = TypeVar("Way", bound=Hashable)
 _KIND = "choice"  # tells these entries from machine code
-_chosen: dict[str, str] = {}  # repr of the way, by name; of this process
+# The repr of the way, by name; of this process.
+_chosen: BoundedTable[str, str] = BoundedTable("TunedProducts", 4096)
 
 
 def choose(what: str, ways: Sequence[Way], trial: Callable[[Way], Callable[[], object]]) -> Way:
@@ -35,7 +37,8 @@ def choose(what: str, ways: Sequence[Way], trial: Callable[[Way], Callable[[], o
         metrics.count("llvm.tuned")
         text = repr(quickest({way: trial(way) for way in ways})) if len(ways) > 1 else repr(ways[0])
         _keep(name, text)
-    _chosen[name] = text
+    if _chosen.keep(name, text) != text:
+        _chosen[name] = text  # what is on disk now, was chosen anew
     return by_text[text]
 
 

@@ -17,6 +17,8 @@ import torch
 from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
 from ltc.llvm.emit.vectors import LONGEST_SUM
+from ltc.support.sizes.choices import by_sample, least, most
+from ltc.support.sizes.extent import Extent
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
@@ -181,7 +183,7 @@ class GemmPlan:
 
     def strip_blocks(self, k: int) -> int:
         """Blocks of a packed strip of rows."""
-        return min(MOST_STRIP_BLOCKS, max(1, STRIP_STEPS // max(1, k)))
+        return least(MOST_STRIP_BLOCKS, most(1, STRIP_STEPS // most(1, k)))
 
     @property
     def panels(self) -> int:
@@ -202,9 +204,10 @@ def plan_of(
     width = isa.lanes(computed_bytes)
     by_dots = _is_by_dots(dtype, isa, shape)
     pairs = _pairs(dtype, isa, shape)
-    blocking = blocking or usual_blocking(dtype, isa, shape)
-    vectors, packs = blocking.vectors, blocking.packs
-    height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
+    with by_sample(m, k):  # any blocking is right for any product
+        blocking = blocking or usual_blocking(dtype, isa, shape)
+        vectors, packs = blocking.vectors, blocking.packs
+        height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
     if left.row == 1 and left.column != 1 and k >= FAR_STEPS and not pairs:
         depth = min(depth, NEAR_STEPS)
@@ -251,10 +254,14 @@ def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking
 
 
 def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    if isinstance(shape.m, Extent):
+        return False  # its text is for so many rows alone
     return 1 <= shape.m <= DOT_ROWS and _is_rows_by_rows(dtype, isa, shape)
 
 
 def _is_by_dot_tiles(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
+    if isinstance(shape.m, Extent) or isinstance(shape.k, Extent):
+        return False
     fits = isa.registers >= 2 * DOT_TILE**2 and _width(dtype, isa) >= DOT_TILE
     few = DOT_ROWS < shape.m <= min(MOST_TILED_ROWS, shape.k // STEPS_FOR_A_TILED_ROW)
     are_rows = _is_rows_by_rows(dtype, isa, shape)

@@ -28,6 +28,8 @@ from ltc.llvm.gemm.blocking import (
 )  # fmt: skip
 from ltc.llvm.gemm.product_loops import ProductLoops
 from ltc.llvm.gemm.timing import Trial
+from ltc.support.sizes.choices import most
+from ltc.support.sizes.extent import known
 
 PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
@@ -72,6 +74,7 @@ def _as_computed(
 ) -> tuple[Shape, bool]:
     """The product that is computed in place of the wanted one, and whether it is transposed."""
     m, n, k = extents
+    n = known(n)  # how wide a panel is follows from it
     shape = Shape(batch, m, n, k, left, right, result).folded()
     is_transposed = shape.n == 1 and shape.m > 1 and may_transpose and shape.result.row == 1
     if is_transposed:
@@ -84,12 +87,12 @@ def _as_computed(
 
 def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -> GeneratedKernel:
     work = 2 * shape.batches * shape.m * shape.n * shape.k
-    blocks, groups = max(1, -(-shape.m // plan.height)), shape.batches * plan.panels
+    blocks, groups = most(1, -(-shape.m // plan.height)), shape.batches * plan.panels
     strip = plan.strip_blocks(shape.k)
     if plan.by_dots:
         blocks = 1
     elif plan.by_dot_tiles:
-        blocks = max(1, -(-shape.m // DOT_TILE))
+        blocks = most(1, -(-shape.m // DOT_TILE))
     elif plan.packs_left:
         groups = shape.batches * -(-blocks // strip)
         blocks = max(1, plan.panels // PANELS_OF_A_STRIP)

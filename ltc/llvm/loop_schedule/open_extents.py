@@ -6,6 +6,7 @@ The outermost extent and that of the outermost reduced variable change with the 
 from __future__ import annotations
 
 from ltc.llvm.loop_schedule.iteration_space import Nest
+from ltc.support.sizes.extent import Extent
 
 LONG_ROW = 1024  # elements from which on a row that is only reduced is as fast with any extent
 
@@ -24,12 +25,13 @@ def open_variables(nest: Nest, vector: int, moves_columns: bool) -> frozenset[in
     if nest.reductions and depth <= last and _takes_any_extent(nest, depth, vector):
         is_open.add(depth)
     is_open.update(nest.summed[:1])
+    is_open.update(v for v, extent in enumerate(nest.extents) if isinstance(extent, Extent))
     return frozenset(is_open)
 
 
 def _takes_any_extent(nest: Nest, variable: int, vector: int) -> bool:
     """Whether loops over a reduced variable are as good where its extent is an argument."""
-    if variable != vector or nest.depth == 0:
+    if variable != vector or nest.depth == 0 or isinstance(nest.extents[variable], Extent):
         return True
     is_last = variable == len(nest.extents) - 1
     is_short = all(nest.is_made_once_a_row(store) for store in nest.kernel.stores)

@@ -11,6 +11,7 @@ from ltc.llvm.emit.builder import LANES
 from ltc.llvm.emit.elementwise import COSTLY
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
 from ltc.llvm.loop_schedule.vector_axis import NO_VARIABLE
+from ltc.support.sizes.choices import by_sample, least, most
 
 STRIP = 2048  # elements of the innermost dimension in one work item
 TASK_WORK = 1 << 15  # values that one task computes, at least: a few microseconds
@@ -23,8 +24,12 @@ WIDE = COLUMNS_TOGETHER * LANES
 
 def wants_wide_vectors(schedule: LoopSchedule) -> bool:
     """Whether whole runs of cache lines from each row, or vectors that fill waits, are a gain."""
-    if schedule.vector == NO_VARIABLE or schedule.nest.extents[schedule.vector] < WIDE:
+    if schedule.vector == NO_VARIABLE:
         return False
+    extent = schedule.nest.extents[schedule.vector]
+    with by_sample(extent):
+        if extent < WIDE:
+            return False
     return schedule.reduces_columns or _is_long_chain(schedule)
 
 
@@ -69,4 +74,4 @@ def work_items(schedule: LoopSchedule) -> int:
 def tasks_of(schedule: LoopSchedule) -> int:
     nest = schedule.nest
     work = prod(nest.extents) * max(1, len(nest.order) // 8) * (1 + len(nest.reductions))
-    return max(1, min(work_items(schedule), -(-work // TASK_WORK), MOST_TASKS))
+    return most(1, least(work_items(schedule), -(-work // TASK_WORK), MOST_TASKS))

@@ -10,6 +10,7 @@ import math
 import struct
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import torch
 
@@ -19,6 +20,8 @@ from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.dtype import FORMS, rounded_to_float
 from ltc.llvm.emit.index import Index
+from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.marks import bits_of, mark_of
 
 NEAR = 64  # elements: neighbours of a point, as a stencil reads them, are part of the text
 PLAIN = frozenset({0.0, 0.5, 1.0, 2.0, math.inf})  # constants of a formula, never of a shape
@@ -36,6 +39,7 @@ class Arguments:
         self.b, self.is_open = builder, is_open
         self.shifts: dict[Node, int] = {}
         self._values: dict[Hashable, int] = {}
+        self._places: dict[Hashable, int] = {}  # of the same keys, in their order
         self._constants: dict[Value, Index] = {}
 
     @property
@@ -50,7 +54,7 @@ class Arguments:
         if not self.is_open:
             return value
         self._values.setdefault(key, value)
-        return self.b.number(list(self._values).index(key))
+        return self.b.number(self._places.setdefault(key, len(self._places)))
 
     # --- where loads begin -----------------------------------------------------------------------
 
@@ -88,9 +92,14 @@ class Arguments:
     def literal(self, value: Value) -> str:
         """The register of a constant, or its text."""
         number, form = _number(value), FORMS[value.dtype]
+        if isinstance(number, Extent) and not self.is_open:
+            number = float(number)
         if not self.is_open or not _may_depend_on_a_shape(value, number):
             return self.b.constant(form.computed, number)
-        if form.computed == "double":
+        if isinstance(number, Extent):
+            whole = "i64" if form.computed == "double" else "i32"
+            bits = bits_of(number, whole == "i64")
+        elif form.computed == "double":
             bits, whole = struct.unpack("<q", struct.pack("<d", number))[0], "i64"
         else:
             number = rounded_to_float(number)
@@ -110,16 +119,20 @@ class Arguments:
                     self.literal(value)
 
 
-def _number(value: Value) -> float | int | bool:
+def _number(value: Value) -> Any:
     if value.data in ("True", "False"):
         return value.data == "True"
     if not value.dtype.is_floating_point:
         return int(value.data)
+    if (size := mark_of(value.data)) is not None:
+        return size if value.dtype in (torch.float32, torch.float64) else float(size)
     number = float(value.data)
     if value.dtype in LOW_PRECISION:
         return torch.tensor(number, dtype=value.dtype).item()
     return number
 
 
-def _may_depend_on_a_shape(value: Value, number: float | int | bool) -> bool:
+def _may_depend_on_a_shape(value: Value, number: Any) -> bool:
+    if isinstance(number, Extent):
+        return True
     return value.dtype.is_floating_point and abs(number) not in PLAIN and number == number

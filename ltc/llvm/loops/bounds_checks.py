@@ -13,6 +13,7 @@ from ltc.ir import ops
 from ltc.ir.loop_nest import Kernel
 from ltc.ir.node import Node
 from ltc.llvm.emit.builder import Builder
+from ltc.llvm.emit.index import Index
 from ltc.llvm.native.kernel_run import Fault
 
 NUMBER_BITS = 8  # of a fault word: which check failed; the rest is a value
@@ -42,28 +43,31 @@ def _fault(node: Node) -> Fault:
     return Fault(node, "RuntimeError", "ZeroDivisionError")
 
 
-def wrapped(b: Builder, node: Node, index: str, used: str | None, report: Report) -> str:
+def wrapped(
+    b: Builder, node: Node, index: str, size: Index, used: str | None, report: Report
+) -> str:
     """The index from 0 to size - 1 that a WRAP_INDEX node gives, and 0 for one that is outside.
 
+    size  node's attribute, or the argument that has it
     used  i1 of each lane: whether anybody wants its index; None where all are wanted
     """
     inside = index
     if node.attr("lowest"):
         negative = b.compare("slt", "i64", index, b.constant("i64", 0))
-        from_end = b.binary("add", "i64", index, b.constant("i64", node.attr("size")))
+        from_end = b.binary("add", "i64", index, b.splat("i64", size))
         inside = b.select(negative, "i64", from_end, index)
-    report_where(b, _outside(b, inside, node.attr("size")), used, report, index)
-    return inside_of(b, inside, node.attr("size"))
+    report_where(b, _outside(b, inside, size), used, report, index)
+    return inside_of(b, inside, size)
 
 
-def inside_of(b: Builder, index: str, size: int) -> str:
+def inside_of(b: Builder, index: str, size: Index) -> str:
     """The index, but 0 for one outside a dimension of that size."""
     outside = _outside(b, index, size)
     return b.select(outside, "i64", b.constant("i64", 0), index)
 
 
-def _outside(b: Builder, index: str, size: int) -> str:
-    return b.compare("uge", "i64", index, b.constant("i64", size))
+def _outside(b: Builder, index: str, size: Index) -> str:
+    return b.compare("uge", "i64", index, b.splat("i64", size))
 
 
 def report_where(

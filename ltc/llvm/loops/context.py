@@ -12,6 +12,7 @@ from ltc.llvm.emit.index import Index
 from ltc.llvm.loop_schedule.iteration_space import Nest
 from ltc.llvm.loop_schedule.loop_schedule import LoopSchedule
 from ltc.llvm.loops.arguments import Arguments
+from ltc.support.sizes.extent import Extent
 
 
 @dataclass(eq=False)
@@ -88,6 +89,12 @@ class LoopContext:
         if variable in self.schedule.open:
             return self.arguments.number(("extent", variable), extent)
         return extent
+
+    def size(self, size: int) -> Index:
+        """A size that indices stay below: an argument where it is an expression."""
+        if isinstance(size, Extent):
+            return self.arguments.number(("size", size), size)
+        return size
 
     def first_lanes(self, count: Index) -> str | None:
         """The mask of the first `count` lanes."""

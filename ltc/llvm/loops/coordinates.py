@@ -9,6 +9,7 @@ from ltc.ir.loop_nest import Affine, Guard, Value
 from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.context import LoopContext
+from ltc.support.sizes.extent import Extent
 
 
 def uniform(ctx: LoopContext, form: Affine) -> Index:
@@ -22,6 +23,8 @@ def uniform(ctx: LoopContext, form: Affine) -> Index:
 def _factor(ctx: LoopContext, variable: int, coefficient: int) -> Index:
     """A coefficient, or an argument where it may be a multiple of an extent that is one."""
     schedule = ctx.schedule
+    if isinstance(coefficient, Extent):
+        return ctx.arguments.number(("coefficient", coefficient), coefficient)
     if variable != 0 or variable == schedule.vector or not any(v > 0 for v in schedule.open):
         return coefficient
     return ctx.arguments.number(("coefficient", coefficient), coefficient)
@@ -35,7 +38,7 @@ def element(ctx: LoopContext, load: Value, offset: Affine) -> Index:
 
 def lane_step(ctx: LoopContext, form: Affine) -> int:
     """How far a form goes from one lane to the next."""
-    return form.coefficient(ctx.schedule.vector)
+    return int(form.coefficient(ctx.schedule.vector))
 
 
 def position(ctx: LoopContext, form: Affine, width: int) -> str:

@@ -39,6 +39,7 @@ from ltc.llvm.loops.rows import write_row, write_summed_rows
 from ltc.llvm.loops.stores import store_all
 from ltc.llvm.loops.transposed_rows import reserve_groups, write_group
 from ltc.llvm.loops.values import hoist
+from ltc.support.sizes.extent import Extent
 
 
 def kernel_code(kernel: Kernel, streamed: frozenset[Node] = frozenset()) -> KernelCode:
@@ -105,11 +106,13 @@ def _row_and_strip(ctx: LoopContext, item: Index, rows: list[int]) -> tuple[Inde
     schedule, strips = ctx.schedule, strips_of_a_row(ctx.schedule)
     if (schedule.has_strips or schedule.transposed) and not rows:
         return item, item
-    if strips == 1:
+    if strips == 1 and isinstance(strips, int):
         return item, 0
     if schedule.reads_columns:
         each = ctx.arguments.number("rows", work_items(schedule) // strips)
         return item % each, item // each
+    if isinstance(strips, Extent):
+        strips = ctx.arguments.number("strips", strips)
     strip = item % strips
     return item // strips, strip
 
@@ -117,8 +120,10 @@ def _row_and_strip(ctx: LoopContext, item: Index, rows: list[int]) -> tuple[Inde
 def locate(ctx: LoopContext, variables: Sequence[int], number: Index) -> None:
     """Sets the variables of a row, from its number."""
     for v in reversed(variables[1:]):
-        extent = ctx.nest.extents[v]
-        if ctx.schedule.tiles and v == variables[-1]:
+        extent: Index = ctx.nest.extents[v]
+        if isinstance(extent, Extent):
+            extent = ctx.extent(v)
+        elif ctx.schedule.tiles and v == variables[-1]:
             extent //= ctx.schedule.lanes
         ctx.variables[v], number = number % extent, number // extent
     if variables:

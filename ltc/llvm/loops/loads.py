@@ -83,8 +83,8 @@ def look_up(ctx: LoopContext, value: Value, index: str) -> str:
     node, _, step, size = value.data
     offset = ctx.nest.offset(value)
     with b.lanes(1):
-        found = inside_of(b, index, size)
-        pointer = b.address(ctx.pointers[node], b.index(found) * step, form.stored)
+        found = inside_of(b, index, ctx.size(size))
+        pointer = b.address(ctx.pointers[node], b.index(found) * ctx.size(step), form.stored)
     return read(ctx, pointer, uniform(ctx, offset), offset, value.guards, form)
 
 
@@ -92,8 +92,8 @@ def look_up_each(ctx: LoopContext, value: Value, indices: str, width: int) -> st
     """What is at an index of each lane."""
     b, form = ctx.b, FORMS[value.dtype]
     node, _, step, size = value.data
-    found = inside_of(b, indices, size)
-    found = b.binary("mul", "i64", found, b.constant("i64", step))
+    found = inside_of(b, indices, ctx.size(size))
+    found = b.binary("mul", "i64", found, b.splat("i64", ctx.size(step)))
     first = position(ctx, ctx.nest.offset(value), width)
     positions = b.binary("add", "i64", first, found)
     loaded = _gathered(ctx, ctx.pointers[node], positions, form, _mask(ctx, value.guards))

@@ -30,6 +30,7 @@ from ltc.llvm.loops.nests import (
     whole_multiples,
 )
 from ltc.llvm.loops.values import lanes_of
+from ltc.support.sizes.choices import by_sample
 
 Step = Callable[[IndexRegister, list[str]], list[str] | None]  # what a loop does at an index
 
@@ -172,7 +173,8 @@ def _walks_down_columns(ctx: LoopContext) -> bool:
     extents, depth = ctx.nest.extents, ctx.nest.depth
     if not ctx.schedule.reduces_columns or depth != len(extents) - 1:
         return False
-    return extents[depth] >= MANY_ROWS
+    with by_sample(extents[depth]):
+        return bool(extents[depth] >= MANY_ROWS)
 
 
 def _is_worth_asking(ctx: LoopContext, load: Value) -> bool:
@@ -180,7 +182,8 @@ def _is_worth_asking(ctx: LoopContext, load: Value) -> bool:
     nest, bytes = ctx.nest, FORMS[load.data[0].dtype].bytes
     offset = nest.offset(load)
     is_far = offset.coefficient(nest.depth) * bytes >= FAR_APART_BYTES
-    is_large = prod(nest.extents) * bytes >= LARGE_BYTES
+    with by_sample(*nest.extents):
+        is_large = bool(prod(nest.extents) * bytes >= LARGE_BYTES)
     return not load.guards and is_far and is_large and lane_step(ctx, offset) == 1
 
 

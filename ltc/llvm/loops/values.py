@@ -230,7 +230,8 @@ def _checked(ctx: LoopContext, value: Value, operands: list[str], width: int) ->
         used = inner if used is None else b.binary("and", "i1", inner, used)
     report = Report(ctx.fault_word, ctx.checks[value])
     if value.op is ops.WRAP_INDEX:
-        return wrapped(b, value.data, operands[0], used, report)
+        size = ctx.size(value.data.attr("size"))
+        return wrapped(b, value.data, operands[0], size, used, report)
     type = FORMS[value.dtype].computed
     is_zero = b.compare("eq", type, operands[1], b.constant(type, 0))
     report_where(b, is_zero, used, report)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.native import runner
 from ltc.llvm.native.parallel_compile import Compiling
-from ltc.support.disk_cache import disk_cache
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.disk_cache import DiskCache, disk_cache
+from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.progress import shown_if_slow
 
 _FUNCTION = "@kernel"  # what the text of every kernel calls itself
@@ -48,8 +48,7 @@ class Loading:
         self._compiling, self._started = Compiling(), time.monotonic()
         self._disk = disk_cache()
         self._found: dict[str, LoadedKernel] = {}
-        self._objects: dict[str, bytes] = {}
-        self._from_disk: set[str] = set()
+        self._objects: dict[str, llvm_binding.MachineCode] = {}
         self._begun: set[str] = set()
 
     def __enter__(self) -> Loading:
@@ -82,30 +81,14 @@ class Loading:
             self._begin(name, text)
         self._finish()
         found = {name: kernel for name, kernel in self._found.items() if name in texts}
-        wanted = [name for name in texts if name not in found]
-        try:
-            return found | _link({name: self._objects[name] for name in wanted})
-        except Exception:
-            damaged = self._from_disk.intersection(wanted)
-            if not damaged:
-                raise
-        self._compile_again({name: texts[name] for name in damaged})
-        return found | _link({name: self._objects[name] for name in wanted})
+        return found | _link({name: self._objects[name] for name in texts if name not in found})
 
     def _finish(self) -> None:
         codes, total = self._compiling.finished(), self._compiling.begun
         for name, code in shown_if_slow(codes, total, "ltc compiles a program", self._started):
-            self._objects[name] = code
+            self._objects[name] = llvm_binding.machine_code(code)
             if self._disk:
                 self._disk.write(name, code)
-
-    def _compile_again(self, texts: Mapping[str, str]) -> None:
-        """What lay on disk was whole, and yet no machine code."""
-        assert self._disk is not None
-        for name, text in texts.items():
-            self._disk.remove_damaged(name)
-            self._compile(name, text)
-        self._finish()
 
     def _begin(self, name: str, text: str) -> None:
         if name in self._begun:
@@ -113,9 +96,8 @@ class Loading:
         self._begun.add(name)
         if (kernel := _loaded.get(name)) is not None:
             self._found[name] = kernel
-        elif self._disk and (code := self._disk.read(name)) is not None:
-            self._objects[name] = code
-            self._from_disk.add(name)
+        elif self._disk and (found := _read(self._disk, name)) is not None:
+            self._objects[name] = found
         else:
             self._compile(name, text)
 
@@ -134,20 +116,19 @@ def load_from_disk(names: Iterable[str]) -> dict[str, LoadedKernel] | None:
     disk = disk_cache()
     with _lock:
         found = _in_memory(names)
-        objects: dict[str, bytes] = {}
+        objects: dict[str, llvm_binding.MachineCode] = {}
         for name in names:
             if name not in found:
-                code = disk.read(name) if disk else None
-                if code is None:
+                read = _read(disk, name) if disk else None
+                if read is None:
                     return None
-                objects[name] = code
-        try:
-            return found | _link(objects)
-        except Exception:  # whole, and yet no machine code
-            assert disk is not None
-            for name in objects:
-                disk.remove_damaged(name)
-            return None
+                objects[name] = read
+        return found | _link(objects)
+
+
+def _read(disk: DiskCache, name: str) -> llvm_binding.MachineCode | None:
+    """A kernel's machine code; what defines no such kernel is removed as damaged."""
+    return disk.read_as(name, lambda code: llvm_binding.machine_code(code, _entry(name)))
 
 
 def _symbol(name: str) -> str:
@@ -155,16 +136,20 @@ def _symbol(name: str) -> str:
     return f"k{name[:32]}"
 
 
+def _entry(name: str) -> str:
+    return f"{_symbol(name)}.entry"
+
+
 def _in_memory(names: Iterable[str]) -> dict[str, LoadedKernel]:
     found = {name: _loaded.get(name) for name in names}
     return {name: kernel for name, kernel in found.items() if kernel is not None}
 
 
-def _link(objects: Mapping[str, bytes]) -> dict[str, LoadedKernel]:
+def _link(objects: Mapping[str, llvm_binding.MachineCode]) -> dict[str, LoadedKernel]:
     """Load all as one library: it goes when none of its kernels is needed any more."""
     if not objects:
         return {}
-    entries = {name: f"{_symbol(name)}.entry" for name in objects}
+    entries = {name: _entry(name) for name in objects}
     library = llvm_binding.link(list(objects.values()), list(entries.values()))
     made = {
         name: LoadedKernel(library.addresses[entry], library) for name, entry in entries.items()

@@ -7,6 +7,7 @@ which the native code fills in from the addresses.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.native import runner
 
 WORD = 8  # bytes
+TASKS = 1  # where in the record of a kernel the number of its tasks is
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,28 +67,58 @@ def entry_address(text: str, name: str) -> int:
 class KernelRun:
     """Kernels that run one after another without anything else between them."""
 
-    def __init__(self, calls: Sequence[KernelCall], arguments: int, faults: range = range(0)):
+    def __init__(
+        self,
+        calls: Sequence[KernelCall],
+        arguments: int,
+        faults: range = range(0),
+        stamps: int = 0,
+    ):
         """
         arguments  place in the frame where the arguments of all kernels are written
         faults     places in the frame that are set to 0 at the start
+        stamps     place in the frame of one more word than there are kernels: when the run began,
+                   and when each kernel was over, as time.monotonic_ns() counts; 0: nowhere
         """
         words = np.array([n for call in calls for n in call.arguments], dtype=np.int64)
         self._places, self._added = np.ascontiguousarray(words.reshape(-1, 2).T)
         self._records = np.zeros((len(calls), runner.RECORD_WORDS), dtype=np.int64)
+        self._words = arguments, len(faults), faults.start, stamps
         first = arguments
         for row, call in zip(self._records, calls, strict=True):
             row[:] = call.entry, call.tasks, first, call.fault
             first += len(call.arguments) // 2
+        self._point()
+        self._call = runner.runner()
+
+    def _point(self) -> None:
+        """Make the native code's record of where everything is."""
+        arguments, *others = self._words
         self._run = np.array(
             [
-                len(calls), self._records.ctypes.data,
+                len(self._records), self._records.ctypes.data,
                 len(self._places), self._places.ctypes.data, self._added.ctypes.data, arguments,
-                len(faults), faults.start,
+                *others,
             ],
             dtype=np.int64,
         )  # fmt: skip
         self.address = self._run.ctypes.data
-        self._call = runner.runner()
+
+    def with_numbers(
+        self, places: np.ndarray, added: np.ndarray, calls: np.ndarray, tasks: np.ndarray
+    ) -> KernelRun:
+        """The same kernels with other numbers: `added` to the arguments at `places`, `tasks` of `calls`."""
+        other = copy.copy(self)
+        other._added, other._records = self._added.copy(), self._records.copy()
+        other._added[places] = added
+        other._records[calls, TASKS] = tasks
+        other._point()
+        return other
+
+    @property
+    def numbers(self) -> tuple[list[int], list[int]]:
+        """What is added to each argument in turn, and how many tasks each kernel has."""
+        return self._added.tolist(), self._records[:, TASKS].tolist()
 
     def launch(self, frame: int) -> int:
         """Run all; the number of the call that failed, none after it having run, or -1.

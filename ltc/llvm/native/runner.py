@@ -16,12 +16,13 @@ from ltc import config
 from ltc.errors import Unsupported
 from ltc.llvm.compiler import llvm_binding, symbols
 from ltc.llvm.emit.builder import ATTRIBUTES
-from ltc.llvm.native import thread_pool
-from ltc.support import processors
+from ltc.llvm.native import futex, thread_pool
+from ltc.support.process import processors
 
-# A run is eight words: how many kernels and their records, how many arguments and for each a
+# A run is nine words: how many kernels and their records, how many arguments and for each a
 # place of the frame and a number to add, where in the frame the arguments begin, how many faults
-# and where they are.
+# and where they are, and where in the frame it is noted when it began and when each kernel was
+# over, or 0 where nobody wants to know.
 
 # A record is four words: the address of the kernel's entry, its tasks, and where in the frame its
 # arguments and its fault are; places are in words, and the fault of a kernel without one is 0.
@@ -108,10 +109,20 @@ bind:
   %w.more = icmp slt i64 %w.after, %words
   br i1 %w.more, label %bind, label %bound
 bound:
+  %p8 = getelementptr i64, ptr %run, i64 8
+  %stamp.place = load i64, ptr %p8
+  %stamped = icmp ne i64 %stamp.place, 0
+  %stamps = getelementptr i64, ptr %frame, i64 %stamp.place
+  br i1 %stamped, label %begun, label %begin
+begun:
+  %at.first = call i64 @now()
+  store i64 %at.first, ptr %stamps
+  br label %begin
+begin:
   %any = icmp sgt i64 %count, 0
   br i1 %any, label %next, label %end
 next:
-  %i = phi i64 [ 0, %bound ], [ %after, %went.well ]
+  %i = phi i64 [ 0, %begin ], [ %after, %went.on ]
   %offset = mul i64 %i, 4
   %record = getelementptr i64, ptr %records, i64 %offset
   %entry = load ptr, ptr %record
@@ -141,6 +152,14 @@ check:
   %failed = icmp ne i64 %code, 0
   br i1 %failed, label %stop, label %went.well
 went.well:
+  br i1 %stamped, label %stamp, label %went.on
+stamp:
+  %number = add i64 %i, 1
+  %p.stamp = getelementptr i64, ptr %stamps, i64 %number
+  %at = call i64 @now()
+  store i64 %at, ptr %p.stamp
+  br label %went.on
+went.on:
   %after = add i64 %i, 1
   %more = icmp slt i64 %after, %count
   br i1 %more, label %next, label %end
@@ -184,9 +203,9 @@ def runner_source() -> tuple[str, tuple[str, ...]]:
         names += ("pool.forget", "pool.stay.away")
         text += thread_pool.text() + _RUN.replace("LAUNCH", _POOLED)
     elif threads == "openmp":
-        text += _TEAM + _RUN.replace("LAUNCH", _LAUNCH)
+        text += futex.CLOCK + _TEAM + _RUN.replace("LAUNCH", _LAUNCH)
     else:
-        text += _RUN.replace("LAUNCH", _ALONE)
+        text += futex.CLOCK + _RUN.replace("LAUNCH", _ALONE)
     return text + ATTRIBUTES, names
 
 

@@ -8,6 +8,7 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.support.sizes.choices import least, most
 
 BYTES_OF_A_TASK = 1 << 18
 MOST_TASKS = 64
@@ -15,7 +16,7 @@ VECTOR = 16
 
 
 def task_count(nbytes: int) -> int:
-    return max(1, min(MOST_TASKS, nbytes // BYTES_OF_A_TASK))
+    return most(1, least(MOST_TASKS, nbytes // BYTES_OF_A_TASK))
 
 
 def copy_code(source, result, count: int, dtype: torch.dtype) -> KernelCode:

@@ -23,6 +23,7 @@ from ltc.llvm.emit.elementwise import ROWS, rounded
 from ltc.llvm.emit.index import Index
 from ltc.llvm.emit.kernel_code import KernelCode
 from ltc.llvm.ops.copying import copy_code, fill_code
+from ltc.support.sizes.choices import least, most
 
 # Every task reads all indices of its rows: many pay where a row is more than an index.
 MOST_PARTS = 16
@@ -47,7 +48,8 @@ def scatter_codes(product: Product) -> list[KernelCode]:
 def _put(node: Node, index, new, result) -> KernelCode:
     """Whole rows: new[l, i, :] to result[l, index[i], :]."""
     dim = node.attr("dim")
-    lead, rows, width = prod(node.shape[:dim]), node.shape[dim], prod(node.shape[dim + 1 :])
+    lead, rows = prod(node.shape[:dim]), node.shape[dim]
+    width = prod(node.shape[dim + 1 :])
     count = node.inputs[1].size
     parts = _parts(lead, rows, count * width, width)
     b, form = Builder(), FORMS[node.dtype]
@@ -134,9 +136,9 @@ def _scatter(node: Node, index, new, result) -> KernelCode:
 
 def _parts(lead: int, rows: int, elements: int, width: int) -> int:
     """Into how many ranges the rows of a line are cut."""
-    most = MOST_PARTS if width >= LANES else MOST_PARTS // 4
+    parts = MOST_PARTS if width >= LANES else MOST_PARTS // 4
     by_work = lead * elements // FEWEST_ELEMENTS_OF_A_TASK
-    return max(1, min(most // min(lead, most), by_work, rows))
+    return most(1, least(parts // least(lead, parts), by_work, rows))
 
 
 def _range(b: Builder) -> tuple[Index, Index, Index]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from math import prod
 from typing import Any
 
 from ltc.ir import ops
@@ -29,13 +28,13 @@ from ltc.passes.fusion.index_maps import (
     through_views,
 )  # fmt: skip
 from ltc.passes.fusion.legality import (
-    FEWEST_ROWS,
     LEAVES,
     MOST_MEMBERS,
     MOST_PASSES,
     base_of,
     covers,
     fits,
+    has_many_rows,
     is_cheap,
     is_light,
     may_reduce_in,
@@ -258,7 +257,7 @@ class _Fuser:
         for draft in reversed(self.reducing[space][-4:]):
             has_room = len(draft.members) < MOST_MEMBERS // 2 and draft.passes < MOST_PASSES
             is_like = depth in (None, draft.depth) and draft.product is None
-            if has_room and is_like and prod(space[: draft.depth]) >= FEWEST_ROWS:
+            if has_room and is_like and has_many_rows(space[: draft.depth]):
                 shared = reduced_for([node], draft, self.native) & reduced_for(
                     draft.members, draft, self.native
                 )

@@ -13,6 +13,7 @@ from ltc.ir.node import Node
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.passes.fusion.draft import Draft, ReadPlace
 from ltc.passes.fusion.index_maps import VIEWS, offset_of
+from ltc.support.sizes.choices import by_sample
 
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
 COSTLY = frozenset(
@@ -82,6 +83,12 @@ def covers(node: Node, place: ReadPlace) -> bool:
     )
 
 
+def has_many_rows(rows: tuple[int, ...]) -> bool:
+    """Whether they keep the threads busy; a guess that is right at any sizes."""
+    with by_sample(*rows):
+        return bool(prod(rows) >= FEWEST_ROWS)
+
+
 def may_reduce_in(node: Node, place: ReadPlace) -> bool:
     """Whether each row of the draft can hold this reduction."""
     draft = place.draft
@@ -94,8 +101,9 @@ def may_reduce_in(node: Node, place: ReadPlace) -> bool:
         return False
     reduced = tuple(node.inputs[0].shape[d] for d in node.attr("dims"))
     rows, rest = draft.space[:k], draft.space[k:]
-    if prod(rows) < FEWEST_ROWS and prod(rows) * prod(reduced) > SMALL_SPACE:
-        return False
+    with by_sample(*rows, *reduced):  # either way is right
+        if prod(rows) < FEWEST_ROWS and prod(rows) * prod(reduced) > SMALL_SPACE:
+            return False
     if draft.depth is None:
         return rest == reduced or not rest
     return k == draft.depth and rest == reduced

@@ -10,6 +10,7 @@ from ltc.ir.node import Node
 from ltc.passes.fusion.draft import ReadPlace
 from ltc.passes.fusion.index_maps import VIEWS
 from ltc.passes.fusion.legality import COSTLY, base_of
+from ltc.support.sizes.choices import by_sample
 
 _SAME_SIZE = VIEWS - {ops.BARRIER}  # where they do not repeat or leave out elements
 
@@ -69,4 +70,5 @@ def is_narrowest_draw(node: Node) -> bool:
 
 def _large_operands(latest: Node, node: Node) -> list[Node]:
     """The operands of one node of a formula that are not small beside its result."""
-    return [n for n in latest.inputs if SMALL_BESIDE * base_of(n).size > node.size]
+    with by_sample():  # what is computed again is right, small or not
+        return [n for n in latest.inputs if SMALL_BESIDE * base_of(n).size > node.size]

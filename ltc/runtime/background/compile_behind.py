@@ -18,10 +18,11 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.ir.graph import Graph
 from ltc.ir.json_codec import Unrecordable
+from ltc.profiling import spans
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.transfers import capabilities
 from ltc.support.disk_cache import disk_cache
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
 
 _START = """
 import sys
@@ -41,6 +42,7 @@ class Request:
 
     def __init__(self) -> None:
         self.over = threading.Event()
+        self.begun = spans.now()
 
 
 HERE = Request()  # of what only this process can compile
@@ -91,16 +93,18 @@ class Worker:
 
     def __init__(self) -> None:
         paths = [path or os.getcwd() for path in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(paths=paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt from the keyboard is not meant for it
-            text=True,
-        )
+        with config.override(LTC_PROFILE=None):  # what it does is told here
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(paths=paths)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt from the keyboard is not meant for it
+                text=True,
+            )
         self._owner = os.getpid()
         self._numbers = itertools.count()
+        self._free_from = 0
         self._requests: dict[int, Request] = {}
         self._writing = threading.Lock()
         threading.Thread(target=self._listen, name="ltc compile worker", daemon=True).start()
@@ -143,4 +147,9 @@ class Worker:
     def _note_answer(self, number: int, error: str | None) -> None:
         if error is not None:
             metrics.count("CompileBehindFailed")
-        self._requests.pop(number).over.set()
+        request = self._requests.pop(number)
+        begin, end = max(request.begun, self._free_from), spans.now()
+        self._free_from = end  # one after the other
+        if spans.timeline is not None:
+            spans.timeline.add("compile", "compile in another process", begin, end)
+        request.over.set()

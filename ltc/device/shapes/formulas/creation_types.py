@@ -19,6 +19,7 @@ from ltc.device.shapes.formulas.operands import (
     type_of,
 )
 from ltc.device.shapes.formulas.table import Types, types_of
+from ltc.support.sizes.extent import Extent
 
 _NUMBER_CLASSES = (bool, int, float)
 
@@ -120,13 +121,15 @@ def _new_strided(
 @types_of("aten::arange", "aten::arange.start", "aten::arange.start_step")
 def _arange(*bounds: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
     """Of integers, whose number is certain."""
-    if not all(bound.__class__ is int and abs(bound) <= MOST_ELEMENTS for bound in bounds):
+    if not all(
+        bound.__class__ in (int, Extent) and abs(bound) <= MOST_ELEMENTS for bound in bounds
+    ):
         return None
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     found = torch.int64 if dtype is None else dtype
     if step == 0 or (end - start) * step < 0 or found not in FLOATS | {torch.int64}:
         return None
-    return _made((len(range(start, end, step)),), found, options)
+    return _made((-((start - end) // step),), found, options)
 
 
 # --- over what is there -------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ltc.device.shapes.formulas.operands import (
     with_extent,
 )
 from ltc.device.shapes.formulas.table import Types, types_of
+from ltc.support.sizes.choices import count_in_slice
 
 PLAIN_FORMATS = (None, torch.preserve_format, torch.contiguous_format)
 
@@ -129,7 +130,7 @@ def sliced(shape: Shape, dim: int, start: int | None, end: int | None, step: int
     axis = axis_of(dim, len(shape))
     if axis is None or step < 1 or shape[axis] < 0:
         return None
-    extent = len(range(*slice(start, end, step).indices(shape[axis])))
+    extent = count_in_slice(shape[axis], start, end, step)
     return with_extent(shape, axis, extent)
 
 

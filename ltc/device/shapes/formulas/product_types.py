@@ -42,6 +42,35 @@ def _bmm(x: Any, y: Any) -> Types | None:
     return (((x.shape[0], x.shape[1], y.shape[2]), x.dtype),)
 
 
+_GROUPED = frozenset({torch.bfloat16, torch.float32})
+_ALIGNED = 16  # bytes that rows have to be a multiple of
+
+
+@types_of("aten::_grouped_mm")
+def _grouped_mm(
+    x: Any, y: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Types | None:
+    """Products of groups of rows (or columns), as experts make them; torch's Meta kernel knows bfloat16."""
+    if bias is not None or out_dtype not in (None, x.dtype) or not of_one_dtype(_GROUPED, x, y):
+        return None
+    row, shape = _ALIGNED // x.dtype.itemsize, _grouped_shape(x.shape, y.shape, ends)
+    if shape is None or 0 in shape or x.shape[-1] % row or y.shape[-1] % row:
+        return None
+    return ((shape, x.dtype),)
+
+
+def _grouped_shape(x: Shape, y: Shape, ends: Any) -> Shape | None:
+    ranks = len(x), len(y)
+    if ranks not in ((2, 2), (2, 3), (3, 2)) or x[-1] != y[-2] or 0 in x or 0 in y:
+        return None
+    if ends is None or len(ends.shape) != 1 or ends.dtype is not torch.int32:
+        return None
+    groups: int = ends.shape[0]
+    if ranks == (2, 2):
+        return groups, x[0], y[1]
+    return (x[-2], y[-1]) if groups == (y if ranks == (2, 3) else x)[0] else None
+
+
 @types_of("aten::mv")
 def _mv(x: Any, y: Any) -> Types | None:
     if len(x.shape) != 2 or y.shape != x.shape[1:] or not of_one_dtype(_FACTORS, x, y):

@@ -11,37 +11,16 @@ import functools
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from ltc.support.torch_private import is_compiler_imported, leave_to_python, never_inline
+from ltc.support.torch_private import leave_to_python, never_inline
 
 _ROOT = str(Path(__file__).parents[2])
 _PACKAGE = __name__.partition(".")[0]
 _looked_at: set[str] = set()  # names of modules
 
 
-def install() -> None:
-    """Let torch.compile know of ltc.  Once per process.
-
-    Not before it is used: importing Dynamo takes longer than importing everything else.
-    """
-    original = torch.compile
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any):
-        compiled = original(*args, **kwargs)
-        _hide_ltc()
-        return compiled
-
-    torch.compile = wrapped
-    if is_compiler_imported():
-        _hide_ltc()
-
-
-def _hide_ltc() -> None:
-    """Hide all that is imported by now."""
+def hide() -> None:
+    """Hide all of ltc that is imported by now."""
     if not _looked_at:
         never_inline(_PACKAGE)
     for name, module in list(sys.modules.items()):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
 from types import FrameType
 
-from ltc.support.fork_safe_lock import renewed_lock
+from ltc.support.process.fork_safe_lock import renewed_lock
 
 _pause = renewed_lock(globals(), "_pause")
 
@@ -26,3 +27,12 @@ def thread_frames() -> dict[int, FrameType]:
         finally:
             if collects:
                 gc.enable()
+
+
+def wants_processor(native_id: int) -> bool:
+    """Whether a thread of this process runs, or would; False where the system does not say."""
+    try:
+        stat = Path(f"/proc/self/task/{native_id}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "R"

@@ -1,0 +1,90 @@
+"""What one recorded call does on PyTorch's own kernel, and how long it takes."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from torch.utils.flop_counter import flop_registry
+
+from ltc.aten.call import Call
+from ltc.backends.capabilities import KernelFacts
+from ltc.backends.interpreter.call_kernel import CallKernel, Values, operands_of
+from ltc.ir.graph import Origin
+
+
+class TimedCall(CallKernel):
+    """A call that notes when it is over."""
+
+    __slots__ = ("_kernel", "_times")
+
+    def __init__(self, kernel: CallKernel, times: array[int]) -> None:
+        self.call, self.first = kernel.call, kernel.first
+        self._kernel, self._times = kernel, times
+
+    def run(self, values: Values) -> None:
+        self._kernel.run(values)
+        self._times.append(time.monotonic_ns())
+
+
+def facts_of_call(call: Call) -> KernelFacts:
+    """By the shapes that were recorded."""
+    writes = [value for value in call.results if value is not None]
+    place = Origin(call.name, call.line, module=call.module, forward=call.forward)
+    return facts_of(call.overload, call.args, call.kwargs, operands_of(call), writes, place)
+
+
+def facts_of(
+    overload: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    place: Origin,
+) -> KernelFacts:
+    """Of a call of that overload; `reads` and `writes`: whatever has a shape and a dtype."""
+    name = place.overload
+    multiply_adds = _multiply_adds(overload, args, kwargs, [tuple(one.shape) for one in writes])
+    module = place.module_path
+    shapes = " ".join(str(list(one.shape)) for one in reads)
+    return KernelFacts(
+        name=f"{name.removeprefix('aten::')} {shapes}".strip(),
+        ops=(name,),
+        line=place.line,
+        forward=place.forward,
+        lines=(place.forward or place.line,),
+        module=module,
+        modules=(module,) if module else (),
+        read_bytes=sum(map(_nbytes, dict.fromkeys(reads))),
+        written_bytes=sum(map(_nbytes, writes)),
+        multiply_adds=multiply_adds,
+        operations=0 if multiply_adds else sum(prod(one.shape) for one in writes),
+        is_double=any(one.dtype.itemsize == 8 for one in writes),
+    )
+
+
+def _multiply_adds(
+    overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: list[tuple[int, ...]]
+) -> int:
+    """As torch.utils.flop_counter counts them, two operations for each; 0 of what it does not know."""
+    count = flop_registry.get(getattr(overload, "overloadpacket", None))
+    if count is None or not made:
+        return 0
+    keywords = {name: _shape(argument) for name, argument in kwargs.items()}
+    out = made[0] if len(made) == 1 else tuple(made)
+    try:
+        return int(count(*map(_shape, args), **keywords, out_val=out) // 2)
+    except (TypeError, ValueError, AssertionError, IndexError, AttributeError):
+        return 0  # a form of the call that it does not take
+
+
+def _shape(argument: Any) -> Any:
+    shape = getattr(argument, "shape", None)
+    return argument if shape is None else tuple(shape)
+
+
+def _nbytes(value: Any) -> int:
+    return int(prod(value.shape) * value.dtype.itemsize)

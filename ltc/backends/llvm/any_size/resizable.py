@@ -1,0 +1,96 @@
+"""A program of symbols: planned and compiled once, then made ready for each size in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ltc.backends.llvm.any_size.numbers_of import Numbers, as_now
+from ltc.backends.llvm.checked_steps import MemoryChecks
+from ltc.backends.llvm.executable import LlvmComputation
+from ltc.backends.llvm.plan import FailedCheck, ProgramPlan
+from ltc.llvm.native.kernel_cache import LoadedKernel
+from ltc.support.sizes.extent import Extent, SizeTrace
+from ltc.support.sizes.marks import is_symbolic, text_function
+
+
+class ResizableProgram:
+    """One program for all sizes at which its guards hold."""
+
+    def __init__(
+        self, trace: SizeTrace, plan: ProgramPlan, kernels: Mapping[str, LoadedKernel]
+    ) -> None:
+        """Called under the trace, which nothing adds to from here on.
+
+        Raises Unsupported where something of the program is not known at other sizes.
+        """
+        self._trace, self._plan = trace, plan
+        self._now = LlvmComputation(as_now(plan), kernels)
+        numbers = Numbers(trace)
+        self._runs = [numbers.of_run(run) for run in plan.runs]  # type: ignore[arg-type]  # of kernels
+        self._made = [
+            (tuple(numbers.number(n) if isinstance(n, Extent) else -1 - n for n in shape), dtype)
+            for shape, dtype in plan.made
+        ]
+        block = plan.block
+        self._block = numbers.number(block) if isinstance(block, Extent) else -1 - block
+        self._numbers = numbers.function()
+        self._fits = trace.function(
+            " and ".join([f"({guard})" for guard in trace.guards]) or "True"
+        )
+        self._messages = {
+            k: text_function(trace, check.message)
+            for k, check in enumerate(plan.checks)
+            if is_symbolic(check.message)
+        }
+        self._memory = None if plan.memory is None else _MemoryNumbers(trace, plan.memory)
+
+    def fits(self, values: Sequence[int]) -> bool:
+        """Whether the program is right at these values of the symbols."""
+        try:
+            return bool(self._fits(*values))
+        except ArithmeticError:
+            return False
+
+    def at(self, values: Sequence[int]) -> LlvmComputation:
+        """The program at these values, which fit."""
+        found = self._numbers(*values)
+        all_numbers = np.array(found, dtype=np.int64)
+        made = tuple(
+            (tuple([found[n] if n >= 0 else -1 - n for n in shape]), dtype)
+            for shape, dtype in self._made
+        )
+        block = found[self._block] if self._block >= 0 else -1 - self._block
+        memory = None if self._memory is None else self._memory.at(values)
+        checks = self._checks(values)
+        plan = replace(self._now.plan, made=made, block=block, checks=checks, memory=memory)
+        runs = [
+            (one.places, all_numbers[one.added], one.calls, all_numbers[one.tasks])
+            for one in self._runs
+        ]
+        return self._now.resized(plan, runs)
+
+    def _checks(self, values: Sequence[int]) -> tuple[FailedCheck, ...]:
+        if not self._messages:
+            return self._now.plan.checks
+        checks = list(self._now.plan.checks)
+        for k, message in self._messages.items():
+            checks[k] = replace(checks[k], message=message(*values))
+        return tuple(checks)
+
+
+class _MemoryNumbers:
+    """What LTC_CHECK's table says at other sizes."""
+
+    def __init__(self, trace: SizeTrace, checks: MemoryChecks) -> None:
+        self._checks = checks
+        self._words = [k for k, _ in checks.sizes]
+        self._numbers = trace.function(f"({', '.join([*[s.source for _, s in checks.sizes], ''])})")
+        self._names = [text_function(trace, name) for name in checks.names]
+
+    def at(self, values: Sequence[int]) -> MemoryChecks:
+        rows = np.frombuffer(self._checks.rows, np.int64).copy()
+        rows[self._words] = self._numbers(*values)
+        return MemoryChecks(rows.tobytes(), tuple(name(*values) for name in self._names))

@@ -1,0 +1,252 @@
+"""The lines of a generated kernel for a call that is not recorded: torch's own kernel runs.
+
+Operands are computed values by then.  What is written to is owned first, or copied; what is made
+becomes a new tensor.  Whatever refuses, or does more than that, goes the thorough way.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ltc.device.recording.run_now import TorchKernel, how_to_run
+from ltc.device.recording.signature import (
+    DEVICE,
+    GENERATOR,
+    OPTIONAL_TENSOR,
+    OPTIONAL_TENSORS,
+    TENSOR,
+    TENSORS,
+    Argument,
+    Signature,
+)
+
+_TENSORS = frozenset({TENSORS, OPTIONAL_TENSORS})
+
+RECORDED = (
+    "recorder.live.append(state)"  # what follows a new tensor's lines; or, of a call that ran:
+)
+_RAN = "session.made_states(ref(state))"
+
+# --- what recorded calls have as well -------------------------------------------------------------
+
+
+def indent(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+def name_of(position: int, argument: Argument) -> str:
+    return argument.name if argument.keyword_only else f"a{position}"
+
+
+def call_slow(arguments: tuple[Argument, ...]) -> str:
+    parts = [f"{a.name}={a.name}" if a.keyword_only else f"a{i}" for i, a in enumerate(arguments)]
+    return f"slow({', '.join(parts)})"
+
+
+def conditions(arguments: tuple[Argument, ...]) -> str:
+    """What the thorough way sees to: a seed from the user's generator, another device or layout."""
+    conditions = []
+    for name, argument in [(name_of(i, a), a) for i, a in enumerate(arguments)]:
+        if argument.kind == GENERATOR:
+            conditions.append(f" and {name} is None")
+        elif argument.kind == DEVICE:
+            conditions.append(f" and ({name} is None or {name} == recorder.device.torch_device)")
+        elif argument.name == "layout":
+            conditions.append(f" and ({name} is None or {name} is strided)")
+    return "".join(conditions)
+
+
+def may_be_number(signature: Signature, i: int) -> bool:
+    """Whether a number may stand where the schema has a tensor: not as the first of them."""
+    arguments = signature.arguments
+    is_pointwise = torch.Tag.pointwise in signature.overload.tags
+    seen_tensor = any(a.kind == TENSOR for a in arguments[:i])
+    return is_pointwise and seen_tensor and not arguments[i].written
+
+
+def new_tensor_lines() -> list[str]:
+    """Lines that make `tensor`, which holds `value`."""
+    return [
+        "tensor = recorder.new_tensor(value.shape, value.dtype)",
+        "storage_of(tensor).lazy = state = State()",
+        "state.value = value",
+        "state.device = recorder.device",
+        "state.buffer = state.views = state.base = None",
+    ]
+
+
+def returned_written(signature: Signature) -> str:
+    """What a kernel returns that returns what it wrote to."""
+    if not signature.returns:
+        return "return"
+    names = [name_of(i, signature.arguments[i]) for i in signature.written]
+    return f"return {names[0] if len(signature.returns) == 1 else ', '.join(names)}"
+
+
+# --- the call -------------------------------------------------------------------------------------
+
+
+def at_once_lines(signature: Signature) -> list[str]:
+    """What stands before the thorough way; no line where only that can run the overload."""
+    kernel = how_to_run(signature)
+    if not kernel.runs_here or torch.Tag.inplace_view in signature.overload.tags:
+        return []
+    if any(signature.arguments[i].kind == OPTIONAL_TENSORS for i in signature.written):
+        return []
+    is_view = signature.is_view and not kernel.writes
+    lines = _view_lines(signature) if is_view else _result_lines(signature, kernel)
+    return [
+        "elif recorder.thread == get_ident() and is_plain_now()"
+        f"{conditions(signature.arguments)}{_all_here(signature)}:",
+        *indent(_call_lines(signature, kernel)),
+        "    session.calls += 1",
+        "    if session.calls > session.next_look:",
+        "        session.forget_dead()",
+        *indent(lines),
+    ]
+
+
+def _call_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
+    """Lines that call; what is pending in another thread has no tensor here."""
+    arguments = signature.arguments
+    operands = [_operand(i, a, kernel) for i, a in enumerate(arguments)]
+    slow = ["except Exception:", f"    return {call_slow(arguments)}"]
+    if not kernel.writes_lists:
+        call = f"    made = call({', '.join(operands)})"
+        return ["try:", *indent(_own_lines(signature)), call, *slow]
+    # some of it may have been written when it raises: it must not be called again
+    names = [f"given{i}" for i in range(len(arguments))]
+    values = [given.removeprefix(f"{a.name}=") for given, a in zip(operands, arguments)]
+    given = [f"    {name} = {value}" for name, value in zip(names, values)]
+    passed = [f"{a.name}={n}" if a.keyword_only else n for n, a in zip(names, arguments)]
+    call = f"made = call({', '.join(passed)})"
+    return ["try:", *indent(_own_lines(signature)), *given, *slow, call]
+
+
+def _operand(i: int, argument: Argument, kernel: TorchKernel) -> str:
+    """What torch's own kernel is given for the argument."""
+    name = name_of(i, argument)
+    given, kind = name, argument.kind
+    if argument.written:
+        given = f"own{i}"
+    elif kind == DEVICE:
+        given = "on_cpu"
+    elif kind in _TENSORS:
+        any_strides = f"tensors(recorder, value{i})"
+        given = any_strides if kernel.any_strides else _contiguous_tensors(i)
+    elif kind in (TENSOR, OPTIONAL_TENSOR):
+        given = f"value{i}.tensor" if kernel.any_strides else f"contiguous(value{i}.tensor)"
+        if may_be_number(kernel.signature, i):
+            given = f"({name} if value{i}.__class__ is type else {given})"
+        elif kind == OPTIONAL_TENSOR:
+            given = f"(None if value{i} is None else {given})"
+    return f"{name}={given}" if argument.keyword_only else given
+
+
+def _contiguous_tensors(i: int) -> str:
+    return f"[x if x is None else contiguous(x) for x in tensors(recorder, value{i})]"
+
+
+def _all_here(signature: Signature) -> str:
+    """A condition: each operand was computed in this recording, and not in another thread's."""
+    conditions = []
+    for i, argument in enumerate(signature.arguments):
+        is_here = f"value{i}.recorder is recorder"
+        if may_be_number(signature, i) and argument.kind == TENSOR:
+            conditions.append(f" and (value{i}.__class__ is type or {is_here})")
+        elif argument.kind == OPTIONAL_TENSOR:
+            conditions.append(f" and (value{i} is None or {is_here})")
+        elif argument.kind == TENSOR:
+            conditions.append(f" and {is_here}")
+    return "".join(conditions)
+
+
+# --- what it writes to ----------------------------------------------------------------------------
+
+
+def _own_lines(signature: Signature) -> list[str]:
+    """Lines that make `own<i>` of each written argument: tensors that the kernel may write to."""
+    lines: list[str] = []
+    for i in signature.written:
+        argument = signature.arguments[i]
+        own, condition = _own(i, argument.kind), argument.written_with
+        if condition is not None:
+            own = f"{own} if {condition} is not None else {_contiguous_tensors(i)}"
+        lines.append(f"own{i} = {own}")
+    return lines
+
+
+def _own(i: int, kind: str) -> str:
+    if kind == TENSORS:
+        return f"session.own_all(states{i})"
+    own = f"session.own(state{i})"
+    return own if kind == TENSOR else f"None if value{i} is None else {own}"
+
+
+def _hold_lines(signature: Signature, i: int) -> list[str]:
+    """Lines that let a written argument hold what the kernel has left in `own<i>`."""
+    argument = signature.arguments[i]
+    if argument.kind == TENSORS:
+        lines = [
+            f"for state, own in zip(states{i}, own{i}):",
+            "    if state.views is None and state.value.tensor is own:",
+            "        state.buffer = None",
+            "    else:",
+            "        hold(recorder, state, own)",
+        ]
+    else:
+        lines = [
+            f"if state{i}.views is None and value{i}.tensor is own{i}:",
+            f"    state{i}.buffer = None",
+            "else:",
+            f"    hold(recorder, state{i}, own{i})",
+        ]
+    condition = argument.written_with
+    if argument.kind == OPTIONAL_TENSOR:
+        condition = f"value{i}"
+    return lines if condition is None else [f"if {condition} is not None:", *indent(lines)]
+
+
+# --- what it makes --------------------------------------------------------------------------------
+
+
+def _result_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
+    lines = [line for i in signature.written for line in _hold_lines(signature, i)]
+    if signature.returns_written:
+        return [*lines, returned_written(signature)]
+    if signature.returns == ("Tensor",):
+        made = "alias(made)" if kernel.may_be_operand else "made"
+        return [
+            *lines,
+            f"value = computed(recorder, {made})",
+            *new_tensor_lines(),
+            _RAN,
+            "return tensor",
+        ]
+    return [
+        *lines,
+        "tensors = []",
+        "for one in made:",
+        "    if one is None:",
+        "        tensors.append(None)",
+        "        continue",
+        "    value = computed(recorder, one)",
+        *indent([*new_tensor_lines(), _RAN]),
+        "    tensors.append(tensor)",
+        "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
+    ]
+
+
+def _view_lines(signature: Signature) -> list[str]:
+    arguments = signature.arguments
+    names = [name_of(i, a) for i, a in enumerate(arguments)]
+    if signature.returns != ("Tensor",):
+        return [
+            "values = [computed(recorder, one) for one in made]",
+            f"links = links_of(signature, link_of(signature, [{', '.join(names)}], made), len(made))",
+            "return link_views(recorder, state0, values, links)",
+        ]
+    link = f"(overload, ({''.join(f'{name}, ' for name in names[1:])}), no_keywords, None)"
+    if any(a.keyword_only for a in arguments) or signature.op == "aten::expand":
+        link = f"(*link_of(signature, [{', '.join(names)}], made), None)"
+    return [f"return link_view(recorder, state0, computed(recorder, made), {link})"]

@@ -1,0 +1,1 @@
+"""Launches that somebody looks at: `ltc.profile`, or the profiler of torch."""

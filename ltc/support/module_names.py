@@ -1,0 +1,56 @@
+"""Where a module stands in its model: "encoder.layers.3.attn"."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import nn
+
+_WRAPPERS = ("module", "_orig_mod")  # the only child of DistributedDataParallel; of torch.compile's
+
+
+class ModuleName:
+    """What a module is called: its path below its model; of a model the name of its class.
+
+    It outlives the module, and changes where the module turns out to stand in a larger model.
+    """
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+_names: weakref.WeakKeyDictionary[nn.Module, ModuleName] = weakref.WeakKeyDictionary()
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def known_name(module: nn.Module) -> ModuleName | None:
+    """None of one that no known model has."""
+    return _names.get(module)
+
+
+def name_in(model: nn.Module, module: nn.Module) -> ModuleName:
+    """Of a module of a model, all of which is known from now on."""
+    _models.add(model)
+    for wrapper in _WRAPPERS:
+        children = dict(model.named_children())  # those of a script are no dictionary
+        if list(children) == [wrapper]:
+            model = children[wrapper]
+    for path, one in model.named_modules():
+        _note(one, path or type(one).__name__, is_model=not path)
+    return _names.get(module) or _note(module, type(module).__name__, is_model=True)
+
+
+def _note(module: nn.Module, path: str, is_model: bool) -> ModuleName:
+    name = _names.get(module)
+    if name is None:
+        name = _names[module] = ModuleName(path)
+    elif not is_model:
+        name.path = max(name.path, path, key=lambda found: found.count("."))
+    return name
+
+
+def models() -> list[nn.Module]:
+    """The models that are known, and live."""
+    return list(_models)

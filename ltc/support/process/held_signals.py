@@ -1,0 +1,210 @@
+"""Signals come out between two steps of ltc's work, so that Ctrl-C leaves none of them half done.
+
+Python calls the handler of a signal in the main thread wherever it looks for signals, and what the
+handler raises comes out there: in the middle of a recorded call, of an optimizer's step, or in C++
+that takes no exception and ends the process (torch asks a device written in Python for its type,
+and Python looks for signals meanwhile).
+
+So a handler of the program's is called later: by a *pending call* of CPython's, which runs between
+two instructions and never inside C++, and only where the program's own code is at work.  Where it
+is not, a trace function, as debuggers use, tells when it is again.  Where the main thread waits for
+something, the handler is called after PATIENCE_SECONDS, and interrupts the wait.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # those of `signal` make enums: ten times the time
+import _thread  # starts a thread without locks, which the main thread might be holding
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ltc import config
+from ltc.support.process.thread_frames import thread_frames
+
+# Those whose handlers raise, where a program has any. SIGUSR1 asks where the threads are.
+_NUMBERS = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR2", "SIGVTALRM")
+    if hasattr(signal, name)
+)
+POLL_SECONDS = 0.001
+PATIENCE_SECONDS = 0.05  # without any work: then the main thread waits for something
+INSISTS_SECONDS = 1.0  # who sends a signal again after so long does not want to wait
+
+# What works for whoever calls it, and may take an error of a handler's for one of its own.
+_WORKERS = {__name__.partition(".")[0], "torch", "numpy", "llvmlite", "tqdm"}
+_OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__globals__
+
+_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
+_add_pending_call.argtypes = [ctypes.c_void_p, ctypes.py_object]
+# Calls `__bool__`; a pending call is a C function that returns 0, or -1 where it raises.
+_IS_TRUE = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Later:
+    """Takes the place of a handler of the program's, which it calls later."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        held.came(number, self.handler, frame)
+
+
+class _Held:
+    """The signals that have come and whose handlers are still to be called.
+
+    As a context manager: within it none is, however long it takes.
+    """
+
+    def __init__(self) -> None:
+        self._main = threading.main_thread().ident
+        self._is_on = config.value("LTC_HOLD_SIGNALS")
+        self._depth = 0
+        self._waiting: dict[int, tuple[Handler, float]] = {}  # number -> its handler, since when
+        self._wait: tuple[int, int] | None = None  # the instruction that is to be interrupted
+
+    def __enter__(self) -> None:
+        if get_ident() == self._main:  # no other thread is interrupted
+            if not self._depth:
+                self.watch()
+            self._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        if get_ident() == self._main:
+            self._depth -= 1
+            if self._waiting and not self._depth:
+                _add_pending_call(_IS_TRUE, self)
+
+    def watch(self) -> None:
+        """Take the place of the handlers that the program has by now; in the main thread alone."""
+        if get_ident() != self._main or not self._is_on:
+            return
+        for number in _NUMBERS:
+            handler = _signal.getsignal(number)
+            if handler.__class__ is not Later and callable(handler):
+                _signal.signal(number, Later(handler))
+
+    def came(self, number: int, handler: Handler, frame: FrameType | None) -> None:
+        """A signal is here; `frame`: what the main thread is in."""
+        now = time.monotonic()
+        waiting = self._waiting.get(number)
+        insists = waiting is not None and now - waiting[1] > INSISTS_SECONDS
+        wait, self._wait = self._wait, None
+        if insists or (wait is not None and wait == _instruction_of(frame)):
+            self._waiting.pop(number, None)
+            handler(number, frame)
+        elif waiting is None:  # else it was sent by `_ask_again`, or twice
+            self._waiting[number] = handler, now
+            _add_pending_call(_IS_TRUE, self)
+            _thread.start_new_thread(self._ask_again, (number,))
+
+    def __bool__(self) -> bool:
+        """Call a handler that waits, if this is the place; False. See `_IS_TRUE`."""
+        if self._waiting and not self._depth:
+            frame = sys._getframe(1)
+            place, is_here = _place_of_program(frame)
+            if is_here:
+                self._call_handler(frame)
+            elif place is not None and sys.gettrace() is None:  # no debugger is at work
+                place.f_trace, place.f_trace_opcodes = self._traced, True
+                sys.settrace(self._traced)
+        return False
+
+    def _traced(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """What Python calls at each instruction of the place, and at the start of functions."""
+        if not self._waiting:
+            sys.settrace(None)
+        elif not self._depth and _place_of_program(frame)[1]:
+            sys.settrace(None)
+            self._call_handler(frame)
+        else:
+            return self._traced if frame.f_trace is not None else None
+        frame.f_trace_opcodes = False
+        return None
+
+    def _call_handler(self, frame: FrameType) -> None:
+        number = next(iter(self._waiting))
+        handler, _ = self._waiting.pop(number)
+        if self._waiting:
+            _add_pending_call(_IS_TRUE, self)
+        handler(number, frame)
+
+    def _ask_again(self, number: int) -> None:
+        """In a thread, until the handler was called."""
+        place, since = _place_of_main_thread(), time.monotonic()
+        while number in self._waiting:
+            time.sleep(POLL_SECONDS)
+            now = _place_of_main_thread()
+            if now is None or now != place:
+                place, since = now, time.monotonic()
+            elif not self._depth and time.monotonic() - since > PATIENCE_SECONDS:
+                self._wait = _instruction_of(thread_frames().get(self._main or 0))
+                since = time.monotonic()
+                signal.pthread_kill(self._main or 0, number)
+            if not self._depth:
+                _add_pending_call(_IS_TRUE, self)
+
+    def after_fork_in_child(self) -> None:
+        """The thread that forked is the main one, and no other is there."""
+        self._main = get_ident()
+        self._waiting.clear()
+
+
+def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
+    """The frame in which the program's own code goes on next, and whether it is at work now.
+
+    frame  the innermost one
+
+    At work are neither ltc and torch, nor an optimizer's step, nor what is called when an object
+    goes, whose errors get lost.
+    """
+    place, is_here = None, True
+    while frame is not None:
+        name, globals_ = frame.f_code.co_name, frame.f_globals
+        package = globals_.get("__name__", "ltc").partition(".")[0]  # only kernels have none
+        loses_errors = name == "__del__" or package in ("weakref", "_weakrefset")
+        if loses_errors or (name == "wrapper" and globals_ is _OPTIMIZER):
+            place, is_here = None, False
+        elif place is None and package in _WORKERS:
+            is_here = False
+        elif place is None and package not in sys.stdlib_module_names:
+            place = frame
+        frame = frame.f_back
+    return place, is_here
+
+
+def _instruction_of(frame: FrameType | None) -> tuple[int, int] | None:
+    return None if frame is None else (id(frame), frame.f_lasti)
+
+
+def _place_of_main_thread() -> tuple[float, str] | None:
+    """What stays the same while the main thread waits, for anything but a processor; else None."""
+    main = threading.main_thread()
+    if not hasattr(time, "pthread_getcpuclockid") or not os.path.exists("/proc/self/task"):
+        return 0.0, str(_instruction_of(thread_frames().get(main.ident or 0)))
+    try:
+        # of a child of fork `native_id` may be that of its parent's thread; the first is the process
+        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
+        seconds = time.clock_gettime(time.pthread_getcpuclockid(main.ident or 0))
+    except OSError:
+        return None
+    state = stat.rpartition(")")[2].split()[0]
+    return None if state == "R" else (seconds, state)
+
+
+held = _Held()
+os.register_at_fork(after_in_child=held.after_fork_in_child)

@@ -1,0 +1,62 @@
+"""How many processors this process may use.
+
+Some machinery gains only where they are few: a thread that is in the wrong place then costs the
+whole program. Above `FEW` the system has room, and nothing of the kind acts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+FEW = 4
+_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # Linux's control groups
+
+
+@functools.cache
+def count() -> int:
+    """As many as its mask names, and no more than it is given the time of: containers limit both."""
+    if hasattr(os, "sched_getaffinity"):
+        there = len(os.sched_getaffinity(0))
+    else:
+        there = os.cpu_count() or 1
+    return max(math.ceil(min(there, _quota())), 1)
+
+
+def _quota() -> float:
+    """Processors whose time this process's control group may use; infinity where nobody limits it."""
+    try:
+        return min(map(_limit, _own_groups()), default=math.inf)
+    except OSError:  # no Linux, or no /proc
+        return math.inf
+
+
+def _own_groups() -> Iterator[Path]:
+    """The folders of the groups that this process is in, each with those that it lies in."""
+    for line in _GROUP.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = _GROUPS / "cpu" if controllers else _GROUPS
+        inner = root / path.lstrip("/")
+        yield from (one for one in (inner, *inner.parents) if one.is_relative_to(root))
+
+
+def _limit(group: Path) -> float:
+    """What one group may use: as version 2 of control groups writes it down, or version 1."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text().strip()
+            period = (group / "cpu.cfs_period_us").read_text()
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # a container shows its own group at the root
+        return math.inf
+
+
+def are_few() -> bool:
+    return count() <= FEW

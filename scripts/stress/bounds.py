@@ -1,0 +1,145 @@
+"""What must be flat once every table is full: memory, its maps, open files and threads.
+
+    python scripts/stress/bounds.py [--only shapes] [--shapes 100000] [--compiled 3000] [--threads 1000]
+
+shapes    so many steps, each of another shape, as they come: interpreted, or call by call
+compiled  so many steps of other shapes whose programs are all compiled: more than are kept
+threads   so many threads that come and go, and each records a step of its own
+
+Each runs in a process of its own. A line is printed for every tenth, with the figures and the largest
+tables of ltc's modules; a finding is growth between the half and the end of a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+LIMIT_MB, LIMIT_MAPS, LIMIT_FILES = 16, 64, 4
+LARGEST = 4  # tables that a line names
+
+
+def figures() -> dict[str, int]:
+    """Resident megabytes, memory maps, open files, threads of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "MB": pages * os.sysconf("SC_PAGE_SIZE") >> 20,
+        "maps": Path("/proc/self/maps").read_text().count("\n"),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+    }
+
+
+def tables() -> list[str]:
+    """The largest tables at the top of ltc's modules, in words."""
+    found: collections.Counter[str] = collections.Counter()
+    for module in [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "ltc"]:
+        for name, value in vars(module).items():
+            if isinstance(value, functools._lru_cache_wrapper):
+                found[f"{module.__name__}.{name}"] = value.cache_info().currsize
+            elif isinstance(
+                value, (dict, list, set, weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
+            ):
+                found[f"{module.__name__}.{name}"] = len(value)
+    return [f"{name} {size}" for name, size in found.most_common(LARGEST)]
+
+
+def in_tenths(count: int, step: Callable[[int], None]) -> list[dict[str, int]]:
+    """The figures after every tenth of so many steps."""
+    import ltc.core.lazy_model as ltm
+
+    seen, started = [], time.monotonic()
+    for number in range(count):
+        step(number)
+        if (number + 1) % max(count // 10, 1) == 0:
+            ltm.wait_device_ops()
+            seen.append(figures())
+            seconds = time.monotonic() - started
+            print(f"{number + 1} in {seconds:.0f} s: {seen[-1]}; {', '.join(tables())}", flush=True)
+    return seen
+
+
+def of_another_shape(number: int) -> None:
+    import ltc.core.lazy_model as ltm
+
+    x = torch.ones(2 + number % 317, 1 + number // 317, device="ltc")
+    total = (x * 2 + 1).sum(0).mean()
+    ltm.mark_step()
+    if number % 100 == 0:
+        assert total.item() == 3 * x.shape[0]
+
+
+def in_another_thread(number: int) -> None:
+    import ltc.core.lazy_model as ltm
+
+    found = []
+
+    def work() -> None:
+        x = torch.full((4, 4), float(number % 7), device="ltc", requires_grad=True)
+        (x * x).sum().backward()
+        ltm.mark_step()
+        found.append(x.grad.sum().item())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [32.0 * (number % 7)]
+
+
+RUNS: dict[str, tuple[Callable[[int], None], dict[str, str]]] = {
+    "shapes": (of_another_shape, {}),
+    "compiled": (of_another_shape, {"LTC_TIER": "native"}),
+    "threads": (in_another_thread, {}),
+}
+
+
+def findings(seen: list[dict[str, int]]) -> list[str]:
+    half, end = seen[len(seen) // 2 - 1], seen[-1]
+    limits = {"MB": LIMIT_MB, "maps": LIMIT_MAPS, "files": LIMIT_FILES, "threads": 0}
+    return [
+        f"{name}: {half[name]} at the half, {end[name]} at the end"
+        for name, limit in limits.items()
+        if end[name] - half[name] > limit
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=RUNS)
+    parser.add_argument("--shapes", type=int, default=100_000)
+    parser.add_argument("--compiled", type=int, default=3_000)
+    parser.add_argument("--threads", type=int, default=1_000)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here:
+        import ltc  # noqa: F401  adds the device
+
+        found = findings(in_tenths(getattr(options, options.only), RUNS[options.only][0]))
+        print(options.only, *(found or ["flat"]), sep="\n  ", flush=True)
+        return bool(found)
+    statuses = []
+    for name in [options.only] if options.only else RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            settings = {"LTC_CACHE_DIR": folder, "OMP_NUM_THREADS": "1", **RUNS[name][1]}
+            command = [sys.executable, __file__, "--here", "--only", name]
+            command += [f"--{name}={getattr(options, name)}"]
+            statuses.append(subprocess.run(command, env={**os.environ, **settings}).returncode)
+    return any(statuses)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Ctrl-C, or another signal whose handler raises: it comes out between two steps of ltc's work."""
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ltc.core.lazy_model as ltm
+from ltc.device.torch_device import DeviceGuard
+from ltc.support.process.held_signals import held
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "stress"))
+import interrupts
+
+
+class Alarmed(Exception):
+    pass
+
+
+def raise_alarmed(number, frame):
+    raise Alarmed
+
+
+@pytest.fixture
+def alarmed():
+    """SIGALRM raises Alarmed, as far as ltc lets it."""
+    before = signal.signal(signal.SIGALRM, raise_alarmed)
+    ltm.mark_step()
+    yield lambda: signal.raise_signal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("way", ["steady", "op_by_op", "replay"])
+def test_an_interrupt_leaves_parameters_from_before_or_after_its_step(way, tmp_path):
+    """36 of the 1000 instants of scripts/stress/interrupts.py."""
+    before = signal.signal(signal.SIGALRM, interrupts.alarm)
+    try:
+        chosen = argparse.Namespace(seed=1, limit=600.0)
+        instants = interrupts.Instants(way, chosen, tmp_path)
+        instants.run(12)
+    finally:
+        interrupts.alarm.stop()
+        signal.signal(signal.SIGALRM, before)
+    assert not instants.wrong
+
+
+def test_an_interrupt_within_an_optimizers_step_comes_out_behind_it(alarmed):
+    weights = [torch.zeros(2, device="ltc", requires_grad=True) for _ in range(2)]
+
+    class Interrupting(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self):
+            for weight in weights:
+                alarmed()
+                weight.add_(1)
+
+    optimizer = Interrupting(weights, {})
+    with pytest.raises(Alarmed):
+        optimizer.step()
+        time.sleep(1)
+    assert [weight.tolist() for weight in weights] == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_an_interrupt_ends_a_wait(alarmed):
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    with pytest.raises(Alarmed):
+        time.sleep(600)
+
+
+def test_who_insists_is_heard_within_a_step_as_well(alarmed):
+    class Waiting(torch.optim.Optimizer):
+        def step(self):
+            end = time.monotonic() + 600
+            signal.setitimer(signal.ITIMER_REAL, 0.01, 1.1)
+            while time.monotonic() < end:
+                pass
+
+    with pytest.raises(Alarmed):
+        Waiting([torch.zeros(2, device="ltc")], {}).step()
+
+
+def test_the_device_guard_answers_while_an_error_is_on_its_way():
+    """C++ asks it while it unwinds, and an exception from it would end the process."""
+    weight = torch.ones(2, device="ltc", requires_grad=True)
+    product = weight * 2
+
+    def fail(gradient):
+        raise KeyError("of a hook")
+
+    for _ in range(2):
+        hook = product.register_hook(fail)
+        with pytest.raises(KeyError, match="of a hook"):
+            product.sum().backward(retain_graph=True)
+        hook.remove()
+    assert DeviceGuard.type_() == DeviceGuard.type_()
+
+
+ENDS = """
+import atexit, sys, threading
+import torch, ltc
+import ltc.core.lazy_model as ltm
+
+def multiply():
+    x = torch.randn(64, 64).to("ltc")
+    while True:
+        x = (x @ x).tanh()
+        ltm.mark_step()
+
+if "exit" in sys.argv:
+    atexit.register(lambda: 1 / 0)
+    threading.Thread(target=multiply, daemon=True).start()
+    (torch.ones(3).to("ltc") + 1).tolist()
+    sys.exit(3)
+print("ready", flush=True)
+multiply()
+"""
+
+
+def ended(*arguments: str, sent: int = 0) -> tuple[int, str]:
+    """The exit code of ENDS and what it has said."""
+    command = [sys.executable, "-c", ENDS, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as program:
+        if sent:
+            assert program.stdout.readline() == "ready\n"
+            time.sleep(0.5)
+            program.send_signal(sent)
+        _, said = program.communicate()
+    return program.returncode, said
+
+
+def test_ctrl_c_ends_a_loop_that_is_nearly_always_within_ltc():
+    code, said = ended(sent=signal.SIGINT)
+    assert code == -signal.SIGINT and said.strip().endswith("KeyboardInterrupt")
+
+
+def test_a_program_ends_while_a_thread_records_and_an_atexit_raises():
+    code, said = ended("exit")
+    assert code == 3 and "ZeroDivisionError" in said and "terminate" not in said
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_handlers_stay_where_they_are_when_told(is_on, monkeypatch):
+    def handler(*_):
+        """The program's own."""
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        monkeypatch.setattr(held, "_is_on", is_on)  # LTC_HOLD_SIGNALS, at import
+        held.watch()
+        assert (signal.getsignal(signal.SIGUSR2) is handler) is not is_on
+    finally:
+        signal.signal(signal.SIGUSR2, before)

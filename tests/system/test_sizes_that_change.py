@@ -1,0 +1,394 @@
+"""What comes back at other sizes is one path and one program, and gives what the CPU gives."""
+
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ltc
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from ltc.device.op_by_op import forks
+from ltc.device.recording.recorder import device_at
+from ltc.errors import OutOfRangeIndexError
+from ltc.runtime import tiers
+from ltc.runtime.symbolic import program_of_sizes
+from tests.drawn import seeds
+from tests.resized_programs import ResizedProgram, sequence
+
+DRAWN, STEPS = 16, 12
+COUNTED = ("SymbolicPaths", "SymbolicPrograms", "SymbolicSizes", "OpByOpSteps", "RecordedEntries")
+# A float32 result passes through some tens of sums; a float64 one is only added in another order.
+ROUNDING = {torch.float32: 2e-4, torch.float64: 1e-9}
+
+
+@pytest.fixture(autouse=True)
+def auto(monkeypatch) -> Iterator[None]:
+    """As in a process of one device that was told nothing."""
+    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
+    monkeypatch.setattr(forks, "_has_peers", lambda: False)
+    ltm.mark_step()
+    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
+        device_at(0).recorder()._plant()
+        yield
+        ltm.mark_step()
+    device_at(0).recorder()._plant()
+
+
+def in_a_new_thread(function: Callable[[], None]) -> None:
+    """A thread has paths of its own; what it raises is raised here."""
+    found: list[BaseException] = []
+
+    def run() -> None:
+        device_at(0).recorder()._plant()  # that of an ended thread may have come back
+        try:
+            function()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if found:
+        raise found[0]
+
+
+def assert_like_the_cpu(got: list[torch.Tensor], wanted: list[torch.Tensor], what: object) -> None:
+    assert [x.shape for x in got] == [x.shape for x in wanted], what
+    for mine, theirs in zip(got, wanted):
+        if theirs.numel():
+            most = theirs[theirs.isfinite()].abs().max().item() if theirs.isfinite().any() else 1
+            allowed = ROUNDING[theirs.dtype]
+            torch.testing.assert_close(
+                mine.cpu(), theirs, rtol=allowed, atol=allowed * max(1, most), equal_nan=True,
+                msg=lambda text: f"{what}: {text}",
+            )  # fmt: skip
+
+
+# --- drawn at random -----------------------------------------------------------------------------
+
+
+def compare(seed: int) -> None:
+    """A program at a dozen sizes: the same values and gradients, or refused on both."""
+    program = ResizedProgram(seed, random.Random(seed).choice((2, 4, 7)))
+    for number, extents in enumerate(sequence(seed, STEPS)):
+        try:
+            wanted = program.run("cpu", extents, number)
+        except (RuntimeError, IndexError, ValueError):
+            with pytest.raises((RuntimeError, IndexError, ValueError)):
+                [x.cpu() for x in program.run("ltc:0", extents, number)]
+            continue
+        got = program.run("ltc:0", extents, number)
+        ltm.mark_step()
+        assert_like_the_cpu(got, wanted, f"seed {seed}, step {number}, {extents}")
+
+
+@pytest.mark.parametrize("seed", seeds(DRAWN))
+def test_a_random_program_of_other_sizes_equals_the_cpu(seed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        in_a_new_thread(lambda: compare(seed))
+
+
+def test_most_random_programs_become_symbolic():
+    with metrics.counted() as grown, config.override(LTC_CHECK=0):
+        for seed in range(100, 104):
+            in_a_new_thread(lambda seed=seed: compare(seed))
+    assert grown["SymbolicPaths"] >= 3
+    assert grown["SymbolicSizes"] >= 6
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def trained(device: str, sizes: list[int], make_loss) -> list[float]:
+    """The losses of steps at those sizes."""
+    torch.manual_seed(0)
+    model, loss_of = make_loss()
+    model = model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for number, n in enumerate(sizes):
+        torch.manual_seed(number)
+        optimizer.zero_grad()
+        loss = loss_of(model, n, device)
+        loss.backward()
+        optimizer.step()
+        if device != "cpu":
+            ltm.mark_step()
+        losses.append(loss.item())
+    return losses
+
+
+def perceptron():
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 5))
+
+    def loss_of(m, n, device):
+        x, wanted = torch.randn(n, 6).to(device), (torch.arange(n) % 5).to(device)
+        return F.cross_entropy(m(x), wanted)
+
+    return model, loss_of
+
+
+def transformer():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Embedding(20, 16), layer, nn.Linear(16, 4))
+
+    def loss_of(m, n, device):
+        tokens = torch.randint(0, 20, (3, n)).to(device)
+        return F.cross_entropy(m(tokens).mean(1), torch.tensor([0, 1, 2]).to(device))
+
+    return model, loss_of
+
+
+def graph():
+    model = nn.ModuleList([nn.Linear(6, 16), nn.Linear(16, 4)])
+
+    def loss_of(m, n, device):
+        edges = 3 * n + n % 7
+        source, target = torch.randint(0, n, (2, edges)).to(device)
+        h = m[0](torch.randn(n, 6).to(device))
+        h = torch.zeros_like(h).index_add(0, target, h[source]).relu()
+        return F.cross_entropy(m[1](h), (torch.arange(n) % 4).to(device))
+
+    return model, loss_of
+
+
+@pytest.mark.parametrize("make_loss", [perceptron, transformer, graph])
+def test_training_on_sizes_that_change_is_one_program(make_loss):
+    sizes = [20, 9, 33, 14, 25, 48, 31, 40, 23, 29, 36, 26, 45, 21]
+    expected = trained("cpu", sizes, make_loss)
+    with metrics.counted() as grown:
+        found = trained("ltc:0", sizes, make_loss)
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert grown["SymbolicPaths"] == 1
+    assert 1 <= grown["SymbolicPrograms"] <= 3
+    assert grown["SymbolicSizes"] >= 6
+    assert grown["OpByOpSteps"] == 0
+
+
+def test_sizes_at_which_code_changes_are_right():
+    sizes = [
+        5,
+        6,
+        7,
+        8,
+        2,
+        3,
+        4,
+        9,
+        15,
+        16,
+        17,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        127,
+        128,
+        129,
+        257,
+        1,
+        0,
+        300,
+    ]
+    weight = torch.linspace(-1, 1, 48, dtype=torch.float64).view(6, 8)
+
+    def step(n: int, device: str) -> list[torch.Tensor]:
+        x = torch.linspace(-2, 3, 6 * n, dtype=torch.float64).view(n, 6).to(device).requires_grad_()
+        y = (x @ weight.to(device)).tanh().softmax(1)
+        (y * y.sum(0)).sum().backward()
+        return [y.detach(), x.grad]
+
+    for n in sizes:
+        got = step(n, "ltc:0")
+        ltm.mark_step()
+        assert_like_the_cpu(got, step(n, "cpu"), n)
+
+
+# --- what else holds ------------------------------------------------------------------------------
+
+
+def run(n: int, shift: float = 2.0) -> torch.Tensor:
+    x = torch.linspace(-1, 1, 3 * n).view(n, 3)
+    y = (x.to("ltc:0") * shift).tanh().sum(1)
+    ltm.mark_step()
+    torch.testing.assert_close(y.cpu(), (x * shift).tanh().sum(1))
+    return y
+
+
+def test_sizes_are_filled_in_and_numbers_are_handed_over():
+    for n in (20, 21, 22, 23):
+        run(n)
+    with metrics.counted() as grown:
+        for n in range(30, 60):
+            run(n, shift=n / 10)
+    assert {name: grown[name] for name in COUNTED} == {
+        "SymbolicPaths": 0,
+        "SymbolicPrograms": 0,
+        "SymbolicSizes": 30,
+        "OpByOpSteps": 0,
+        "RecordedEntries": 0,
+    }
+    assert grown["UncachedCompile"] == grown["InterpretedRuns"] == 0
+
+
+def test_it_can_be_switched_off():
+    with config.override(LTC_SYMBOLIC=0), metrics.counted() as grown:
+        for n in range(10, 20):
+            run(n)
+    assert grown["SymbolicPaths"] == grown["SymbolicPrograms"] == 0
+    assert grown["OpByOpSteps"] == 8
+
+
+def test_a_size_that_stays_is_recorded_for_itself():
+    for n in (5, 6, 7, 8, 9):
+        run(n)
+    with metrics.counted() as grown:
+        for _ in range(8):
+            run(12)
+        ltm.wait_device_ops()
+    assert grown["RecordedEntries"] > 0
+    assert grown["UncachedCompile"] == 1
+
+
+def test_an_error_of_a_size_is_as_on_the_cpu():
+    weight = torch.ones(4, 2)
+
+    def step(n: int, columns: int) -> torch.Tensor:
+        y = (
+            torch.ones(n, columns).to("ltc:0") @ weight.to("ltc:0")
+            + torch.arange(n).to("ltc:0")[:, None]
+        )
+        ltm.mark_step()
+        return y
+
+    for n in (5, 6, 7, 8, 9, 10):
+        step(n, 4)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        step(11, 3)
+    ltm.mark_step()
+    torch.testing.assert_close(step(12, 4).cpu(), 4 + torch.arange(12.0)[:, None].expand(12, 2))
+
+
+def test_sizes_that_must_be_equal_are_looked_at():
+    """The second operand comes at the size of the run before: its entry does not tell."""
+
+    def step(n: int, m: int) -> torch.Tensor:
+        y = torch.ones(n, 3).to("ltc:0").exp() + torch.ones(m, 3).to("ltc:0")
+        ltm.mark_step()
+        return y
+
+    for n in (5, 6, 7, 8, 9):
+        step(n, n)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        step(10, 9)
+    ltm.mark_step()
+    assert step(11, 11).cpu().shape == (11, 3)
+
+
+def test_an_index_out_of_range_names_the_size_of_this_time():
+    def step(n: int, index: int) -> torch.Tensor:
+        y = torch.arange(float(n)).to("ltc:0").exp()[torch.tensor([0, index]).to("ltc:0")]
+        ltm.mark_step(wait=True)
+        return y
+
+    for n in (5, 6, 7, 8, 9):
+        step(n, n - 1)
+    with pytest.raises(OutOfRangeIndexError, match=r"17.*size 13|size 13"):
+        step(13, 17)
+    torch.testing.assert_close(step(14, 13).cpu()[1], torch.tensor(13.0).exp())
+
+
+def test_a_program_that_is_of_symbols_no_more_runs_otherwise(monkeypatch):
+    """What the passes can not do with expressions leaves the path, and says why."""
+
+    def refuse(*args):
+        raise TypeError("no expressions here")
+
+    monkeypatch.setattr(program_of_sizes.pipeline, "run", refuse)
+    with metrics.counted() as grown:
+        for n in range(10, 20):
+            run(n)
+    assert grown["SymbolicProgramsRefused"] == 1
+    assert grown["OpByOpSteps"] >= 4
+    assert any("no expressions here" in str(one) for one in ltc.explain(20))
+
+
+def test_memory_is_bounded_for_any_number_of_sizes():
+    for n in range(5, 9):
+        run(n)
+    (path,) = device_at(0).recorder().root.symbolic.paths
+    entries = device_at(0).recorder().entries
+    for n in range(10, 400):
+        run(n)
+    (end,) = path.ends.values()
+    assert len(end._ready) <= program_of_sizes.MOST_READY
+    assert len(end._variants) <= program_of_sizes.MOST_VARIANTS
+    assert device_at(0).recorder().entries == entries
+
+
+def test_programs_that_begin_alike_have_a_path_each():
+    weight = torch.linspace(-1, 1, 12).view(3, 4)
+
+    def step(n: int, kind: str, device: str) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 3 * n).view(n, 3).to(device)
+        y = (x * 2).tanh()
+        if kind == "sum":
+            return y.sum(1)
+        if kind == "product":
+            return (y @ weight.to(device)).softmax(1)
+        return y[1:].cos()
+
+    def both(n: int, kind: str) -> None:
+        got = step(n, kind, "ltc:0")
+        ltm.mark_step()
+        assert_like_the_cpu([got], [step(n, kind, "cpu")], (n, kind))
+
+    sizes = (25, 30, 27, 22, 35, 40, 21, 33, 28, 45)
+    for n in sizes:
+        for kind in ("sum", "product", "cos"):
+            both(n, kind)
+    for n in range(50, 54):
+        for kind in ("product", "cos", "sum"):
+            both(n, kind)
+    with metrics.counted() as grown:
+        for n in range(60, 70):
+            for kind in ("sum", "product", "cos"):
+                both(n, kind)
+    assert grown["OpByOpSteps"] == grown["RecordedEntries"] == grown["InterpretedRuns"] == 0
+    assert grown["SymbolicSizes"] == 30
+
+
+def test_views_and_writes_keep_their_sizes():
+    def step(n: int, device: str) -> list[torch.Tensor]:
+        x = torch.arange(float(4 * n)).view(n, 4).to(device)
+        y = x * 2
+        view = y[1:, :2]
+        view.add_(100)
+        y.t()[0].mul_(-1)
+        return [y, view.contiguous(), y.view(-1)[n : 2 * n]]
+
+    for n in (5, 6, 7, 8, 11, 19, 3, 30):
+        got = step(n, "ltc:0")
+        ltm.mark_step()
+        assert_like_the_cpu(got, step(n, "cpu"), n)
+
+
+def test_state_that_is_replaced_keeps_its_memory():
+    totals = torch.zeros(3).to("ltc:0")
+    expected = torch.zeros(3)
+    for n in (5, 6, 7, 8, 11, 19, 3, 30):
+        x = torch.linspace(0, 1, 3 * n).view(n, 3)
+        totals += x.to("ltc:0").exp().sum(0)
+        expected += x.exp().sum(0)
+        ltm.mark_step()
+    torch.testing.assert_close(totals.cpu(), expected)
