@@ -255,9 +255,7 @@ def three_then_a_changed_one(step, n):
 def test_a_step_that_differs_is_explained_with_the_line_to_blame(name, tier):
     step, reason, told = WAYS[name]
     n = 50 + 100 * ["native", "auto"].index(tier) + list(WAYS).index(name)
-    # the steps of the other ways begin alike, at other sizes: they are to be no path of symbols here
-    settings = {"LTC_NUM_DEVICES": 1, "LTC_CACHE": 0, "LTC_SYMBOLIC": 0}
-    with config.override(LTC_TIER=tier, **settings):
+    with config.override(LTC_TIER=tier, LTC_NUM_DEVICES=1, LTC_CACHE=0):
         explanations = in_a_thread(three_then_a_changed_one, step, n)
     made = [
         explanation for explanation in explanations if explanation.kind in ("recompiles", "tiers")
