@@ -14,7 +14,6 @@ import argparse
 import os
 import statistics
 import time
-from collections import Counter
 from pathlib import Path
 
 import more_workloads
@@ -30,8 +29,9 @@ import ltc.core.lazy_model as ltm
 from ltc.backends.eager import LOWERING
 from ltc.backends.llvm import backend
 from ltc.backends.llvm.schedule import planned_steps
+from ltc.backends.llvm.timing.kernel_facts import nest_text
 from ltc.ir import ops
-from ltc.ir.loop_nest import Kernel, Product
+from ltc.ir.loop_nest import Product
 from ltc.llvm.native.kernel_run import Fault, KernelCall, KernelRun, entry_address
 
 
@@ -104,24 +104,9 @@ class Timed:
         unit = self.step.unit
         if isinstance(unit, Product):
             operands = " ".join(str(list(n.shape)) for n in unit.node.inputs)
-            follows = f" then {summary(unit.epilogue)}" if unit.epilogue else ""
+            follows = f" then {nest_text(unit.epilogue)}" if unit.epilogue else ""
             return f"{unit.node.op.name} {operands}{follows}"
-        return summary(unit)
-
-
-def summary(kernel: Kernel) -> str:
-    """The space of a kernel, a bar before what it reduces, and how often it does what."""
-    space = [str(extent) for extent in kernel.space]
-    if kernel.depth < len(space):
-        space.insert(kernel.depth, "|")
-    did = Counter(
-        value.op.name if value.op else value.kind
-        for value in kernel.values()
-        if value.kind not in ("constant", "load")
-    )
-    what = " ".join(name if n == 1 else f"{n}*{name}" for name, n in did.most_common(9))
-    sides = f"{len(kernel.reads())}->{len(kernel.writes())}"
-    return f"[{' '.join(space)}] {sides} {what}"
+        return nest_text(unit)
 
 
 def bytes_of(node) -> int:
