@@ -139,7 +139,7 @@ def fused_sgd(
     return [moved, [] if grad_scale is None else unscaled, buffers if momentum_buffers else []]
 
 
-@traces("aten::_fused_adagrad_")
+@traces("aten::_fused_adagrad_", "aten::_fused_adagrad_.tensor_lr")
 def fused_adagrad(
     params: Nodes, grads: Nodes, state_sums: Nodes, state_steps: Nodes, *, lr: Operand,
     lr_decay: Operand, weight_decay: Operand, eps: Operand, maximize: bool,

@@ -84,7 +84,12 @@ def _copies(xs: Any, src: Any, non_blocking: bool = False) -> Types | None:
 # --- optimizers ---------------------------------------------------------------------------------
 
 
-@types_of("aten::_fused_adamw_", "aten::_fused_adam_")
+@types_of(
+    "aten::_fused_adamw_",
+    "aten::_fused_adamw_.tensor_lr",
+    "aten::_fused_adam_",
+    "aten::_fused_adam_.tensor_lr",
+)
 def _adam(
     params: list,
     grads: list,
@@ -95,17 +100,50 @@ def _adam(
     *,
     amsgrad: bool,
     grad_scale: Any = None,
-    found_inf: Any = None,
     **settings: Any,
 ) -> Types | None:
-    """All that is written to.  The gradients are left as they are: only a scale divides them."""
-    if grad_scale is not None or found_inf is not None or bool(maxima) != amsgrad or not params:
+    """All that is written to, as of the others."""
+    written = [params, *_scaled(grads, grad_scale), averages, squares, *[maxima] * amsgrad]
+    if bool(maxima) != amsgrad or not _are_alike([grads, *written]):
         return None
-    lists = [params, grads, averages, squares, *[maxima] * amsgrad]
-    if any(len(values) != len(params) for values in (*lists, steps)):
+    return _types_of(written) if _are_counts(steps, len(params)) else None
+
+
+@types_of("aten::_fused_sgd_", "aten::_fused_sgd_.tensor_lr")
+def _sgd(
+    params: list, grads: list, buffers: list, *, grad_scale: Any = None, **settings: Any
+) -> Types | None:
+    """torch has no Meta kernel to ask."""
+    written = [params, *_scaled(grads, grad_scale), *[buffers] * bool(buffers)]
+    return _types_of(written) if _are_alike([grads, *written]) else None
+
+
+@types_of("aten::_fused_adagrad_", "aten::_fused_adagrad_.tensor_lr")
+def _adagrad(
+    params: list, grads: list, sums: list, steps: list, *, grad_scale: Any = None, **settings: Any
+) -> Types | None:
+    """Nor one of this.  It says that it writes to the numbers of steps."""
+    written = [params, *_scaled(grads, grad_scale), sums]
+    if not _are_alike([grads, *written]) or not _are_counts(steps, len(params)):
         return None
-    if not all(of_one_type(FLOATS, *values) for values in zip(*lists)):
-        return None
-    if not all(type_of(count) == ((), torch.float32) for count in steps):
-        return None
-    return tuple([type_of(value) for values in (params, *lists[2:]) for value in values])
+    return _types_of([*written, steps])
+
+
+def _scaled(grads: list, grad_scale: Any) -> list[list]:
+    """The gradients, where they are written to: a scale divides them."""
+    return [] if grad_scale is None else [grads]
+
+
+def _are_alike(lists: list[list]) -> bool:
+    """Whether all lists have values of the same types, at least one."""
+    if not lists[0] or any(len(values) != len(lists[0]) for values in lists):
+        return False
+    return all(of_one_type(FLOATS, *values) for values in zip(*lists))
+
+
+def _are_counts(steps: list, count: int) -> bool:
+    return len(steps) == count and all(type_of(step) == ((), torch.float32) for step in steps)
+
+
+def _types_of(lists: list[list]) -> Types:
+    return tuple([type_of(value) for values in lists for value in values])
