@@ -17,7 +17,7 @@ from ltc.debug import metrics
 from ltc.device.op_by_op import forks
 from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
-from ltc.runtime import tiers
+from ltc.runtime import graph_compiler, tiers
 from ltc.runtime.symbolic import program_of_sizes
 from tests.drawn import seeds
 from tests.resized_programs import ResizedProgram, sequence
@@ -314,7 +314,7 @@ def test_a_program_that_is_of_symbols_no_more_runs_otherwise(monkeypatch):
     def refuse(*args):
         raise TypeError("no expressions here")
 
-    monkeypatch.setattr(program_of_sizes.pipeline, "run", refuse)
+    monkeypatch.setattr(graph_compiler.pipeline, "run", refuse)
     with metrics.counted() as grown:
         for n in range(10, 20):
             run(n)
