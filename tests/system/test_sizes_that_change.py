@@ -108,7 +108,7 @@ def test_most_random_programs_become_symbolic():
 
 
 def trained(device: str, sizes: list[int], make_loss) -> list[float]:
-    """The losses of steps at those sizes."""
+    """The losses of steps at those sizes, and what the model keeps of them."""
     torch.manual_seed(0)
     model, loss_of = make_loss()
     model = model.to(device)
@@ -123,7 +123,7 @@ def trained(device: str, sizes: list[int], make_loss) -> list[float]:
         if device != "cpu":
             ltm.mark_step()
         losses.append(loss.item())
-    return losses
+    return losses + [buffer.double().sum().item() for buffer in model.buffers()]
 
 
 def perceptron():
@@ -160,7 +160,21 @@ def graph():
     return model, loss_of
 
 
-@pytest.mark.parametrize("make_loss", [perceptron, transformer, graph])
+def convolutions():
+    """Of any number of images."""
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    )
+    model = nn.Sequential(body, nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+
+    def loss_of(m, n, device):
+        x, wanted = torch.randn(n, 3, 16, 16).to(device), (torch.arange(n) % 5).to(device)
+        return F.cross_entropy(m(x), wanted)
+
+    return model, loss_of
+
+
+@pytest.mark.parametrize("make_loss", [perceptron, transformer, graph, convolutions])
 def test_training_on_sizes_that_change_is_one_program(make_loss):
     sizes = [20, 9, 33, 14, 25, 48, 31, 40, 23, 29, 36, 26, 45, 21]
     expected = trained("cpu", sizes, make_loss)

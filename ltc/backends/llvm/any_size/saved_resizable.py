@@ -44,5 +44,7 @@ def find(key: str, origin_of: OriginOf) -> ResizableProgram | None:
 
     with tracing(trace):
         plan = disk.read_as(program_name(key), read)
-        kernels = None if plan is None else loaded_kernels(plan)
+        if plan is None:
+            return None
+        kernels = loaded_kernels(plan)
         return None if kernels is None else ResizableProgram(trace, plan, kernels)
