@@ -146,6 +146,7 @@ graph_task = _named("torch._C", "_current_graph_task_id")  # -1 outside a backwa
 autograd_node = _named("torch._C", "_current_autograd_node")  # whose backward runs; or None
 sequence_number = _named("torch._C", "_autograd._get_sequence_nr")  # of the next such node
 number_of_node = operator.methodcaller("_sequence_nr")
+is_view = operator.methodcaller("_is_view")  # one that autograd follows
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
 
