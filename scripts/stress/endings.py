@@ -114,6 +114,12 @@ PHASES: dict[str, tuple[Callable[[str], None], dict[str, object]]] = {
     "collective": (exchange, {}),
 }
 
+
+def import_what_steps_need() -> None:
+    """Torch imports for seconds where the first optimizer is made: the instants are to fall behind."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+
 # --- ways ---------------------------------------------------------------------------------------
 
 
@@ -243,6 +249,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a child of fork has no thread pool
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    import_what_steps_need()
     choose, done, wrong = random.Random(chosen.seed), Counter(), Counter()
     for number in range(chosen.count):
         phase = chosen.phase or list(PHASES)[number % len(PHASES)]
