@@ -106,14 +106,16 @@ def test_an_interrupt_is_not_lost_while_torch_imports(alarmed, tmp_path, monkeyp
 
 FORKS = """
 import os, signal, sys
-os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGUSR2))
+def interrupt():
+    signal.raise_signal(signal.SIGUSR2)
+
+os.register_at_fork(after_in_parent=interrupt, after_in_child=interrupt)
 import ltc
 
 signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(5))
 parent, heard = os.getpid(), False
 try:
-    if not os.fork():
-        signal.raise_signal(signal.SIGUSR2)
+    os.fork()
     for _ in range(9):
         pass
 except SystemExit:

@@ -79,7 +79,8 @@ class _Held:
         self._main = threading.main_thread().ident
         self._is_on = config.value("LTC_HOLD_SIGNALS")
         self._depth = 0
-        self._waiting: dict[int, tuple[Handler, float]] = {}  # number -> its handler, since when
+        # number -> its handler, since when, the process it was sent to
+        self._waiting: dict[int, tuple[Handler, float, int]] = {}
         self._wait: tuple[int, int] | None = None  # the instruction that is to be interrupted
 
     def __enter__(self) -> None:
@@ -123,7 +124,7 @@ class _Held:
             self._waiting.pop(number, None)
             handler(number, frame)
         elif waiting is None:  # else it was sent by `_ask_again`, or twice
-            self._waiting[number] = handler, now
+            self._waiting[number] = handler, now, os.getpid()
             _add_pending_call(_IS_TRUE, self)
             _thread.start_new_thread(self._ask_again, (number,))
 
@@ -153,7 +154,7 @@ class _Held:
 
     def _call_handler(self, frame: FrameType) -> None:
         number = next(iter(self._waiting))
-        handler, _ = self._waiting.pop(number)
+        handler, *_ = self._waiting.pop(number)
         if self._waiting:
             _add_pending_call(_IS_TRUE, self)
         handler(number, frame)
@@ -177,7 +178,11 @@ class _Held:
         """The thread that forked is the main one, and no other is there."""
         self._depth = self._depth - 1 if get_ident() == self._main else 0
         self._main = get_ident()
-        self._waiting.clear()
+        for number, (*_, process) in list(self._waiting.items()):
+            if process != os.getpid():  # else it came to the child, in a hook before this one
+                del self._waiting[number]
+        if self._waiting:
+            _add_pending_call(_IS_TRUE, self)
 
 
 def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
