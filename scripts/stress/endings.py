@@ -10,7 +10,8 @@ them by phase and way.
 
 phases  training: recorded, run, read; compiling: a new program at each step; behind: the same, compiled
         by another process; uploading; saving: a checkpoint behind each step; replay: ltc.compile;
-        collective: two ranks, of which one is ended
+        collective: two ranks, of which one is ended; the process that has started them where it
+        is still to start them, or where it ends by itself
 ways    signals: SIGINT, SIGTERM, SIGKILL, stopped (SIGSTOP, then SIGCONT and SIGTERM)
         of its own: os._exit, sys.exit in mid-loop with a thread that still records, an atexit that
         raises, a fork whose child reads a tensor and exits
@@ -209,9 +210,8 @@ def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
             time.sleep(seconds)
             victim = child
             if phase == "collective":
-                victim = random.choice(
-                    [p for p in processes_of(os.environ[MARK]) if p != child] or [child]
-                )
+                ranks = [int(path.name.partition("-")[2]) for path in Path(folder).glob("rank-*")]
+                victim = random.choice(ranks or [child])  # where the ranks are still to begin
             for number in SENT[way]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, number)
