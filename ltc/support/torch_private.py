@@ -255,6 +255,22 @@ def leave_to_python(code: types.CodeType) -> None:
     _dynamo.set_code_exec_strategy(code, _LEFT_ALONE)
 
 
+def left_to_python_now() -> Any:
+    """What says of one frame what `leave_to_python` says of all frames of a code."""
+    answer = import_module("torch._dynamo.types").ConvertFrameReturn
+    return answer(frame_exec_strategy=_LEFT_ALONE, apply_to_code=False)
+
+
+def traced_frames() -> Replaceable:
+    """What torch.compile asks of each frame that begins, until it has code for it."""
+    return Replaceable("torch._dynamo.convert_frame", "CatchErrorsWrapper.__call__")
+
+
+def optimizer_step_code() -> types.CodeType:
+    """The code of every optimizer's `step`: its own, with its hooks around it."""
+    return torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+
+
 def never_inline(package: str) -> None:
     """Let torch.compile end its graph where the user's code calls a function of this package."""
     torch._dynamo.trace_rules.add(package)
