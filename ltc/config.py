@@ -109,7 +109,8 @@ FLAGS = (
         "LTC_COMPILE_BEHIND",
         boolean,
         True,
-        "large programs are compiled by another process, while they run on PyTorch's kernels",
+        "large programs, and those of sizes that change, are compiled by another process, while they "
+        "run on PyTorch's kernels",
     ),
     Flag(
         "LTC_PROGRESS",

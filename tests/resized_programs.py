@@ -85,7 +85,8 @@ def _softmax(r: random.Random) -> Run:
 
 
 def _norm(r: random.Random) -> Run:
-    return lambda x, e: F.layer_norm(x[0], x[0].shape[-1:])
+    # A usual eps would make a gradient of two numbers that are nearly equal one of roundings alone.
+    return lambda x, e: F.layer_norm(x[0], x[0].shape[-1:], eps=0.1)
 
 
 def _slice(r: random.Random) -> Run:

@@ -189,6 +189,12 @@ class KeepsPrograms(Protocol):
         origin_of  where the call at a position of the recording comes from, for errors
         """
 
+    def remember_resizable(self, key: str, program: Any) -> None:
+        """Keep a program that `resizable` gave."""
+
+    def recall_resizable(self, key: str, origin_of: Callable[[int], Origin]) -> Resizable | None:
+        """The Resizable of that key, if it was kept."""
+
 
 class Observer(Protocol):
     """Whom an observed launch tells what it does; values are CPU tensors, which it copies."""

@@ -207,7 +207,7 @@ def _register() -> None:
     introduction.install()
     if seed is not None:
         module.manual_seed_all(seed)
-    held.watch()
+    held.begin()
     os.register_at_fork(after_in_child=_after_fork_in_child)
     atexit.register(_prepare_to_exit)
 

@@ -15,8 +15,9 @@ from ltc.ir.extern_call import Hole, Template
 from ltc.ir.node import Node, make
 from ltc.ir.ops import Op
 from ltc.ir.tensor_type import TensorType
+from ltc.support.sizes.extent import Extent
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, type(None), Extent)
 _OF_TORCH = (torch.dtype, torch.memory_format, torch.layout)
 OPS: dict[str, Op] = {op.name: op for op in vars(ops).values() if isinstance(op, Op)}
 
@@ -28,7 +29,8 @@ class Unrecordable(TypeError):
 def record_of(value: Any) -> Any:
     """A static value as lists, numbers and texts.  Raises Unrecordable where it is of no such kind.
 
-    A list names what it stands for first: "tuple", "hole", ...
+    A list names what it stands for first: "tuple", "hole", ...  An Extent stays what it is: JSON of
+    it is made by support/sizes/as_json.py.
     """
     if type(value) in _PLAIN:
         return value

@@ -13,7 +13,7 @@ from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.passes.rewrite import rewrite
 from ltc.support.sizes.choices import by_sample
-from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.extent import Extent, Size, number_now
 
 MOST_PIECES = 64
 FEWEST_ROWS = 16  # from here on the rows themselves keep the threads busy
@@ -86,11 +86,19 @@ def _pieces(node: Node, x: Node, dims: tuple[int, ...], extent: int) -> int:
     if are_few:
         wanted = MOST_PIECES
     elif len(x.shape) - 1 not in dims and x.size // rows > LONGEST_CHAIN:
-        wanted = -(-2 * x.size // (rows * LONGEST_CHAIN))
+        wanted = _enough(-(-2 * x.size // (rows * LONGEST_CHAIN)))
     most = min(extent, MOST_PIECES)
     if wanted >= most:
         return _divisor_up_to(extent, most)
     return next((p for p in range(wanted, most + 1) if extent % p == 0), 1)
+
+
+def _enough(wanted: Size) -> int:
+    """So many, or where that is a symbol, as many as will do at sizes up to some greater than these."""
+    if not isinstance(wanted, Extent):
+        return wanted
+    power = 2 << (number_now(wanted) - 1).bit_length()  # room for sizes twice as great
+    return power if wanted <= power else number_now(wanted)
 
 
 def _divisor_up_to(extent: int, most: int) -> int:

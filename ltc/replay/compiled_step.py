@@ -89,6 +89,7 @@ class _Replays:
         self._last: Reachable | None = None  # what the call recorded last could use
         self._difference = ""  # of that call from one before
         self._recorded = 0  # calls in a row
+        self._unchecked = 0  # calls that were replayed since one was checked
         self._obstacles: list[str] = []  # in a row
 
     def call(self, args: tuple, kwargs: dict) -> Any:
@@ -103,11 +104,12 @@ class _Replays:
                 prepared = plan.prepare(args, kwargs)
             except Changed:
                 continue
-            if (plan.replayed + 1) % _check_interval() == 0:
+            if self._is_to_be_checked(plan):
                 return self._check(situation, plan, prepared[1], args, kwargs)
             if next(reversed(self._plans)) != situation:
                 self._plans.move_to_end(situation)
             self._recorded = 0
+            self._unchecked += 1
             return plan.run(prepared, args, kwargs)
         result, seen = observed(self._function, args, kwargs, self._recorders)
         self._note(seen)
@@ -174,11 +176,17 @@ class _Replays:
 
     # --- calls that are checked
 
+    def _is_to_be_checked(self, plan: ReplayPlan) -> bool:
+        """Each so many-th call of a kind; and of all, since kinds may be forgotten before."""
+        interval = _check_interval()
+        return (plan.replayed + 1) % interval == 0 or self._unchecked + 1 >= interval
+
     def _check(
         self, situation: int, plan: ReplayPlan, scalars: list, args: tuple, kwargs: dict
     ) -> Any:
         """Record a call that would be replayed; raises StepDiffers where it is another."""
         metrics.count("ReplayChecks")
+        self._unchecked = 0
         plan.replayed += 1
         result, seen = observed(self._function, args, kwargs, self._recorders)
         expected = plan.calls[-1]

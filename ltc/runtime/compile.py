@@ -14,7 +14,7 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interpreter.call_kernel import NotInterpretable
+from ltc.backends.interpreter.call_kernel import ExpandedCall, NotInterpretable
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
@@ -310,9 +310,11 @@ def _interpreted(
     """What runs the calls until they are compiled; None where they have to be at once."""
     donated = frozenset(dict(key[2]).values())
 
-    compiled_alone = functools.partial(compile_traced, device=device)
+    expanded = functools.partial(
+        ExpandedCall, compile=functools.partial(compile_traced, device=device)
+    )
     try:
-        interpreted = InterpretedComputation(calls, outputs, numbering, donated, compiled_alone)
+        interpreted = InterpretedComputation(calls, outputs, numbering, donated, expanded)
     except NotInterpretable:
         return None
 

@@ -43,7 +43,8 @@ class Executor:
 
     def run(self, work: QueueableWork, long: bool) -> None:
         """Do `work` after everything given before; `long` work runs behind the caller."""
-        self._queued.settle()
+        if self._queued.works:
+            self._queued.settle()
         with self._lock:  # _idle is true only between two holders of it
             inline = not long and self._idle()
         if inline:
@@ -63,8 +64,10 @@ class Executor:
     def wait_for_room(self) -> None:
         """Block while LTC_MAX_IN_FLIGHT programs wait or run."""
         core_reservation.recording_is_over()
+        if self._idle():
+            return
         self._queued.settle()
-        if self._in_flight() and not self._has_room():
+        if not self._has_room():
             core_reservation.use_all()
             with self._changed:
                 self._without_room += 1
@@ -148,7 +151,7 @@ class Executor:
     # --- what is under way
 
     def _idle(self) -> bool:
-        return not self._in_flight()
+        return self._running is None and not self._waiting and not self._queued.works
 
     def _in_flight(self) -> int:
         return len(self._waiting) + len(self._queued) + (self._running is not None)

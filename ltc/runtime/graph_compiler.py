@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ltc.backends.capabilities import Resizable
 from ltc.ir.graph import Graph
 from ltc.passes import pipeline
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.transfers import backend, capabilities
+from ltc.support.sizes.extent import SizeTrace
 from ltc.support.torch_private import shown_region
 
 
@@ -24,3 +26,19 @@ def compile_and_keep(name: str, graph: Graph, device: int, donated: frozenset[in
     if programs is not None and not isinstance(computation, SegmentedComputation):
         programs.remember(name, computation)
     return computation
+
+
+def resizable_and_keep(
+    name: str | None, graph: Graph, device: int, donated: frozenset[int], trace: SizeTrace
+) -> Resizable:
+    """What runs a graph whose sizes are expressions of the trace's symbols; called under the trace.
+
+    name  that it is kept under; None: it is not
+    """
+    resizable, programs = capabilities().resizable, capabilities().programs
+    assert resizable is not None
+    with shown_region("ltc::compile"):
+        made = resizable(pipeline.run(graph), device, donated, trace)
+    if programs is not None and name is not None:
+        programs.remember_resizable(name, made)
+    return made

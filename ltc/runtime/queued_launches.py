@@ -52,6 +52,7 @@ class QueuedWorks:
     """The works of one device that are in its queue and not settled, oldest first.
 
     queue  there from the first work on that a backend with queues runs
+    works  each with its number in the queue
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -61,17 +62,17 @@ class QueuedWorks:
         # reads a tensor as it goes.
         self._settling = threading.RLock()
         self.queue: LaunchQueue | None = None
-        self._works: collections.deque[tuple[int, QueueableWork]] = collections.deque()
+        self.works: collections.deque[tuple[int, QueueableWork]] = collections.deque()
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self.works)
 
     def takes(self, work: QueueableWork) -> bool:
         """Whether the work is in the queue now; the caller holds the lock."""
         queue = self.queue or self._new_queue()
         if queue is None:
             return False
-        launch = work.launch_for(queue, [queued for _, queued in self._works])
+        launch = work.launch_for(queue, [queued for _, queued in self.works])
         return launch is not None and self._gives(work, launch)
 
     def _gives(self, work: QueueableWork, launch: Launch) -> bool:
@@ -80,12 +81,12 @@ class QueuedWorks:
         assert queue is not None
         number = queue.given + 1
         work.execution.come_to_end = functools.partial(self._come_to, number)
-        self._works.append((number, work))
+        self.works.append((number, work))
         try:
             queue.give(launch)
         finally:
             if queue.given < number:
-                self._works.pop()
+                self.works.pop()
                 work.execution.come_to_end = None
                 work.leave_queue()
         return queue.given >= number
@@ -110,7 +111,7 @@ class QueuedWorks:
     @property
     def all_are_done(self) -> bool:
         queue = self.queue
-        return not self._works or (queue is not None and self._works[-1][0] <= queue.done)
+        return not self.works or (queue is not None and self.works[-1][0] <= queue.done)
 
     @property
     def have_stopped(self) -> bool:
@@ -120,25 +121,25 @@ class QueuedWorks:
     def settle(self) -> None:
         """End the works whose launches are done."""
         queue = self.queue
-        if not self._works or queue is None:
+        if not self.works or queue is None:
             return
         with self._settling:
-            while self._works and self._works[0][0] <= queue.done:
-                number, work = self._works[0]
+            while self.works and self.works[0][0] <= queue.done:
+                number, work = self.works[0]
                 work.end_well(queue.nanoseconds(number))
                 self._drop(work)
 
     def _drop(self, work: QueueableWork) -> None:
         with self._lock:
-            if self._works and self._works[0][1] is work:
-                self._works.popleft()
-            if not self._works:
+            if self.works and self.works[0][1] is work:
+                self.works.popleft()
+            if not self.works:
                 self.rest()
 
     def come_to_first(self) -> None:
         """Block until the oldest work is over or has failed; a processor is left to the caller."""
         with self._lock:
-            number = self._works[0][0] if self._works else 0
+            number = self.works[0][0] if self.works else 0
         queue = self.queue
         if number and queue is not None:
             core_reservation.leave_one_after(queue)
@@ -147,7 +148,7 @@ class QueuedWorks:
     def come_to_last(self) -> None:
         """Block until the newest work is over, or one has failed."""
         with self._lock:
-            number = self._works[-1][0] if self._works else 0
+            number = self.works[-1][0] if self.works else 0
         if number:
             self._come_to(number)
 
@@ -167,11 +168,11 @@ class QueuedWorks:
         """
         queue = self.queue
         assert queue is not None
-        (number, failed), *others = self._works
+        (number, failed), *others = self.works
         reason = queue.failed_call(number)
         for _, work in reversed(others):
             work.leave_queue()
-        self._works.clear()
+        self.works.clear()
         queue.restart()
         return failed, reason, [work for _, work in others]
 
@@ -183,10 +184,10 @@ class QueuedWorks:
     def lost(self) -> list[QueueableWork]:
         """In the child of a fork, which has no such thread: the works that were not done."""
         done = 0 if self.queue is None else self.queue.done
-        for number, work in self._works:
+        for number, work in self.works:
             if number <= done:
                 work.execution.finish()
-        lost = [work for number, work in self._works if number > done]
+        lost = [work for number, work in self.works if number > done]
         for work in reversed(lost[1:]):
             work.leave_queue()
         for work in lost[:1]:

@@ -107,7 +107,7 @@ class Tiers:
             return False
         if self._behind is None:
             self._behind = self._begin_behind() or compile_behind.HERE
-        return not self._behind.over.is_set()
+        return not self._behind.is_over
 
     def _reason(self) -> str | None:
         """Why it is to be compiled now; None where it is not."""

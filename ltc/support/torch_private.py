@@ -146,6 +146,7 @@ graph_task = _named("torch._C", "_current_graph_task_id")  # -1 outside a backwa
 autograd_node = _named("torch._C", "_current_autograd_node")  # whose backward runs; or None
 sequence_number = _named("torch._C", "_autograd._get_sequence_nr")  # of the next such node
 number_of_node = operator.methodcaller("_sequence_nr")
+is_view = operator.methodcaller("_is_view")  # one that autograd follows
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
 
@@ -253,6 +254,22 @@ _LEFT_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._Fra
 def leave_to_python(code: types.CodeType) -> None:
     """Let torch.compile trace no frame of this code, nor any frame below one."""
     _dynamo.set_code_exec_strategy(code, _LEFT_ALONE)
+
+
+def left_to_python_now() -> Any:
+    """What says of one frame what `leave_to_python` says of all frames of a code."""
+    answer = import_module("torch._dynamo.types").ConvertFrameReturn
+    return answer(frame_exec_strategy=_LEFT_ALONE, apply_to_code=False)
+
+
+def traced_frames() -> Replaceable:
+    """What torch.compile asks of each frame that begins, until it has code for it."""
+    return Replaceable("torch._dynamo.convert_frame", "CatchErrorsWrapper.__call__")
+
+
+def optimizer_step_code() -> types.CodeType:
+    """The code of every optimizer's `step`: its own, with its hooks around it."""
+    return torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 
 def never_inline(package: str) -> None:

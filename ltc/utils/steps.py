@@ -13,6 +13,7 @@ from ltc.device.recording.recorder import Device
 from ltc.device.recording.tensors import current_device
 from ltc.utils.closures import AsyncClosureHandler, StepClosures
 
+_asked = config.reader("LTC_EMIT_STEPLOG", "LTC_SYNC_WAIT", "LTC_METRICS_FILE")
 _handler = AsyncClosureHandler()
 _closures: dict[int, StepClosures] = {}
 
@@ -31,12 +32,14 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     metrics.count("MarkStep")
     if watching:
         note_mark(wait)
-    if config.value("LTC_EMIT_STEPLOG"):
+    logs, waits, metrics_file = _asked()
+    if logs:
         print(f"ltc step mark on {device} at {time.time():.6f}", file=sys.stderr, flush=True)
     sync.end_step(device)
-    if wait or config.value("LTC_SYNC_WAIT"):
+    if wait or waits:
         sync.wait_device_ops([device])
-    metrics_saver.save_metrics()
+    if metrics_file:
+        metrics_saver.save_metrics()
     closures_of(device).run()
 
 

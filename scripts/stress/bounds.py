@@ -1,13 +1,16 @@
 """What must be flat once every table is full: memory, its maps, open files and threads.
 
-    python scripts/stress/bounds.py [--only shapes] [--shapes 100000] [--compiled 3000] [--threads 1000]
+    python scripts/stress/bounds.py [--only shapes] [--shapes 100000] [--compiled 3000] [--drawn 10000]
+                                    [--threads 1000]
 
 shapes    so many steps, each of another shape, as they come: interpreted, or call by call
 compiled  so many steps of other shapes whose programs are all compiled: more than are kept
+drawn     so many training steps of shapes drawn at random from 10000: one program of symbols
 threads   so many threads that come and go, and each records a step of its own
 
 Each runs in a process of its own. A line is printed for every tenth, with the figures and the largest
-tables of ltc's modules; a finding is growth between the half and the end of a run.
+tables of ltc's modules; a finding is growth between the half and the end of a run. Of `drawn` the
+processor time of a step is flat as well: "us", the median of a tenth's steps.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import collections
 import functools
 import gc
 import os
+import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +34,7 @@ from pathlib import Path
 import torch
 
 LIMIT_MB, LIMIT_MAPS, LIMIT_FILES = 16, 64, 4
+LIMIT_TIME = 1.5  # times as long as at the half: others use the machine too
 LARGEST = 4  # tables that a line names
 
 
@@ -63,11 +69,15 @@ def in_tenths(count: int, step: Callable[[int], None]) -> list[dict[str, int]]:
     import ltc.core.lazy_model as ltm
 
     seen, started = [], time.monotonic()
+    taken: list[float] = []
     for number in range(count):
+        began = time.process_time()
         step(number)
+        taken.append(time.process_time() - began)
         if (number + 1) % max(count // 10, 1) == 0:
             ltm.wait_device_ops()
-            seen.append(figures())
+            seen.append({**figures(), "us": int(statistics.median(taken) * 1e6)})
+            taken.clear()
             seconds = time.monotonic() - started
             print(f"{number + 1} in {seconds:.0f} s: {seen[-1]}; {', '.join(tables())}", flush=True)
     return seen
@@ -81,6 +91,30 @@ def of_another_shape(number: int) -> None:
     ltm.mark_step()
     if number % 100 == 0:
         assert total.item() == 3 * x.shape[0]
+
+
+def trained_on_drawn_shapes() -> Callable[[int], None]:
+    """One of 100 lengths and one of 100 numbers of rows each step."""
+    import ltc.core.lazy_model as ltm
+
+    torch.manual_seed(0)
+    drawn = random.Random(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4)
+    ).to("ltc")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(number: int) -> None:
+        x = torch.randn(drawn.randint(2, 101), drawn.randint(2, 101), 8).to("ltc")
+        optimizer.zero_grad()
+        loss = model(x).softmax(1).square().mean()
+        loss.backward()
+        optimizer.step()
+        ltm.mark_step()
+        if number % 100 == 0:
+            assert 0 < loss.item() < 1
+
+    return step
 
 
 def in_another_thread(number: int) -> None:
@@ -100,17 +134,20 @@ def in_another_thread(number: int) -> None:
     assert found == [32.0 * (number % 7)]
 
 
-RUNS: dict[str, tuple[Callable[[int], None], dict[str, str]]] = {
-    "shapes": (of_another_shape, {}),
-    "compiled": (of_another_shape, {"LTC_TIER": "native"}),
-    "threads": (in_another_thread, {}),
+RUNS: dict[str, tuple[Callable[[], Callable[[int], None]], dict[str, str]]] = {
+    "shapes": (lambda: of_another_shape, {}),
+    "compiled": (lambda: of_another_shape, {"LTC_TIER": "native"}),
+    "drawn": (trained_on_drawn_shapes, {}),
+    "threads": (lambda: in_another_thread, {}),
 }
 
 
-def findings(seen: list[dict[str, int]]) -> list[str]:
+def findings(name_of_run: str, seen: list[dict[str, int]]) -> list[str]:
     half, end = seen[len(seen) // 2 - 1], seen[-1]
     limits = {"MB": LIMIT_MB, "maps": LIMIT_MAPS, "files": LIMIT_FILES, "threads": 0}
-    return [
+    slower = name_of_run == "drawn" and end["us"] > half["us"] * LIMIT_TIME
+    time_found = [f"us: {half['us']} at the half, {end['us']} at the end"] if slower else []
+    return time_found + [
         f"{name}: {half[name]} at the half, {end[name]} at the end"
         for name, limit in limits.items()
         if end[name] - half[name] > limit
@@ -122,13 +159,15 @@ def main() -> int:
     parser.add_argument("--only", choices=RUNS)
     parser.add_argument("--shapes", type=int, default=100_000)
     parser.add_argument("--compiled", type=int, default=3_000)
+    parser.add_argument("--drawn", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=1_000)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
         import ltc  # noqa: F401  adds the device
 
-        found = findings(in_tenths(getattr(options, options.only), RUNS[options.only][0]))
+        step = RUNS[options.only][0]()
+        found = findings(options.only, in_tenths(getattr(options, options.only), step))
         print(options.only, *(found or ["flat"]), sep="\n  ", flush=True)
         return bool(found)
     statuses = []

@@ -21,10 +21,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import ltc  # noqa: F401  adds the device
 import ltc.core.lazy_model as ltm
@@ -125,17 +126,17 @@ def forget() -> None:
     gc.collect()
 
 
-def trained() -> list[float]:
-    """The losses of two steps of a small network."""
+def trained(layers: int = 2, extra: Iterable[nn.Module] = (), batch: int = 8) -> list[float]:
+    """The losses of three steps of a small network."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
-    model = model.to("ltc")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = torch.randn(8, 16).to("ltc"), torch.randint(4, (8,)).to("ltc")
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(layers)]
+    model = nn.Sequential(*blocks, *extra, nn.Linear(16, 4)).to("ltc")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = torch.randn(batch, 16).to("ltc"), torch.randint(4, (batch,)).to("ltc")
     losses = []
-    for _ in range(2):
+    for _ in range(3):
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         ltm.mark_step()

@@ -10,7 +10,8 @@ them by phase and way.
 
 phases  training: recorded, run, read; compiling: a new program at each step; behind: the same, compiled
         by another process; uploading; saving: a checkpoint behind each step; replay: ltc.compile;
-        collective: two ranks, of which one is ended
+        collective: two ranks, of which one is ended; the process that has started them where it
+        is still to start them, or where it ends by itself
 ways    signals: SIGINT, SIGTERM, SIGKILL, stopped (SIGSTOP, then SIGCONT and SIGTERM)
         of its own: os._exit, sys.exit in mid-loop with a thread that still records, an atexit that
         raises, a fork whose child reads a tensor and exits
@@ -114,6 +115,12 @@ PHASES: dict[str, tuple[Callable[[str], None], dict[str, object]]] = {
     "collective": (exchange, {}),
 }
 
+
+def import_what_steps_need() -> None:
+    """Torch imports for seconds where the first optimizer is made: the instants are to fall behind."""
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+
 # --- ways ---------------------------------------------------------------------------------------
 
 
@@ -203,9 +210,8 @@ def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
             time.sleep(seconds)
             victim = child
             if phase == "collective":
-                victim = random.choice(
-                    [p for p in processes_of(os.environ[MARK]) if p != child] or [child]
-                )
+                ranks = [int(path.name.partition("-")[2]) for path in Path(folder).glob("rank-*")]
+                victim = random.choice(ranks or [child])  # where the ranks are still to begin
             for number in SENT[way]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, number)
@@ -243,6 +249,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a child of fork has no thread pool
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    import_what_steps_need()
     choose, done, wrong = random.Random(chosen.seed), Counter(), Counter()
     for number in range(chosen.count):
         phase = chosen.phase or list(PHASES)[number % len(PHASES)]

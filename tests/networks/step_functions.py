@@ -179,8 +179,16 @@ def judged(seed: int) -> tuple[str, dict[str, int]]:
         plain = function.make(_recorded_alone)
         expected = [_values(plain(n)) for n in range(MOST if function.is_impure else CALLS)]
         with metrics.counted() as grown:
-            fault = _fault(function, expected, grown)
+            fault = _fault(function, expected, grown) or _too_few_checks(grown)
     return fault, dict(grown)
+
+
+def _too_few_checks(grown: Any) -> str:
+    """What is wrong with how often calls were checked: what is hardly replayed is to be as well."""
+    could, checks = _could_replay(grown), grown["ReplayChecks"]
+    if checks >= could // INTERVAL:
+        return ""
+    return f"of {could} calls that could be replayed {checks} were checked"
 
 
 def _fault(function: StepFunction, expected: list[list[torch.Tensor]], grown: Any) -> str:

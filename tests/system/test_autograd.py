@@ -636,3 +636,16 @@ def test_what_a_hook_makes_a_view_stays_one():
     (parameter * 3).sum().backward()
     parameter.grad.mul_(2)
     assert whole.unique().tolist() == [6]
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("read", ["the base", "something else"])
+def test_a_view_whose_base_was_written_to_keeps_its_history_where_the_step_is_cut(device, read):
+    weight = torch.arange(15.0).reshape(3, 5).to(device).requires_grad_()
+    base = weight * 2
+    view = base[:, :-1]
+    view.mul_(3)
+    base[:, 0].fill_(0.25)  # the view's history is made anew when it is asked for
+    (base if read == "the base" else torch.ones(3, device=device) * 3).detach().cpu()
+    view.sin().sum().backward()
+    return weight.grad

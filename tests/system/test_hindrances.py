@@ -21,9 +21,10 @@ from tests.explained import data, in_a_thread, line_to_blame
 STEPS = 12
 
 
-def profiled(program, tmp_path):
+def profiled(program, tmp_path, **settings):
     """The trace of a program that runs as it does by default, in a thread of its own."""
-    with config.override(LTC_TIER="auto", LTC_NUM_DEVICES=1, LTC_CHECK=0, LTC_CACHE=0):
+    settings = {"LTC_TIER": "auto", "LTC_NUM_DEVICES": 1, "LTC_CHECK": 0, "LTC_CACHE": 0} | settings
+    with config.override(**settings):
         with ltc.profile(html=tmp_path / "page.html") as run:
             in_a_thread(program)
     return run.trace
@@ -76,7 +77,8 @@ def selects():
         (much_python, "recording-bound", "% of a step is Python"),
         (nobody_marks, "never-marked loop", "nobody marks its steps"),
         (reads, "a read in a loop", "a value was read before the mark"),
-        (ever_longer, "a growing set of shapes", "kinds so far"),
+        # The first two are recorded.
+        (ever_longer, "a growing set of shapes", f"{STEPS - 2} kinds so far, of one path"),
         (selects, "an eager call in the hot path", "aten::nonzero"),
     ],
 )
@@ -89,6 +91,14 @@ def test_what_was_planted_is_named_with_its_line(program, name, words, tmp_path)
     assert found[name].cure in summary(trace)[3]
     if program in (reads, ever_longer, selects):
         assert found[name].line == line_to_blame(program)
+
+
+def test_shapes_that_no_path_of_symbols_takes_are_named_as_well(tmp_path):
+    trace = profiled(ever_longer, tmp_path, LTC_SYMBOLIC=0)
+    (one,) = [one for one in hindrances(trace) if one.name == "a growing set of shapes"]
+    # The first two are recorded; what comes behind them runs op by op, and is told each time.
+    assert f"{STEPS - 2} times a step ran op by op, at shapes that were new" in one.sentence
+    assert one.line == line_to_blame(ever_longer)
 
 
 @pytest.fixture(scope="module")

@@ -68,8 +68,74 @@ def test_an_interrupt_within_an_optimizers_step_comes_out_behind_it(alarmed):
     assert [weight.tolist() for weight in weights] == [[1.0, 1.0], [1.0, 1.0]]
 
 
+def test_a_handler_that_was_just_set_waits_too():
+    """It is not found only at the next mark: a model is made before there is any."""
+    before = signal.getsignal(signal.SIGUSR2)
+    went_on = []
+
+    class Interrupting(torch.optim.Optimizer):
+        def step(self):
+            signal.signal(signal.SIGUSR2, raise_alarmed)
+            signal.raise_signal(signal.SIGUSR2)
+            went_on.append(True)
+
+    try:
+        with pytest.raises(Alarmed):
+            Interrupting([torch.zeros(2)], {}).step()
+            time.sleep(1)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert went_on
+
+
+def test_an_interrupt_is_not_lost_while_torch_imports(alarmed, tmp_path, monkeypatch):
+    """As mpmath is imported, which torch asks for: `except:` where something is tried."""
+    Path(tmp_path, "tries_one_thing.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGALRM)\n    [0 for _ in range(9)]\n"
+        "except:\n    pass\nfor _ in range(9):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    torch_s = {"__name__": "torch.of_this_test"}
+    exec("def load():\n    import tries_one_thing", torch_s)
+    with pytest.raises(Alarmed):
+        torch_s["load"]()
+        time.sleep(1)
+    assert "tries_one_thing" in sys.modules  # it was imported to its end
+    del sys.modules["tries_one_thing"]
+
+
+FORKS = """
+import os, signal, sys
+def interrupt():
+    signal.raise_signal(signal.SIGUSR2)
+
+os.register_at_fork(after_in_parent=interrupt, after_in_child=interrupt)
+import ltc
+
+signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(5))
+parent, heard = os.getpid(), False
+try:
+    os.fork()
+    for _ in range(9):
+        pass
+except SystemExit:
+    heard = True
+if os.getpid() != parent:
+    os._exit(5 if heard else 1)
+print("in the parent", heard, "in the child", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_an_interrupt_is_not_lost_within_the_hooks_of_a_fork():
+    """Python prints what a hook raises, and goes on; that of `logging` locks and unlocks."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True)
+    assert done.stdout == "in the parent True in the child 5\n" and not done.stderr
+
+
 def test_an_interrupt_ends_a_wait(alarmed):
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    # Python calls no handler of a signal that comes just before `sleep` begins to wait, until another
+    # comes: on a busy machine once in thousands of times, without ltc as well.
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 30)
     with pytest.raises(Alarmed):
         time.sleep(600)
 
@@ -151,9 +217,9 @@ def test_handlers_stay_where_they_are_when_told(is_on, monkeypatch):
     def handler(*_):
         """The program's own."""
 
+    monkeypatch.setattr(held, "_is_on", is_on)  # LTC_HOLD_SIGNALS, at import
     before = signal.signal(signal.SIGUSR2, handler)
     try:
-        monkeypatch.setattr(held, "_is_on", is_on)  # LTC_HOLD_SIGNALS, at import
         held.watch()
         assert (signal.getsignal(signal.SIGUSR2) is handler) is not is_on
     finally:

@@ -19,6 +19,9 @@ from ltc.llvm.native.kernel_cache import _loaded
 from ltc.runtime.program_cache import PROGRAMS
 from ltc.support.disk_cache import disk_cache
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "stress"))
+from damage_cache import files, trained
+
 pytestmark = pytest.mark.skipif(
     config.value("LTC_BACKEND") != "llvm", reason="only the LLVM backend keeps programs"
 )
@@ -43,24 +46,6 @@ def counted(work, *names: str) -> list[int]:
     work()
     ltm.wait_device_ops()
     return [(metrics.counter_value(n) or 0) - b for n, b in zip(names, before)]
-
-
-def trained(layers: int = 2, extra=None, batch: int = 8) -> list[float]:
-    """The losses of three steps of a small network."""
-    torch.manual_seed(0)
-    blocks = [torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in range(layers)]
-    model = torch.nn.Sequential(*blocks, *(extra or []), torch.nn.Linear(16, 4)).to("ltc")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    x, y = torch.randn(batch, 16).to("ltc"), torch.randint(4, (batch,)).to("ltc")
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        ltm.mark_step()
-        losses.append(loss.item())
-    return losses
 
 
 def test_a_second_run_compiles_nothing_and_gives_the_same_bits():
@@ -97,13 +82,9 @@ def test_damaged_files_are_compiled_anew_with_one_warning(own_cache):
     assert counted(trained, "llvm.compiled") == [0]
 
 
-def entries(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name != "key")
-
-
 def exchanged(folder: Path) -> None:
     """Every file gets the name of the next one."""
-    paths = entries(folder)
+    paths = files(folder)
     contents = [path.read_bytes() for path in paths]
     for path, content in zip(paths, contents[1:] + contents[:1]):
         path.write_bytes(content)
@@ -111,7 +92,7 @@ def exchanged(folder: Path) -> None:
 
 def of_other_content(content: bytes):
     def written(folder: Path) -> None:
-        for path in entries(folder):
+        for path in files(folder):
             disk_cache().write(path.name, content)
 
     return written

@@ -675,6 +675,24 @@ def test_an_impure_function_is_found_by_the_check():
     assert torch.equal(step(batch(0, 3)).cpu(), batch(0, 3).exp().cpu())
 
 
+def test_calls_of_many_kinds_are_checked_as_often_as_those_of_one():
+    counted = itertools.count()
+
+    @ltc.compile
+    def counts(x):
+        return x * (1 + next(counted) // 2)
+
+    with (
+        config.override(LTC_REPLAY_CHECK=4),
+        metrics.counted() as grown,
+        pytest.raises(StepDiffers, match="counts.*is different"),
+    ):
+        for rows in range(1, 20):  # more kinds than are kept
+            for _ in range(3):  # of each kind one call is replayed
+                counts(torch.ones(rows, device="ltc"))
+    assert (grown["ReplayedCalls"], grown["ReplayChecks"]) == (3, 1)
+
+
 def test_every_call_is_compared_under_ltc_check():
     step = ltc.compile(lambda x: x * 2)
     with config.override(LTC_CHECK=1), metrics.counted() as grown:

@@ -17,7 +17,7 @@ from ltc.debug import metrics
 from ltc.device.op_by_op import forks
 from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
-from ltc.runtime import tiers
+from ltc.runtime import graph_compiler, tiers
 from ltc.runtime.symbolic import program_of_sizes
 from tests.drawn import seeds
 from tests.resized_programs import ResizedProgram, sequence
@@ -108,7 +108,7 @@ def test_most_random_programs_become_symbolic():
 
 
 def trained(device: str, sizes: list[int], make_loss) -> list[float]:
-    """The losses of steps at those sizes."""
+    """The losses of steps at those sizes, and what the model keeps of them."""
     torch.manual_seed(0)
     model, loss_of = make_loss()
     model = model.to(device)
@@ -123,7 +123,7 @@ def trained(device: str, sizes: list[int], make_loss) -> list[float]:
         if device != "cpu":
             ltm.mark_step()
         losses.append(loss.item())
-    return losses
+    return losses + [buffer.double().sum().item() for buffer in model.buffers()]
 
 
 def perceptron():
@@ -160,7 +160,21 @@ def graph():
     return model, loss_of
 
 
-@pytest.mark.parametrize("make_loss", [perceptron, transformer, graph])
+def convolutions():
+    """Of any number of images."""
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    )
+    model = nn.Sequential(body, nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+
+    def loss_of(m, n, device):
+        x, wanted = torch.randn(n, 3, 16, 16).to(device), (torch.arange(n) % 5).to(device)
+        return F.cross_entropy(m(x), wanted)
+
+    return model, loss_of
+
+
+@pytest.mark.parametrize("make_loss", [perceptron, transformer, graph, convolutions])
 def test_training_on_sizes_that_change_is_one_program(make_loss):
     sizes = [20, 9, 33, 14, 25, 48, 31, 40, 23, 29, 36, 26, 45, 21]
     expected = trained("cpu", sizes, make_loss)
@@ -314,7 +328,7 @@ def test_a_program_that_is_of_symbols_no_more_runs_otherwise(monkeypatch):
     def refuse(*args):
         raise TypeError("no expressions here")
 
-    monkeypatch.setattr(program_of_sizes.pipeline, "run", refuse)
+    monkeypatch.setattr(graph_compiler.pipeline, "run", refuse)
     with metrics.counted() as grown:
         for n in range(10, 20):
             run(n)

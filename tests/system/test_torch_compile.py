@@ -330,6 +330,51 @@ def test_a_compiled_step_is_one_program_that_is_compiled_once(what, equal):
     equal(losses("ltc", what), losses("cpu", None))
 
 
+STEPPED = {
+    "the step": lambda optimizer: torch.compile(optimizer.step),
+    "a function": lambda optimizer: torch.compile(lambda: optimizer.step()),
+    "a function of more": lambda optimizer: torch.compile(
+        lambda: (torch.zeros(1, device="ltc"), optimizer.step())
+    ),
+}
+
+
+@pytest.mark.parametrize("way", STEPPED)
+def test_the_step_of_an_optimizer_is_recorded_as_without_compile(way, equal):
+    def trained(update_of):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to("ltc")
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        rates = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        update = update_of(optimizer)
+        for _ in range(12):  # more rates than Dynamo traces anew
+            optimizer.zero_grad()
+            model(torch.ones(4, 3, device="ltc")).square().mean().backward()
+            update()
+            rates.step()
+            ltm.mark_step(wait=True)
+        counts = [state["step"] for state in optimizer.state.values()]
+        return [p.detach().cpu() for p in model.parameters()], counts
+
+    parameters, counts = trained(STEPPED[way])
+    expected = trained(lambda optimizer: optimizer.step)
+    equal((parameters, counts), expected)
+    assert {count.device.type for count in counts} == {"cpu"}  # where Python counts them
+
+
+def test_the_step_of_an_optimizer_on_the_cpu_is_traced():
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    torch.compile(torch.optim.SGD([parameter], 0.5).step, backend=backend)()
+    assert parameter.tolist() == [0.5, 0.5] and seen
+
+
 def picks_too_far(x):
     y = x * 2
     z = y.view(-1)

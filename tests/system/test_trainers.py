@@ -1,4 +1,4 @@
-"""accelerate, transformers' Trainer and Lightning train on ltc as on the CPU, and resume equal."""
+"""accelerate, Trainer, Lightning and Ray train on ltc as on the CPU, and resume equal."""
 
 import importlib
 import os
@@ -333,3 +333,26 @@ def test_fabric_trains_in_two_processes(tmp_path):
     trainers.needs("lightning")
 
     assert in_processes([], tmp_path, FABRIC) == ["2", "ltc", "True"]
+
+
+# --- Ray Train --------------------------------------------------------------------------------
+
+
+def by_ray(device: str, steps: int, storage: Path) -> float:
+    """The loss of the last step of examples/ray_train.py, whose two workers train together."""
+    options = ["--device", device, "--steps", str(steps), "--storage", str(storage)]
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(ROOT / "examples" / "ray_train.py"), *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    (told,) = [line for line in run.stdout.splitlines() if line.startswith("step ")] or [run.stderr]
+    assert told.startswith(f"step {steps - 1}: loss "), told
+    return float(told.rpartition(" ")[2])
+
+
+def test_workers_of_ray_train_and_resume_as_on_the_cpu(tmp_path):
+    trainers.needs("ray")
+    trainers.needs("ray.train")
+    by_ray("ltc", 2, tmp_path / "ltc")
+    resumed = by_ray("ltc", 4, tmp_path / "ltc")
+    assert resumed == pytest.approx(by_ray("cpu", 4, tmp_path / "cpu"), abs=CLOSE)

@@ -5,7 +5,13 @@ import torch
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.backends.eager import EagerComputation
-from ltc.backends.interpreter.call_kernel import NotInterpretable, TorchCall, is_alone
+from ltc.backends.interpreter.call_kernel import (
+    ExpandedCall,
+    NotInterpretable,
+    Slots,
+    TorchCall,
+    is_alone,
+)
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.backends.interpreter.stride_rules import cannot_fail, takes_any_strides
 from ltc.ir.graph import Graph
@@ -13,8 +19,11 @@ from ltc.ir.graph import Graph
 aten = torch.ops.aten
 
 
-def compiled(graph: Graph) -> EagerComputation:
-    return EagerComputation(graph, frozenset())
+def expanded(call: Call, slots: Slots) -> ExpandedCall:
+    def compiled(graph: Graph) -> EagerComputation:
+        return EagerComputation(graph, frozenset())
+
+    return ExpandedCall(call, slots, compiled)
 
 
 class Calls:
@@ -44,7 +53,7 @@ class Calls:
 
     def computation(self, *outputs: CallResult, donated=()) -> InterpretedComputation:
         numbering = Numbering(self.calls)
-        return InterpretedComputation(self.calls, outputs, numbering, frozenset(donated), compiled)
+        return InterpretedComputation(self.calls, outputs, numbering, frozenset(donated), expanded)
 
 
 def test_calls_run_in_order_with_the_launchs_numbers():

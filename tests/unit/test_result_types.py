@@ -144,3 +144,15 @@ def test_a_call_that_torch_refuses_is_logged_by_nobody(caplog):
     with pytest.raises(RuntimeError):
         torch.cholesky_solve(x, x)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_elements_of_an_empty_dimension_are_refused_at_the_call(count):
+    """Also where nobody reads the result, and the result is too large to ask the CPU's kernel."""
+    x, rows = (
+        torch.zeros(0, 32, 4, device="ltc"),
+        torch.zeros(count, dtype=torch.long, device="ltc"),
+    )
+    with pytest.raises(IndexError, match="out of bounds for dimension with size 0"):
+        x[rows]
+    assert x[rows[:0]].shape == (0, 32, 4)

@@ -11,6 +11,7 @@ from ltc.aten.registry import traces
 from ltc.ir import build
 from ltc.ir.node import Node, Operand, like
 from ltc.ir.tensor_type import TensorType
+from ltc.support.sizes.extent import Extent, Size
 
 
 def _computed(*operands: Node | None) -> tuple[Any, ...]:
@@ -81,9 +82,18 @@ def _batch_norm(
     mean, variance, inverse = _batch_statistics(x, eps)
     y = _normalized(x, mean, inverse, weight, bias)
     count = build.count_of(x, _over_batch(x))
-    unbiased = variance * (count / (count - 1)) if count > 1 else variance * math.inf
+    unbiased = _unbiased(variance, count)
     new_mean, new_var = _moved(old_mean, mean, momentum), _moved(old_var, unbiased, momentum)
     return y, mean, inverse, new_mean, new_var
+
+
+def _unbiased(variance: Node, count: Size) -> Node:
+    """The variance of so many numbers, if it was divided by their number before."""
+    if count <= 1:
+        return variance * math.inf
+    if isinstance(count, Extent):  # the quotient is no expression
+        return variance * count / (count - 1)
+    return variance * (count / (count - 1))
 
 
 def _saved(node: Node | None, recorded: Any) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -30,11 +30,18 @@ class TimedCall(CallKernel):
         self._times.append(time.monotonic_ns())
 
 
-def facts_of_call(call: Call) -> KernelFacts:
-    """By the shapes that were recorded."""
-    writes = [value for value in call.results if value is not None]
+def as_recorded(x: Any) -> Any:
+    """What is known of an argument or a result where sizes are numbers: itself."""
+    return x
+
+
+def facts_of_call(call: Call, known: Callable[[Any], Any] = as_recorded) -> KernelFacts:
+    """By its shapes; `known`: gives an argument or a result as it is at the sizes of the launch."""
+    reads = list(map(known, operands_of(call)))
+    writes = [known(value) for value in call.results if value is not None]
+    kwargs = {name: known(value) for name, value in call.kwargs.items()}
     place = Origin(call.name, call.line, module=call.module, forward=call.forward)
-    return facts_of(call.overload, call.args, call.kwargs, operands_of(call), writes, place)
+    return facts_of(call.overload, known(call.args), kwargs, reads, writes, place)
 
 
 def facts_of(

@@ -66,11 +66,14 @@ class Slots:
         return next((self._results[value] for value in call.results if value is not None), 0)
 
 
-def kernel_of(call: Call, slots: Slots, writable: frozenset[int], compile: Compile) -> CallKernel:
+Expand = Callable[[Call, Slots], "CallKernel"]
+
+
+def kernel_of(call: Call, slots: Slots, writable: frozenset[int], expanded: Expand) -> CallKernel:
     """What runs the call.
 
     writable  slots whose tensors it may write over, if nothing else lies in their memory
-    compile   makes a program of a graph
+    expanded  what runs a call as its rule says, where PyTorch's kernel will not do
     """
     if isinstance(call.overload, str):
         make = _OF_LTC.get(call.overload)
@@ -78,8 +81,8 @@ def kernel_of(call: Call, slots: Slots, writable: frozenset[int], compile: Compi
             raise NotInterpretable(call.overload)
         return make(call, slots, writable)
     if call.seed is not None or begins_undefined(call.name):
-        return ExpandedCall(call, slots, compile)
-    return TorchCall(call, slots, writable, compile)
+        return expanded(call, slots)
+    return TorchCall(call, slots, writable, expanded)
 
 
 @functools.cache
@@ -137,12 +140,10 @@ class TorchCall(CallKernel):
 
     __slots__ = (
         "_overload", "_args", "_kwargs", "_mutated", "_plain", "_any_strides", "_may_be_operand",
-        "_slots", "_compile", "_expanded",
+        "_shapes", "_slots", "_expand", "_expanded",
     )  # fmt: skip
 
-    def __init__(
-        self, call: Call, slots: Slots, writable: frozenset[int], compile: Compile
-    ) -> None:
+    def __init__(self, call: Call, slots: Slots, writable: frozenset[int], expand: Expand) -> None:
         super().__init__(call, slots)
         name = call.name
         self._overload = call.overload
@@ -156,8 +157,11 @@ class TorchCall(CallKernel):
             [(place, _writable(_argument(call, place), slots, writable)) for place in call.mutated]
         )
         self._plain = not (self._mutated or self._kwargs) and tuple not in map(type, self._args)
-        self._slots, self._compile = slots, compile
-        self._expanded: ExpandedCall | None = None
+        self._shapes = tuple(
+            [None if one is None else slots.of_constant(one.shape) for one in call.results]
+        )
+        self._slots, self._expand = slots, expand
+        self._expanded: CallKernel | None = None
 
     def run(self, values: Values) -> None:
         if self._expanded is not None:
@@ -184,7 +188,7 @@ class TorchCall(CallKernel):
 
     def _run_expanded(self, values: Values) -> None:
         """Its kernel cannot, or gives something else than was recorded: the rule may."""
-        expanded = ExpandedCall(self.call, self._slots, self._compile)
+        expanded = self._expand(self.call, self._slots)
         expanded.run(values)
         self._expanded = expanded
 
@@ -213,8 +217,8 @@ class TorchCall(CallKernel):
         tensors = [found] if found.__class__ is torch.Tensor else _flat(found)
         if len(tensors) != len(results):
             return False
-        for tensor, result in zip(tensors, results):
-            if result is not None and (tensor is None or tensor.shape != result.shape):
+        for tensor, shape in zip(tensors, self._shapes):
+            if shape is not None and (tensor is None or tensor.shape != values[shape]):
                 return False
         slot = self.first
         for tensor, result in zip(tensors, results):
@@ -321,14 +325,15 @@ class _WriteView(CallKernel):
 
     def __init__(self, call: Call, slots: Slots, writable: frozenset[int]) -> None:
         super().__init__(call, slots)
-        base, new, self._chain = call.args
+        base, new, chain = call.args
+        self._chain = slots.of_constant(chain)
         self._base, self._new = slots.of_value(base), slots.of_value(new)
         self._writable = self._base in writable and self._base != self._new
 
     def run(self, values: Values) -> None:
         base = _own(values[self._base], self._writable)
         view = base
-        for overload, args, kwargs, index in self._chain:
+        for overload, args, kwargs, index in values[self._chain]:
             view = overload(view, *args, **kwargs)
             view = view if index is None else view[index]
         view.copy_(values[self._new])

@@ -14,8 +14,8 @@ import torch
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.eager import EagerComputation
-from ltc.backends.interpreter.call_facts import TimedCall, facts_of_call
-from ltc.backends.interpreter.call_kernel import CallKernel, Compile, Slots, kernel_of, operands_of
+from ltc.backends.interpreter.call_facts import TimedCall, as_recorded, facts_of_call
+from ltc.backends.interpreter.call_kernel import CallKernel, Expand, Slots, kernel_of, operands_of
 from ltc.backends.interpreter.stride_rules import cannot_fail
 from ltc.backends.plain_dispatch import PlainDispatch
 
@@ -30,7 +30,12 @@ class InterpretedComputation:
 
     An input that may be written over is, but only once no call is left that can fail.
     Raises NotInterpretable where a call needs a compiled program.
+
+    start  what a launch has in its slots when it begins
+    known  gives an argument or a result of a call as it is at the sizes of a launch
     """
+
+    known: Callable[[Any], Any] = staticmethod(as_recorded)
 
     upload = staticmethod(EagerComputation.upload)
     download = staticmethod(EagerComputation.download)
@@ -42,12 +47,12 @@ class InterpretedComputation:
         outputs: Sequence[CallResult],
         numbering: Numbering,
         donated: frozenset[int],
-        compile: Compile,
+        expanded: Expand,
     ) -> None:
         """
         calls, outputs, numbering  as runtime/compile.py has them
         donated                    positions of inputs
-        compile                    makes a program of a graph
+        expanded                   what runs a call as its rule says
         """
         slots = Slots(calls, numbering.slots)
         self._inputs = {
@@ -57,10 +62,10 @@ class InterpretedComputation:
         }
         self._outputs = [slots.of_value(value) for value in outputs]
         self._donated = {self._inputs[position]: position for position in donated}
-        self._steps = self._made_ready(calls, slots, compile)
-        self._start, self._scalars = slots.start, slots.scalars
+        self._steps = self._made_ready(calls, slots, expanded)
+        self.start, self._scalars = slots.start, slots.scalars
 
-    def _made_ready(self, calls: Sequence[Call], slots: Slots, compile: Compile) -> list[_Step]:
+    def _made_ready(self, calls: Sequence[Call], slots: Slots, expanded: Expand) -> list[_Step]:
         """The steps, found from the last to the first."""
         needed, found, nothing_fails = set(self._outputs), [], True
         kept = set(self._inputs.values()).difference(self._donated)
@@ -80,7 +85,7 @@ class InterpretedComputation:
             writable = {slot for slot in dead - kept if times_read[slot] == 1}
             if not nothing_fails:
                 writable -= self._donated.keys()
-            kernel = kernel_of(call, slots, frozenset(writable), compile)
+            kernel = kernel_of(call, slots, frozenset(writable), expanded)
             overwrites = tuple(p for s, p in self._donated.items() if s in writable)
             found.append(_Step(kernel, tuple(dead | made - needed), overwrites))
             needed |= read
@@ -107,12 +112,12 @@ class InterpretedComputation:
 
     def kernels(self) -> list[KernelFacts]:
         """What each call does, in the order in which they run."""
-        return [facts_of_call(step.kernel.call) for step in self._steps]
+        return [facts_of_call(step.kernel.call, self.known) for step in self._steps]
 
     def _launched(
         self, steps: Iterable[_Step], buffers: list[torch.Tensor], scalars: list[Any]
     ) -> list[torch.Tensor]:
-        values = self._start.copy()
+        values = self.start.copy()
         for position, slot in self._inputs.items():
             values[slot] = buffers[position]
         values[self._scalars] = scalars

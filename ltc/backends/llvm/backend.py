@@ -21,6 +21,7 @@ from ltc.backends.interface import (
     OneShotSums,
 )  # fmt: skip
 from ltc.backends.llvm import saved_program
+from ltc.backends.llvm.any_size import saved_resizable
 from ltc.backends.llvm.any_size.resizable import ResizableProgram
 from ltc.backends.llvm.executable import LlvmComputation, new_queue
 from ltc.backends.llvm.explain import AFTER_PASSES, explained
@@ -77,6 +78,14 @@ class SavedPrograms:
     def recall(self, key: str, origin_of: Callable[[int], Origin]) -> LlvmComputation | None:
         found = saved_program.find(key, origin_of)
         return None if found is None else LlvmComputation(*found)
+
+    def remember_resizable(self, key: str, program: ResizableProgram) -> None:
+        saved_resizable.keep(key, program)
+
+    def recall_resizable(
+        self, key: str, origin_of: Callable[[int], Origin]
+    ) -> ResizableProgram | None:
+        return saved_resizable.find(key, origin_of)
 
 
 # A sum of few is added up by everyone: each more is one more operand to read for all of them.

@@ -1,7 +1,7 @@
 """Programs on disk: the plan and the names of its kernels, as JSON, for another process to run.
 
 With them a process neither traces, fuses nor compiles a step that an earlier one has compiled.
-`_plan_record` writes the list that is kept, `_plan` reads it: to change the format, change both.  A
+`record_of_plan` writes the list that is kept, `plan_of_record` reads it: to change the format, change both.  A
 changed source of ltc changes every name, so that nothing old is read (`program_name`).
 """
 
@@ -55,7 +55,7 @@ def keep(key: str, plan: ProgramPlan) -> None:
     if disk is None:
         return
     try:
-        record = _plan_record(plan)
+        record = record_of_plan(plan)
     except Unrecordable:
         return
     disk.write(program_name(key), json.dumps(record, separators=(",", ":")).encode())
@@ -71,20 +71,26 @@ def find(
     disk = disk_cache()
     if disk is None:
         return None
-    plan = disk.read_as(program_name(key), lambda data: _plan(json.loads(data), origin_of))
+    plan = disk.read_as(program_name(key), lambda data: plan_of_record(json.loads(data), origin_of))
     if plan is None:
         return None
+    kernels = loaded_kernels(plan)
+    return None if kernels is None else (plan, kernels)
+
+
+def loaded_kernels(plan: ProgramPlan) -> dict[str, kernel_cache.LoadedKernel] | None:
+    """Those that the plan names; None where one is not on the disk."""
     names = dict.fromkeys(
         call.kernel for run in plan.runs if not isinstance(run, ReferenceCall) for call in run
     )
-    kernels = kernel_cache.load_from_disk(names)
-    return None if kernels is None else (plan, kernels)
+    return kernel_cache.load_from_disk(names)
 
 
 # --- writing -------------------------------------------------------------------------------------
 
 
-def _plan_record(plan: ProgramPlan) -> list[Any]:
+def record_of_plan(plan: ProgramPlan) -> list[Any]:
+    """Raises Unrecordable where it holds what only this process knows."""
     if plan.sums.all:
         raise Unrecordable("a program with sums among replicas")
     names: dict[str, int] = {}  # a kernel that runs often is named once, and so is a type
@@ -111,7 +117,7 @@ def _run_record(run: tuple[PlannedCall, ...] | ReferenceCall, names: dict[str, i
             "node": record_of(run.node), "operands": run.operands, "result": run.result,
             "address": run.address, "dead": run.dead, "origin": _position(run.origin),
         }  # fmt: skip
-    # By columns: few objects to read again.  None waits for other replicas: see _plan_record.
+    # By columns: few objects to read again.  None waits for other replicas: see record_of_plan.
     return {
         "kernels": [names.setdefault(call.kernel, len(names)) for call in run],
         "tasks": [call.tasks for call in run],
@@ -125,7 +131,7 @@ def _run_record(run: tuple[PlannedCall, ...] | ReferenceCall, names: dict[str, i
 def _memory_record(checks: MemoryChecks | None) -> list[Any] | None:
     if checks is None:
         return None
-    return [base64.b64encode(checks.rows).decode(), checks.names]
+    return [base64.b64encode(checks.rows).decode(), checks.names, checks.sizes]
 
 
 def _check_record(check: FailedCheck) -> list[Any]:
@@ -145,7 +151,8 @@ def _position(origin: Origin | None) -> int:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _plan(record: list[Any], origin_of: OriginOf) -> ProgramPlan:
+def plan_of_record(record: list[Any], origin_of: OriginOf) -> ProgramPlan:
+    """The plan that `record_of_plan` wrote down."""
     values, arguments, frame, block, memory, names, runs, *rest = record
     checks, positions, made, outputs, *rest = rest
     types, constants, fixed, cells, scalars, in_block = map(value_of, rest)
@@ -177,8 +184,8 @@ def _run(record: dict[str, Any], names: list[str], origin_of: OriginOf) -> Plann
 def _memory(record: list[Any] | None) -> MemoryChecks | None:
     if record is None:
         return None
-    rows, names = record
-    return MemoryChecks(base64.b64decode(rows), tuple(names))
+    rows, names, sizes = record
+    return MemoryChecks(base64.b64decode(rows), tuple(names), tuple(map(tuple, sizes)))
 
 
 def _check(record: list[Any], origin_of: OriginOf) -> FailedCheck:

@@ -38,10 +38,12 @@ def install() -> None:
 def _choosing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile(model: Callable[..., Any] | None = None, **arguments: Any) -> Any:
+        if arguments.get("backend") is None:
+            arguments.pop("backend", None)  # torch before 2.13 takes no None
         if model is None:  # a decorator; torch's own would name the backend that it has filled in
             return lambda model: compile(model, **arguments)
         before = _choice.is_default
-        _choice.is_default = arguments.get("backend") is None
+        _choice.is_default = "backend" not in arguments
         try:
             return original(model, **arguments)
         finally:

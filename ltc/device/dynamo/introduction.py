@@ -5,7 +5,13 @@ Importing it takes longer than importing everything else, and most programs neve
 
 from __future__ import annotations
 
-from ltc.device.dynamo import default_backend, graph_backend, hidden_code, saved_exports
+from ltc.device.dynamo import (
+    default_backend,
+    graph_backend,
+    hidden_code,
+    optimizer_steps,
+    saved_exports,
+)
 from ltc.support.after_import import after_import
 from ltc.support.torch_private import name_backend
 
@@ -19,4 +25,5 @@ def install() -> None:
 
 def _introduce() -> None:
     hidden_code.hide()
+    optimizer_steps.install()
     name_backend("ltc", graph_backend.ltc)

@@ -17,7 +17,7 @@ import torch
 
 from ltc.aten.call import CallResult
 from ltc.device.torch_device import storage_of
-from ltc.support.torch_private import DEVICE_TYPE
+from ltc.support.torch_private import DEVICE_TYPE, is_view
 from ltc.tracebacks import is_of_the_program
 
 MOST_OBJECTS = 2000  # that are looked at for one program
@@ -67,7 +67,12 @@ def _name(tensor: torch.Tensor, name: str, wanted: set[CallResult]) -> None:
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor.grad if tensor.is_leaf else None  # another one's is a warning
+    """That of a leaf: another one's is a warning.
+
+    A view is not asked whether it is one. Where its base was written to, autograd would make its
+    history anew, here, inside of a kernel, where nothing has any: it would be lost.
+    """
+    return tensor.grad if not is_view(tensor) and tensor.is_leaf else None
 
 
 def _pending(tensor: torch.Tensor | None) -> Any:

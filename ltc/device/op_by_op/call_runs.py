@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
-from ltc.backends.interpreter.call_kernel import CallKernel, Slots, kernel_of
+from ltc.backends.interpreter.call_kernel import CallKernel, ExpandedCall, Slots, kernel_of
 from ltc.backends.interpreter.interpreted import INPUT
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.runtime.graph_compiler import compile_traced
@@ -59,8 +59,10 @@ def _prepared(
     scalars = sorted(Numbering([alone]).slots)
     slots = Slots(calls, scalars)
 
-    compiled_alone = functools.partial(compile_traced, device=device)
-    return kernel_of(alone, slots, frozenset(), compiled_alone), slots, scalars
+    expanded = functools.partial(
+        ExpandedCall, compile=functools.partial(compile_traced, device=device)
+    )
+    return kernel_of(alone, slots, frozenset(), expanded), slots, scalars
 
 
 def _input(position: int, operand: CallResult) -> CallResult:

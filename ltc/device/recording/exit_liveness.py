@@ -105,6 +105,8 @@ class Ended:
     shared    (position of an input, numbers of the states that hold just that)
     outputs   the values that are to be computed
     holders   the numbers of the states that hold each of them
+    first     of each the first of these; -1 where none holds it
+    several   (position of an output, all numbers) of those that several states hold
     replaced  output position -> position of the input whose place it takes
     elsewhere  those of `replaced` whose input the program does not get, by the program's outputs
     binding   how the program is found and what it is given; None until it is known
@@ -118,6 +120,8 @@ class Ended:
     shared: list[tuple[int, list[int]]]
     outputs: tuple[CallResult, ...]
     holders: list[list[int]]
+    first: list[int]
+    several: list[tuple[int, list[int]]]
     replaced: dict[int, int]
     elsewhere: dict[int, int]
     binding: ProgramBinding | None = None
@@ -184,6 +188,7 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
     inputs = [v for v in look.outputs if v.call.overload == INPUT]
     shared = [(v.call.args[0], look.outputs.pop(v)) for v in inputs]
     outputs = tuple(look.outputs)
+    holders = list(look.outputs.values())
     replaced = {i: look.replaced[v] for i, v in enumerate(outputs) if v in look.replaced}
     ended = Ended(
         signature,
@@ -193,7 +198,9 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
         look.own,
         shared,
         outputs,
-        list(look.outputs.values()),
+        holders,
+        [numbers[0] if numbers else -1 for numbers in holders],
+        [(output, numbers) for output, numbers in enumerate(holders) if len(numbers) > 1],
         replaced,
         {},
     )
@@ -353,11 +360,13 @@ def _failed(recorder: Recorder, ended: Ended, error: BaseException) -> list[Buff
 
 
 def _settle(recorder: Recorder, ended: Ended, alive: list[State], buffers: list[Buffer]) -> None:
-    for buffer, holders in zip(buffers, ended.holders):
-        for number in holders:
+    for buffer, number in zip(buffers, ended.first):
+        if number >= 0:
             alive[number].buffer = buffer
-        if len(holders) > 1:
-            buffer.shared = True
+    for output, holders in ended.several:
+        buffers[output].shared = True
+        for number in holders:
+            alive[number].buffer = buffers[output]
     alone = ended.signature.alone
     for state in alive:
         if alone or _is_of(state, recorder):  # another thread may have written to it meanwhile

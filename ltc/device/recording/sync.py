@@ -363,8 +363,9 @@ def end_step(device: Device) -> None:
 
     Raises the error of a program that failed since the last mark, this one or an earlier one.
     """
-    held.watch()  # over handlers that the program has set meanwhile
     recorder = device.recorder()
+    if recorder.nothing_pending:  # else the end of the recording sees to it
+        held.watch()  # over handlers that the program has set meanwhile
     recorder.has_marks, recorder.marked_by = True, None
     began, timeline = spans.now(), spans.timeline
     try:

@@ -64,8 +64,11 @@ def result_types(
     types = types_by_formula(overload, args, kwargs)
     if types is not None:
         return types
-    if overload is torch.ops.aten.index.Tensor and _has_mask(args[1]):
-        raise NoTypes("the number of elements that a mask selects depends on data")
+    if overload is torch.ops.aten.index.Tensor:
+        if _has_mask(args[1]):
+            raise NoTypes("the number of elements that a mask selects depends on data")
+        if _reads_of_nothing(args[0].shape, args[1]):
+            raise NoTypes("there is nothing in a dimension of size 0")
     key = _key(overload, args, kwargs)
     try:
         types = _known.get(key)
@@ -90,6 +93,12 @@ def result_types(
 def _has_mask(indices: Sequence[Any]) -> bool:
     """Asked here, since to say so torch's Meta kernel imports what takes half a second."""
     return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in indices)
+
+
+def _reads_of_nothing(shape: Sequence[int], indices: Sequence[Any]) -> bool:
+    """Whether indices ask for elements of a dimension that has none: the Meta kernel does not look."""
+    named = [(n, index) for n, index in zip(shape, indices) if index is not None]
+    return any(n == 0 for n, _ in named) and not any(0 in index.shape for _, index in named)
 
 
 def _key(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ltc.llvm.conv.axes import Axes, Axis
 from ltc.llvm.emit.isa import Isa
+from ltc.support.sizes.extent import Extent
 
 WORTH_ITS_CODE = 1.03  # tiles across images gain so much or are not made: they ask the batch size
 
@@ -34,11 +35,13 @@ def tile_shape(
 ) -> TileShape:
     """The shape that computes all images in the fewest cycles.
 
-    images    how many there are
+    images    how many there are; where that is a symbol, a tile lies in one image
     together  from how many of them a strip holds lines, at most
 
     Counted at two multiply-adds and two loads a cycle.
     """
+    if isinstance(images, Extent):
+        images = 1
     choices = [
         tile
         for vectors in range(1, 5 if isa.registers > 16 else 3)

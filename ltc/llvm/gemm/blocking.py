@@ -204,9 +204,9 @@ def plan_of(
     width = isa.lanes(computed_bytes)
     by_dots = _is_by_dots(dtype, isa, shape)
     pairs = _pairs(dtype, isa, shape)
-    with by_sample(m, k):  # any blocking is right for any product
-        blocking = blocking or usual_blocking(dtype, isa, shape)
-        vectors, packs = blocking.vectors, blocking.packs
+    blocking = blocking or usual_blocking(dtype, isa, shape)
+    vectors, packs = blocking.vectors, blocking.packs
+    with by_sample(m, k):  # blocks of any height are right
         height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
     if left.row == 1 and left.column != 1 and k >= FAR_STEPS and not pairs:
@@ -234,11 +234,13 @@ def plan_of(
 
 def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
     """A good choice for nearly all products of that class."""
-    vectors = max(1, min(_wanted_vectors(dtype, isa, shape), _most_vectors(dtype, isa, shape)))
-    is_far = shape.right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
-    blocks = MANY_BLOCKS if is_far else MANY_NEAR_BLOCKS
-    many = shape.m >= blocks * _height(isa, shape.m, vectors)
-    return Blocking(vectors, many or _must_pack(dtype, isa, shape))
+    must_pack = _must_pack(dtype, isa, shape)  # no choice: where it has to be is guarded
+    with by_sample(shape.m, shape.k):  # any width is right, and to pack more than has to be
+        vectors = max(1, min(_wanted_vectors(dtype, isa, shape), _most_vectors(dtype, isa, shape)))
+        is_far = shape.right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
+        blocks = MANY_BLOCKS if is_far else MANY_NEAR_BLOCKS
+        many = shape.m >= blocks * _height(isa, shape.m, vectors)
+    return Blocking(vectors, must_pack or many)
 
 
 def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking]:

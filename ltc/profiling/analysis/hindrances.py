@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ltc.explaining.explanation import TIERS
 from ltc.profiling.analysis.steady_steps import SteadySteps, Trace, steady_steps
 from ltc.profiling.analysis.verdict import MANY_STEPS, most_frequent
 
 MANY_SHAPES = 4  # at one line: one more than the tail of an epoch and an evaluation bring
+_PAD = "pad to a few fixed lengths, drop_last=True, or sort the data by length"
 _MANY_READS = 10  # of a run that marks no steps
 _MUCH_SWAPPED = 64 << 20  # bytes
 _MANY_FAULTS = 1000  # pages of the process that were read from a disk
@@ -80,20 +82,41 @@ def _shapes(steady: SteadySteps) -> Iterator[Hindrance]:
     for one in steady.trace["ltc"]["explanations"]:
         if one["reason"] == "shape" and one["pid"] == steady.pid:
             at[one["line"]].setdefault(one["difference"], one)
+    named: set[str] = set()
     for line, differences in at.items():
         if len(differences) >= MANY_SHAPES:
+            named.add(line)
             latest = list(differences)[-1]
             yield Hindrance(
                 "a growing set of shapes",
                 f"{len(differences)} kinds so far; the latest: {latest}",
-                "pad to a few fixed lengths, drop_last=True, or sort the data by length",
+                _PAD,
                 line,
             )
+    yield from _op_by_op_for_shapes(steady, named)
     yield from _sizes_of_a_path(steady)
 
 
+def _op_by_op_for_shapes(steady: SteadySteps, told: Container[str]) -> Iterator[Hindrance]:
+    """Of these one explanation is made for each line, and counted from then on."""
+    times: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in steady.trace["ltc"]["explanations"]:
+        if (one["kind"], one["reason"], one["pid"]) == (TIERS, "shape", steady.pid):
+            times[one["line"]].append(one)
+    for line, events in times.items():
+        if len(events) >= MANY_SHAPES and line not in told:
+            yield Hindrance(
+                "a growing set of shapes",
+                f"{_times(len(events))} a step ran op by op, at shapes that were new; "
+                f"the first: {events[0]['difference']}",
+                _PAD,
+                line,
+            )
+
+
 def _sizes_of_a_path(steady: SteadySteps) -> Iterator[Hindrance]:
-    sizes = (steady.process.get("counters") or {}).get("SymbolicSizes", 0)
+    counters = steady.process.get("counters") or {}
+    sizes = counters.get("SymbolicSizes", 0) + counters.get("InterpretedSizes", 0)
     told = [one for one in steady.trace["ltc"]["explanations"] if one["reason"] == "symbolic"]
     lines = [one["line"] for one in told if one["pid"] == steady.pid]
     if lines and sizes >= MANY_SHAPES:

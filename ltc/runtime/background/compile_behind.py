@@ -23,6 +23,8 @@ from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.transfers import capabilities
 from ltc.support.disk_cache import disk_cache
 from ltc.support.process.fork_safe_lock import renewed_lock
+from ltc.support.sizes.as_json import dumped, record_of_trace
+from ltc.support.sizes.extent import SizeTrace
 
 _START = """
 import sys
@@ -37,12 +39,19 @@ _worker: Worker | None = None
 class Request:
     """A program that is being compiled behind.
 
-    over  set once it is on the disk, or will never be
+    over   set once it is on the disk, or will never be
+    error  what kept it from being made; None where nothing did that is known
     """
 
     def __init__(self) -> None:
         self.over = threading.Event()
-        self.begun = spans.now()
+        self.error: str | None = None
+        self.begun, self._owner = spans.now(), os.getpid()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for: a child of fork is told nothing."""
+        return self.over.is_set() or self._owner != os.getpid()
 
 
 HERE = Request()  # of what only this process can compile
@@ -59,18 +68,32 @@ def is_possible() -> bool:
     )
 
 
-def begin(name: str, graph: Graph, device: int, donated: frozenset[int]) -> Request | None:
+def begin(
+    name: str,
+    graph: Graph,
+    device: int,
+    donated: frozenset[int],
+    trace: SizeTrace | None = None,
+) -> Request | None:
     """Have a program compiled, which is kept by that name; None where it has to be done here.
 
     graph  as traced: no pass has run
+    trace  what was decided by its sizes, where they are symbols
     """
     try:
         record = record_of_graph(graph)
     except Unrecordable:
         return None
     metrics.count("CompileBehind")
+    sizes = None if trace is None else record_of_trace(trace)
     return _running().compile(
-        {"name": name, "graph": record, "device": device, "donated": sorted(donated)}
+        {
+            "name": name,
+            "sizes": sizes,
+            "graph": record,
+            "device": device,
+            "donated": sorted(donated),
+        }
     )
 
 
@@ -116,7 +139,7 @@ class Worker:
     def compile(self, request: dict[str, Any]) -> Request:
         made, number = Request(), next(self._numbers)
         self._requests[number] = made
-        line = json.dumps({"number": number, **request}) + "\n"
+        line = dumped({"number": number, **request}) + "\n"
         threading.Thread(target=self._write, args=(line,), daemon=True).start()
         return made
 
@@ -148,6 +171,7 @@ class Worker:
         if error is not None:
             metrics.count("CompileBehindFailed")
         request = self._requests.pop(number)
+        request.error = error
         begin, end = max(request.begun, self._free_from), spans.now()
         self._free_from = end  # one after the other
         if spans.timeline is not None:

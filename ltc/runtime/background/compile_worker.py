@@ -14,7 +14,10 @@ from typing import Any
 
 from ltc import config
 from ltc.runtime.background.graph_record import graph_of_record
-from ltc.runtime.graph_compiler import compile_and_keep
+from ltc.runtime.graph_compiler import compile_and_keep, resizable_and_keep
+from ltc.support.sizes.as_json import fill_trace, loaded
+from ltc.support.sizes.choices import tracing
+from ltc.support.sizes.extent import SizeTrace
 
 
 def serve() -> None:
@@ -23,16 +26,22 @@ def serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     sys.stdout = sys.stderr  # whatever prints
     for line in sys.stdin:
-        request = json.loads(line)
+        trace = SizeTrace()
+        request = loaded(line, trace)
         try:
             with config.override(LTC_PROGRESS=0):  # nobody waits
-                _compile(request)
+                _compile(request, trace)
         except Exception as error:
             answers.write(json.dumps([request["number"], repr(error)]) + "\n")
         else:
             answers.write(json.dumps([request["number"], None]) + "\n")
 
 
-def _compile(request: dict[str, Any]) -> None:
-    graph, donated = graph_of_record(request["graph"]), frozenset(request["donated"])
-    compile_and_keep(request["name"], graph, request["device"], donated)
+def _compile(request: dict[str, Any], trace: SizeTrace) -> None:
+    name, device, donated = request["name"], request["device"], frozenset(request["donated"])
+    if request["sizes"] is None:
+        compile_and_keep(name, graph_of_record(request["graph"]), device, donated)
+        return
+    fill_trace(trace, request["sizes"])
+    with tracing(trace):
+        resizable_and_keep(name, graph_of_record(request["graph"]), device, donated, trace)

@@ -9,6 +9,10 @@ So a handler of the program's is called later: by a *pending call* of CPython's,
 two instructions and never inside C++, and only where the program's own code is at work.  Where it
 is not, a trace function, as debuggers use, tells when it is again.  Where the main thread waits for
 something, the handler is called after PATIENCE_SECONDS, and interrupts the wait.
+
+Where an error would be lost, no handler is called: while an object goes, while the process forks
+(Python prints what a hook of `os.register_at_fork` raises, and goes on), and while torch or ltc
+imports, since modules try one thing after another and take any error for "it is not there".
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # those of `signal` make enums: ten times the time
 import _thread  # starts a thread without locks, which the main thread might be holding
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -74,7 +79,8 @@ class _Held:
         self._main = threading.main_thread().ident
         self._is_on = config.value("LTC_HOLD_SIGNALS")
         self._depth = 0
-        self._waiting: dict[int, tuple[Handler, float]] = {}  # number -> its handler, since when
+        # number -> its handler, since when, the process it was sent to
+        self._waiting: dict[int, tuple[Handler, float, int]] = {}
         self._wait: tuple[int, int] | None = None  # the instruction that is to be interrupted
 
     def __enter__(self) -> None:
@@ -89,14 +95,24 @@ class _Held:
             if self._waiting and not self._depth:
                 _add_pending_call(_IS_TRUE, self)
 
+    def begin(self) -> None:
+        """Take the place of all handlers, and of each that the program sets from now on."""
+        self.watch()
+        if self._is_on:
+            signal.signal = _set_handler
+
     def watch(self) -> None:
         """Take the place of the handlers that the program has by now; in the main thread alone."""
-        if get_ident() != self._main or not self._is_on:
-            return
-        for number in _NUMBERS:
-            handler = _signal.getsignal(number)
-            if handler.__class__ is not Later and callable(handler):
-                _signal.signal(number, Later(handler))
+        if get_ident() == self._main:
+            for number in _NUMBERS:
+                handler = _signal.getsignal(number)
+                if (later := self.later(number, handler)) is not handler:
+                    _signal.signal(number, later)
+
+    def later(self, number: int, handler: Any) -> Any:
+        """What takes the place of a handler; the handler itself where nothing does."""
+        is_ours = self._is_on and number in _NUMBERS and callable(handler)
+        return Later(handler) if is_ours and handler.__class__ is not Later else handler
 
     def came(self, number: int, handler: Handler, frame: FrameType | None) -> None:
         """A signal is here; `frame`: what the main thread is in."""
@@ -108,7 +124,7 @@ class _Held:
             self._waiting.pop(number, None)
             handler(number, frame)
         elif waiting is None:  # else it was sent by `_ask_again`, or twice
-            self._waiting[number] = handler, now
+            self._waiting[number] = handler, now, os.getpid()
             _add_pending_call(_IS_TRUE, self)
             _thread.start_new_thread(self._ask_again, (number,))
 
@@ -138,7 +154,7 @@ class _Held:
 
     def _call_handler(self, frame: FrameType) -> None:
         number = next(iter(self._waiting))
-        handler, _ = self._waiting.pop(number)
+        handler, *_ = self._waiting.pop(number)
         if self._waiting:
             _add_pending_call(_IS_TRUE, self)
         handler(number, frame)
@@ -160,8 +176,13 @@ class _Held:
 
     def after_fork_in_child(self) -> None:
         """The thread that forked is the main one, and no other is there."""
+        self._depth = self._depth - 1 if get_ident() == self._main else 0
         self._main = get_ident()
-        self._waiting.clear()
+        for number, (*_, process) in list(self._waiting.items()):
+            if process != os.getpid():  # else it came to the child, in a hook before this one
+                del self._waiting[number]
+        if self._waiting:
+            _add_pending_call(_IS_TRUE, self)
 
 
 def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
@@ -169,14 +190,16 @@ def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
     frame  the innermost one
 
-    At work are neither ltc and torch, nor an optimizer's step, nor what is called when an object
-    goes, whose errors get lost.
+    At work are neither ltc and torch, nor an optimizer's step, nor what they import or what is called
+    when an object goes, whose errors get lost.
     """
-    place, is_here = None, True
+    place, is_here, importing = None, True, False
     while frame is not None:
         name, globals_ = frame.f_code.co_name, frame.f_globals
         package = globals_.get("__name__", "ltc").partition(".")[0]  # only kernels have none
         loses_errors = name == "__del__" or package in ("weakref", "_weakrefset")
+        loses_errors |= importing and package in _WORKERS
+        importing = package == "importlib"
         if loses_errors or (name == "wrapper" and globals_ is _OPTIMIZER):
             place, is_here = None, False
         elif place is None and package in _WORKERS:
@@ -207,4 +230,18 @@ def _place_of_main_thread() -> tuple[float, str] | None:
 
 
 held = _Held()
-os.register_at_fork(after_in_child=held.after_fork_in_child)
+_signal_of_python = signal.signal
+
+
+@functools.wraps(_signal_of_python)
+def _set_handler(signalnum: Any, handler: Any) -> Any:
+    return _signal_of_python(signalnum, held.later(signalnum, handler))
+
+
+# Of the hooks before a fork the last registered runs first, of those behind it the first: the hooks
+# of modules that were imported before run within.
+os.register_at_fork(
+    before=held.__enter__,
+    after_in_parent=held.__exit__,
+    after_in_child=held.after_fork_in_child,
+)

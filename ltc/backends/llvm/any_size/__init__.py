@@ -2,4 +2,5 @@
 
 numbers_of   which numbers of a plan are expressions
 resizable    a program that gives one for each size
+saved_resizable  such programs in the disk cache
 """

@@ -26,7 +26,7 @@ class ResizableProgram:
 
         Raises Unsupported where something of the program is not known at other sizes.
         """
-        self._trace, self._plan = trace, plan
+        self.trace, self.plan = trace, plan
         self._now = LlvmComputation(as_now(plan), kernels)
         numbers = Numbers(trace)
         self._runs = [numbers.of_run(run) for run in plan.runs]  # type: ignore[arg-type]  # of kernels

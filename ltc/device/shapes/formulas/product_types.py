@@ -162,7 +162,8 @@ def _convolved(
             shape.append((extent - 1) * s - 2 * p + reach + o)
         else:
             shape.append((extent + 2 * p - reach) // s + 1)
-    return tuple(shape) if min(shape) > 0 else None
+    # each is asked for itself: which of them is the least would split paths of symbols
+    return tuple(shape) if all(n > 0 for n in shape) else None
 
 
 @types_of("aten::convolution")
