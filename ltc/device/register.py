@@ -23,6 +23,7 @@ from ltc.device.ops import (
     copies,
     decompositions,
     histogram,
+    linear_layers,
     pickling,
     recurrence_overloads,
     recurrent_layers,
@@ -199,6 +200,7 @@ def _register() -> None:
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
     recurrent_layers.install(aten)
+    linear_layers.install(aten)
     _other_namespaces(everywhere)
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()
