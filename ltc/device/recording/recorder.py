@@ -293,7 +293,7 @@ class Recorder:
         if entry.key != key:
             entry = last.branch(key)
         if entry is None or self.cursor is STOPPED:
-            entry = self._not_recorded(last, key, entry)
+            entry = self._not_recorded(last, key, entry, make_call)
         if entry is None:
             self._note_fork(last, key)
             entry = self._add(key, make_call())
@@ -309,10 +309,13 @@ class Recorder:
             following = last.next if last is not self.root else self._expected()
             self.fork_evidence = fork_at(last, following, key)
 
-    def _not_recorded(self, last: Entry, key: tuple, known: Entry | None) -> Entry | None:
+    def _not_recorded(
+        self, last: Entry, key: tuple, known: Entry | None, make_call: Callable[[], Call]
+    ) -> Entry | None:
         """What comes next without being recorded: a known entry, or one of a path of symbols.
 
-        None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere.
+        None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere,
+        and what `make_call` raises where nothing of it can be: then the path was not left, but ended.
         """
         if forks.is_forced():
             if self._may_go_op_by_op():
@@ -327,6 +330,8 @@ class Recorder:
             return None
         entry: Entry | None = entry_for(self, last, key)
         if entry is None:
+            if last.of is not None:
+                make_call()
             self._leave(last, key)
         return entry
 
