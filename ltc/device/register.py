@@ -31,6 +31,7 @@ from ltc.device.ops import (
     sdpa_overloads,
     sparse_coo,
 )
+from ltc.device.ops.quick_copies import quickly
 from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.signature import Signature
@@ -69,7 +70,10 @@ def _library(namespace: str, kind: str = "IMPL") -> torch.library.Library:
 
 def _register_kernels(library: torch.library.Library) -> None:
     special = {
-        **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
+        **{
+            name: quickly(name, _exclusive(kernel))
+            for name, kernel in {**copies.KERNELS, **pickling.KERNELS}.items()
+        },
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
         **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},

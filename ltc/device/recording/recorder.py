@@ -23,6 +23,7 @@ from ltc.device.call_place import place_of_call
 from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.op_by_op import forks
 from ltc.device.op_by_op.computed import LivingStates
+from ltc.device.op_by_op.short_reads import ShortReads
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
 from ltc.device.random_state import RandomState
 from ltc.device.recording.state import State
@@ -189,6 +190,7 @@ class Recorder:
     fork_evidence  the first place where it left every known path; else None
     cut_by       the Explanation of the read that ended the recording before, where none had; else None
     cut_here     the Explanation of the read that ends this one; else None
+    short_reads  whether programs are so short that their calls cost less by themselves
     fork         where this recording is about to go on op by op, and with which key; else None
     op_by_op     runs every call of this recording at once; None where calls are recorded
     now          the same, as kernels see it: None while another thread ends the recording
@@ -218,6 +220,7 @@ class Recorder:
         "optimizer_steps",
         "has_marks",
         "marked_by",
+        "short_reads",
         "fork",
         "fork_evidence",
         "cut_by",
@@ -256,6 +259,7 @@ class Recorder:
 
     def _plant(self) -> None:
         self.roots: dict[torch.dtype, Entry] = {}
+        self.short_reads = ShortReads()
         self.root: Any = None  # an Entry, from the next line on
         self.entries = 0
         self.choose_paths()
@@ -278,7 +282,7 @@ class Recorder:
 
     def _expected(self) -> Entry:
         """The entry that a recording begins with, as far as the one before tells."""
-        if forks.is_forced():
+        if forks.is_forced() or self.short_reads.run_at_once:
             return STOPPED
         return self.ended.follow if self.ended.follow is not END else self.root.next
 
@@ -317,7 +321,7 @@ class Recorder:
         None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere,
         and what `make_call` raises where nothing of it can be: then the path was not left, but ended.
         """
-        if forks.is_forced():
+        if forks.is_forced() or (last is self.root and self.short_reads.run_at_once):
             if self._may_go_op_by_op():
                 raise GoesOpByOp(self)
             return known

@@ -14,7 +14,12 @@ from typing import Any
 
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
-from ltc.device.evidence.cuts_explained import explain_op_by_op, pending_elsewhere, read_of
+from ltc.device.evidence.cuts_explained import (
+    explain_op_by_op,
+    explain_short_reads,
+    pending_elsewhere,
+    read_of,
+)
 from ltc.device.evidence.forks_explained import value_text
 from ltc.device.recording.exit_liveness import end
 from ltc.device.recording.recorder import (
@@ -112,6 +117,8 @@ def _go_op_by_op(recorder: Recorder) -> None:
         flush(recorder)
         recorder.go_op_by_op()
         explain_op_by_op(evidence)
+        if recorder.short_reads.run_at_once:
+            explain_short_reads()
 
 
 def _flush_foreign(recorder: Recorder) -> None:
