@@ -20,6 +20,7 @@ from ltc.device import torch_device
 from ltc.device.dynamo import introduction
 from ltc.device.hooks import autocast, generator, module, patches
 from ltc.device.ops import (
+    adam_overload,
     copies,
     decompositions,
     histogram,
@@ -195,6 +196,7 @@ def _register() -> None:
     own = _library("ltc", "DEF")
     sdpa_overloads.define(own)
     recurrence_overloads.define(own)
+    adam_overload.define(own)
     _register_kernels(aten)
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
