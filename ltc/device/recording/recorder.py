@@ -17,6 +17,7 @@ import torch
 
 from ltc import config
 from ltc.aten.call import Call, CallResult
+from ltc.aten.unnamed_dtype import default_of
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
 from ltc.device.call_place import place_of_call
@@ -58,6 +59,7 @@ class Entry:
                  and the last entry; else None
     follow       the entry that began the recording after one that ended here
     passed       what went on from here and was not recorded; None where all was
+    follows_default  whether a call on the path up to here depends on torch's default dtype
     symbolic     the path of symbols that goes on from here, or why there is none; None: nobody asked
     of           of an entry of a path of symbols: that path, and its position there
     """
@@ -77,6 +79,7 @@ class Entry:
         "run",
         "follow",
         "passed",
+        "follows_default",
         "symbolic",
         "of",
     )
@@ -102,6 +105,9 @@ class Entry:
         self.symbolic = self.of = None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
+        self.follows_default: bool = (parent is not None and parent.follows_default) or (
+            call is not None and call.default is not None
+        )
         self.depth = 0 if parent is None else parent.depth + 1
         self.size = 0 if parent is None or call is None else parent.size + _bytes_of(call)
 
@@ -383,6 +389,7 @@ class Recorder:
                 for index, one in enumerate(types)
             ]
         )
+        call.default = default_of(call)
 
     def bind(self, state: State) -> CallResult:
         """Make the buffer of `state` an input of this recording; returns the input's value.

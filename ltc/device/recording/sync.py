@@ -1,7 +1,8 @@
 """When a recording ends, and who waits for what.
 
 A recording ends at a step mark, when a value is read, when it is too long, when another thread
-needs something that is pending in it, or when torch's default dtype changes (default_dtype.py).
+needs something that is pending in it, or when torch's default dtype changes on which a pending
+call depends (default_dtype.py).
 """
 
 from __future__ import annotations
