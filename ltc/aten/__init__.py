@@ -1,6 +1,7 @@
 """From aten calls to graphs: the registry, and one file of rules for each family of overloads.
 
 schema, call, promote   an overload's arguments, one recorded call, torch's type promotion
+unnamed_dtype           which calls depend on torch's default dtype, and which that was
 registry, extern        which rule traces which overload; calls that have none
 rules, nn               the formulas: general families, and layers of networks
 """

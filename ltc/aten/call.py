@@ -75,12 +75,14 @@ class Call:
     seed      Scalar holding the seed of a random overload, else None
     module    the ModuleName of that in whose forward it was made first; or a name, or ""
     forward   of a call of a backward: the line of the forward's call; else ""
+    default   torch's default dtype, where what is computed depends on it; else None
 
     Besides aten overloads:
     "ltc::input"       args (position,): a buffer that the program is given
     "ltc::write_view"  args (base, new, chain): base with the elements that the views of `chain`
                        select replaced by `new`; chain is a tuple of (view overload, args, kwargs,
                        index of the output or None), outermost last
+    "ltc::default"     args (dtype,): torch's default dtype is another one from here on; no result
     "ltc::barrier"     args (value, position): the identity, never merged with anything
     "ltc::collective_start"  args (operands, token or None, collective): the exchange begins; gives
                        its token
@@ -89,7 +91,7 @@ class Call:
 
     __slots__ = (
         "overload", "args", "kwargs", "mutated", "returned", "results", "line", "seed", "module",
-        "forward",
+        "forward", "default",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +109,7 @@ class Call:
         self.results: tuple[CallResult | None, ...] = ()
         self.module: Any = ""
         self.forward = ""
+        self.default: torch.dtype | None = None
 
     def __repr__(self) -> str:
         return f"Call({self.name} -> {len(self.results)} result(s), at {self.line})"

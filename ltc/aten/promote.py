@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ltc.aten.unnamed_dtype import default_dtype
 from ltc.ir import build
 from ltc.ir.node import Node, constant, is_number
 from ltc.ir.tensor_type import LOW_PRECISION
@@ -29,7 +30,7 @@ def number_dtype(operand: Any) -> torch.dtype:
     dtype = operand.dtype if isinstance(operand, Node) else WRAPPED.get(type(operand))
     if dtype in (torch.bool, torch.int64):
         return dtype
-    default = torch.get_default_dtype()
+    default = default_dtype()
     is_complex = isinstance(operand, complex) or (dtype is not None and dtype.is_complex)
     return COMPLEX_OF[default] if is_complex else default
 
@@ -106,7 +107,7 @@ def float_dtype(*operands: Any) -> torch.dtype:
     """What a function of real numbers computes in: integers and bool become the default float."""
     dtype = common_dtype(*operands)
     is_number = dtype.is_floating_point or dtype.is_complex
-    return dtype if is_number else torch.get_default_dtype()
+    return dtype if is_number else default_dtype()
 
 
 def promote_float(*operands: Any) -> tuple[Node, ...]:

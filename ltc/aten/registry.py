@@ -12,6 +12,7 @@ import torch
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.extern import extern
 from ltc.aten.schema import schema_of
+from ltc.aten.unnamed_dtype import lowering
 from ltc.errors import InvalidGraph, Unsupported
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
@@ -190,7 +191,8 @@ class _Trace:
     def add(self, call: Call) -> None:
         self.position += 1
         try:
-            made = self._expand(call)
+            with lowering(call):
+                made = self._expand(call)
             for value, node in zip(call.results, made, strict=True):
                 if value is not None and node is not None:
                     self.nodes[value] = node

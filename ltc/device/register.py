@@ -20,9 +20,11 @@ from ltc.device import torch_device
 from ltc.device.dynamo import introduction
 from ltc.device.hooks import autocast, generator, module, patches
 from ltc.device.ops import (
+    adam_overload,
     copies,
     decompositions,
     histogram,
+    linear_layers,
     pickling,
     recurrence_overloads,
     recurrent_layers,
@@ -30,6 +32,7 @@ from ltc.device.ops import (
     sdpa_overloads,
     sparse_coo,
 )
+from ltc.device.ops.quick_copies import quickly
 from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.signature import Signature
@@ -68,7 +71,10 @@ def _library(namespace: str, kind: str = "IMPL") -> torch.library.Library:
 
 def _register_kernels(library: torch.library.Library) -> None:
     special = {
-        **{name: _exclusive(k) for name, k in {**copies.KERNELS, **pickling.KERNELS}.items()},
+        **{
+            name: quickly(name, _exclusive(kernel))
+            for name, kernel in {**copies.KERNELS, **pickling.KERNELS}.items()
+        },
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
         **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
@@ -195,10 +201,12 @@ def _register() -> None:
     own = _library("ltc", "DEF")
     sdpa_overloads.define(own)
     recurrence_overloads.define(own)
+    adam_overload.define(own)
     _register_kernels(aten)
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
     recurrent_layers.install(aten)
+    linear_layers.install(aten)
     _other_namespaces(everywhere)
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()

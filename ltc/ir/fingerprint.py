@@ -41,7 +41,8 @@ def _call_text(call: Any, positions: dict[Any, int]) -> str:
     mutated = ",".join(map(repr, call.mutated)) if call.mutated else ""
     types = ",".join(map(_type_text, call.results))
     parts = _text(args, positions), _text(call.kwargs, positions), mutated, types
-    return f"{name}|{'|'.join(parts)}|{_text(call.seed, positions)}\n"
+    default = "" if call.default is None else f"|{call.default}"
+    return f"{name}|{'|'.join(parts)}|{_text(call.seed, positions)}{default}\n"
 
 
 # A barrier's second argument and an input's position are unique to their recording.

@@ -145,12 +145,18 @@ def observed(
     seen.aliases = [(p, places[id(s)]) for p, s in enumerate(states) if s and places[id(s)] != p]
     seen.numbers = [n.value for n in reachable.numbers] + _values(reachable)
     running = {device: device.random.running for device in devices()}
+    before = modes()
     with CallObserver(lambda state: places.get(id(state))) as observer:
         result = _traced_call(function, args, kwargs, seen)
         for recorder in recorders():
             flush(recorder)
     seen.counted = [now - was for now, was in zip(_values(reachable), _counters_of(seen))]
-    seen.obstacle = observer.obstacle or _take(seen, result, observer, states, running)
+    if modes() != before:
+        seen.obstacle = (
+            "the call leaves a mode of torch behind, such as no_grad or the default dtype"
+        )
+    else:
+        seen.obstacle = observer.obstacle or _take(seen, result, observer, states, running)
     reachable.let_go()
     return result, seen
 

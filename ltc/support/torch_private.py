@@ -149,6 +149,7 @@ number_of_node = operator.methodcaller("_sequence_nr")
 is_view = operator.methodcaller("_is_view")  # one that autograd follows
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
+ADAM_ON_LISTS = Replaceable("torch.optim.adam", "_multi_tensor_adam")
 
 # --- the profiler
 

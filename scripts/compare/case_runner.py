@@ -21,6 +21,7 @@ from pathlib import Path
 
 WORKER = "--worker"
 STOPPED_BY_TIMEOUT = "Timeout ("  # how faulthandler opens the stack it prints before it exits
+MORE_TIME = 4  # times as long for a case that took too long: others may have kept the machine busy
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def run(
 
     arguments        passed on to each worker
     processes        workers at a time; worker i takes every `processes`-th name from the i-th on
-    timeout_seconds  for one case
+    timeout_seconds  for one case; one that takes longer is tried again, with MORE_TIME
     tell             called with each outcome as it comes
     """
     outcomes = _Told(tell)
@@ -129,17 +130,26 @@ class _Told(dict[str, Outcome]):
 
 
 def _run_shard(command, names, timeout_seconds, outcomes) -> None:
-    """Workers in turn until every name has an outcome."""
-    names = list(names)
+    """A case that takes too long is tried once more behind the others."""
+    late = _run_in_turn(command, names, timeout_seconds, outcomes)
+    for name, ending in _run_in_turn(command, late, MORE_TIME * timeout_seconds, outcomes).items():
+        outcomes[name] = ending
+
+
+def _run_in_turn(command, names, timeout_seconds, outcomes) -> dict[str, Outcome]:
+    """Workers in turn until every name has an outcome; returns those that took too long."""
+    names, late = list(names), {}
     while names:
         begun, code, printed = _run_worker(command, names, timeout_seconds, outcomes)
         if begun is not None:
-            outcomes[begun] = _ending(begun, code, printed)
+            ending = _ending(begun, code, printed)
+            (late if ending.status == "timeout" else outcomes)[begun] = ending
         elif not any(name in outcomes for name in names):
             reason = (printed.strip().splitlines() or [f"exit code {code}"])[-1]
             for name in names:
                 outcomes[name] = Outcome(name, "died", f"no worker starts: {reason}", printed)
-        names = [name for name in names if name not in outcomes]
+        names = [name for name in names if name not in outcomes and name not in late]
+    return late
 
 
 def _run_worker(command, names, timeout_seconds, outcomes) -> tuple[str | None, int, str]:

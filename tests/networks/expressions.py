@@ -138,7 +138,7 @@ OVER_ONE = (
     "{0}.argmax({d}, keepdim={keep}).to(dtype) * 0.1",
     "{0}.sort({d}).values",
     "{0}.sort({d}, descending=True).values",
-    "{0}.median({d}).values",
+    "{0}.contiguous().median({d}).values",  # PyTorch 2.13 misreads what is expanded
     "sum(torch.std_mean({0}, {d}, keepdim=True, correction=0))",
     "{0}.tanh().prod({d}, keepdim={keep})",
     "{0}.flip({d})",

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.drawn import seed
 
@@ -44,6 +45,37 @@ def test_what_remains_keeps_the_share_that_is_promised():
     assert len(remaining()) <= 0.015 * len(cases)
 
 
+@pytest.mark.parametrize("rounds_worse, near", [("cpu", True), ("ltc", False)])
+def test_a_result_is_judged_by_float64_where_the_cpus_is_another(rounds_worse, near):
+    def tripled(x):
+        coarse = x.device.type == rounds_worse and x.dtype == torch.float32
+        return x * 3 + coarse * 1e-3
+
+    x = torch.randn(5)
+    found = tripled(x.to("ltc"))
+    assert opinfo.as_near_to_float64(tripled, (x, (), {}), tripled(x), found) == near
+
+
+def test_a_case_that_took_too_long_is_tried_again_behind_the_others(tmp_path):
+    script = tmp_path / "cases.py"
+    script.write_text(
+        f"import os, sys, time; sys.path.insert(0, {str(SCRIPTS)!r})\n"
+        "from case_runner import Outcome, serve\n"
+        "def run_case(name):\n"
+        f"    seen = os.path.exists({str(tmp_path / 'seen')!r})\n"
+        f"    open({str(tmp_path / 'seen')!r}, 'w').close()\n"
+        "    if name == 'slow' and not seen: time.sleep(600)\n"
+        "    return Outcome(name, 'equal')\n"
+        "serve(run_case)\n"
+    )
+    told = []
+    outcomes = case_runner.run(
+        script, ["slow", "last"], timeout_seconds=2, progress=False, tell=told.append
+    )
+    assert [outcome.status for outcome in outcomes] == ["equal", "equal"]
+    assert [outcome.name for outcome in told] == ["last", "slow"]
+
+
 @pytest.mark.parametrize("body, status", [("os.abort()", "died"), ("time.sleep(600)", "timeout")])
 def test_a_case_that_ends_or_blocks_its_worker_costs_only_itself(tmp_path, body, status):
     script = tmp_path / "cases.py"
@@ -54,5 +86,5 @@ def test_a_case_that_ends_or_blocks_its_worker_costs_only_itself(tmp_path, body,
         "serve(run_case)\n"
     )
     names = ["first", "bad", "last"]
-    outcomes = case_runner.run(script, names, timeout_seconds=5, progress=False)
+    outcomes = case_runner.run(script, names, timeout_seconds=2, progress=False)
     assert [outcome.status for outcome in outcomes] == ["equal", status, "equal"]

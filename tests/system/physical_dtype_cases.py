@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import ltc
 import ltc.core.lazy_model as ltm
 import ltc.utils.serialization as xser
+from tests.training_loop import train
 
 D = "ltc"
 DOWNCAST = os.environ.get("LTC_DOWNCAST_BF16") == "1"
@@ -153,15 +154,8 @@ def trained(device: str, steps: int = 12) -> tuple[list[float], nn.Module, torch
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3))
     model = model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 0.02)
-    x, y = torch.randn(32, 8).to(device), torch.randint(3, (32,)).to(device)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        ltm.mark_step()
-        losses.append(loss.item())
+    batch = torch.randn(32, 8).to(device), torch.randint(3, (32,)).to(device)
+    losses = [loss.item() for loss in train(model, optimizer, [batch] * steps)]
     return losses, model, optimizer
 
 

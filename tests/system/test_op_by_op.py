@@ -17,6 +17,7 @@ from ltc.device.op_by_op import forks, unrecorded
 from ltc.device.recording.recorder import KERNEL_FILE, device_at
 from ltc.device.torch_device import storage_of
 from ltc.runtime import tiers
+from tests.training_loop import train
 
 
 @pytest.fixture(autouse=True)
@@ -363,7 +364,7 @@ def test_a_fork_at_a_random_call_draws_once():
 
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"fused": True}], ids=str)
 def test_training_with_another_batch_each_step(options):
-    def train(device: str) -> list[float]:
+    def trained(device: str) -> list[float]:
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
@@ -371,22 +372,16 @@ def test_training_with_another_batch_each_step(options):
         model(torch.zeros(2, 1, 12))
         model = model.to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
-        losses = []
-        for step in range(12):
-            x = torch.randn(step + 2, 1, 12).to(device)
-            wanted = torch.randint(0, 3, (step + 2,)).to(device)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), wanted)
-            loss.backward()
-            optimizer.step()
-            ltm.mark_step()
-            losses.append(loss.item())
-        return losses
+        batches = (
+            (torch.randn(n, 1, 12).to(device), torch.randint(0, 3, (n,)).to(device))
+            for n in range(2, 14)
+        )
+        return [loss.item() for loss in train(model, optimizer, batches)]
 
     with metrics.counted() as grown:
-        ours = train("ltc:0")
+        ours = trained("ltc:0")
     assert grown["OpByOpSteps"] >= 9
-    torch.testing.assert_close(ours, train("cpu"), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, trained("cpu"), rtol=1e-4, atol=1e-5)
 
 
 def test_what_lists_of_inputs_hold_is_there_after_the_step(op_by_op):

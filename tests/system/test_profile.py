@@ -128,7 +128,7 @@ def test_a_kernel_says_what_it_computes_and_for_whom(path):
     assert {k["module"] for k in products} == {"layers.0.attn", "layers.1.attn"}
     assert all(k["multiply_adds"] == 8 * 16 * 16 for k in products)
     forward = [k for k in products if not k["forward"]]
-    assert {k["ops"][0] for k in forward} == {"aten::addmm"}
+    assert {k["ops"][0] for k in forward} == {"aten::linear"}
     assert all("test_profile.py" in k["line"] and k["line"].endswith("forward") for k in forward)
     back = [k for k in products if k["forward"]]
     assert all(k["line"].endswith("in step") and k["forward"].endswith("forward") for k in back)
@@ -176,7 +176,8 @@ def test_calls_that_are_not_compiled_are_shown(path, tier, kind, run):
     kernels = [k for program in trace["ltc"]["programs"] for k in program["kernels"]]
     products = [k for k in kernels if k["multiply_adds"]]
     assert {k["module"] for k in products} == {"layers.0.attn", "layers.1.attn"}
-    assert all(k["multiply_adds"] == 8 * 24 * 24 for k in products)
+    one = 8 * 24 * 24  # a gradient is two, but for that of what has none itself
+    assert {k["multiply_adds"] for k in products} == {one, 2 * one}
     assert kind in {program["tier"] for program in trace["ltc"]["programs"]}
 
 
@@ -407,7 +408,7 @@ def test_torchs_profiler_sees_launches_and_kernels(tmp_path):
     names = {row.key for row in looked.key_averages()}
     assert any(name.startswith("ltc::launch") for name in names)
     assert any(name.startswith("ltc::kernel matmul") for name in names)
-    assert {"ltc::mark_step", "aten::addmm"} <= names
+    assert {"ltc::mark_step", "aten::linear"} <= names
     looked.export_chrome_trace(str(tmp_path / "torch.json"))
     shown = {e["name"]: e for e in read(tmp_path / "torch.json")["traceEvents"] if "dur" in e}
     launch = next(e for name, e in shown.items() if name.startswith("ltc::launch"))

@@ -329,6 +329,23 @@ def test_modes_of_torch_are_looked_at(mode):
     both(make, calls=12)
 
 
+def test_a_step_that_leaves_another_default_dtype_is_not_replayed():
+    model = nn.Linear(3, 2).to("ltc")
+
+    @ltc.compile
+    def step(x):
+        torch.set_default_dtype(torch.float64)
+        return model(x).detach()
+
+    try:
+        for number in range(8):
+            torch.set_default_dtype(torch.float32)
+            step(batch(number, 4, 3))
+            assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_objects_and_globals_are_looked_at(monkeypatch):
     class Settings:
         scale = 2.0

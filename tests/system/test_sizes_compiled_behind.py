@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import ltc
@@ -19,6 +18,7 @@ from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
 from ltc.runtime import tiers
 from ltc.runtime.background import compile_behind
+from tests.training_loop import train
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_steps_of_other_sizes_go_on_while_their_program_is_compiled_behind():
     assert any("has been compiled behind" in one.what for one in ltc.explain())
 
 
-def test_a_profile_of_them_tells_each_call_at_the_sizes_of_its_run():
+def test_a_profile_of_them_tells_each_call_at_the_sizes_of_its_run(tmp_path):
     def product(rows: int) -> None:
         y = torch.randn(rows, 7).to("ltc:0").exp() @ torch.ones(7, 2, device="ltc:0")
         ltm.mark_step(wait=True)
@@ -77,7 +77,7 @@ def test_a_profile_of_them_tells_each_call_at_the_sizes_of_its_run():
 
     for rows in range(20, 25):
         product(rows)
-    with ltc.profile() as profile:
+    with ltc.profile(tmp_path / "profile.json") as profile:
         for rows in (31, 33):
             product(rows)
     found = [program["kernels"] for program in profile.trace["ltc"]["programs"]]
@@ -108,14 +108,9 @@ def trained(device: str, sizes: range) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = ((torch.randn(n, 6).to(device), torch.randint(0, 3, (n,)).to(device)) for n in sizes)
     losses = []
-    for n in sizes:
-        x, wanted = torch.randn(n, 6).to(device), torch.randint(0, 3, (n,)).to(device)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), wanted)
-        loss.backward()
-        optimizer.step()
-        ltm.mark_step()
+    for loss in train(model, optimizer, batches):
         losses.append(loss.item())
         if device != "cpu" and len(losses) == len(sizes) // 2 and compile_behind._worker:
             until_none_is_asked_for()

@@ -14,7 +14,7 @@ import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.op_by_op import forks
+from ltc.device.op_by_op import forks, short_reads
 from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
 from ltc.runtime import graph_compiler, tiers
@@ -406,3 +406,25 @@ def test_state_that_is_replaced_keeps_its_memory():
         expected += x.exp().sum(0)
         ltm.mark_step()
     torch.testing.assert_close(totals.cpu(), expected)
+
+
+def test_a_path_that_ends_at_a_call_of_unknown_shape_is_not_left_there(monkeypatch):
+    """What a mask cuts out is another number of rows each time: it ends the path, and is no other way."""
+    monkeypatch.setattr(short_reads, "ENOUGH", 1000)  # else such short programs run op by op
+    draws = random.Random(0)
+
+    def step(rows: int) -> None:
+        x = torch.randn(rows, 5)
+        mine = x.to("ltc:0")
+        kept = mine[mine[:, 0] > 0]
+        total = (kept * 2).sum(1).cos()
+        ltm.mark_step()
+        torch.testing.assert_close(total.cpu(), (x[x[:, 0] > 0] * 2).sum(1).cos())
+
+    for _ in range(6):
+        step(draws.randint(40, 90))
+    with metrics.counted() as grown:
+        for _ in range(6):
+            step(draws.randint(40, 90))
+    assert (grown["RecordedEntries"], grown["SymbolicPaths"], grown["OpByOpSteps"]) == (0, 0, 0)
+    assert grown["SymbolicSizes"] >= 9  # some sizes had been recorded for themselves

@@ -13,6 +13,7 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
 from ltc.runtime import tiers
+from tests.training_loop import train
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,7 @@ def test_replicas_run_compiled_programs_only(monkeypatch):
     assert counts(grown) == (0, 0, 1, 0)
 
 
-def train(device: str, steps: int, tier: str) -> list[torch.Tensor]:
+def trained(device: str, steps: int, tier: str) -> list[torch.Tensor]:
     """The parameters and losses of a network with dropout, running statistics and momentum."""
     torch.manual_seed(1)
     model = nn.Sequential(
@@ -126,25 +127,24 @@ def train(device: str, steps: int, tier: str) -> list[torch.Tensor]:
         nn.Linear(24, 5),
     ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    data, losses = torch.Generator().manual_seed(2), []
+    data = torch.Generator().manual_seed(2)
+    batches = (
+        (
+            torch.randn(16, 12, generator=data).to(device),
+            torch.randint(0, 5, (16,), generator=data).to(device),
+        )
+        for _ in range(steps)
+    )
     with config.override(LTC_TIER=tier):
-        for _ in range(steps):
-            x = torch.randn(16, 12, generator=data).to(device)
-            y = torch.randint(0, 5, (16,), generator=data).to(device)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            ltm.mark_step()
-            losses.append(loss.detach())
+        losses = list(train(model, optimizer, batches))
     return [*losses, *(p.detach() for p in model.state_dict().values())]
 
 
 def test_a_training_draws_the_same_random_numbers_on_every_tier():
     with metrics.counted() as grown:
-        by_both = [value.cpu() for value in train("ltc:0", 6, "auto")]
+        by_both = [value.cpu() for value in trained("ltc:0", 6, "auto")]
     assert grown["InterpretedRuns"] >= 2 and grown["TierUpRepeated"] >= 1
-    for mine, other in zip(by_both, train("ltc:0", 6, "native"), strict=True):
+    for mine, other in zip(by_both, trained("ltc:0", 6, "native"), strict=True):
         torch.testing.assert_close(mine, other.cpu(), rtol=1e-4, atol=1e-5)
 
 

@@ -6,10 +6,12 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ltc
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
+from ltc.device.recording.recorder import device_at
 from ltc.distributed.lazy_multiprocessing import spawn
 
 BACKENDS = ("aot_eager", None)  # None records what "eager" runs, which others below name
@@ -388,6 +390,66 @@ def test_errors_name_the_line_that_was_traced(function):
         torch.compile(function)(torch.ones(2, 3, device="ltc")).cpu()
     (note,) = caught.value.__notes__
     assert f"{__file__}:{first + 3} in " in note
+
+
+# --- graphs inside a graph ------------------------------------------------------------------------
+
+
+class Softened(torch.autograd.Function):
+    """x * tanh(x), with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.tanh()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        slope = 1 - x.tanh().square()
+        return gradient * (x.tanh() + x * slope)
+
+
+def softened(x):
+    return Softened.apply(x).sum()
+
+
+def softened_again(x):
+    return checkpoint(lambda x: Softened.apply(x * 2).sin().sum(), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("function", [softened, softened_again])
+def test_graphs_inside_a_graph_run_as_code_and_give_the_same(function, equal, monkeypatch):
+    interpreted = []
+    run_node = torch.fx.Interpreter.run_node
+    monkeypatch.setattr(
+        torch.fx.Interpreter,
+        "run_node",
+        lambda self, node: interpreted.append(node.op) or run_node(self, node),
+    )
+    compiled = torch.compile(function)
+
+    def gradients(function, device):
+        x = torch.linspace(-2, 2, 6, device=device, requires_grad=True)
+        loss = function(x)
+        loss.backward()
+        return loss, x.grad
+
+    first = gradients(compiled, "ltc")
+    interpreted.clear()
+    equal((first, gradients(compiled, "ltc")), (gradients(function, "cpu"),) * 2)
+    assert "call_module" in interpreted and "call_method" not in interpreted
+
+
+def test_calls_of_a_function_with_a_derivative_stand_at_the_users_lines():
+    x = torch.linspace(-2, 2, 6, device="ltc", requires_grad=True)
+    compiled = torch.compile(softened)
+    compiled(x).backward()
+    lines = {call.name: call.line for call in device_at(0).recorder().path()}
+    ltm.mark_step()
+    first = Softened.backward.__code__.co_firstlineno
+    assert lines["aten::rsub.Scalar"] == f"{__file__}:{first + 3} in softened"
+    assert lines["aten::tanh"] == f"{__file__}:{first + 4} in softened"
 
 
 # --- stand-ins and exported programs --------------------------------------------------------------

@@ -51,6 +51,8 @@ OWN = {
     "aten::any.dims": [floats(2, 3), [0, 1], False],
     "aten::count_nonzero.dim_IntList": [floats(2, 3), [0]],
     "aten::sort.stable": [floats(2, 3), True, -1, False],
+    "aten::linear": [floats(2, 3, 4), floats(5, 4), floats(5)],
+    "aten::linear_backward": [floats(2, 3, 4), floats(2, 3, 5), floats(5, 4), [True, False, True]],
     "aten::clamp_max": [floats(2, 3), 1.5],
     "aten::addcdiv_": [floats(2, 3), floats(3), floats(2, 3), 0.5],
     "aten::addcmul_": [floats(2, 3), floats(3), floats(2, 3), 0.5],

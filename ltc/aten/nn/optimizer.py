@@ -1,6 +1,7 @@
 """Rules of the fused optimizers: the update of one parameter, for each.
 
-Each follows its CPU kernel (ATen/native/cpu/Fused*Kernel.cpp); steps and corrections in f64.
+Those of torch follow their CPU kernels (ATen/native/cpu/Fused*Kernel.cpp); steps and corrections in
+f64.  ltc::adam_ is what torch.optim.Adam does by default, in operations on lists.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
+from ltc.aten.rules import pointwise
 from ltc.ir import build
 from ltc.ir.build import where
 from ltc.ir.node import Node, Operand, constant, like
@@ -111,6 +113,30 @@ def _fused_adam(decoupled: bool) -> Callable[..., list[Updated]]:
 
 traces("aten::_fused_adam_", "aten::_fused_adam_.tensor_lr")(_fused_adam(decoupled=False))
 traces("aten::_fused_adamw_", "aten::_fused_adamw_.tensor_lr")(_fused_adam(decoupled=True))
+
+
+@traces("ltc::adam_")
+def adam(
+    params: Nodes, grads: Nodes, exp_avgs: Nodes, exp_avg_sqs: Nodes, max_exp_avg_sqs: Nodes,
+    decay: Operand | None, weight: Operand, beta2: Operand, rest: Operand, step_size: Operand,
+    root: Operand, eps: Operand, amsgrad: bool, maximize: bool, decoupled: bool,
+) -> list[Updated]:  # fmt: skip
+    """As device/ops/adam_overload.py has it for lists, for one parameter after the other."""
+    updated = []
+    for i, (p, grad, m, v) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs)):
+        grad = pointwise.neg(grad) if maximize else grad
+        if decay is not None and decoupled:
+            p = pointwise.multiply(p, decay)
+        elif decay is not None:
+            grad = pointwise.add(grad, p, alpha=decay)
+        m = pointwise.lerp(m, grad, weight)
+        v = pointwise.addcmul(pointwise.multiply(v, beta2), grad, grad, rest)
+        largest = pointwise.maximum(max_exp_avg_sqs[i], v) if amsgrad else None
+        divisor = pointwise.divide(build.sqrt(v if largest is None else largest), root)
+        divisor = pointwise.add(divisor, eps)
+        updated.append((pointwise.addcdiv(p, m, divisor, step_size), m, v, largest))
+    moved, means, squares, maxima = [list(column) for column in zip(*updated)]
+    return [moved, means, squares, maxima if amsgrad else max_exp_avg_sqs]
 
 
 @traces("aten::_fused_sgd_", "aten::_fused_sgd_.tensor_lr", static={"momentum": (0,)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from ltc.aten.promote import compute_dtype, to_dtype
@@ -78,9 +80,32 @@ def _is_not(number: Any, value: int) -> bool:
 @traces("aten::linear")
 def linear(x: Node, weight: Node, bias: Node | None = None) -> Node:
     """x @ weight.T + bias over the last dimension."""
-    rows = build.reshape(x, (-1, x.shape[-1])) if x.size else None
-    if rows is None or len(weight.shape) != 2:
+    if not x.shape or len(weight.shape) != 2:
         return NotImplemented
-    product = build.matmul(rows, build.transpose(weight, 0, 1))
-    product = build.reshape(product, (*x.shape[:-1], weight.shape[0]))
+    product, shape = build.matmul(_rows(x), build.transpose(weight, 0, 1)), x.shape[:-1]
+    if bias is not None and len(x.shape) in _ADDED_BEFORE_ROUNDING:
+        product, bias = _blend(bias, product, 1, 1), None
+    product = build.reshape(product, (*shape, weight.shape[0]))
     return product if bias is None else product + bias
+
+
+_ADDED_BEFORE_ROUNDING = 2, 3  # dimensions of x with which torch's kernel makes one product of all
+
+
+def _rows(x: Node) -> Node:
+    return build.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
+
+
+@traces("aten::linear_backward")
+def linear_backward(
+    x: Node, grad: Node, weight: Node, output_mask: Sequence[bool]
+) -> tuple[Node | None, ...]:
+    rows = _rows(grad)
+    of_x = of_weight = of_bias = None
+    if output_mask[0]:
+        of_x = build.reshape(build.matmul(rows, weight), x.shape)
+    if output_mask[1]:
+        of_weight = build.matmul(build.transpose(rows, 0, 1), _rows(x))
+    if output_mask[2]:
+        of_bias = build.sum_of(rows, 0)
+    return of_x, of_weight, of_bias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class InterpretedAtAnySize:
         made.start = start = self._now.start.copy()
         for slot, value in zip(self._slots, self._filled(*values)):
             start[slot] = value
-        made.known = _AtSizes(self._trace, values)
+        made.sized = functools.partial(_AtSizes, self._trace, values)
         return made
 
 

@@ -77,6 +77,9 @@ def _multiply_adds(
     overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: list[tuple[int, ...]]
 ) -> int:
     """As torch.utils.flop_counter counts them, two operations for each; 0 of what it does not know."""
+    products = _OF_LAYERS.get(str(overload))
+    if products is not None:
+        return products(args)
     count = flop_registry.get(getattr(overload, "overloadpacket", None))
     if count is None or not made:
         return 0
@@ -86,6 +89,15 @@ def _multiply_adds(
         return int(count(*map(_shape, args), **keywords, out_val=out) // 2)
     except (TypeError, ValueError, AssertionError, IndexError, AttributeError):
         return 0  # a form of the call that it does not take
+
+
+# Of layers that torch's counter knows by their parts alone.
+_OF_LAYERS: dict[str, Callable[[Sequence[Any]], int]] = {
+    "aten.linear.default": lambda args: prod(args[0].shape) * args[1].shape[0],
+    "aten.linear_backward.default": lambda args: (
+        prod(args[0].shape) * args[2].shape[0] * sum(args[3][:2])
+    ),
+}
 
 
 def _shape(argument: Any) -> Any:

@@ -32,10 +32,11 @@ class InterpretedComputation:
     Raises NotInterpretable where a call needs a compiled program.
 
     start  what a launch has in its slots when it begins
-    known  gives an argument or a result of a call as it is at the sizes of a launch
+    sized  makes what gives an argument or a result of a call as it is at the sizes of a launch;
+           only profiles ask
     """
 
-    known: Callable[[Any], Any] = staticmethod(as_recorded)
+    sized: Callable[[], Callable[[Any], Any]] = staticmethod(lambda: as_recorded)
 
     upload = staticmethod(EagerComputation.upload)
     download = staticmethod(EagerComputation.download)
@@ -112,7 +113,8 @@ class InterpretedComputation:
 
     def kernels(self) -> list[KernelFacts]:
         """What each call does, in the order in which they run."""
-        return [facts_of_call(step.kernel.call, self.known) for step in self._steps]
+        known = self.sized()
+        return [facts_of_call(step.kernel.call, known) for step in self._steps]
 
     def _launched(
         self, steps: Iterable[_Step], buffers: list[torch.Tensor], scalars: list[Any]

@@ -27,10 +27,14 @@ _MOVEMENTS = frozenset(
     unsqueeze _to_copy
     """.split()
 )
-_SUMS_AND_PRODUCTS = frozenset("addmm all amax amin any baddbmm bmm mean mm sum".split())
+_SUMS_AND_PRODUCTS = frozenset(
+    "addmm all amax amin any baddbmm bmm linear linear_backward mean mm sum".split()
+)
 _TAKES_ANY_STRIDES = _ELEMENTWISE | _MOVEMENTS | _SUMS_AND_PRODUCTS
 # An update of parameters ends a step: it is elementwise, and nothing in it depends on the data.
-_OPTIMIZERS = frozenset({"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"})
+_OPTIMIZERS = frozenset(
+    {"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad", "ltc::adam_"}
+)
 
 
 @functools.cache

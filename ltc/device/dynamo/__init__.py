@@ -2,6 +2,7 @@
 
 hidden_code      what Dynamo must not trace: ltc's own code
 traced_lines     a graph's code at the lines of the user's that it came from
+nested_graphs    graphs inside a graph, which torch would interpret node by node
 graph_backend    the backend "ltc", which records a graph
 default_backend  what torch.compile does without a backend's name, and with "inductor"
 optimizer_steps  steps of optimizers, which are left to Python

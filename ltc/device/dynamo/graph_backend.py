@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from ltc.device.dynamo.nested_graphs import run_as_code
 from ltc.device.dynamo.traced_lines import at_the_users_lines
 from ltc.device.recording.tensors import is_lazy
 
@@ -33,6 +34,7 @@ def ltc(
     >>> norm(torch.full((4,), 2.0, device="ltc")).item()
     4.0
     """
+    run_as_code(graph)
     return at_the_users_lines(graph)
 
 

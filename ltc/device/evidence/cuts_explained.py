@@ -40,7 +40,8 @@ def read_of(value: CallResult) -> Explanation:
         return Explanation(CUTS, user_stack(), what, text, AFTER_THE_MARK, "read")
 
     call = value.call
-    return _noted((call.overload, call.line, value.shape, value.dtype), make)
+    # at whatever size: one explanation for each would take longer than the read
+    return _noted((call.overload, call.line, len(value.shape), value.dtype), make)
 
 
 def ran_eagerly(name: str) -> Explanation:
@@ -86,6 +87,17 @@ def default_dtype_changed() -> Explanation:
         return Explanation(CUTS, user_stack(), what, text, "set it before the step", "dtype")
 
     return _noted(("default dtype",), make)
+
+
+def explain_short_reads() -> None:
+    """What follows runs call by call, as reads have come after few calls each."""
+
+    def make() -> Explanation:
+        text = "expected many calls before a read; reads came after few, time and again"
+        what = "what follows runs op by op, unrecorded, while reads go on to come so soon"
+        return Explanation(TIERS, user_stack(), what, text, AFTER_THE_MARK, "short reads")
+
+    _noted(("short reads",), make)
 
 
 def explain_op_by_op(fork: Fork | None) -> None:

@@ -22,7 +22,9 @@ from ltc.runtime.program import Program
 from ltc.support.bounded_table import BoundedTable
 
 _MOST_VALUES = 3  # of those that live on now and did not before
-_places: BoundedTable[tuple[UserFrame, ...], bool] = BoundedTable("CompiledPlaces", 4096)
+_MOST_NAMED = 16  # new programs of one place: what holds their tensors is known by then
+# the lines where programs ended, and how many were new there
+_places: BoundedTable[tuple[UserFrame, ...], int] = BoundedTable("CompiledPlaces", 4096)
 
 _CURES = CURES | {
     "alive": "let go of it before the mark (del, detach, a list that grows), or hold it always",
@@ -42,11 +44,14 @@ def explain_new(
     key     of the program
     """
     stack = user_stack()
-    name_holders([value for n, value in enumerate(ended.outputs) if n not in ended.replaced])
-    found, where = _found(recorder, ended, before, key, stack)
     place = stack[:1]
-    is_first = place not in _places and found.reason not in ("settings", "forgotten")
-    _places.keep(place, True)
+    earlier = _places.get(place) or 0
+    if earlier < _MOST_NAMED:  # objects of the user's are looked through, thousands of them
+        name_holders([value for n, value in enumerate(ended.outputs) if n not in ended.replaced])
+    found, where = _found(recorder, ended, before, key, stack)
+    is_first = not earlier and found.reason not in ("settings", "forgotten")
+    _places.keep(place, 0)
+    _places[place] = earlier + 1
     runs = "compiled" if program.tiers is None else "new, and runs call by call until it comes back"
     what = f"a program of {program.calls} calls is {runs}"
     kind = COMPILES if is_first or found.reason == "first" else RECOMPILES

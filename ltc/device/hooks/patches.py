@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 
 from ltc.aten.call import Call
 from ltc.device.hooks import (
+    adam_step,
     assignment,
     default_dtype,
     module,
@@ -51,6 +52,7 @@ def install() -> None:
     tracing.install()
     strided_copies.install()
     unmarked_loops.install()
+    adam_step.install()
 
 
 # --- autograd ---------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ def _prepared(
     args = _with_inputs(call.args, places)
     kwargs = dict(zip(call.kwargs, _with_inputs(tuple(call.kwargs.values()), places)))
     alone = Call(call.overload, args, kwargs, call.mutated, call.returned, call.line, call.seed)
+    alone.default = call.default
     alone.results = tuple(
         [
             None if one is None else CallResult(None, alone, one.index, one.shape, one.dtype)
@@ -84,7 +85,7 @@ def _key(call: Call, operands: list[CallResult]) -> tuple:
     args = _typed(call.args, operands)
     kwargs = _typed(tuple(call.kwargs.items()), operands)
     results = tuple([None if one is None else (one.shape, one.dtype) for one in call.results])
-    return call.overload, args, kwargs, results
+    return call.overload, args, kwargs, results, call.default
 
 
 def _typed(argument: Any, operands: list[CallResult]) -> Any:

@@ -6,6 +6,7 @@ each becomes a buffer as a program would have made it, and the next recording be
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +19,7 @@ from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.device.op_by_op import call_runs
 from ltc.device.op_by_op.computed import FEW, computed
+from ltc.device.op_by_op.short_reads import LATE, now
 from ltc.device.timed_calls import note_call
 from ltc.profiling import spans
 from ltc.runtime import out_of_memory
@@ -46,13 +48,21 @@ class CallRun:
 
 
 class OpByOp:
-    """The calls of one thread on one device, until its recording ends."""
+    """The calls of one thread on one device, until its recording ends.
+
+    follows_reads  whether it was begun since reads follow one another
+    is_over        whether it ends before the next call, since they do no more
+    """
 
     def __init__(self, recorder: Any) -> None:
         """`recorder`: a Recorder that has nothing pending, whose states are LivingStates."""
         self.recorder, self._device = recorder, recorder.device.index
         self._owns_inputs = recorder.device.has_one_recorder()
-        self.calls, self.next_look = 0, FEW
+        self.calls = self._read_at = 0
+        self.follows_reads = recorder.short_reads.run_at_once
+        self._late_at = LATE if self.follows_reads else sys.maxsize
+        self.is_over, self._since_read, self._reads = False, now(), 0
+        self.next_look = min(FEW, self._late_at)
         self.made_states = recorder.live.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
         sessions[recorder.thread] = self
@@ -61,8 +71,31 @@ class OpByOp:
     # --- values
 
     def forget_dead(self) -> None:
-        """Looked at again after so many calls as leave the list at most twice as long as it has to be."""
-        self.next_look = self.calls + max(FEW, self.recorder.live.forget_dead())
+        """Looked at again after so many calls as leave the list at most twice as long as it has to be.
+
+        Where reads are late, the next call ends the session: see `is_over`.
+        """
+        if self.calls >= self._late_at and not self.is_over:
+            self.recorder.short_reads.note_late()
+            self._end_at_next_call()
+        living = self.recorder.live.forget_dead()
+        self.next_look = min(self.calls + max(FEW, living), max(self._late_at, self.calls))
+
+    def _end_at_next_call(self) -> None:
+        """Kernels then ask; the call that has run has not given its result to a tensor yet."""
+        self.is_over, self.recorder.now = True, None
+
+    def note_read(self) -> None:
+        """A value was read that was there."""
+        if not self.follows_reads:
+            return
+        moment, short_reads = now(), self.recorder.short_reads
+        short_reads.note_calls(self.calls - self._read_at, moment - self._since_read)
+        self._read_at, self._since_read = self.calls, moment
+        self._reads += 1
+        self._late_at = self.calls + LATE
+        if not short_reads.run_at_once:
+            self._end_at_next_call()
 
     def bind(self, state: Any) -> CallResult:
         """The value of a state that has a buffer."""
@@ -154,6 +187,8 @@ class OpByOp:
         """Every state that somebody holds has a buffer; views are derived from their bases."""
         recorder = self.recorder
         sessions.pop(recorder.thread, None)
+        if self.follows_reads and not self._reads:
+            recorder.short_reads.note_unread()
         made, states = recorder.live.made, [*recorder.live, *recorder.bound]
         mine = [s for s in states if s.value is not None and s.value.recorder is recorder]
         with PlainDispatch():

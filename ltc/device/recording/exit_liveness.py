@@ -313,6 +313,7 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
         ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
     if config.value("LTC_SAVE_TENSORS_FILE"):
         save_graph(program, binding.key[0], user_line())
+    recorder.short_reads.note_program(program, recorder.cut_here is not None)
     inputs = recorder.inputs
     elsewhere = ended.elsewhere
     made = program.launch(

@@ -17,12 +17,14 @@ import torch
 
 from ltc import config
 from ltc.aten.call import Call, CallResult
+from ltc.aten.unnamed_dtype import default_of
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
 from ltc.device.call_place import place_of_call
 from ltc.device.evidence.forks_explained import Fork, fork_at
 from ltc.device.op_by_op import forks
 from ltc.device.op_by_op.computed import LivingStates
+from ltc.device.op_by_op.short_reads import ShortReads
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
 from ltc.device.random_state import RandomState
 from ltc.device.recording.state import State
@@ -58,6 +60,7 @@ class Entry:
                  and the last entry; else None
     follow       the entry that began the recording after one that ended here
     passed       what went on from here and was not recorded; None where all was
+    follows_default  whether a call on the path up to here depends on torch's default dtype
     symbolic     the path of symbols that goes on from here, or why there is none; None: nobody asked
     of           of an entry of a path of symbols: that path, and its position there
     """
@@ -77,6 +80,7 @@ class Entry:
         "run",
         "follow",
         "passed",
+        "follows_default",
         "symbolic",
         "of",
     )
@@ -102,6 +106,9 @@ class Entry:
         self.symbolic = self.of = None
         self.value = call.results[0] if call is not None and call.results else None
         self.link = None
+        self.follows_default: bool = (parent is not None and parent.follows_default) or (
+            call is not None and call.default is not None
+        )
         self.depth = 0 if parent is None else parent.depth + 1
         self.size = 0 if parent is None or call is None else parent.size + _bytes_of(call)
 
@@ -189,6 +196,7 @@ class Recorder:
     fork_evidence  the first place where it left every known path; else None
     cut_by       the Explanation of the read that ended the recording before, where none had; else None
     cut_here     the Explanation of the read that ends this one; else None
+    short_reads  whether programs are so short that their calls cost less by themselves
     fork         where this recording is about to go on op by op, and with which key; else None
     op_by_op     runs every call of this recording at once; None where calls are recorded
     now          the same, as kernels see it: None while another thread ends the recording
@@ -218,6 +226,7 @@ class Recorder:
         "optimizer_steps",
         "has_marks",
         "marked_by",
+        "short_reads",
         "fork",
         "fork_evidence",
         "cut_by",
@@ -256,6 +265,7 @@ class Recorder:
 
     def _plant(self) -> None:
         self.roots: dict[torch.dtype, Entry] = {}
+        self.short_reads = ShortReads()
         self.root: Any = None  # an Entry, from the next line on
         self.entries = 0
         self.choose_paths()
@@ -278,7 +288,7 @@ class Recorder:
 
     def _expected(self) -> Entry:
         """The entry that a recording begins with, as far as the one before tells."""
-        if forks.is_forced():
+        if forks.is_forced() or self.short_reads.run_at_once:
             return STOPPED
         return self.ended.follow if self.ended.follow is not END else self.root.next
 
@@ -293,7 +303,7 @@ class Recorder:
         if entry.key != key:
             entry = last.branch(key)
         if entry is None or self.cursor is STOPPED:
-            entry = self._not_recorded(last, key, entry)
+            entry = self._not_recorded(last, key, entry, make_call)
         if entry is None:
             self._note_fork(last, key)
             entry = self._add(key, make_call())
@@ -309,12 +319,15 @@ class Recorder:
             following = last.next if last is not self.root else self._expected()
             self.fork_evidence = fork_at(last, following, key)
 
-    def _not_recorded(self, last: Entry, key: tuple, known: Entry | None) -> Entry | None:
+    def _not_recorded(
+        self, last: Entry, key: tuple, known: Entry | None, make_call: Callable[[], Call]
+    ) -> Entry | None:
         """What comes next without being recorded: a known entry, or one of a path of symbols.
 
-        None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere.
+        None where it is to be recorded.  Raises where it is to be run at once, or to go on elsewhere,
+        and what `make_call` raises where nothing of it can be: then the path was not left, but ended.
         """
-        if forks.is_forced():
+        if forks.is_forced() or (last is self.root and self.short_reads.run_at_once):
             if self._may_go_op_by_op():
                 raise GoesOpByOp(self)
             return known
@@ -327,6 +340,8 @@ class Recorder:
             return None
         entry: Entry | None = entry_for(self, last, key)
         if entry is None:
+            if last.of is not None:
+                make_call()
             self._leave(last, key)
         return entry
 
@@ -383,6 +398,7 @@ class Recorder:
                 for index, one in enumerate(types)
             ]
         )
+        call.default = default_of(call)
 
     def bind(self, state: State) -> CallResult:
         """Make the buffer of `state` an input of this recording; returns the input's value.

@@ -94,8 +94,8 @@ def run(kernel: TorchKernel, session: OpByOp, args: Sequence[Any], kwargs: dict)
     """What the overload returns; raises NeedsRule before anything is changed."""
     recorder = session.recorder
     with recorder.lock:
-        if recorder.op_by_op is not session:
-            raise NeedsRule  # another thread has ended the recording
+        if recorder.op_by_op is not session or session.is_over:
+            raise NeedsRule  # another thread has ended the recording, or this call is to
         values: Sequence[Any] = args
         if kwargs or len(args) != kernel.count:
             values = kernel.signature.in_schema_order(tuple(args), kwargs)

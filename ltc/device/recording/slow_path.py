@@ -86,6 +86,8 @@ def _extend(recorder: Recorder, signature: Signature, values: list):
     """Record one call behind the others; raises NoTypes where it has to be run to be known."""
     if recorder.too_long:
         cut(recorder)
+    if recorder.op_by_op is not None and recorder.op_by_op.is_over:
+        flush(recorder)
     if recorder.op_by_op is not None and (kernel := run_now.how_to_run(signature)).runs_here:
         for i, _ in signature.tensors:
             _bind_tensors(recorder, values[i])

@@ -1,7 +1,8 @@
 """When a recording ends, and who waits for what.
 
 A recording ends at a step mark, when a value is read, when it is too long, when another thread
-needs something that is pending in it, or when torch's default dtype changes (default_dtype.py).
+needs something that is pending in it, or when torch's default dtype changes on which a pending
+call depends (default_dtype.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Any
 
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
-from ltc.device.evidence.cuts_explained import explain_op_by_op, pending_elsewhere, read_of
+from ltc.device.evidence.cuts_explained import (
+    explain_op_by_op,
+    explain_short_reads,
+    pending_elsewhere,
+    read_of,
+)
 from ltc.device.evidence.forks_explained import value_text
 from ltc.device.recording.exit_liveness import end
 from ltc.device.recording.recorder import (
@@ -112,6 +118,8 @@ def _go_op_by_op(recorder: Recorder) -> None:
         flush(recorder)
         recorder.go_op_by_op()
         explain_op_by_op(evidence)
+        if recorder.short_reads.run_at_once:
+            explain_short_reads()
 
 
 def _flush_foreign(recorder: Recorder) -> None:

@@ -157,7 +157,9 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
     try:
         with plain_functions():
             for tensor in tensors:
-                plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+                plain = tensor.detach()
+                if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
+                    plain = plain.resolve_conj().resolve_neg().contiguous()
                 handle = upload(plain, device.index)
                 key = input_key(tuple(plain.shape), plain.dtype)
                 buffers.append(Buffer(key, device.index, handle))
@@ -234,6 +236,7 @@ def _computed_here(value: CallResult) -> torch.Tensor | None:
         return None
     with plain_functions(), torch.no_grad():
         plain = value.tensor.resolve_neg().contiguous()
+    session.note_read()
     metrics.note(
         (("EarlySyncLiveTensorsCount", 1),),
         (("TransferFromDeviceTime", 0, "time"), ("InboundData", plain.nbytes, "bytes")),

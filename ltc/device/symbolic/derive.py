@@ -60,6 +60,7 @@ def _call(one: PatternCall, fill: Any, values: dict[CallResult, CallResult]) -> 
     args = old.args if one.args is None else filled(one.args, fill)
     kwargs = filled(one.kwargs, fill)
     call = Call(old.overload, args, kwargs, old.mutated, old.returned, old.line, old.seed)
+    call.default = old.default
     types = _types(one, call, fill)
     results = []
     for index, (value, type) in enumerate(zip(old.results, types, strict=True)):

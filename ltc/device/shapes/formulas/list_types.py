@@ -109,3 +109,15 @@ def _adam(
     if not all(type_of(count) == ((), torch.float32) for count in steps):
         return None
     return tuple([type_of(value) for values in (params, *lists[2:]) for value in values])
+
+
+@types_of("ltc::adam_")
+def _default_adam(
+    params: list, grads: list, averages: list, squares: list, maxima: list, *settings: Any
+) -> Types | None:
+    lists = [params, grads, averages, squares, *[maxima] * bool(maxima)]
+    if not params or any(len(values) != len(params) for values in lists):
+        return None
+    if not all(of_one_type(FLOATS, *values) for values in zip(*lists)):
+        return None
+    return tuple([type_of(value) for values in (params, *lists[2:]) for value in values])

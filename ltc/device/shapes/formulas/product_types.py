@@ -122,6 +122,30 @@ def _baddbmm_in_place(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1)
     return found if found == (type_of(added),) else None
 
 
+@types_of("aten::linear")
+def _linear(x: Any, weight: Any, bias: Any = None) -> Types | None:
+    if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
+        return None
+    shape = (*x.shape[:-1], weight.shape[0])
+    if not of_one_dtype(_FACTORS, x, weight):
+        return None
+    if bias is None:
+        return ((shape, x.dtype),)
+    if 0 in shape or bias.shape != weight.shape[:1] or not of_one_dtype(FLOATS, x, bias):
+        return None
+    return ((shape, x.dtype),)
+
+
+@types_of("aten::linear_backward")
+def _linear_backward(
+    x: Any, gradient: Any, weight: Any, output_mask: Sequence[bool]
+) -> Types | None:
+    if _linear(x, weight) != (type_of(gradient),):
+        return None
+    made = type_of(x), type_of(weight), (weight.shape[:1], x.dtype)
+    return tuple([one if wanted else None for one, wanted in zip(made, output_mask)])
+
+
 # --- convolutions -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,70 @@
+"""Whether reads follow one another after so few calls that programs between them do not pay.
+
+To end a recording, start its program and fetch the result takes as long as some sixteen calls that run
+at once, which a read does not cut at all.  So where most programs are as short as that and end at a
+read, as with one that acts in an environment, what follows runs op by op; for so long as reads go on to
+come, and calls take little time of their own: what is large gains more by being fused.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ltc.device.op_by_op import forks
+
+FEW = 16  # calls of a program that costs no less than they do by themselves
+LATE = 32  # calls without a read, after which what follows is recorded
+ENOUGH = 8  # short programs, more than there are others, before what follows runs at once
+_MOST, _LEAST = 16, -64  # that are remembered
+_LONG = 2  # short programs that one outweighs which is not
+_SLOW = 4  # stretches of calls, one after the other, that take longer than noise explains
+CALL_SECONDS = 40e-6  # of a program and between reads, for each call: else it is not short
+_OF_A_READ = 4  # calls that a read, and a copy to the device, take as long as
+
+now = time.thread_time
+
+
+class ShortReads:
+    """Of one recorder.
+
+    run_at_once  whether what is about to begin does
+    """
+
+    __slots__ = ("_balance", "_slow", "run_at_once", "_records")
+
+    def __init__(self) -> None:
+        self._balance = self._slow = 0
+        self.run_at_once = False
+        self._records = False  # whether reads are late: one recording, whatever was before
+
+    def note_program(self, program: Any, ends_at_read: bool) -> None:
+        """A recording has ended with that program."""
+        self._records = False
+        if program.calls > FEW:
+            self._add(-_LONG)
+        elif program.seconds > CALL_SECONDS * program.calls:
+            self._add(-1)
+        else:
+            self._add(int(ends_at_read))
+
+    def note_calls(self, calls: int, seconds: float) -> None:
+        """So many have run at once between two reads."""
+        is_slow = seconds > CALL_SECONDS * (calls + _OF_A_READ)
+        self._slow = self._slow + 1 if is_slow else 0
+        self._add(_LEAST - _MOST if self._slow >= _SLOW else 1)
+
+    def note_late(self) -> None:
+        """Many have run at once and no read came."""
+        self._records = True
+        self._add(-_LONG)
+
+    def note_unread(self) -> None:
+        """What ran at once has ended, and nothing of it was read meanwhile."""
+        self._add(-1)
+
+    def _add(self, programs: int) -> None:
+        self._balance = min(_MOST, max(_LEAST, self._balance + programs))
+        begun = self.run_at_once
+        enough = self._balance >= (ENOUGH // 2 if begun else ENOUGH)  # else it would swing
+        self.run_at_once = enough and not self._records and (begun or forks.may_run())

@@ -1,0 +1,152 @@
+"""Where reads follow one another after few calls, calls run at once and no read cuts a program."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import ltc
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from ltc.device.op_by_op import forks, short_reads
+from ltc.device.recording.recorder import device_at
+from ltc.runtime import tiers
+
+
+@pytest.fixture(autouse=True)
+def auto(monkeypatch) -> Iterator[None]:
+    """As in a process of one device that was told nothing, on a machine that is as fast as it likes."""
+    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
+    monkeypatch.setattr(forks, "_has_peers", lambda: False)
+    monkeypatch.setattr(short_reads, "CALL_SECONDS", 1e9)
+    ltm.mark_step()
+    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm", LTC_NUM_DEVICES=1):
+        device_at(0).recorder()._plant()
+        yield
+        ltm.mark_step()
+    device_at(0).recorder()._plant()
+
+
+def read(times: int) -> None:
+    """One after the other, with three calls before each."""
+    x = torch.arange(5.0)
+    mine = x.to("ltc:0")
+    for number in range(times):
+        assert (mine * number).sum().item() == (x * number).sum().item()
+
+
+def long_stretch(calls: int) -> torch.Tensor:
+    x = torch.full((5,), 1.0).to("ltc:0")
+    for _ in range(calls):
+        x = x + 1
+    return x
+
+
+def test_reads_after_few_calls_start_no_programs():
+    read(2 * short_reads.ENOUGH)
+    with metrics.counted() as grown:
+        read(20)
+    assert (grown["ExecuteTime"], grown["OpByOpSteps"], grown["RecordedEntries"]) == (0, 0, 0)
+    (told,) = [one for one in ltc.explain(50) if one.reason == "short reads"][-1:]
+    assert "test_short_reads.py" in str(told)
+
+
+def test_few_reads_change_nothing():
+    with metrics.counted() as grown:
+        read(short_reads.ENOUGH - 1)
+    assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (short_reads.ENOUGH - 1, 0)
+
+
+def test_what_follows_without_a_read_is_a_program():
+    read(2 * short_reads.ENOUGH)
+    count = short_reads.LATE + 20
+    for _ in range(4):
+        made = long_stretch(count)
+        ltm.mark_step(wait=True)
+        assert made.tolist() == [count + 1.0] * 5
+    with metrics.counted() as grown:
+        made = long_stretch(count)
+        ltm.mark_step(wait=True)
+    assert grown["ExecuteTime"] == 1 and made.tolist() == [count + 1.0] * 5
+
+
+def test_acting_and_training_take_turns():
+    torch.manual_seed(0)
+    policies = [nn.Linear(4, 2), nn.Linear(4, 2).to("ltc:0")]
+    policies[1].load_state_dict(policies[0].state_dict())
+    optimizers = [torch.optim.AdamW(policy.parameters(), lr=0.1) for policy in policies]
+    for _ in range(6):
+        seen, taken = torch.randn(12, 4), []
+        for policy, optimizer, device in zip(policies, optimizers, ("cpu", "ltc:0")):
+            with torch.no_grad():
+                taken.append([policy(one.to(device)).argmax().item() for one in seen])
+            scores = policy(seen.to(device)).log_softmax(-1)
+            chosen = torch.tensor(taken[-1]).to(device)
+            optimizer.zero_grad()
+            (-scores.gather(1, chosen[:, None]).mean()).backward()
+            optimizer.step()
+            ltm.mark_step()
+        assert taken[0] == taken[1]
+    for a, b in zip(policies[0].parameters(), policies[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b.cpu())
+
+
+def test_steps_of_which_nothing_is_read_are_recorded_again():
+    read(2 * short_reads.ENOUGH)
+    for _ in range(2 * short_reads.ENOUGH):
+        made = long_stretch(4)
+        ltm.mark_step(wait=True)
+    with metrics.counted() as grown:
+        made = long_stretch(4)
+        ltm.mark_step(wait=True)
+    assert (grown["ExecuteTime"], grown["OpByOpSteps"], made.tolist()) == (1, 0, [5.0] * 5)
+
+
+def test_calls_that_take_long_are_fused(monkeypatch):
+    """A program of few calls may do much."""
+    read(2 * short_reads.ENOUGH)
+    monkeypatch.setattr(short_reads, "CALL_SECONDS", 0.0)
+    read(short_reads.ENOUGH)
+    with metrics.counted() as grown:
+        read(5)
+    assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (5, 0)
+
+
+@pytest.mark.parametrize("setting", [{"LTC_TIER": "native"}, {"LTC_VERIFY": 1}])
+def test_not_where_programs_are_asked_for(setting):
+    with config.override(**setting), metrics.counted() as grown:
+        read(3 * short_reads.ENOUGH)
+    assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (3 * short_reads.ENOUGH, 0)
+
+
+def test_a_setting_that_comes_later_is_obeyed():
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    with config.override(LTC_TIER="native"), metrics.counted() as grown:
+        read(5)
+    assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (5, 0)
+
+
+def test_random_numbers_are_those_of_every_other_tier():
+    drawn = []
+    for tier in ("auto", "native"):
+        ltm.set_rng_state(7)
+        with config.override(LTC_TIER=tier):
+            drawn.append([torch.rand(3, device="ltc:0").sum().item() for _ in range(30)])
+        ltm.mark_step()
+    torch.testing.assert_close(drawn[0], drawn[1])
+
+
+def test_numbers_of_every_kind_are_read(monkeypatch):
+    read(2 * short_reads.ENOUGH)
+    for value in (2, 2.5, True, 1 + 2j):
+        x = torch.full((2, 2), value)
+        mine = x.to("ltc:0")
+        assert (mine[0, 1].item(), type(mine[0, 1].item())) == (value, type(value))
+        assert mine.t()[1, 0].item() == value and bool(mine[0, 0])
+    z = torch.full((1,), 1 + 2j).to("ltc:0")
+    assert (z.conj() * 1).item() == 1 - 2j and z.conj().imag.item() == -2
+    with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
+        mine.item()
