@@ -418,8 +418,10 @@ def softened_again(x):
     return checkpoint(lambda x: Softened.apply(x * 2).sin().sum(), x, use_reentrant=False)
 
 
-@pytest.mark.parametrize("function", [softened, softened_again])
-def test_graphs_inside_a_graph_run_as_code_and_give_the_same(function, equal, monkeypatch):
+@pytest.mark.parametrize("function, is_checkpoint", [(softened, False), (softened_again, True)])
+def test_graphs_inside_a_graph_run_as_code_and_give_the_same(
+    function, is_checkpoint, equal, monkeypatch
+):
     interpreted = []
     run_node = torch.fx.Interpreter.run_node
     monkeypatch.setattr(
@@ -438,7 +440,99 @@ def test_graphs_inside_a_graph_run_as_code_and_give_the_same(function, equal, mo
     first = gradients(compiled, "ltc")
     interpreted.clear()
     equal((first, gradients(compiled, "ltc")), (gradients(function, "cpu"),) * 2)
-    assert "call_module" in interpreted and "call_method" not in interpreted
+    assert "call_method" not in interpreted and ("call_module" in interpreted) == is_checkpoint
+
+
+class Ranked(torch.autograd.Function):
+    """Sorted values, and where they were, which has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        values, places = x.sort()
+        ctx.mark_non_differentiable(places)
+        ctx.save_for_backward(places)
+        ctx.scale = scale
+        return values * scale, places
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (places,) = ctx.saved_tensors
+        return torch.zeros_like(gradient).scatter(0, places, gradient * ctx.scale), None
+
+
+class Tripled(torch.autograd.Function):
+    """In place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+def ranked(x):
+    values, places = Ranked.apply(x.sin(), 2.0)
+    return (values * places).sum()
+
+
+def tripled(x):
+    return (Tripled.apply(x * 2) * x).sum()
+
+
+def one_after_the_other(x):
+    return Softened.apply(Softened.apply(Ranked.apply(x, 0.5)[0])).sum()
+
+
+@pytest.mark.parametrize("function", [ranked, tripled, one_after_the_other])
+def test_functions_with_derivatives_are_applied_as_without_compilation(function, equal):
+    def gradients(function, device):
+        x = torch.linspace(-2, 2, 6, device=device, requires_grad=True)
+        loss = function(x)
+        loss.backward()
+        return loss, x.grad
+
+    compiled = torch.compile(function)
+    equal([gradients(compiled, "ltc") for _ in range(2)], [gradients(function, "cpu")] * 2)
+
+
+@pytest.mark.parametrize("function", [softened, torch.compile(softened)])
+def test_a_write_to_what_a_function_has_saved_is_noticed(function):
+    x = torch.linspace(-2, 2, 6, device="ltc", requires_grad=True) * 1
+    loss = function(x)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Halved(torch.autograd.Function):
+    """One that transforms know."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x / 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """It keeps nothing."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+def mapped(x):
+    return torch.func.vmap(lambda row: Halved.apply(row.sin()).sum())(x)
+
+
+def test_a_function_with_a_derivative_may_be_mapped_inside(equal):
+    x = torch.linspace(-2, 2, 6).reshape(2, 3)
+    equal(torch.compile(mapped)(x.to("ltc")), mapped(x))
 
 
 def test_calls_of_a_function_with_a_derivative_stand_at_the_users_lines():

@@ -2,7 +2,8 @@
 
 Dynamo keeps the forward and the backward of a torch.autograd.Function, and what is checkpointed, as
 graphs of their own, and torch hands these to fx's interpreter: each step then pays for every node.
-In its place the interpreter is given a graph of one node, which calls the other's code.
+In its place the interpreter is given a graph of one node, which calls the other's code; a function's are
+called without it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 
 from torch import fx, nn
 
+from ltc.device.dynamo.applied_function import applied, can_apply
 from ltc.device.dynamo.traced_lines import at_the_users_lines
 
-INTERPRETED = frozenset({"autograd_function_apply", "tag_activation_checkpoint"})
+FUNCTION = "autograd_function_apply"
+INTERPRETED = frozenset({FUNCTION, "tag_activation_checkpoint"})
 
 
 def run_as_code(graph: fx.GraphModule) -> None:
@@ -23,6 +26,10 @@ def run_as_code(graph: fx.GraphModule) -> None:
         nested = getattr(graph, name)
         run_as_code(nested)
         setattr(graph, name, _called(nested))
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and str(node.target) == FUNCTION and can_apply(node.kwargs):
+            node.target = applied
+    graph.recompile()
 
 
 def _interpreted(graph: fx.GraphModule) -> Iterator[str]:
