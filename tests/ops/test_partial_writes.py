@@ -88,6 +88,25 @@ def test_what_is_written_to_a_part_in_place_changes_nothing_else():
     assert not grown.get("extern.python", 0) and not grown.get("UncachedCompile", 0)
 
 
+@pytest.mark.parametrize("part", [0, -1, slice(1, 3), (slice(None), slice(1, 5))], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_result_beside_a_part_that_is_written_lies_in_memory_of_its_own(part, turned):
+    """Both are made at one point of a kernel, and read the tensor on one side of their choices."""
+
+    def trained(device, mark):
+        p = drawn(7, 7, 7).to(device).requires_grad_()
+        x = p.clone()
+        mark()
+        x[part].zero_()
+        seen = x.mT if turned else x
+        seen.square().mean().backward()
+        mark()
+        return x.detach().cpu(), seen.detach().cpu(), p.grad.cpu()
+
+    for ours, eagers in zip(trained("ltc", ltm.mark_step), trained("cpu", lambda: None)):
+        torch.testing.assert_close(ours, eagers)
+
+
 def kernel_of(starts, steps, donated):
     x = make(ops.INPUT, index=0, dtype=torch.float32, shape=(64, 9, 40))
     new = make(ops.INPUT, index=1, dtype=torch.float32, shape=(64, 3, 40))

@@ -17,11 +17,14 @@ def in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
     """A free node that the kernel reads nowhere but where it stores, and has read when it does.
 
     The stores of a point run one after the other: what another store reads of the node, it finds
-    in a register only if this one has read it there.
+    in a register only if this one has read it there, whichever way its choices went.
     """
     if store.sums:
         return None
     there = _loaded_at(store)
+    for other in kernel.stores:
+        if other is not store:
+            there -= _loaded_at(other) - _loaded_at(store, of_choices=False)
     loads: dict[Node, bool] = {}
     if kernel.base is not None:  # a copy reads all of it, and none where it is in place
         there.add(kernel.base)
@@ -37,15 +40,19 @@ def in_place(kernel: Kernel, store: Store, free: set[Node]) -> Node | None:
     return None
 
 
-def _loaded_at(store: Store) -> set[Node]:
-    """What is loaded for a store at its own point, not in a reduction before."""
+def _loaded_at(store: Store, of_choices: bool = True) -> set[Node]:
+    """What is loaded for a store at its own point, not in a reduction before.
+
+    of_choices  and what is loaded for one side of a choice, at the points of that side
+    """
     found: set[Node] = set()
     waiting, seen = [store.value], set()
     while waiting:
         value = waiting.pop()
         if value not in seen and value.kind != "reduced":
             seen.add(value)
-            waiting.extend(value.operands)
+            if of_choices or value.kind != "choose":
+                waiting.extend(value.operands)
             if value.kind == "load":
                 found.add(value.data[0])
     return found
