@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from ltc.device.dynamo.applied_function import applied, can_apply
 from ltc.device.dynamo.traced_lines import at_the_users_lines
 
-FUNCTION = "autograd_function_apply"
-INTERPRETED = frozenset({FUNCTION, "tag_activation_checkpoint"})
+INTERPRETED = frozenset({"autograd_function_apply", "tag_activation_checkpoint"})
 
 
 def run_as_code(graph: fx.GraphModule) -> None:
@@ -26,10 +26,13 @@ def run_as_code(graph: fx.GraphModule) -> None:
         nested = getattr(graph, name)
         run_as_code(nested)
         setattr(graph, name, _called(nested))
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and str(node.target) == FUNCTION and can_apply(node.kwargs):
-            node.target = applied
-    graph.recompile()
+    function = torch.ops.higher_order.autograd_function_apply
+    functions = graph.graph.find_nodes(op="call_function", target=function)
+    found = [node for node in functions if can_apply(node.kwargs)]
+    for node in found:
+        node.target = applied
+    if found:
+        graph.recompile()
 
 
 def _interpreted(graph: fx.GraphModule) -> Iterator[str]:
