@@ -209,8 +209,9 @@ def types(device, lower, call):
 
 def test_the_lists_are_those_of_this_torch():
     registered = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"))
+    of_names = {name for name in registered if "dimname" in name.lower()}  # until torch 2.12
     listed = autocast.LOWER_PRECISION + autocast.FLOAT32 + autocast.WIDEST
-    assert {f"aten::{name}" for name in listed} == registered - {OF_ITS_LIBRARY}
+    assert {f"aten::{name}" for name in listed} == registered - of_names - {OF_ITS_LIBRARY}
     assert set(LISTED) == set(listed)
 
 
