@@ -207,20 +207,26 @@ def types(device, lower, call):
     return [x.dtype for x in (found if isinstance(found, tuple) else [found])]
 
 
+def overload_of(name):
+    """None where this torch has none: cholesky and qr were removed in 2.14."""
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+
+
 def test_the_lists_are_those_of_this_torch():
     registered = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"))
     of_names = {name for name in registered if "dimname" in name.lower()}  # until torch 2.12
     listed = autocast.LOWER_PRECISION + autocast.FLOAT32 + autocast.WIDEST
-    assert {f"aten::{name}" for name in listed} == registered - of_names - {OF_ITS_LIBRARY}
+    here = {f"aten::{name}" for name in listed if overload_of(name)}
+    assert here == registered - of_names - {OF_ITS_LIBRARY}
     assert set(LISTED) == set(listed)
 
 
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", filter(overload_of, LISTED))
 @pytest.mark.filterwarnings("ignore")
 def test_a_listed_operation(name, lower):
-    base, _, overload = name.partition(".")
-    operation = getattr(getattr(torch.ops.aten, base), overload or "default")
+    operation = overload_of(name)
 
     def found(device, dtype):
         x, whole = (functools.partial(f, device) for f in (numbers, integers))
