@@ -338,7 +338,7 @@ def norm(d: Drawing, x: str) -> str:
         return d.step("F.rms_norm({0}, {last}, eps=1e-6)", x, last=last)
     x = d.at_least(x, d.r.choice((2, 3, 4, max(2, len(shape)))))
     c = d.shape(x)[1]
-    w, b = d.parameter((c,)), d.parameter((c,))
+    w, b = d.weight((c,)), d.parameter((c,))
     if choice < 0.72:
         return d.step(
             "F.group_norm({0}, {groups}, {1}, {2})", x, w, b, groups=d.r.choice(_divisors(c))

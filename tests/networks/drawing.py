@@ -81,7 +81,11 @@ class Drawing:
         return self._leaf("parameter", shape, values=values or self._kind(), **more)
 
     def weight(self, shape: Sequence[int]) -> str:
-        """A finite parameter: whether padding meets it is for each convolution's own way to say."""
+        """A finite parameter.
+
+        Whether padding meets an infinite one is for each convolution's own way to say, and a norm
+        that multiplies by it before it subtracts the mean, as PyTorch's of channels do, gives NaN.
+        """
         kind = self._kind()
         return self.parameter(shape, "normal" if kind == "special" else kind)
 
