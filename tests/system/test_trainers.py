@@ -339,6 +339,60 @@ def test_fabric_trains_in_two_processes(tmp_path):
     assert in_processes([], tmp_path, FABRIC) == ["2", "ltc", "True"]
 
 
+TRAINER = """
+import os
+import lightning
+import torch
+import ltc.integrations.lightning
+from tests import trainers
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = trainers.perceptron()
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+module = Module()
+trainer = lightning.Trainer(
+    accelerator=os.environ["DEVICE"], devices=2, max_epochs=int(os.environ["EPOCHS"]),
+    strategy="ddp", logger=False, enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(module, trainers.batches(shuffle=True), ckpt_path=os.environ.get("RESUMED"))
+trainer.save_checkpoint(os.environ["SAVED"])
+with open(os.environ["SAVED"] + str(trainer.global_rank), "w") as file:
+    print(*(float(x).hex() for p in module.parameters() for x in p.detach().cpu().flatten()), file=file)
+if trainer.global_rank == 0:
+    print("ranks", trainer.world_size, trainer.strategy.root_device.type)
+"""
+
+
+def by_two_processes(device: str, epochs: int, folder: Path, name: str, **variables) -> list[float]:
+    """The parameters after so many epochs of Lightning's Trainer, which both ranks have alike."""
+    saved = folder / name
+    told = in_processes(
+        [], folder, TRAINER, DEVICE=device, EPOCHS=str(epochs), SAVED=str(saved), **variables
+    )
+    assert told == ["2", device]
+    first, second = (Path(f"{saved}{rank}").read_text() for rank in range(2))
+    assert first == second
+    return [float.fromhex(word) for word in first.split()]
+
+
+def test_lightning_trains_and_resumes_in_two_processes(tmp_path):
+    trainers.needs("lightning")
+    whole = by_two_processes("ltc", 2, tmp_path, "whole", LTC_TIER="native")
+    by_two_processes("ltc", 1, tmp_path, "half", LTC_TIER="native")
+    resumed = {"RESUMED": str(tmp_path / "half"), "LTC_TIER": "native"}
+
+    assert by_two_processes("ltc", 2, tmp_path, "resumed", **resumed) == whole
+    assert whole == pytest.approx(by_two_processes("cpu", 2, tmp_path, "cpu"), abs=CLOSE)
+
+
 # --- Ray Train --------------------------------------------------------------------------------
 
 
