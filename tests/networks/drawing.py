@@ -22,8 +22,6 @@ BLOCKS = ((1, 8), (2, 34), (3, 25), (4, 15), (5, 8), (6, 5), (9, 3), (14, 1.5), 
 DTYPES = (("float32", 70), ("bfloat16", 11), ("float64", 9), ("float16", 10))
 LARGEST = 1e4  # values beyond this are brought back: rounding stays what it is
 REACH = 5  # a block is put upon one of so many latest values, so that chains become long
-# Where ltc's result shares memory with its operand and the CPU's may not: nobody writes to either.
-PERHAPS_VIEWS = ("reshape", "flatten", "contiguous", "unfold", "expand", "broadcast_to", ".to(")
 
 
 class Refused(Exception):
@@ -195,7 +193,7 @@ class Drawing:
         step = Step(f"v{len(self.steps)}", template, operands, tuple(attributes.items()))
         value = eval(step.text(), self.names, self.values)
         self._judge(value)
-        if any(word in template for word in PERHAPS_VIEWS):
+        if step.may_be_view():
             self.unwritable |= {_memory(self.values[n]) for n in operands} | {_memory(value)}
         self.values[step.name] = value
         self.steps.append(step)

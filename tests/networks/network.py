@@ -76,6 +76,8 @@ OPTIMIZERS = {
     "AdamW fused": "torch.optim.AdamW(leaves, lr=0.01{eps}, fused=True)",
     "RMSprop": "torch.optim.RMSprop(leaves, lr=0.01{eps})",
 }
+# Where ltc's result shares memory with its operand and the CPU's may not: nobody writes to either.
+PERHAPS_VIEWS = ("reshape", "flatten", "contiguous", "unfold", "expand", "broadcast_to", ".to(")
 LAYOUTS = {"": "", "turned": ".mT", "every other": "[::2]", "expanded": ".expand{shape}"}
 
 
@@ -130,6 +132,9 @@ class Step:
 
     def text(self) -> str:
         return self.template.format(*self.operands, **dict(self.attributes))
+
+    def may_be_view(self) -> bool:
+        return any(word in self.template for word in PERHAPS_VIEWS)
 
 
 @dataclass(frozen=True)
@@ -204,9 +209,13 @@ class Network:
         return OPTIMIZERS[self.optimizer].format(eps=eps)
 
     def _parameter(self, leaf: Leaf, several: bool) -> str:
-        """PyTorch's fused optimizer for the CPU writes beside a parameter that has gaps."""
-        dense = replace(leaf, layout="") if self.optimizer == "AdamW fused" else leaf
-        return dense.text(several)
+        """Without gaps where an optimizer writes to it and something may be a view of it.
+
+        PyTorch's fused optimizer for the CPU writes beside a parameter that has gaps.
+        """
+        is_written = self.optimizer and any(step.may_be_view() for step in self.steps)
+        is_dense = is_written or self.optimizer == "AdamW fused"
+        return (replace(leaf, layout="") if is_dense else leaf).text(several)
 
     def _round(self, around: Callable[[Step], str], several: bool) -> list[str]:
         given = [leaf for leaf in self.leaves if leaf.kind != "parameter"]
