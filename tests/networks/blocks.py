@@ -113,6 +113,8 @@ def expand(d: Drawing, x: str) -> str:
 def repeat(d: Drawing, x: str) -> str:
     """Positions for every sample: repeated, and perhaps turned and added to a sequence."""
     times = [d.r.choice((1, 1, 2, 3, d.r.choice(d.sizes))) for _ in d.shape(x)]
+    if math.prod((*d.shape(x), *times)) > 2 * d.most:  # it may fill the machine's memory
+        raise Refused
     y = d.step("{0}.repeat({times})", x, times=tuple(times) or (2,))
     if d.r.random() < 0.4:
         y = permute(d, y)
