@@ -223,7 +223,7 @@ def test_the_lists_are_those_of_this_torch():
 
 
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", filter(overload_of, LISTED))
+@pytest.mark.parametrize("name", list(filter(overload_of, LISTED)))
 @pytest.mark.filterwarnings("ignore")
 def test_a_listed_operation(name, lower):
     operation = overload_of(name)

@@ -418,9 +418,15 @@ def softened_again(x):
     return checkpoint(lambda x: Softened.apply(x * 2).sin().sum(), x, use_reentrant=False)
 
 
-@pytest.mark.parametrize("function, is_checkpoint", [(softened, False), (softened_again, True)])
+# What is saved for a backward torch tells from 2.11 on; before, it applies functions itself.
+IS_SILENT = torch.__version__ < "2.11"
+
+
+@pytest.mark.parametrize(
+    "function, is_module", [(softened, IS_SILENT), (softened_again, True)], ids=["applied", "again"]
+)
 def test_graphs_inside_a_graph_run_as_code_and_give_the_same(
-    function, is_checkpoint, equal, monkeypatch
+    function, is_module, equal, monkeypatch
 ):
     interpreted = []
     run_node = torch.fx.Interpreter.run_node
@@ -440,7 +446,7 @@ def test_graphs_inside_a_graph_run_as_code_and_give_the_same(
     first = gradients(compiled, "ltc")
     interpreted.clear()
     equal((first, gradients(compiled, "ltc")), (gradients(function, "cpu"),) * 2)
-    assert "call_method" not in interpreted and ("call_module" in interpreted) == is_checkpoint
+    assert "call_method" not in interpreted and ("call_module" in interpreted) == is_module
 
 
 class Ranked(torch.autograd.Function):
@@ -498,7 +504,7 @@ def test_functions_with_derivatives_are_applied_as_without_compilation(function,
     equal([gradients(compiled, "ltc") for _ in range(2)], [gradients(function, "cpu")] * 2)
 
 
-@pytest.mark.parametrize("function", [softened, torch.compile(softened)])
+@pytest.mark.parametrize("function", [softened, *[torch.compile(softened)] * (not IS_SILENT)])
 def test_a_write_to_what_a_function_has_saved_is_noticed(function):
     x = torch.linspace(-2, 2, 6, device="ltc", requires_grad=True) * 1
     loss = function(x)

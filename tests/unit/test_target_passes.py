@@ -1,4 +1,4 @@
-"""Passes for backends that compile: layouts, long reductions in pieces, the plan of memory."""
+"""Passes for backends that compile: layouts, what is long in pieces, the plan of memory."""
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from ltc.ir.node import make
 from ltc.passes.layout.channels_last import channels_last
 from ltc.passes.layout.transposes import layout
 from ltc.passes.memory_planner import ALIGNMENT, BLOCK, Lifetime, OutputBuffer, plan
+from ltc.passes.split_concats import MOST_PARTS, split_concats
 from ltc.passes.split_reductions import split_reductions
 from tests.drawn import drawn
 
@@ -69,6 +70,25 @@ def test_a_sum_of_low_precision_rounds_once_all_the_same():
     assert changed.outputs[0].dtype == torch.bfloat16 and count(changed, ops.SUM) == 2
     values = torch.full((64, 1024), 1.0, dtype=torch.bfloat16)
     assert result(changed, values).item() == 65536
+
+
+@pytest.mark.parametrize("parts", [MOST_PARTS + 1, 100, MOST_PARTS**2, MOST_PARTS**2 + 1])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_many_parts_are_joined_in_groups(parts, dim):
+    inputs = tuple([given(2, 1 + k % 3, index=k) for k in range(parts)])
+    given_parts = inputs if dim else [build.transpose(x, 0, 1) for x in inputs]
+    graph = Graph(inputs, (), (build.concat(given_parts, dim),))
+    changed = split_concats(graph)
+    concats = [node for node in schedule(*changed.outputs) if node.op is ops.CONCAT]
+    assert max(len(node.inputs) for node in concats) <= MOST_PARTS
+    buffers = [torch.randn(2, 1 + k % 3) for k in range(parts)]
+    assert torch.equal(result(changed, *buffers), result(graph, *buffers))
+
+
+def test_a_few_parts_stay_one_concatenation():
+    parts = [given(2, 3, index=k) for k in range(MOST_PARTS)]
+    graph = Graph(tuple(parts), (), (build.concat(parts, 0),))
+    assert split_concats(graph).outputs == graph.outputs
 
 
 @pytest.mark.parametrize("shape, dims", [((128, 10), (0,)), ((64, 64), (1,)), ((7,), (0,))])

@@ -41,6 +41,7 @@ from ltc.passes.layout.transposes import layout
 from ltc.passes.match_attention import recognise_attention
 from ltc.passes.one_shot_all_reduce import one_shot_sums
 from ltc.passes.pipeline import Pass
+from ltc.passes.split_concats import split_concats
 from ltc.passes.split_reductions import split_reductions
 from ltc.support.sizes.extent import SizeTrace
 
@@ -59,6 +60,7 @@ PASSES = (
     Pass("channels_last", with_channels_last, "the lanes of convolutions are channels"),
     Pass("layout", layout, "what is read transposed is made so"),
     Pass("split", split_reductions, "long sums have work for every thread, and stay accurate"),
+    Pass("split_concats", split_concats, "no kernel chooses among more parts than are quick"),
     Pass("narrow_scratch", narrow_scratch, "narrow tensors stay narrow between kernels"),
     Pass("one_shot_sums", one_shot_sums, "sums over few replicas are made where they are needed"),
 )
