@@ -406,7 +406,10 @@ def pool(d: Drawing, x: str) -> str:
 
 
 def resample(d: Drawing, x: str) -> str:
+    """Of finite numbers: PyTorch multiplies what is infinite by a weight of zero, too."""
     x = d.at_least(x, 4)
+    if not bool(d.values[x].isfinite().all()):
+        raise Refused
     return d.step(
         d.r.choice(
             (
