@@ -166,6 +166,24 @@ def _of_all(d: Drawing, template: str, names: list[str], **attributes) -> str:
     return d.step(template.replace("{all}", holes), *names, **attributes)
 
 
+MOST_PARTS = 200  # each is a node or several
+OF_PARTS = (
+    "torch.stack([part.sin() for part in {0}.unbind({d})])",
+    "torch.stack([part * k for k, part in enumerate({0}.unbind({d}))], -1)",
+    "torch.cat([part.tanh() for part in {0}.split(1, {d})], {d})",
+    "torch.stack([part.square().sum() for part in {0}.unbind({d})])",
+    "sum(part.cos() for part in {0}.unbind({d}))",
+)
+
+
+def many_parts(d: Drawing, x: str) -> str:
+    """All parts along a dimension, each computed by itself, as time steps are, put together."""
+    k = d.dim(x)
+    if not 0 < d.shape(x)[k] <= MOST_PARTS:
+        raise Refused
+    return d.step(d.r.choice(OF_PARTS), x, d=k)
+
+
 def together(d: Drawing, x: str) -> str:
     """A value beside others along one dimension."""
     k = d.dim(x)
@@ -711,6 +729,7 @@ BLOCKS = (
     (repeat, 5),
     (slices, 5),
     (parts, 5),
+    (many_parts, 3),
     (together, 6),
     (pad, 4),
     (linear, 8),
