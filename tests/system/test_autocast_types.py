@@ -75,6 +75,7 @@ LISTED = {
     "linalg_cond.p_str": lambda x, whole: (x(3, 3), "fro"),
     "linalg_householder_product": lambda x, whole: (x(3, 2), x(2)),
     "linalg_lstsq": lambda x, whole: (x(3, 3), x(3, 2)),
+    "linalg_matrix_sqrth": lambda x, whole: (x(3, 3),),
     "linalg_matrix_rank": lambda x, whole: (x(3, 3), 0.1),
     "linalg_matrix_rank.atol_rtol_float": lambda x, whole: (x(3, 3),),
     "linalg_matrix_rank.atol_rtol_tensor": lambda x, whole: (x(3, 3),),
@@ -208,7 +209,7 @@ def types(device, lower, call):
 
 
 def overload_of(name):
-    """None where this torch has none: cholesky and qr were removed in 2.14."""
+    """None where this torch has none: 2.14 removed cholesky and qr, and added linalg_matrix_sqrth."""
     base, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
 
