@@ -3,12 +3,13 @@
 How soon a death is known is measured there: here the machine may be doing anything else.
 """
 
-import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.loader_workers import need_semaphores
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "stress" / "faults.py"
 
@@ -17,17 +18,8 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "stress" / "faults.py"
     "only", ["loader", "left early, 0", "rank SIGKILL spawn", "rank os._exit torchrun"]
 )
 def test_no_fault_of_the_matrix_hangs_or_is_lost(only):
-    if only == "loader" and not has_semaphores():
-        pytest.skip("PyTorch's loader starts no workers here: /dev/shm takes no semaphores")
+    if only == "loader":
+        need_semaphores()
     command = [sys.executable, str(SCRIPT), "--only", only, "--seconds", "600", "--limit", "900"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def has_semaphores() -> bool:
-    """Whether processes can share locks: Python keeps these in /dev/shm."""
-    try:
-        multiprocessing.Lock()
-    except OSError:
-        return False
-    return True

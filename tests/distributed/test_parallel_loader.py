@@ -14,6 +14,7 @@ import ltc.distributed.parallel_loader as pl
 from ltc.debug import metrics, profiler
 from ltc.device.recording.tensors import state_of
 from ltc.distributed import loader_epoch
+from tests.distributed.loader_workers import need_semaphores
 
 DEVICES = ["ltc:0", "ltc:1"]
 HANG_SECONDS = 600  # of a machine that is busy with other things
@@ -220,6 +221,8 @@ def test_a_device_that_never_consumes_does_not_hold_up_the_other():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loops_left_early_leave_no_thread(workers):
+    if workers:
+        need_semaphores()
     loader = pl.MpDeviceLoader(DataLoader(Samples(), num_workers=workers), "ltc:0")
     for _ in range(50 if workers == 0 else 3):
         for _ in loader:
@@ -248,6 +251,8 @@ def test_dropping_a_loader_ends_its_threads():
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("bad", [0, 4, 8])
 def test_the_error_of_a_sample_is_raised_in_the_consumer_as_itself(bad, workers, devices):
+    if workers:
+        need_semaphores()
     source = DataLoader(Samples(bad), batch_size=None, num_workers=workers)
     loader = pl.ParallelLoader(source, DEVICES[:devices])
     with pytest.raises(KeyError) as caught:
