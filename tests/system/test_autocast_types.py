@@ -218,7 +218,9 @@ def test_the_lists_are_those_of_this_torch():
     registered = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"))
     of_names = {name for name in registered if "dimname" in name.lower()}  # until torch 2.12
     listed = autocast.LOWER_PRECISION + autocast.FLOAT32 + autocast.WIDEST
-    here = {f"aten::{name}" for name in listed if overload_of(name)}
+    absent = {name for name in listed if not overload_of(name)}
+    assert absent <= {"cholesky", "qr", "linalg_matrix_sqrth"}
+    here = {f"aten::{name}" for name in listed if name not in absent}
     assert here == registered - of_names - {OF_ITS_LIBRARY}
     assert set(LISTED) == set(listed)
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import ltc.core.lazy_model as ltm
+from tests.autograd_functions import DoubledInPlace
 
 
 def ramp(*shape: int, device: str) -> torch.Tensor:
@@ -238,17 +239,6 @@ class ScaledSine(torch.autograd.Function):
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return gradient * x.cos() * ctx.factor, None
-
-
-class DoubledInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
 
 
 class Sorted(torch.autograd.Function):

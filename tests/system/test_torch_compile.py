@@ -13,6 +13,7 @@ import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 from ltc.device.recording.recorder import device_at
 from ltc.distributed.lazy_multiprocessing import spawn
+from tests.autograd_functions import DoubledInPlace
 
 BACKENDS = ("aot_eager", None)  # None records what "eager" runs, which others below name
 pytestmark = pytest.mark.filterwarnings("ignore:.*Dynamo.*graph break.*")
@@ -466,33 +467,20 @@ class Ranked(torch.autograd.Function):
         return torch.zeros_like(gradient).scatter(0, places, gradient * ctx.scale), None
 
 
-class Tripled(torch.autograd.Function):
-    """In place."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(3)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
-
-
 def ranked(x):
     values, places = Ranked.apply(x.sin(), 2.0)
     return (values * places).sum()
 
 
-def tripled(x):
-    return (Tripled.apply(x * 2) * x).sum()
+def doubled(x):
+    return (DoubledInPlace.apply(x * 3) * x).sum()
 
 
 def one_after_the_other(x):
     return Softened.apply(Softened.apply(Ranked.apply(x, 0.5)[0])).sum()
 
 
-@pytest.mark.parametrize("function", [ranked, tripled, one_after_the_other])
+@pytest.mark.parametrize("function", [ranked, doubled, one_after_the_other])
 def test_functions_with_derivatives_are_applied_as_without_compilation(function, equal):
     def gradients(function, device):
         x = torch.linspace(-2, 2, 6, device=device, requires_grad=True)
