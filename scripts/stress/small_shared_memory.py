@@ -1,6 +1,6 @@
 """Tests where the memory that processes share is small, or not there: containers have 64 MB of it.
 
-    sudo python scripts/stress/small_shared_memory.py [--sizes none 16 64] [TEST ...]
+    sudo python scripts/stress/small_shared_memory.py [TEST ...] [--sizes none 16 64]
 
 Each size is mounted over /dev/shm in a mount namespace of its own, which needs root or the right to
 make user namespaces. Without tests named, those of two processes and more run: tests/distributed.

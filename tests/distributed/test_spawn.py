@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import ltc.distributed.parallel_loader as pl
 from ltc import config
 from ltc.distributed.launch import parent as launched
 from ltc.distributed.launch.child import ReturnedValue
+from ltc.distributed.launch.pickled_call import PickledCall
 
 ROOT = Path(__file__).parents[2]
 HANG_SECONDS = 600  # of a machine that is busy with other things
@@ -198,7 +200,16 @@ def move(rank: int, wrapped) -> tuple:
     return shared, str(moved.weight.device), moved.weight.sum().item()
 
 
-@pytest.mark.parametrize("start_method, shared", [("spawn", True), ("fork", False)])
+def can_share_memory() -> bool:
+    """Whether PyTorch can hand the memory of CPU tensors to another process: not without /dev/shm."""
+    try:
+        torch.zeros(1).share_memory_()
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("start_method, shared", [("spawn", can_share_memory()), ("fork", False)])
 def test_a_wrapped_model_moves_to_every_ranks_device(start_method, shared):
     model = nn.Linear(3, 2)
     total = model.weight.sum().item()
@@ -207,6 +218,23 @@ def test_a_wrapped_model_moves_to_every_ranks_device(start_method, shared):
     )
     assert [result[:2] for result in results] == [(shared, "ltc:0")] * 2
     assert [result[2] for result in results] == pytest.approx([total] * 2)
+
+
+@pytest.mark.parametrize("by_value", [False, True], ids=["imported", "by value"])
+def test_tensors_are_copied_where_no_memory_can_be_shared(by_value, monkeypatch, caplog):
+    def refuse(_):
+        raise RuntimeError("unable to open shared memory object </torch_1> in read-write mode")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", refuse)
+    monkeypatch.setattr(torch.UntypedStorage, "_share_filename_cpu_", refuse)
+    if by_value:
+        pytest.importorskip("cloudpickle")
+    function = (lambda layer: layer) if by_value else who
+    layer = nn.Linear(3, 2)
+    fn, (received,) = pickle.loads(pickle.dumps(PickledCall(function, (layer,)))).open()
+    assert fn.__name__ == function.__name__
+    assert received.weight.equal(layer.weight) and not received.weight.is_shared()
+    assert "not shared with the ranks, but copied" in caplog.text
 
 
 # --- a rank that dies ---------------------------------------------------------------------------
@@ -450,7 +478,8 @@ def test_functions_and_classes_of_a_cell_travel_by_value():
     done = run_cell(CELL)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
-    assert printed[:2] == ["[(0, True, 2), (3, True, 2)]"] * 2
+    shared = can_share_memory()
+    assert printed[:2] == [f"[(0, {shared}, 2), (3, {shared}, 2)]"] * 2
     assert sorted(printed[2:4]) == ["[rank 0] hello", "[rank 1] hello"]
     assert printed[4] == "[0, 1]"
 

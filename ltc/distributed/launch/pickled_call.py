@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import importlib.util
 import io
@@ -11,7 +12,9 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, cast
+
+import torch.multiprocessing.reductions
 
 _log = logging.getLogger("ltc")
 
@@ -46,19 +49,34 @@ def _unpickled(content: bytes) -> PickledCall:
 
 
 def _pickled(fn: Callable, args: tuple) -> bytes:
-    if not _main_can_be_imported():
-        return _by_value(fn, args, None)
+    reducers: dict = cast(Any, ForkingPickler)._extra_reducers
     try:
-        return bytes(ForkingPickler.dumps((fn, args)))
+        return _pickled_with(reducers, fn, args)
     except RuntimeError as error:
         if "shared memory" not in str(error):
             raise
         _log.warning(
             "the memory of CPU tensors is not shared with the ranks, but copied: %s", error
         )
-        return pickle.dumps((fn, args))
+        return _pickled_with(_without_sharing(reducers), fn, args)
+
+
+def _without_sharing(reducers: dict) -> dict:
+    """Those that PyTorch has not added: tensors are then pickled as to a file."""
+    return {
+        kind: reduce
+        for kind, reduce in reducers.items()
+        if reduce.__module__ != torch.multiprocessing.reductions.__name__
+    }
+
+
+def _pickled_with(reducers: dict, fn: Callable, args: tuple) -> bytes:
+    if not _main_can_be_imported():
+        return _by_value(reducers, fn, args, None)
+    try:
+        return _written(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), fn, args)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return _by_value(fn, args, error)
+        return _by_value(reducers, fn, args, error)
 
 
 def _main_can_be_imported() -> bool:
@@ -67,10 +85,10 @@ def _main_can_be_imported() -> bool:
     return bool(getattr(main, "__spec__", None) or getattr(main, "__file__", None))
 
 
-def _by_value(fn: Callable, args: tuple, error: Exception | None) -> bytes:
+def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None) -> bytes:
     if importlib.util.find_spec("cloudpickle") is None:
         if error is None and getattr(fn, "__module__", None) != "__main__":
-            return bytes(ForkingPickler.dumps((fn, args)))
+            return _written(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), fn, args)
         raise pickle.PicklingError(
             f"{fn!r} can not be sent to other processes: they can not import it, since it was "
             f"defined in a notebook, a prompt or another function. Install cloudpickle (pip "
@@ -78,12 +96,17 @@ def _by_value(fn: Callable, args: tuple, error: Exception | None) -> bytes:
             f"start_method='fork'."
         ) from error
     cloudpickle: Any = importlib.import_module("cloudpickle")
-    reducers: Any = ForkingPickler
+    own = cloudpickle.Pickler.dispatch_table
+    return _written(cloudpickle.Pickler, ChainMap(reducers, own), fn, args)
 
-    class Pickler(cloudpickle.Pickler):
-        """Code by value, and everything else as ForkingPickler has it."""
 
-        dispatch_table = ChainMap(reducers._extra_reducers, cloudpickle.Pickler.dispatch_table)
+def _written(kind: Any, reducers: ChainMap, fn: Callable, args: tuple) -> bytes:
+    """What a pickler of this kind writes with these reducers."""
+
+    class Pickler(kind):
+        dispatch_table = (
+            reducers  # of the class: set on an object, cloudpickle's would go before it
+        )
 
     content = io.BytesIO()
     Pickler(content).dump((fn, args))
