@@ -15,11 +15,16 @@ SCRIPTS = Path(__file__).parents[1] / "scripts" / "compare"
 WORDS = 48
 
 
-def needs(package: str):
-    """The package, or the test is skipped and says why."""
+def prepare_torchvision() -> None:
+    """To be called before anything imports torchvision, whose own library may not fit this torch."""
     if find_spec("torchvision"):
         sys.path.insert(0, str(SCRIPTS))
-        import torchvision_operators  # noqa: F401  # before what imports torchvision
+        import torchvision_operators  # noqa: F401
+
+
+def needs(package: str):
+    """The package, or the test is skipped and says why."""
+    prepare_torchvision()
     return pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
 
 

@@ -119,7 +119,7 @@ accelerator.end_training()
 def in_processes(launcher: list[str], tmp_path, script: str, **variables) -> list[str]:
     """The words of the line about ranks that a script prints, started by that launcher."""
     path = tmp_path / "script.py"
-    path.write_text(script)
+    path.write_text("from tests import trainers\ntrainers.prepare_torchvision()\n" + script)
     environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "LTC_CHECK": "0"}
     run = subprocess.run(
         [sys.executable, "-W", "ignore", *launcher, str(path)],
