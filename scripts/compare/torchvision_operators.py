@@ -11,6 +11,7 @@ Import this module before torchvision, timm or transformers.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import torch
@@ -56,3 +57,5 @@ import torchvision.ops.boxes  # noqa: E402
 
 if not LOADED:
     torchvision.ops.boxes._assert_has_ops = lambda: None
+    # `torchvision.ops.roi_align` is the function. Its form in Python is for the devices it knows.
+    sys.modules["torchvision.ops.roi_align"].is_compile_supported = lambda device: True
