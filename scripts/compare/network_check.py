@@ -221,6 +221,7 @@ def check(network: Network) -> Checked:
 
 
 def compared(truth: dict, eager: dict, lazy: dict, jumps: dict) -> list[Compared]:
+    """Each quantity of a network, by its name."""
     return [
         Compared(n, size(truth, n), distance(eager, truth, n), distance(lazy, truth, n), jumps[n])
         for n in truth

@@ -200,16 +200,7 @@ def move(rank: int, wrapped) -> tuple:
     return shared, str(moved.weight.device), moved.weight.sum().item()
 
 
-def can_share_memory() -> bool:
-    """Whether PyTorch can hand the memory of CPU tensors to another process: not without /dev/shm."""
-    try:
-        torch.zeros(1).share_memory_()
-    except RuntimeError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("start_method, shared", [("spawn", can_share_memory()), ("fork", False)])
+@pytest.mark.parametrize("start_method, shared", [("spawn", shares_memory()), ("fork", False)])
 def test_a_wrapped_model_moves_to_every_ranks_device(start_method, shared):
     model = nn.Linear(3, 2)
     total = model.weight.sum().item()
@@ -478,7 +469,7 @@ def test_functions_and_classes_of_a_cell_travel_by_value():
     done = run_cell(CELL)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
-    shared = can_share_memory()
+    shared = shares_memory()
     assert printed[:2] == [f"[(0, {shared}, 2), (3, {shared}, 2)]"] * 2
     assert sorted(printed[2:4]) == ["[rank 0] hello", "[rank 1] hello"]
     assert printed[4] == "[0, 1]"

@@ -74,7 +74,7 @@ def _pickled_with(reducers: dict, fn: Callable, args: tuple) -> bytes:
     if not _main_can_be_imported():
         return _by_value(reducers, fn, args, None)
     try:
-        return _written(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), fn, args)
+        return _by_name(reducers, fn, args)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return _by_value(reducers, fn, args, error)
 
@@ -85,10 +85,14 @@ def _main_can_be_imported() -> bool:
     return bool(getattr(main, "__spec__", None) or getattr(main, "__file__", None))
 
 
+def _by_name(reducers: dict, fn: Callable, args: tuple) -> bytes:
+    return _written(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), fn, args)
+
+
 def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None) -> bytes:
     if importlib.util.find_spec("cloudpickle") is None:
         if error is None and getattr(fn, "__module__", None) != "__main__":
-            return _written(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), fn, args)
+            return _by_name(reducers, fn, args)
         raise pickle.PicklingError(
             f"{fn!r} can not be sent to other processes: they can not import it, since it was "
             f"defined in a notebook, a prompt or another function. Install cloudpickle (pip "
@@ -96,17 +100,16 @@ def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None
             f"start_method='fork'."
         ) from error
     cloudpickle: Any = importlib.import_module("cloudpickle")
-    own = cloudpickle.Pickler.dispatch_table
-    return _written(cloudpickle.Pickler, ChainMap(reducers, own), fn, args)
+    table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
+    return _written(cloudpickle.Pickler, table, fn, args)
 
 
-def _written(kind: Any, reducers: ChainMap, fn: Callable, args: tuple) -> bytes:
-    """What a pickler of this kind writes with these reducers."""
+def _written(kind: Any, table: ChainMap, fn: Callable, args: tuple) -> bytes:
+    """What a pickler of this kind writes with that table of reducers."""
 
     class Pickler(kind):
-        dispatch_table = (
-            reducers  # of the class: set on an object, cloudpickle's would go before it
-        )
+        # Of the class: cloudpickle's is one too, and would go before an object's.
+        dispatch_table = table
 
     content = io.BytesIO()
     Pickler(content).dump((fn, args))
