@@ -9,8 +9,8 @@ chain     `acc = acc + 1` a million times without a step mark; at most 50 MB mor
 schedule  200 steps with Adam and a cosine schedule after 20; no new graph, no new recorded entry
 replicas  60 seconds of two replicas with a loader, step closures, checkpoints, a metrics file and
           batches of six sizes: memory, descriptors, threads, memory maps and files stay as they were
-          after the first half; after 300 steps the weights have the bits of a training without all
-          that
+          after the first half; at the end the weights have the bits of a training of as many
+          steps without all that
 
 Each runs in a process of its own, so that none inherits the memory of another.
 """
@@ -139,20 +139,21 @@ def soak_schedule(device: str, steps: int, warm_up: int = 20) -> list[Finding]:
 # --- two replicas with everything ------------------------------------------------------------------
 
 SIZES = (4, 7, 12, 9, 16, 5)  # of batches, one after the other
-EQUAL_STEPS = 300  # after which the weights are compared with those of the plain training
 SAVE_STEPS, REPORT_STEPS = 50, 10
+READING_S = 0.01  # for a batch: the steps of two hours are then repeated in a quarter of an hour
 
 
 class ManySizes(torch.utils.data.IterableDataset):
     """Batches of every size in turn, without end; of a seed for each replica."""
 
-    def __init__(self, seed: int):
-        self.seed = seed
+    def __init__(self, seed: int, reading_s: float = 0.0):
+        self.seed, self.reading_s = seed, reading_s
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         drawn = torch.Generator().manual_seed(self.seed)
         for size in itertools.cycle(SIZES):
             x = torch.randn(size, 8, generator=drawn)
+            time.sleep(self.reading_s)
             yield x, torch.randint(4, (size,), generator=drawn)
 
 
@@ -177,11 +178,11 @@ class Replica:
     def weights(self) -> bytes:
         return b"".join(p.detach().cpu().numpy().tobytes() for p in self.model.parameters())
 
-    def plain(self) -> bytes:
-        """The weights after EQUAL_STEPS without anything around them."""
+    def plain(self, steps: int) -> bytes:
+        """The weights after so many steps without anything around them."""
         import ltc.core.lazy_model as ltm
 
-        for x, y in itertools.islice(ManySizes(self.rank), EQUAL_STEPS):
+        for x, y in itertools.islice(ManySizes(self.rank), steps):
             self.step(x.to("ltc"), y.to("ltc"))
             ltm.mark_step()
         return self.weights()
@@ -209,20 +210,18 @@ def soak_rank(rank: int, seconds: float, folder: str) -> tuple[dict, dict, int, 
     replica, losses = Replica(rank), collections.deque(maxlen=100)
     parts = {"model": replica.model, "optimizer": replica.optimizer}
     manager = CheckpointManager(f"{folder}/checkpoints", keep_last=2, sharded=True, **parts)
-    loader = pl.MpDeviceLoader(ManySizes(rank), "ltc")
-    began, middle, after, steps = time.monotonic(), {}, b"", 0
+    loader = pl.MpDeviceLoader(ManySizes(rank, READING_S), "ltc")
+    began, middle, steps = time.monotonic(), {}, 0
     for steps, (x, y) in enumerate(loader, start=1):
         loss = replica.step(x, y)
         if steps % REPORT_STEPS == 0:
             show = lambda loss: losses.append(loss.item())  # noqa: E731
             ltm.add_step_closure(show, args=(loss,), run_async=steps % 20 == 0)
-        if steps == EQUAL_STEPS:
-            after = replica.weights()
         if steps % SAVE_STEPS == 0:
             manager.save(steps, blocking=False)
             metrics.metrics_report()
             elapsed = ltm.mesh_reduce("elapsed", time.monotonic() - began, max)  # all stop together
-            if not middle and elapsed > seconds / 2 and steps > EQUAL_STEPS:
+            if not middle and elapsed > seconds / 2:
                 manager.wait()
                 middle = resources(folder)
             if elapsed > seconds and middle:
@@ -231,7 +230,7 @@ def soak_rank(rank: int, seconds: float, folder: str) -> tuple[dict, dict, int, 
     ltm.wait_device_ops()
     ltm.rendezvous("all are saved")
     end = resources(folder)
-    return middle, end, steps, Replica(rank).plain() == after
+    return middle, end, steps, Replica(rank).plain(steps) == replica.weights()
 
 
 LIMITS = {"MB resident": 8, "descriptors": 4, "threads": 2, "memory maps": 40, "files": 4}
@@ -249,7 +248,7 @@ def soak_replicas(device: str, seconds: int) -> list[Finding]:
             Finding(f"rank {rank}: {what} more than in the middle", end[what] - middle[what], most)
             for what, most in LIMITS.items()
         ]
-        what = f"rank {rank}: weights that differ, of {steps} steps after {EQUAL_STEPS}"
+        what = f"rank {rank}: weights that differ from those of {steps} undisturbed steps"
         findings.append(Finding(what, not is_equal, 0))
     return findings
 
