@@ -157,6 +157,16 @@ def test_the_process_ends_with_the_one_that_started_it():
         time.sleep(0.05)
 
 
+def test_the_other_process_ends_with_this_one_while_it_imports(tmp_path, monkeypatch):
+    """Importing torch takes long on a busy machine; here it takes for ever."""
+    (tmp_path / "ltc.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    worker = compile_behind.Worker()
+    time.sleep(0.5)
+    worker._process.stdin.close()  # as when this process ends
+    assert worker._process.wait() == 0
+
+
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)

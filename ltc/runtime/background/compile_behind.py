@@ -26,8 +26,16 @@ from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.sizes.as_json import dumped, record_of_trace
 from ltc.support.sizes.extent import SizeTrace
 
+# Who has asked may be killed at any moment: while the other process imports torch, or compiles.
 _START = """
-import sys
+import os, select, sys, threading
+def end_with_input():
+    hangup = select.poll()
+    hangup.register(0, 0)
+    hangup.poll()
+    os._exit(0)
+if hasattr(select, "poll"):
+    threading.Thread(target=end_with_input, daemon=True).start()
 sys.path[:] = {paths!r}
 from ltc.runtime.background.compile_worker import serve
 serve()
