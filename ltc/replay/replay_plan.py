@@ -22,6 +22,8 @@ from ltc.replay.origins import recorded_path
 from ltc.replay.reachable import state_if_any
 from ltc.runtime.buffer import Buffer, BufferKey, input_key
 from ltc.runtime.compile import known_program
+from ltc.runtime.executor import executor_of
+from ltc.support.process.held_signals import held
 from ltc.utils import steps
 
 _TOGETHER = 40  # conditions of one `if`
@@ -105,6 +107,16 @@ class ReplayPlan:
 
     def run(self, prepared: tuple[list, list, list, Any], args: tuple, kwargs: dict) -> Any:
         """What the call returns that was prepared."""
+        executor_of(self._device.index).wait_for_room()  # while it can be interrupted
+        with held:
+            result = self._run_uninterrupted(prepared, args, kwargs)
+        if self._last.mark is not None:
+            steps.mark(self._device, self._last.mark)
+        return result
+
+    def _run_uninterrupted(
+        self, prepared: tuple[list, list, list, Any], args: tuple, kwargs: dict
+    ) -> Any:
         states, scalars, inputs, program = prepared
         for slot in self._last.seeds:
             scalars[slot] = self.recorder.draw()
@@ -114,8 +126,6 @@ class ReplayPlan:
         result = self._hand_out(args, kwargs, states, made, inputs)
         self.replayed += 1
         metrics.count("ReplayedCalls")
-        if self._last.mark is not None:
-            steps.mark(self._device, self._last.mark)
         return result
 
     def _inputs(self, states: list[Any], args: tuple, kwargs: dict) -> list[Buffer]:

@@ -1,6 +1,7 @@
 """Ctrl-C, or another signal whose handler raises: it comes out between two steps of ltc's work."""
 
 import argparse
+import collections
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc.device.torch_device import DeviceGuard
+from ltc.support.process import held_signals
 from ltc.support.process.held_signals import held
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,63 @@ def test_an_interrupt_is_not_lost_while_torch_imports(alarmed, tmp_path, monkeyp
         time.sleep(1)
     assert "tries_one_thing" in sys.modules  # it was imported to its end
     del sys.modules["tries_one_thing"]
+
+
+def test_an_interrupt_while_ltc_makes_a_named_tuple_comes_out_behind_it(alarmed):
+    """Its constructor is of no module that anybody wrote: it was taken for the program's own code."""
+    made_for = collections.namedtuple("Point", "x").__new__.__globals__["__name__"]
+    of_tuple, ltc_s, went_on = {"__name__": made_for, "signal": signal}, {}, []
+    exec("def new():\n    signal.raise_signal(signal.SIGALRM)\n    [0 for _ in range(9)]", of_tuple)
+    ltc_s |= {"__name__": "ltc.of_this_test", "new": of_tuple["new"], "went_on": went_on}
+    exec("def make():\n    new()\n    went_on.append(True)", ltc_s)
+    with pytest.raises(Alarmed):
+        ltc_s["make"]()
+        time.sleep(1)
+    assert went_on
+
+
+def test_one_pending_call_at_a_time_is_asked_for(alarmed, monkeypatch):
+    """Python 3.11 hangs where one is asked for while another runs and a trace function is set."""
+    asked = []
+    monkeypatch.setattr(held_signals, "_add_pending_call", lambda *call: asked.append(call) or 0)
+    monkeypatch.setattr(held_signals, "_place_of_program", lambda frame: (held._ask(), False))
+    monkeypatch.setattr(held, "_waiting", {signal.SIGALRM: (raise_alarmed, 0.0, 0)})
+    for times in (1, 2):
+        held._ask()
+        held._ask()
+        assert len(asked) == times
+        assert not held  # runs it, and asks meanwhile
+        assert len(asked) == times
+
+
+TRACED = """
+import signal, sys, trace
+import torch, ltc
+
+class Came(Exception):
+    pass
+
+def handler(number, frame):
+    raise Came
+
+signal.signal(signal.SIGALRM, handler)
+heard, x = 0, torch.ones(2, device="ltc")
+sys.settrace(trace.Trace(count=1, trace=0).globaltrace)
+for _ in range(100):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
+        while True:
+            x = x.cpu().to("ltc")
+    except Came:
+        heard += 1
+sys.settrace(None)
+print(heard)
+"""
+
+
+def test_interrupts_come_through_where_another_traces():
+    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True)
+    assert done.stdout == "100\n", done.stderr
 
 
 FORKS = """

@@ -50,6 +50,7 @@ INSISTS_SECONDS = 1.0  # who sends a signal again after so long does not want to
 # What works for whoever calls it, and may take an error of a handler's for one of its own.
 _WORKERS = {__name__.partition(".")[0], "torch", "numpy", "llvmlite", "tqdm"}
 _OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__globals__
+_OF_NAMED_TUPLES = "namedtuple_"  # begins the name of the module that `collections` makes for each
 
 _add_pending_call = ctypes.pythonapi.Py_AddPendingCall
 _add_pending_call.argtypes = [ctypes.c_void_p, ctypes.py_object]
@@ -82,6 +83,7 @@ class _Held:
         # number -> its handler, since when, the process it was sent to
         self._waiting: dict[int, tuple[Handler, float, int]] = {}
         self._wait: tuple[int, int] | None = None  # the instruction that is to be interrupted
+        self._may_ask = True  # taken by `_ask`, given back by `__bool__`
 
     def __enter__(self) -> None:
         if get_ident() == self._main:  # no other thread is interrupted
@@ -93,7 +95,7 @@ class _Held:
         if get_ident() == self._main:
             self._depth -= 1
             if self._waiting and not self._depth:
-                _add_pending_call(_IS_TRUE, self)
+                self._ask()
 
     def begin(self) -> None:
         """Take the place of all handlers, and of each that the program sets from now on."""
@@ -125,20 +127,34 @@ class _Held:
             handler(number, frame)
         elif waiting is None:  # else it was sent by `_ask_again`, or twice
             self._waiting[number] = handler, now, os.getpid()
-            _add_pending_call(_IS_TRUE, self)
+            self._ask()
             _thread.start_new_thread(self._ask_again, (number,))
+
+    def _ask(self) -> None:
+        """Have Python call `__bool__` in the main thread, unless it is about to or is at it.
+
+        Python 3.11 with a trace function, whether ours or a debugger's, never comes out of a pending
+        call that calls a function while another pending call is there.
+        """
+        if self.__dict__.pop("_may_ask", False) and _add_pending_call(_IS_TRUE, self) != 0:
+            self._may_ask = True  # there was no room
 
     def __bool__(self) -> bool:
         """Call a handler that waits, if this is the place; False. See `_IS_TRUE`."""
-        if self._waiting and not self._depth:
-            frame = sys._getframe(1)
-            place, is_here = _place_of_program(frame)
-            if is_here:
-                self._call_handler(frame)
-            elif place is not None and sys.gettrace() is None:  # no debugger is at work
-                place.f_trace, place.f_trace_opcodes = self._traced, True
-                sys.settrace(self._traced)
+        try:
+            if self._waiting and not self._depth:
+                self._call_or_trace(sys._getframe(1))
+        finally:
+            self._may_ask = True  # no other thread comes to run from here until this call is over
         return False
+
+    def _call_or_trace(self, frame: FrameType) -> None:
+        place, is_here = _place_of_program(frame)
+        if is_here:
+            self._call_handler(frame)
+        elif place is not None and sys.gettrace() is None:  # no debugger is at work
+            place.f_trace, place.f_trace_opcodes = self._traced, True
+            sys.settrace(self._traced)
 
     def _traced(self, frame: FrameType, event: str, argument: Any) -> Any:
         """What Python calls at each instruction of the place, and at the start of functions."""
@@ -156,7 +172,7 @@ class _Held:
         number = next(iter(self._waiting))
         handler, *_ = self._waiting.pop(number)
         if self._waiting:
-            _add_pending_call(_IS_TRUE, self)
+            self._ask()
         handler(number, frame)
 
     def _ask_again(self, number: int) -> None:
@@ -172,7 +188,7 @@ class _Held:
                 since = time.monotonic()
                 signal.pthread_kill(self._main or 0, number)
             if not self._depth:
-                _add_pending_call(_IS_TRUE, self)
+                self._ask()
 
     def after_fork_in_child(self) -> None:
         """The thread that forked is the main one, and no other is there."""
@@ -182,7 +198,7 @@ class _Held:
             if process != os.getpid():  # else it came to the child, in a hook before this one
                 del self._waiting[number]
         if self._waiting:
-            _add_pending_call(_IS_TRUE, self)
+            self._ask()
 
 
 def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
@@ -204,10 +220,14 @@ def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
             place, is_here = None, False
         elif place is None and package in _WORKERS:
             is_here = False
-        elif place is None and package not in sys.stdlib_module_names:
+        elif place is None and not _is_of_python(package):
             place = frame
         frame = frame.f_back
     return place, is_here
+
+
+def _is_of_python(package: str) -> bool:
+    return package in sys.stdlib_module_names or package.startswith(_OF_NAMED_TUPLES)
 
 
 def _instruction_of(frame: FrameType | None) -> tuple[int, int] | None:
