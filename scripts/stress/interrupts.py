@@ -7,8 +7,9 @@ A training is interrupted at a random instant of each few steps, and goes on: th
 interrupted is made again where it had not happened. After each interrupt every parameter and every
 value of the optimizer's must have the bits from before that step or from after it, all of them
 alike, so the whole ends as one that was never disturbed. (A step that was cut off behind the
-optimizer's is a program of its own, and may round differently: such are counted apart.) An instant
-that takes longer than --limit seconds is a hang: all stacks are printed, and the code is 1.
+optimizer's is a program of its own, and may round differently, as may one whose program was compiled
+meanwhile: such are counted apart.) An instant that takes longer than --limit seconds is a hang: all
+stacks are printed, and the code is 1.
 
 The table says what the training was at when the interrupt came out, which is where its own code is
 at work: what comes within a mark, a backward or an optimizer's step comes out behind it.
@@ -194,7 +195,7 @@ class Instants:
         self.training, self.limit = Training(name, folder), chosen.limit
         self.states = known_states(self.training)
         self.done = 0  # steps of the present pass that have happened
-        self.rounded = 0  # after a step whose program was another one: what was to follow is not
+        self.rounded = 0  # after steps whose programs were others than when the states were made
         self.phases: Counter[str] = Counter()
         self.wrong: Counter[str] = Counter()
         started = time.perf_counter()
@@ -241,14 +242,17 @@ class Instants:
         near = [k for k in (self.done, self.done + 1) if self.states[k : k + 1] == [now]]
         if near:
             self.done = near[0]
-        elif self.done < STEPS and _is_close(now, self.states[self.done + 1]):
-            self.rounded += 1
-            self.done = 0
-            self.training.begin_anew()
+        elif any(_is_close(now, state) for state in self.states[self.done : self.done + 2]):
+            self.note_rounded()
         else:
             parts = zip(now, self.states[self.done], self.states[min(self.done + 1, STEPS)])
             said = "".join("b" if x == b else "a" if x == a else "?" for x, b, a in parts)
             self.note_wrong(f"{phase}: neither before nor after: {said}")
+
+    def note_rounded(self) -> None:
+        self.rounded += 1
+        self.done = 0
+        self.training.begin_anew()
 
     def note_wrong(self, what: str) -> None:
         self.wrong[what] += 1
@@ -256,8 +260,11 @@ class Instants:
         self.training.begin_anew()
 
     def check_end(self) -> None:
-        if self.training.state() != self.states[-1]:
+        last = self.training.state()
+        if not _is_close(last, self.states[-1]):
             self.note_wrong("the last state differs")
+        elif last != self.states[-1]:
+            self.rounded += 1
         self.done = 0
         self.training.begin_anew()
 
