@@ -25,6 +25,9 @@ class Resumable:
     random state that it began with, so any loader will do, and shuffling is as it was. With one
     nothing is read again, and the number of replicas may be another one.
 
+    The generators of the loader and of its samplers, such as DataLoader(generator=...), are kept as
+    well. Those that the saved loader had not go on as they are.
+
     >>> from ltc.checkpointing.resumable import Resumable
     >>> loader = Resumable(["a", "b", "c"])
     >>> print(next(iter(loader)))
@@ -38,6 +41,7 @@ class Resumable:
     def __init__(self, loader: Any, sampler: ElasticSampler | None = None):
         self._loader, self._sampler = loader, sampler
         self._begun_with: dict | None = None  # random state at the start of the pass under way
+        self._drawn_from: list[torch.Tensor] | None = None  # the loader's own generators, as then
         self._given = 0  # batches of that pass
         self._skip = 0  # of them, those the next pass leaves out
         self.epoch = 0
@@ -46,6 +50,8 @@ class Resumable:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
+        if not self._skip or self._drawn_from is None:
+            self._drawn_from = _states_of_generators(self._loader)
         if self._sampler is not None:
             batches = self._told(self._sampler)
         else:
@@ -54,7 +60,7 @@ class Resumable:
             self._given += 1
             yield batch
         self.epoch += 1
-        self._begun_with, self._given = None, 0
+        self._begun_with, self._drawn_from, self._given = None, None, 0
 
     def _told(self, sampler: ElasticSampler) -> Iterator[Any]:
         self._given, self._skip = self._skip, 0
@@ -66,24 +72,66 @@ class Resumable:
         return iter(self._loader)
 
     def _continued(self) -> Iterator[Any]:
-        now = random_state_of_host()
+        now = random_state()  # with the devices': a loader's marks move theirs
         assert self._begun_with is not None
         restore_random_state_of_host(self._begun_with)
         batches = iter(self._loader)
         for _ in range(self._skip):
             next(batches)
         self._skip = 0
-        restore_random_state_of_host(now)
+        restore_random_state(now)
         return batches
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training has got, for `load_state_dict`."""
-        return {"epoch": self.epoch, "given": self._given, "begun_with": self._begun_with}
+        under_way = self._drawn_from
+        return {
+            "epoch": self.epoch,
+            "given": self._given,
+            "begun_with": self._begun_with,
+            "generators": _states_of_generators(self._loader) if under_way is None else under_way,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on, in the next pass, behind the batches that `state_dict` knew of."""
         self.epoch, self._given = state["epoch"], state["given"]
         self._begun_with, self._skip = state["begun_with"], state["given"]
+        self._drawn_from = state.get("generators")  # older checkpoints have none
+        for generator, saved in zip(generators_of(self._loader), self._drawn_from or ()):
+            generator.set_state(saved)
+
+
+# Where a loader keeps what draws for it: torch's own, ltc's, and loaders around another one.
+_INNER = ("sampler", "batch_sampler", "loader", "_loader", "dataloader", "base_dataloader")
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators that a loader, or a loader or sampler inside it, has of its own, each once.
+
+    torch's default generator is no loader's own.
+
+    >>> from ltc.checkpointing.resumable import generators_of
+    >>> own = torch.Generator()
+    >>> generators_of(torch.utils.data.DataLoader([1, 2], shuffle=True, generator=own)) == [own]
+    True
+    """
+    met: dict[int, Any] = {}
+    found: dict[int, torch.Generator] = {}
+    waiting = [loader]
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in met or not hasattr(one, "__dict__"):
+            continue
+        met[id(one)] = one
+        held = [value for value in vars(one).values() if isinstance(value, torch.Generator)]
+        found.update((id(g), g) for g in held if g is not torch.default_generator)
+        waiting += [vars(one)[name] for name in _INNER if name in vars(one)]
+    return list(found.values())
+
+
+def _states_of_generators(loader: Any) -> list[torch.Tensor]:
+    """The states of a loader's own generators, as tensors, in the order of `generators_of`."""
+    return [generator.get_state() for generator in generators_of(loader)]
 
 
 def random_state() -> dict[str, Any]:
