@@ -121,9 +121,10 @@ def get_memory_info(device=None) -> dict[str, int]:
 def set_rng_state(seed: int, device=None) -> None:
     """Seed a device: what is drawn from here on depends on `seed` alone.
 
+    seed    any integer, or what `get_rng_state` returned
     device  the thread's current one where None
 
-    Raises RuntimeError where there is no such device.
+    Raises RuntimeError where there is no such device, TypeError where `seed` is no integer.
 
     >>> ltm.set_rng_state(7)
     >>> first = torch.rand(3, device="ltc")
@@ -131,13 +132,14 @@ def set_rng_state(seed: int, device=None) -> None:
     >>> torch.equal(first, torch.rand(3, device="ltc"))
     True
     """
-    (current_device() if device is None else device_of(device)).random.reset(seed)
+    (current_device() if device is None else device_of(device)).random.restore_number(seed)
 
 
 def get_rng_state(device=None) -> int:
-    """The running seed of a device: setting it again repeats what is drawn from here on.
+    """The random state of a device: setting it again repeats what is drawn from here on.
 
     device  the thread's current one where None
+    return  the seed while nothing was drawn in this step; behind a draw, a larger integer
 
     Raises RuntimeError where there is no such device.
 
@@ -147,7 +149,7 @@ def get_rng_state(device=None) -> int:
     >>> torch.equal(first, torch.rand(3, device="ltc"))
     True
     """
-    return (current_device() if device is None else device_of(device)).random.running
+    return (current_device() if device is None else device_of(device)).random.as_number()
 
 
 make_entrances(globals(), __all__)

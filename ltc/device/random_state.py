@@ -7,6 +7,9 @@ a step mark reseeds it.
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 
 DEFAULT_SEED = 101
@@ -41,6 +44,31 @@ class RandomState:
         """The state as bytes, for torch.ltc.get_rng_state and checkpoints."""
         words = [_signed(self.seed), _signed(self.running), _signed(self.initial)]
         return torch.tensor(words, dtype=torch.int64).view(torch.uint8).clone()
+
+    def as_number(self) -> int:
+        """The state as one integer, for ltm.get_rng_state: the seed while nothing was drawn from it.
+
+        Behind a draw the seed stands above the running one, since the next step's follows from it.
+        """
+        if self.running == self.seed:
+            return self.seed
+        return (self.seed + 1) << 64 | self.running  # + 1: that of seed 0 is no plain seed either
+
+    def restore_number(self, state: Any) -> None:
+        """Go back to what `as_number` gave; any other integer is a seed.
+
+        Raises TypeError where `state` is no integer.
+        """
+        try:
+            number = operator.index(state)
+        except TypeError:
+            raise TypeError(
+                f"An ltc device is seeded with an integer, or with what ltm.get_rng_state() returned; "
+                f"got {state!r}, a {type(state).__name__}."
+            ) from None
+        above = number >> 64
+        self.reset(above - 1 if above > 0 else number)
+        self.running = number & _MASK
 
     def restore(self, state: torch.Tensor) -> None:
         if state.dtype != torch.uint8 or state.numel() != 24:

@@ -169,6 +169,39 @@ def test_the_state_of_the_generator_can_be_taken_and_set():
     assert torch.equal(torch.rand(3, device="ltc").cpu(), first)
 
 
+def _drawn_around_a_mark() -> list[float]:
+    before = torch.rand(1, device="ltc")
+    ltm.mark_step()
+    return [before.item(), torch.rand(1, device="ltc").item()]
+
+
+@pytest.mark.parametrize("drawn_before", [0, 2])
+@pytest.mark.parametrize("seed", [0, 7, -1, 1 << 63])
+def test_a_state_of_ltm_repeats_what_is_drawn_behind_the_next_mark(seed, drawn_before):
+    ltm.set_rng_state(seed)
+    for _ in range(drawn_before):
+        torch.rand(2, device="ltc")
+    state = ltm.get_rng_state()
+    assert isinstance(state, int)
+    first = _drawn_around_a_mark()
+    ltm.set_rng_state(state)
+    assert ltm.get_rng_state() == state
+    assert _drawn_around_a_mark() == first
+
+
+def test_a_state_without_a_draw_is_the_seed():
+    ltm.set_rng_state(7)
+    assert ltm.get_rng_state() == 7
+
+
+@pytest.mark.parametrize("state", [1.5, "x", None])
+def test_a_state_that_is_no_integer_is_refused(state):
+    kept = ltm.get_rng_state()
+    with pytest.raises(TypeError, match=f"seeded with an integer.*got {state!r}"):
+        ltm.set_rng_state(state)
+    assert ltm.get_rng_state() == kept
+
+
 def test_a_cpu_generator_seeds_draws_on_the_device():
     generator = torch.Generator().manual_seed(3)
     first = torch.randn(3, device="ltc", generator=generator).cpu()
