@@ -66,18 +66,19 @@ __all__ = [
 class _CallableModule(types.ModuleType):
     """`ltc.device` is a package of this project and the name users expect for a function."""
 
-    def __call__(self, index: int | None = None) -> torch.device:
-        """The thread's current device, or device `index`, which becomes the current one.
+    def __call__(self, index: int | str | torch.device | None = None) -> torch.device:
+        """The thread's current device, or the one of an index or name, which becomes the current one.
 
-        Raises IndexError where there is no such device.
+        Raises IndexError where there is no such device, RuntimeError for one of another kind.
 
         >>> ltc.device(0)
         device(type='ltc', index=0)
         """
         if index is not None:
-            if not 0 <= index < len(_all_devices()):
-                raise IndexError(f"ltc:{index}: this process has {len(_all_devices())} ltc devices")
-            _set_current_device(_all_devices()[index])
+            chosen, count = _device_index(index), len(_all_devices())
+            if not 0 <= chosen < count:
+                raise IndexError(f"ltc:{chosen}: this process has {count} ltc devices")
+            _set_current_device(_all_devices()[chosen])
         return _current_device().torch_device
 
 

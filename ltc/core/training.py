@@ -33,7 +33,7 @@ def mark_step(device=None, wait: bool = False) -> None:
     wait    return only when it has run; LTC_SYNC_WAIT=1 does so for every step
 
     Raises the error of a step that failed since the last mark: this one, if it ran at once, or an
-    earlier one; and what a step closure raises.
+    earlier one; and what a step closure raises. RuntimeError where there is no such device.
 
     >>> x = torch.ones(3, device="ltc") + 1
     >>> ltm.mark_step(wait=True)
@@ -123,17 +123,17 @@ def add_step_closure(closure: Callable, args: tuple = (), run_async: bool = Fals
     steps.closures_of(current_device()).add(closure, args, run_async)
 
 
-def wait_device_ops(devices: Sequence = ()) -> None:
+def wait_device_ops(devices: Sequence | None = None) -> None:
     """Block until everything started on the devices (all where none are given) is over.
 
-    Raises the error of a step that failed, once. What is only recorded is not started: a mark does
-    that.
+    Raises the error of a step that failed, once; RuntimeError where one is no ltc device. What is
+    only recorded is not started: a mark does that.
 
     >>> x = torch.ones(3, device="ltc") * 2
     >>> ltm.mark_step()
     >>> ltm.wait_device_ops()
     """
-    sync.wait_device_ops([device_of(d) for d in devices] or None)
+    sync.wait_device_ops([device_of(d) for d in devices or ()] or None)
 
 
 def unlazy(tensors: Sequence[torch.Tensor]) -> None:

@@ -113,8 +113,9 @@ _ROWS = (
             "do_on_ordinals get_local_ordinal get_ordinal is_master_ordinal is_xla_tensor=is_lazy_tensor "
             "master_print mesh_reduce optimizer_step parse_xla_device=parse_lazy_device recv "
             "reduce_gradients reduce_scatter reduce_scatter_bucketized rendezvous save send unlazy "
-            "wait_device_ops xrt_world_size",
+            "xrt_world_size",
             _HERE + "top_level": "mark_step=sync",
+            _HERE + "xla_bindings": "wait_device_ops",
             _HERE + "xla_model": "DeviceContext MemoryInfo fork_rng get_memory_info get_rng_state "
             "get_xla_supported_devices optimization_barrier_ send_cpu_data_to_device set_replication "
             "set_rng_state xla_device xla_device_hw xla_device_kind xla_real_devices "

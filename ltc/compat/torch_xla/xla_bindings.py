@@ -80,9 +80,9 @@ def step_marker(device: Any = "", devices: Sequence = (), wait: bool = True, **_
     ltm.mark_step(native(device) if device else None, wait=wait)
 
 
-def wait_device_ops(devices: Sequence = ()) -> None:
-    """Block until everything started on the devices is over."""
-    ltm.wait_device_ops([native(device) for device in devices])
+def wait_device_ops(devices: Sequence | None = None) -> None:
+    """Block until everything started on the devices (all where none are given) is over."""
+    ltm.wait_device_ops([native(device) for device in devices or ()])
 
 
 def memory_info(device: Any = None) -> dict[str, int]:

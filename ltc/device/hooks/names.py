@@ -22,7 +22,10 @@ def device_index(device: torch.device | str | int) -> int:
         return device
     named = torch.device(device)
     if named.type != DEVICE_TYPE:
-        raise RuntimeError(f"Invalid device format: {device}")
+        raise RuntimeError(
+            f"Invalid device format: {device}. An {DEVICE_TYPE} device is wanted: '{DEVICE_TYPE}', "
+            f"'{DEVICE_TYPE}:0', or an index."
+        )
     return current_device().index if named.index is None else named.index
 
 

@@ -94,11 +94,19 @@ def device_among(operands: Iterable[Any]) -> Device:
 
 
 def device_of(device: torch.device | str | int) -> Device:
-    """The Device of a torch.device, string or index; without an index, the thread's current one."""
+    """The Device of a torch.device, string or index; without an index, the thread's current one.
+
+    Raises RuntimeError for a device of another kind, and where there is none of that index.
+    """
     if isinstance(device, int):
         return device_at(device)
-    index = torch.device(device).index if not isinstance(device, torch.device) else device.index
-    return current_device() if index is None else device_at(index)
+    named = device if isinstance(device, torch.device) else torch.device(device)
+    if named.type != DEVICE_TYPE:
+        raise RuntimeError(
+            f"{named} is no {DEVICE_TYPE} device, which is wanted here: "
+            f"name one as '{DEVICE_TYPE}', as '{DEVICE_TYPE}:0', or by its index."
+        )
+    return current_device() if named.index is None else device_at(named.index)
 
 
 _current = threading.local()
