@@ -7,8 +7,16 @@ recurses: depth is bounded by memory alone.
 from __future__ import annotations
 
 import copy
+import functools
+from collections import deque
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -43,7 +51,8 @@ def for_each_instance_rewrite(value: Any, select: Select, fn: Callable[[Any], An
     """`value` rebuilt with `fn(x)` in place of every selected x; `value` itself is not changed.
 
     Tuples, named ones too, become lists, but for those in sets and in dictionary keys; subclasses
-    of dict become dict, of set set. Other objects with attributes are copied shallowly.
+    of dict become dict, of set set, of deque deque. Other objects with attributes, in a __dict__ or
+    in __slots__, are copied shallowly.
     """
     new: dict[int, Any] = {}  # id of an object -> what stands in its place
 
@@ -103,13 +112,38 @@ def _parts(x: Any) -> list | None:
     """What a container holds, in order; None for anything else."""
     if isinstance(x, dict):
         return [part for item in x.items() for part in item]
-    if isinstance(x, (list, tuple, set)):
+    if isinstance(x, (list, tuple, set, deque)):
         return list(x)
     if isinstance(x, DataWrapper):
         return list(x.get_tensors())
-    if hasattr(x, "__dict__") and not isinstance(x, _NOT_DATA):
-        return list(vars(x).values())
-    return None
+    if isinstance(x, _NOT_DATA):
+        return None
+    slots = [slot.__get__(x) for slot in _slots_in_use(x)]
+    if hasattr(x, "__dict__"):
+        return [*slots, *vars(x).values()]
+    return slots or None
+
+
+def _slots_in_use(x: Any) -> list[MemberDescriptorType]:
+    """The slots of an object that hold something, those of its class's bases too."""
+    kind: Any = type(x)
+    return [slot for slot in _slots_of(kind) if _holds(slot, x)]
+
+
+@functools.lru_cache(1024)  # every number and text in a batch asks
+def _slots_of(kind: type) -> tuple[MemberDescriptorType, ...]:
+    # only classes made in Python name their slots; what C classes have of them is read-only
+    naming = [vars(base) for base in reversed(kind.__mro__) if "__slots__" in vars(base)]
+    members = [member for names in naming for member in names.values()]
+    return tuple(member for member in members if isinstance(member, MemberDescriptorType))
+
+
+def _holds(slot: MemberDescriptorType, x: Any) -> bool:
+    try:
+        slot.__get__(x)
+    except AttributeError:
+        return False
+    return True
 
 
 def _shell(container: Any) -> Any:
@@ -119,18 +153,24 @@ def _shell(container: Any) -> Any:
         return []
     if isinstance(container, set):
         return set()
+    if isinstance(container, deque):
+        return deque(maxlen=container.maxlen)
     return copy.copy(container)
 
 
 def _fill(shell: Any, container: Any, new_parts: list) -> None:
     if isinstance(container, dict):
         shell.update(zip(map(_hashable, new_parts[0::2]), new_parts[1::2], strict=True))
-    elif isinstance(container, (list, tuple)):
+    elif isinstance(container, (list, tuple, deque)):
         shell.extend(new_parts)
     elif isinstance(container, set):
         shell.update(map(_hashable, new_parts))
     elif shell is not container:  # some objects, such as members of an Enum, are their own copy
-        vars(shell).update(zip(vars(container), new_parts, strict=True))
+        slots = _slots_in_use(container)
+        for slot, part in zip(slots, new_parts):
+            slot.__set__(shell, part)  # of a frozen dataclass too
+        if hasattr(container, "__dict__"):
+            vars(shell).update(zip(vars(container), new_parts[len(slots) :], strict=True))
 
 
 def _hashable(x: Any) -> Any:

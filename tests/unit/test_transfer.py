@@ -1,7 +1,11 @@
+from collections import deque
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing
+from ltc.distributed.parallel_loader import MpDeviceLoader
+from ltc.utils.transfer import ToLazyTensorArena, check_view_sharing, send_cpu_data_to_device
 
 
 def is_tensor(x):
@@ -48,3 +52,31 @@ def test_the_same_tensor_twice_and_a_tied_parameter_are_fine():
 def test_tensors_without_memory_share_nothing():
     check_view_sharing([torch.empty(0), torch.empty(0, 2), torch.ones(2, device="meta")])
     check_view_sharing(torch.eye(2).to_sparse())
+
+
+@dataclass(slots=True)
+class Batch:
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def test_tensors_in_a_deque_and_in_slots_arrive_on_the_device():
+    data = deque([Batch(torch.ones(2), torch.zeros(1))])
+    (moved,) = send_cpu_data_to_device(data, "ltc")
+    assert moved.inputs.is_ltc and moved.targets.is_ltc and data[0].inputs.is_cpu
+    (moved,) = MpDeviceLoader(list(data), "ltc")
+    assert moved.inputs.tolist() == [1, 1] and moved.inputs.is_ltc and moved.targets.is_ltc
+
+
+@pytest.mark.parametrize("send", ["at once", "by a loader"])
+def test_sparse_tensors_are_moved_among_others(send):
+    sparse = torch.eye(2).to_sparse().requires_grad_()
+    data = [torch.ones(2), sparse, torch.zeros(1)]
+    if send == "at once":
+        moved = send_cpu_data_to_device(data, "ltc")
+    else:
+        (moved,) = MpDeviceLoader([data], "ltc")
+    assert [x.device.type for x in moved] == ["ltc"] * 3
+    assert moved[0].tolist() == [1, 1] and moved[2].tolist() == [0]
+    assert moved[1].layout is torch.sparse_coo and moved[1].is_leaf and moved[1].requires_grad
+    assert torch.equal(moved[1].detach().cpu().to_dense(), torch.eye(2))

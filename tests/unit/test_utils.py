@@ -3,7 +3,8 @@ import re
 import socket
 import threading
 import time
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,50 @@ def test_a_tuple_that_must_be_hashable_stays_a_tuple():
     data = [{(1, (2, 3)): "x"}, {(4, 5)}]
     new = tree.for_each_instance_rewrite(data, int, lambda n: -n)
     assert new == [{(-1, (-2, -3)): "x"}, {(-4, -5)}]
+
+
+def test_a_deque_comes_back_as_one_of_the_same_length_limit():
+    data = deque([1, [2]], maxlen=2)
+    new = tree.for_each_instance_rewrite(data, int, lambda n: -n)
+    assert visited(data) == [1, 2] and new == deque([-1, [-2]]) and new.maxlen == 2
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: object
+    y: object = None
+
+
+@dataclass(slots=True, frozen=True)
+class Frozen:
+    x: object
+    z: object = 9
+
+
+class Mixed(Slotted):  # has a __dict__ as well
+    pass
+
+
+@pytest.mark.parametrize("kind", [Slotted, Frozen])
+def test_what_lies_in_slots_is_met_and_replaced(kind):
+    data = kind(1, [2])
+    new = tree.for_each_instance_rewrite(data, int, lambda n: -n)
+    assert visited(data) == [1, 2] and type(new) is kind
+    assert new == kind(-1, [-2]) and data == kind(1, [2])
+
+
+def test_slots_that_hold_nothing_and_attributes_beside_slots():
+    data = Mixed(1, 2)
+    data.more = [3]
+    del data.y
+    new = tree.for_each_instance_rewrite(data, int, lambda n: -n)
+    assert visited(data) == [1, 3] and (new.x, new.more) == (-1, [-3]) and not hasattr(new, "y")
+
+
+def test_members_of_things_made_in_c_are_no_parts():
+    data = [slice(1, 2), range(3), 1 + 2j]
+    new = tree.for_each_instance_rewrite(data, str, str.upper)
+    assert new == data and visited(data) == []
 
 
 class Pack(tree.DataWrapper):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -202,11 +202,19 @@ def upload_many(
 ) -> list[torch.Tensor]:
     """Copies of CPU tensors on one device, in order; `requires_grad` is kept."""
     target = device_of(device)
-    buffers = _uploaded_together(tensors, target)
+    strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    buffers = iter(_uploaded_together(strided, target))
     return [
-        wrap_buffer(buffer, target).requires_grad_(tensor.requires_grad)
-        for buffer, tensor in zip(buffers, tensors)
+        _on_device(tensor, target, buffers).requires_grad_(tensor.requires_grad)
+        for tensor in tensors
     ]
+
+
+def _on_device(tensor: torch.Tensor, target: Device, buffers: Iterator[Buffer]) -> torch.Tensor:
+    """The tensor of the next buffer; torch itself moves the parts of a sparse one."""
+    if tensor.layout is not torch.strided:
+        return tensor.detach().to(target.torch_device)
+    return wrap_buffer(next(buffers), target)
 
 
 # --- reading ----------------------------------------------------------------------------------
