@@ -41,4 +41,4 @@ def run(graph: Graph, passes: tuple[Pass, ...] = PIPELINE) -> Graph:
 
 def dumped() -> frozenset[str]:
     """The stages that LTC_DUMP names."""
-    return frozenset(config.value("LTC_DUMP").split(",")) - {""}
+    return frozenset(map(str.strip, config.value("LTC_DUMP").split(","))) - {""}

@@ -29,7 +29,7 @@ from ltc.runtime.buffer import Buffer
 from ltc.runtime.graph_compiler import compile_and_keep, compile_traced
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
-from ltc.runtime.tiers import Tiers, begin_interpreted
+from ltc.runtime.tiers import Tiers, begin_interpreted, looks_inside
 from ltc.runtime.transfers import backend, capabilities
 from ltc.runtime.verification.finite import FiniteComputation
 from ltc.runtime.verification.verified import VerifiedComputation
@@ -362,17 +362,12 @@ def _scalars(calls: Sequence[Call]) -> list[Scalar]:
 
 def _recalled(key: tuple[Any, ...], calls: list[Call]) -> Any:
     """The program as an earlier process compiled it, where the backend keeps programs."""
-    programs = capabilities().programs
-    if programs is None or _looks_inside():
+    programs, looked_at = capabilities().programs, looks_inside()
+    if programs is None or looked_at:
         return None
     found = programs.recall(_record_name(key), lambda k: Origin(calls[k].name, calls[k].line, k))
     metrics.count("RecalledPrograms" if found is not None else "NewPrograms")
     return found
-
-
-def _looks_inside() -> bool:
-    """Whether the passes are to be seen: then they have to run."""
-    return bool(config.value("LTC_DUMP"))
 
 
 def _record_name(key: tuple[Any, ...]) -> str:

@@ -21,6 +21,7 @@ from ltc.backends.interface import ComputationCapabilities
 from ltc.debug import metrics
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.explaining.history import note
+from ltc.passes import pipeline
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
@@ -49,6 +50,21 @@ def begin_interpreted() -> bool:
         and not physical_dtype.kept_as()
         and not _has_replicas()
     )
+
+
+def looks_inside() -> bool:
+    """Whether the passes are to be seen: then they have to run.
+
+    Raises ValueError where LTC_DUMP names a stage that neither ltc nor the backend has.
+    """
+    asked = pipeline.dumped()
+    known = (*[one.name for one in pipeline.PIPELINE], *capabilities().stages)
+    if not asked <= set(known):
+        raise ValueError(
+            f"LTC_DUMP={config.value('LTC_DUMP')}: expected some of {', '.join(known)}, with commas "
+            f"between them. It sets: stages to print when a step is compiled."
+        )
+    return bool(asked)
 
 
 def _has_replicas() -> bool:

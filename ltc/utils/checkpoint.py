@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import re
 import shutil
-import warnings
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +17,7 @@ from ltc.checkpointing.manifest import is_complete
 from ltc.checkpointing.resumable import random_state, restore_random_state
 from ltc.checkpointing.safetensors_format import DamagedFile
 from ltc.checkpointing.snapshot import frozen
+from ltc.device.recording.user_line import warn_user
 from ltc.distributed import world
 from ltc.tracebacks import entrance
 from ltc.utils import serialization
@@ -114,8 +115,9 @@ class CheckpointManager:
 
         Waits for an earlier save that is still writing. Without `barrier` no replica waits for
         another. Raises OSError where the files cannot be written, TypeError for an `extra` that
-        cannot be saved.
+        cannot be saved or a `step` that is no integer, ValueError for one below 0.
         """
+        step = _number_of_step(step)
         self.wait()
         self._save(step, metric, extra, blocking)
         if barrier:
@@ -168,7 +170,7 @@ class CheckpointManager:
             try:
                 content = serialization.load(self._existing(step))
             except (DamagedFile, OSError) as error:
-                warnings.warn(f"The checkpoint of step {step} is left out: {error}", stacklevel=2)
+                warn_user(f"The checkpoint of step {step} is left out: {error}")
             else:
                 return self._apply(content, self._existing(step))
         return None
@@ -264,6 +266,18 @@ class CheckpointManager:
             except (DamagedFile, OSError):
                 self._metrics[step] = None
         return self._metrics[step]
+
+
+def _number_of_step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(
+            f"step={step!r} is a {type(step).__name__}: a checkpoint is named by an integer."
+        ) from None
+    if number < 0:
+        raise ValueError(f"step={number}: steps are counted from 0, and a file is named by theirs.")
+    return number
 
 
 def _random_state_of(ordinal: int, content: dict[str, Any], path: Path) -> dict[str, Any] | None:

@@ -233,15 +233,14 @@ def load(
     be written to, the file stays as it is. A plain safetensors file gives {name: tensor}; folders
     that torch_xla or several replicas wrote load too. Raises DamagedFile, naming the tensor, where a
     checksum differs, or the file is not what a save wrote; KeyError for a place that it has not;
-    FileNotFoundError where there is none.
+    FileNotFoundError where there is none; TypeError for a `map_location` that is no device.
 
     >>> import ltc.utils.serialization as xser
     >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
     >>> xser.load("state.safetensors", map_location="ltc", keys=["model.weight"])
     {'model.weight': tensor([1., 1.], device='ltc:0')}
     """
-    path = os.fspath(path)
-    device = torch.device("cpu" if map_location is None else map_location)
+    path, device = os.fspath(path), _one_device(map_location)
     keys = [keys] if isinstance(keys, str) else keys
     if xser_legacy.is_old(path):
         return xser_legacy.load(path, device)
@@ -250,6 +249,17 @@ def load(
         opened = [OpenFile(files.enter_context(open(p, "rb")), p) for p in paths]
         with shown(bytes_in(opened), progress) as done:
             return SavedData(opened, path, device, done).read(keys)
+
+
+def _one_device(map_location: Any) -> torch.device:
+    if map_location is None:
+        return torch.device("cpu")
+    if not isinstance(map_location, (torch.device, str, int)):
+        raise TypeError(
+            f"map_location is a {type(map_location).__name__}, but a file of xser does not know from "
+            f"which devices its tensors came: all come to one. Pass that device, such as 'ltc:0'."
+        )
+    return torch.device(map_location)
 
 
 def names(path: str | os.PathLike) -> list[str]:

@@ -155,8 +155,19 @@ def test_stages_of_the_native_program_name_the_users_line():
             assert "test_looking_inside.py" in graphs.text(pending_sum(), stage=stage)
 
 
+@pytest.mark.parametrize("tier", ["auto", "native"])
+@pytest.mark.parametrize("named", ["nostage", "kernels,recorded"])
+def test_a_stage_to_print_that_does_not_exist_is_refused(named, tier):
+    x = torch.ones(3).to("ltc")
+    message = f"LTC_DUMP={named}: expected some of simplify, .*, llvm, assembly, with commas"
+    with config.override(LTC_BACKEND="llvm", LTC_DUMP=named, LTC_TIER=tier):
+        with pytest.raises(ValueError, match=message):
+            (x * 1.625 + len(named)).tolist()
+    assert (x * 1.625 + len(named)).tolist() == [1.625 + len(named)] * 3
+
+
 def test_the_stages_of_a_step_are_printed_where_that_is_asked_for(capsys):
-    with config.override(LTC_BACKEND="llvm", LTC_DUMP="split,kernels,llvm"):
+    with config.override(LTC_BACKEND="llvm", LTC_DUMP="split, kernels,llvm"):
         x = torch.arange(77.0).reshape(7, 11).to("ltc")
         assert (x * 3 + 0.25).sum(0).max().item() == 0.25 * 7 + 3 * sum(range(10, 77, 11))
     out = capsys.readouterr().out

@@ -1,5 +1,8 @@
 """A resumed training sees the samples and draws the numbers of one that never stopped."""
 
+import warnings
+
+import numpy
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
@@ -100,3 +103,29 @@ def test_a_generator_that_loader_and_sampler_share_is_one():
     assert generators_of(loader) == [shared]
     assert generators_of(DataLoader(DATA, generator=torch.default_generator)) == []
     assert generators_of([1, 2]) == []
+
+
+@pytest.mark.parametrize("step, error", [(-1, ValueError), ("x", TypeError), (1.5, TypeError)])
+def test_a_step_that_names_no_checkpoint_is_refused_before_anything_is_written(
+    step, error, tmp_path
+):
+    manager = CheckpointManager(tmp_path / "folder")
+    with pytest.raises(error, match=f"^step={step!r}.*named by"):
+        manager.save(step)
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_step_may_be_numpys(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    manager.save(numpy.int64(3))
+    assert manager.steps() == [3] and manager.restore_latest().step == 3
+
+
+def test_the_warning_of_a_damaged_checkpoint_is_at_the_users_line(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    manager.save(1)
+    (tmp_path / "step-00000001.safetensors").write_bytes(b"")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert manager.restore_latest() is None
+    assert [warning.filename for warning in told] == [__file__]

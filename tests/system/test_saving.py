@@ -453,3 +453,10 @@ def test_a_killed_save_leaves_the_old_file_or_the_new(name):
 def test_damaged_and_crafted_files_are_refused_or_harmless():
     """200 of the 10 000 files of scripts/stress/fuzz_checkpoints.py."""
     assert fuzz_checkpoints.run(first=0, count=200) == {}
+
+
+@pytest.mark.parametrize("places", [{"ltc:0": "cpu"}, lambda storage, place: storage, 1.5])
+def test_a_map_location_that_is_no_one_device_is_refused(places, tmp_path):
+    xser.save({"x": torch.ones(2, device="ltc")}, tmp_path / "x")
+    with pytest.raises(TypeError, match=f"is a {type(places).__name__}, but.*all come to one"):
+        xser.load(tmp_path / "x", map_location=places)

@@ -128,7 +128,7 @@ class CompiledRegion:
                 "Maximum number of different graphs allowed per function exceeded: "
                 f"{self._most_graphs}. {self._name or 'The block'} has recorded {self._graphs}. Pad "
                 "its inputs to fewer shapes, and keep Python numbers that change out of it; "
-                "LTC_DUMP=calls shows each graph."
+                "LTC_DUMP=simplify shows each graph."
             )
 
 
