@@ -126,10 +126,15 @@ def compile(function: Callable | None = None) -> Any:
 
     It may use its arguments and what it closes over: modules, optimizers, tensors, numbers. All is
     looked at in each call: shapes, dtypes, `training`, which parameters there are and whether they
-    want gradients, autocast, grad mode. Where something is different the call is recorded, and
-    replayed when it comes back. Learning rates, step counts, floats that are arguments are handed
-    over. Each LTC_REPLAY_CHECKth call is recorded to compare it: a function that does something
-    else raises StepDiffers.
+    want gradients, hooks, methods, values that its code names, autocast, grad mode. Where something
+    is different the call is recorded, and replayed when it comes back. Learning rates, step counts,
+    floats that are arguments are handed over. Each LTC_REPLAY_CHECKth call is recorded to compare
+    it: a function that does something else raises StepDiffers.
+
+    A replayed call does not see what changes elsewhere: in `os.environ`, files, the clock, Python's
+    random numbers and an `if` by them, an iterator, what the function imports inside, the insides of
+    installed packages. Give such a value as an argument: else calls are replayed as they were until
+    one is checked.
 
     Side effects of the function's Python happen when it is recorded, and only then:
 

@@ -4,6 +4,10 @@ In the order in which a call meets them:
 compiled_step       the function that users call: replays, records, or refuses
 reachable           what a call can use: arguments, and what its function closes over; how to see
                     that it is still the same
+conditions          what such a thing adds to: expressions that have to stay true
+containers          lists, tables, sets, arrays
+objects             attributes, classes and their methods
+modules             modules, optimizers and the hooks around them
 traced_float        numbers that say what was computed from them
 observation         what one recorded call came to: which program, on what, and who got the results
 origins             where its inputs came from

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ltc.replay.objects import attribute
 from ltc.replay.reachable import Reachable
 
 
@@ -35,6 +36,6 @@ def _readable(reachable: Reachable, text: str) -> str:
         if name[0] not in reachable.constants:
             return name[0]
         value = reachable.constants[name[0]]
-        return f"<{getattr(value, '__qualname__', None) or type(value).__name__}>"
+        return f"<{attribute(value, '__qualname__') or type(value).__name__}>"
 
     return re.sub(r"\bc\d+\b", kind, text)

@@ -19,6 +19,7 @@ from ltc.errors import StepDiffers
 from ltc.profiling import spans
 from ltc.replay.changed_use import changed_use
 from ltc.replay.handed_over import ChangesByItself
+from ltc.replay.objects import attribute
 from ltc.replay.observation import Observation, observed
 from ltc.replay.reachable import Reachable
 from ltc.replay.replay_plan import Changed, ReplayPlan, replays_now
@@ -40,14 +41,15 @@ class CompiledStep:
     refusal = property(lambda self: self._replays().refusal)
 
     def __init__(self, function: Callable) -> None:
-        functools.update_wrapper(self, function, updated=())
+        shown = [name for name in functools.WRAPPER_ASSIGNMENTS if attribute(function, name)]
+        functools.update_wrapper(self, function, assigned=shown, updated=())
         self._function = function
         self._threads: dict[int, _Replays] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             if spans.timeline is not None:
-                with spans.timeline.call(getattr(self._function, "__qualname__", "a function")):
+                with spans.timeline.call(attribute(self._function, "__qualname__", "a function")):
                     return self._replays().call(args, kwargs)
             return self._replays().call(args, kwargs)
         except BaseException as error:
@@ -170,7 +172,7 @@ class _Replays:
         self._plans.clear()
         self._alike.clear()
         metrics.count("ReplayRefused")
-        name = getattr(self._function, "__qualname__", repr(self._function))
+        name = attribute(self._function, "__qualname__", repr(self._function))
         before = f" {replayed} were replayed before: did they do the same?" if replayed else ""
         warn_user(f"ltc.compile({name}) records every call from here on: {reason}.{before}")
 
@@ -198,7 +200,7 @@ class _Replays:
         if difference:
             self._plans.pop(situation)
             self._alike.pop(situation, None)
-            name = getattr(self._function, "__qualname__", repr(self._function))
+            name = attribute(self._function, "__qualname__", repr(self._function))
             raise StepDiffers(
                 f"ltc.compile({name}): {plan.replayed - 1} calls were replayed, and this one, which "
                 f"was recorded to check them, is different: {difference}. A function that is "

@@ -62,6 +62,8 @@ class HandedOver:
             if _is_constant(history):
                 texts.append(self._literal(value))
                 self.conditions.append(f"{expression} == {texts[-1]}")
+                if value == 0:  # equal to the zero of the other sign
+                    self.conditions.append(f"repr({expression}) == {repr(value)!r}")
             elif history in first:
                 texts.append(first[history])
                 self.conditions.append(f"{expression} == {texts[-1]}")

@@ -63,6 +63,7 @@ class ReplayPlan:
             "modes": modes,
             "as_they_were": modes(),
             "pinned": tuple(value for _, value in self._last.reachable.pinned),
+            "kinds": [value.__class__ for _, value in self._last.reachable.pinned],
             "device": self._device,
             "uploaded": uploaded,
             "wrap_buffer": wrap_buffer,
@@ -169,7 +170,8 @@ class ReplayPlan:
         yield from _checks(["modes() == as_they_were", *reachable.conditions])
         if reachable.pinned:
             values = "".join(f"{expression}, " for expression, _ in reachable.pinned)
-            yield f"    if ({values}) != pinned: raise Changed"
+            yield f"    values = ({values})"
+            yield "    if values != pinned or [*map(type, values)] != kinds: raise Changed"
         for place, other in self._last.aliases:
             mine, others = (reachable.lazy[p].expression for p in (place, other))
             yield from _checks([f"storage_of({mine}).lazy is storage_of({others}).lazy"])

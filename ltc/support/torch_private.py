@@ -150,6 +150,17 @@ is_view = operator.methodcaller("_is_view")  # one that autograd follows
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
 ADAM_ON_LISTS = Replaceable("torch.optim.adam", "_multi_tensor_adam")
+GLOBAL_MODULE_HOOKS = tuple(  # around the calls of every module
+    _named("torch.nn.modules.module", f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+)
+GLOBAL_OPTIMIZER_HOOKS = tuple(  # around the steps of every optimizer
+    _named("torch.optim.optimizer", f"_global_optimizer_{kind}_hooks") for kind in ("pre", "post")
+)
+hooks_of_tensor = (
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",
+)  # its attributes: None, or a dict
 
 # --- the profiler
 

@@ -1,0 +1,143 @@
+"""Objects and classes: attributes that the code names, and the methods that it may call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ltc.replay.conditions import Conditions
+from ltc.tracebacks import is_users
+
+_LIBRARIES = ("torch", "ltc", "numpy", "builtins", "itertools", "functools", "math", "random", "os")
+_INSTALLED = tuple(
+    sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+_NO_OPERATORS = {"__repr__", "__str__", "__del__", "__dir__", "__sizeof__", "__init_subclass__",
+                 "__class_getitem__", "__set_name__", "__reduce__", "__reduce_ex__",
+                 "__getstate__", "__setstate__", "__copy__", "__deepcopy__"}  # fmt: skip
+_OF_A_FUNCTION = {"forward", "backward", "setup_context", "jvp", "vmap"}  # of autograd's
+_BY_TEXT = {"getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"}
+
+
+def attribute(value: Any, name: str, default: Any = None) -> Any:
+    """As getattr, also of an object whose own `__getattr__` raises another error."""
+    try:
+        return getattr(value, name)
+    except Exception:
+        return default
+
+
+def is_followed(file: str) -> bool:
+    """Whether code there is the user's own: what is installed is looked at from outside alone."""
+    return is_users(file) and not file.startswith(_INSTALLED)
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Of globals and attributes, also of those that it asks for by their text."""
+    yield from code.co_names
+    asks_by_text = not _BY_TEXT.isdisjoint(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+        elif asks_by_text and isinstance(constant, str) and constant.isidentifier():
+            yield constant
+
+
+# --- objects ------------------------------------------------------------------------------------
+
+
+def visit_object(use: Conditions, value: Any, name: str) -> None:
+    inner = attribute(value, "__wrapped__")
+    if isinstance(inner, types.FunctionType) and use.is_new(inner):
+        use.visit_function(inner, use.constant(inner))
+    if isinstance(value, types.ModuleType):
+        if not _is_of_library(value.__name__):
+            _visit_named(use, vars(value), name)
+    elif isinstance(value, type):
+        constructors = () if issubclass(value, torch.nn.Module) else _CONSTRUCTORS
+        visit_class(use, value, constructors)
+    elif not _is_of_library(type(value).__module__):
+        _visit_own(use, value, name)
+        visit_class(use, type(value))
+
+
+def _visit_own(use: Conditions, value: Any, name: str) -> None:
+    """What stands in the object itself: in its table, and in its slots."""
+    own = attribute(value, "__dict__")
+    if isinstance(own, dict):
+        use.require(f"len({name}.__dict__) == {len(own)}")  # a new one may hide its class's
+        _visit_named(use, own, name)
+    for key in sorted(use.names.intersection(dir(type(value)))):
+        if isinstance(inspect.getattr_static(type(value), key, None), types.MemberDescriptorType):
+            if hasattr(value, key):
+                use.visit(getattr(value, key), f"{name}.{key}")
+            else:
+                use.require(f"not hasattr({name}, {key!r})")
+
+
+def _visit_named(use: Conditions, attributes: dict[str, Any], name: str) -> None:
+    for key in sorted(use.names.intersection(attributes)):
+        if not isinstance(attributes[key], types.ModuleType):
+            use.visit(attributes[key], f"{name}.{key}")
+
+
+# --- classes ------------------------------------------------------------------------------------
+
+
+def visit_class(use: Conditions, kind: type, others: tuple[str, ...] = ()) -> None:
+    """The methods and attributes that code names, that operators call, and some `others`."""
+    if kind in use.classes or _is_of_library(kind.__module__):
+        return
+    use.classes.add(kind)
+    names = use.names | set(_operators(kind)) | set(others)
+    if issubclass(kind, torch.autograd.Function):
+        names |= _OF_A_FUNCTION
+    name = use.constant(kind)
+    for key in sorted(names.intersection(dir(kind))):
+        _visit_part(use, inspect.getattr_static(kind, key, None), f"{name}.{key}")
+
+
+def _operators(kind: type) -> Iterator[str]:
+    """The methods of a user's own classes that Python calls without their name."""
+    for base in kind.__mro__:
+        if not _is_of_library(base.__module__):
+            for key, part in vars(base).items():
+                if key[:2] == key[-2:] == "__" and key not in {*_NO_OPERATORS, *_CONSTRUCTORS}:
+                    if isinstance(part, types.FunctionType) and not _is_generated(base, part):
+                        yield key
+
+
+def _is_generated(kind: type, method: types.FunctionType) -> bool:
+    """Whether `dataclass` has written it, from all fields, whichever the code names."""
+    return "__dataclass_fields__" in vars(kind) and method.__code__.co_filename == "<string>"
+
+
+def _visit_part(use: Conditions, part: Any, expression: str) -> None:
+    """What a class has: a function, also one behind a decorator of Python's, or a plain attribute."""
+    if isinstance(part, classmethod):
+        part, expression = part.__func__, f"{expression}.__func__"
+    elif isinstance(part, staticmethod):
+        part = part.__func__
+    if isinstance(part, (property, functools.cached_property)):
+        getter = part.fget if isinstance(part, property) else part.func
+        use.require(f"{expression} is {use.constant(part)}")
+        if isinstance(getter, types.FunctionType) and use.is_new(getter):
+            use.visit_function(getter, use.constant(getter))
+    elif isinstance(part, types.FunctionType):
+        code = attribute(inspect.unwrap(part), "__code__", part.__code__)
+        if is_followed(code.co_filename):
+            use.visit(part, expression)
+    elif not isinstance(part, types.ModuleType) and not hasattr(type(part), "__get__"):
+        use.visit(part, expression)
+
+
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in _LIBRARIES

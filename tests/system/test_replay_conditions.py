@@ -1,0 +1,374 @@
+"""What changes between calls of a function that `ltc.compile` replays is seen at the next call."""
+
+import collections
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ltc
+from ltc import config
+from ltc.debug import metrics
+from ltc.support.torch_private import GLOBAL_MODULE_HOOKS, GLOBAL_OPTIMIZER_HOOKS
+
+CALLS, CHANGED = 9, 5  # the change comes before the call of that number
+
+
+@pytest.fixture(autouse=True)
+def replaying():
+    """LTC_CHECK, which the tests run under, would record every call."""
+    with config.override(LTC_CHECK=0):
+        yield
+
+
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype, device="ltc")
+
+
+# --- hooks and methods --------------------------------------------------------------------------
+
+
+def trained(compiled, change) -> list[float]:
+    """The weights after some steps, before one of which something is changed."""
+    model = nn.Linear(3, 1).to("ltc")
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @compiled
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    for number in range(CALLS):
+        if number == CHANGED:
+            change(model, optimizer)
+        step(ones(2, 3))
+    return model.weight.tolist()
+
+
+def no_gradient(parameter):
+    parameter.grad.zero_()
+
+
+def no_gradients(optimizer, args, kwargs):
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.zero_()
+
+
+def other_step(optimizer):
+    optimizer.step = lambda: optimizer.param_groups[0]["params"][0].data.zero_()
+
+
+def zero(model, x):
+    return 0 * (x.sum() + model.weight.sum() + model.bias.sum())
+
+
+CHANGES = {
+    "a hook of a parameter": lambda m, o: m.weight.register_hook(lambda gradient: gradient * 0),
+    "a hook after its gradient": lambda m, o: m.weight.register_post_accumulate_grad_hook(
+        no_gradient
+    ),
+    "a hook before the step": lambda m, o: o.register_step_pre_hook(no_gradients),
+    "a hook after the step": lambda m, o: o.register_step_post_hook(
+        lambda *_: m.weight.data.zero_()
+    ),
+    "a hook before every step": lambda m, o: GLOBAL_OPTIMIZER_HOOKS[0].update({0: no_gradients}),
+    "a hook of every module": lambda m, o: GLOBAL_MODULE_HOOKS[0].update(
+        {0: lambda module, args, output: output * 0}
+    ),
+    "another forward of the module": lambda m, o: setattr(m, "forward", lambda x: zero(m, x)),
+    "another forward of its class": lambda m, o: setattr(nn.Linear, "forward", zero),
+    "another step of the optimizer": lambda m, o: other_step(o),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_hooks_and_methods_that_come_later_are_seen(change, monkeypatch):
+    found = []
+    for compiled in (lambda function: function, ltc.compile):
+        monkeypatch.setattr(nn.Linear, "forward", nn.Linear.forward)  # put back at the end
+        try:
+            with metrics.counted() as grown:
+                found.append(trained(compiled, change))
+        finally:
+            monkeypatch.undo()
+            GLOBAL_MODULE_HOOKS[0].clear()
+            GLOBAL_OPTIMIZER_HOOKS[0].pop(0, None)
+    assert found[0] == found[1]
+    assert grown["ReplayedCalls"] >= 3, dict(grown)
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def class_attribute():
+    class Scaled(nn.Module):
+        scale = 1.0
+
+        def forward(self, x):
+            return x * self.scale
+
+    module = Scaled()
+    return lambda x: module(x), lambda: setattr(Scaled, "scale", 5.0)
+
+
+def attribute_that_hides_its_class():
+    class Scaled(nn.Module):
+        scale = 1.0
+
+        def forward(self, x):
+            return x * self.scale
+
+    module = Scaled()
+    return lambda x: module(x), lambda: setattr(module, "scale", 5.0)
+
+
+def attribute_with_a_default():
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return x * getattr(self, "scale", 1.0)
+
+    module = Scaled()
+    return lambda x: module(x), lambda: setattr(module, "scale", 5.0)
+
+
+def attribute_by_its_text():
+    plain = types.SimpleNamespace(scale=1.0)
+    return lambda x: x * getattr(plain, "scale", 2.0), lambda: setattr(plain, "scale", 5.0)
+
+
+def slot():
+    @dataclasses.dataclass(slots=True)
+    class Settings:
+        scale: float = 1.0
+
+    settings = Settings()
+    return lambda x: x * settings.scale, lambda: setattr(settings, "scale", 5.0)
+
+
+def members_of_a_set():
+    members = {"a"}
+    return lambda x: x * (2 if "a" in members else 3), lambda: (members.clear(), members.add("b"))
+
+
+def order_of_a_table():
+    table = {"a": 1.0, "b": 2.0}
+
+    def step(x):
+        for value in table.values():
+            x = x * value + 1
+        return x
+
+    return step, lambda: table.update(a=table.pop("a"))
+
+
+def elements_of_an_array():
+    array = np.array([1.0])
+    return lambda x: x * float(array[0]), lambda: array.fill(5)
+
+
+def queue():
+    queue = collections.deque([1.0, 5.0])
+    return lambda x: x * queue[0], lambda: queue.rotate(1)
+
+
+def user_dict():
+    table = collections.UserDict(scale=1.0)
+    return lambda x: x * table["scale"], lambda: table.update(scale=5.0)
+
+
+def class_method():
+    class Settings:
+        scale = 1.0
+
+        @classmethod
+        def scaled(cls, x):
+            return x * cls.scale
+
+    return lambda x: Settings.scaled(x), lambda: setattr(Settings, "scale", 5.0)
+
+
+def method_without_gradients():
+    class Work:
+        scale = 1.0
+
+        @torch.no_grad()
+        def scaled(self, x):
+            return x * self.scale
+
+    work = Work()
+    return lambda x: work.scaled(x), lambda: setattr(work, "scale", 5.0)
+
+
+def autograd_function():
+    settings = types.SimpleNamespace(scale=1.0)
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * settings.scale
+
+    return lambda x: Scale.apply(x), lambda: setattr(settings, "scale", 5.0)
+
+
+def backward_of_a_function():
+    settings = types.SimpleNamespace(scale=1.0)
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * settings.scale
+
+    weight = ones(1).requires_grad_()
+
+    def step(x):
+        weight.grad = None
+        Scale.apply(weight * x).sum().backward()
+        return weight.grad.clone()
+
+    return step, lambda: setattr(settings, "scale", 5.0)
+
+
+class Table:
+    def __init__(self):
+        self.held = {"scale": 1.0}
+
+    def __getitem__(self, key):
+        return self.held[key]
+
+    def __call__(self, x):
+        return x * self.held["scale"]
+
+    def __len__(self):
+        return int(self.held["scale"])
+
+
+def item():
+    table = Table()
+    return lambda x: x * table["scale"], lambda: table.held.update(scale=5.0)
+
+
+def call():
+    table = Table()
+    return lambda x: table(x), lambda: table.held.update(scale=5.0)
+
+
+def length():
+    table = Table()
+    return lambda x: x * len(table), lambda: table.held.update(scale=5.0)
+
+
+def context():
+    settings = types.SimpleNamespace(scale=1.0)
+
+    class Context:
+        def __enter__(self):
+            return settings.scale
+
+        def __exit__(self, *error):
+            pass
+
+    def step(x):
+        with Context() as scale:
+            return x * scale
+
+    return step, lambda: setattr(settings, "scale", 5.0)
+
+
+def code_of_a_function():
+    def scaled(x):
+        return x * 1.0
+
+    other = (lambda x: x * 5.0).__code__
+    return lambda x: scaled(x), lambda: setattr(scaled, "__code__", other)
+
+
+def negative_zero():
+    settings = types.SimpleNamespace(shift=0.0)
+    return lambda x: 1 / (x * settings.shift), lambda: setattr(settings, "shift", -0.0)
+
+
+VALUES = [class_attribute, attribute_that_hides_its_class, attribute_with_a_default,
+          attribute_by_its_text, slot, members_of_a_set, order_of_a_table, elements_of_an_array,
+          queue, user_dict, class_method, method_without_gradients, autograd_function,
+          backward_of_a_function, item, call, length, context, code_of_a_function,
+          negative_zero]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", VALUES)
+def test_values_that_change_later_are_seen(make):
+    found = []
+    for compiled in (lambda function: function, ltc.compile):
+        function, change = make()
+        step = compiled(function)
+        with metrics.counted() as grown:
+            for number in range(CALLS):
+                if number == CHANGED:
+                    change()
+                y = step(ones(1))
+        found.append(y.tolist())
+    assert found[0] == found[1]
+    assert grown["ReplayedCalls"] >= 4, dict(grown)
+
+
+def test_an_integer_that_becomes_a_float_is_another_value():
+    settings = types.SimpleNamespace(scale=1)
+    step = ltc.compile(lambda x: x * settings.scale)
+    for _ in range(5):
+        assert step(ones(1, dtype=torch.int64)).dtype == torch.int64
+    settings.scale = 1.0
+    assert step(ones(1, dtype=torch.int64)).dtype == torch.float32
+
+
+def test_a_float_argument_that_is_the_other_zero_is_another_value():
+    step = ltc.compile(lambda x, shift: 1 / (x * shift))
+    found = [step(ones(1), zero).item() for zero in [0.0] * 5 + [-0.0]]
+    assert found == [float("inf")] * 5 + [float("-inf")]
+
+
+def test_a_large_array_is_refused():
+    array = np.ones(100_000)
+    step = ltc.compile(lambda x: x * float(array[0]))
+    with pytest.warns(UserWarning, match=r"numpy.ndarray of 800000 bytes"):
+        for _ in range(4):
+            step(ones(1))
+
+
+def test_fields_that_the_code_does_not_name_may_change():
+    @dataclasses.dataclass
+    class Run:
+        scale: float = 2.0
+        number: int = 0
+
+    run = Run()
+    step = ltc.compile(lambda x: x * run.scale)
+    with metrics.counted() as grown:
+        for _ in range(6):
+            run.number += 1
+            step(ones(1))
+    assert grown["ReplayedCalls"] == 4
+
+
+# --- odd objects --------------------------------------------------------------------------------
+
+
+class AttributeDict(dict):
+    __getattr__ = dict.__getitem__  # raises KeyError for an attribute that is not there
+
+
+def test_an_object_may_raise_another_error_for_an_attribute_that_it_lacks():
+    settings = AttributeDict(scale=2.0)
+    step = ltc.compile(lambda x: x * settings.scale)
+    assert [step(ones(1)).item() for _ in range(4)] == [2.0] * 4
+    settings["scale"] = 3.0
+    assert step(ones(1)).item() == 3.0
