@@ -156,7 +156,11 @@ def observed(
             "the call leaves a mode of torch behind, such as no_grad or the default dtype"
         )
     else:
-        seen.obstacle = observer.obstacle or _take(seen, result, observer, states, running)
+        seen.obstacle = (
+            observer.obstacle
+            or reachable.changed_layout()
+            or _take(seen, result, observer, states, running)
+        )
     reachable.let_go()
     return result, seen
 

@@ -58,6 +58,33 @@ class Reachable(Conditions):
         self._visit_arguments(args, "args")
         self._visit_arguments(kwargs, "kwargs")
         self._versions = [found.tensor._version for found in self.host]
+        self._layouts = self._layouts_now()
+
+    def _layouts_now(self) -> list[dict[str, Any]]:
+        return [_layout_of(found.tensor) for found in (*self.lazy, *self.host)]
+
+    def changed_layout(self) -> str:
+        """How the call, which is over, has changed a tensor besides its elements; "" where it has not."""
+        found = (*self.lazy, *self.host)
+        for one, before, now in zip(found, self._layouts, self._layouts_now()):
+            for what in before:
+                if before[what] != now[what]:
+                    thing = self._called(one.tensor) if one.is_fixed else one.expression
+                    return f"it changes the {what} of {thing} from {before[what]} to {now[what]}"
+        return ""
+
+    def _called(self, tensor: torch.Tensor) -> str:
+        """The name of a variable, or the key in a table, that it is found by."""
+        for holder in self.constants.values():
+            if isinstance(holder, types.FunctionType):
+                for name, cell in zip(holder.__code__.co_freevars, holder.__closure__ or ()):
+                    if any(contents is tensor for contents in _contents(cell)):
+                        return name
+            elif isinstance(holder, (dict, list, tuple)):
+                for key, part in items(holder):
+                    if part is tensor:
+                        return f"what is found by {key!r}"
+        return "a tensor that it closes over"
 
     def has_written_to_host(self) -> bool:
         """Whether the call, which is over, has changed a CPU tensor that it could reach."""
@@ -201,6 +228,15 @@ def _contents(cell: types.CellType) -> list[Any]:
         return [cell.cell_contents]
     except ValueError:
         return []
+
+
+def _layout_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What calls such as `t_()` and `requires_grad_()` change."""
+    return {
+        "shape": tuple(tensor.shape),
+        "strides": tensor.stride() if tensor.layout is torch.strided else None,
+        "requires_grad": tensor.requires_grad,
+    }
 
 
 def state_if_any(tensor: torch.Tensor) -> State | None:

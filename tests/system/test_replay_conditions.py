@@ -359,6 +359,53 @@ def test_fields_that_the_code_does_not_name_may_change():
     assert grown["ReplayedCalls"] == 4
 
 
+# --- tensors that are changed besides their elements --------------------------------------------
+
+weight = torch.ones(2, 3, device="ltc")
+
+
+def transposes(x):
+    x.t_()
+    return x * 2
+
+
+def adds_a_dimension(x):
+    x.unsqueeze_(0)
+    return x * 2
+
+
+def wants_gradients(x):
+    x.requires_grad_()
+    return x.detach() * 2
+
+
+def transposes_a_global(x):
+    weight.t_()
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [(transposes, r"changes the shape of args\[0\]"),
+     (adds_a_dimension, r"changes the shape of args\[0\]"),
+     (wants_gradients, r"changes the requires_grad of args\[0\] from False to True"),
+     (transposes_a_global, "changes the shape of what is found by 'weight'")],
+)  # fmt: skip
+def test_a_call_that_changes_the_layout_of_a_tensor_is_refused(function, reason):
+    kept = weight.shape
+    step = ltc.compile(function)
+    with pytest.warns(UserWarning, match=reason):
+        for _ in range(6):
+            x, other = ones(2, 3), ones(2, 3)
+            step(x)
+            after = weight.shape
+            function(other)
+            assert (x.shape, x.requires_grad) == (other.shape, other.requires_grad)
+            if function is transposes_a_global:
+                assert after != kept  # until it was called once more
+            assert weight.shape == kept
+
+
 # --- odd objects --------------------------------------------------------------------------------
 
 
