@@ -18,7 +18,7 @@ from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import is_lazy
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
 from ltc.replay.reachable import Reachable, state_if_any
-from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in
+from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in, untraced
 from ltc.replay.traced_float import Operation, Tape, plain
 from ltc.support.torch_private import DEVICE_TYPE
 
@@ -190,7 +190,7 @@ def _traced_call(function: Callable, args: tuple, kwargs: dict, seen: Observatio
             swapped.append((number, traced))
             _put(number, traced)
     try:
-        result: Any = function(*given, **named)
+        result: Any = untraced(function(*given, **named))
     finally:
         tape.is_on = False
         for number, traced in swapped:

@@ -27,6 +27,22 @@ def tensors_in(result: Any) -> Iterator[torch.Tensor]:
         yield result
 
 
+def untraced(result: Any) -> Any:
+    """With plain numbers in place of traced ones; lists and dicts stay the objects that they are."""
+    if isinstance(result, tuple):
+        parts = [untraced(part) for part in result]
+        if all(part is before for part, before in zip(parts, result)):
+            return result
+        return result._make(parts) if hasattr(result, "_make") else tuple(parts)
+    if isinstance(result, (list, dict)):
+        for key in result if isinstance(result, dict) else range(len(result)):
+            part = untraced(result[key])
+            if part is not result[key]:
+                result[key] = part
+        return result
+    return plain(result)
+
+
 def form_of(result: Any, known: dict[int, tuple[str, Any]], reachable: Reachable) -> Any:
     """("list" or "tuple", parts), ("dict", keys, parts), ("plain", value), or a tensor: who holds
     its state, and whether it is the very tensor that is found there."""

@@ -406,7 +406,7 @@ def test_a_call_that_changes_the_layout_of_a_tensor_is_refused(function, reason)
             assert weight.shape == kept
 
 
-# --- odd objects --------------------------------------------------------------------------------
+# --- odd objects, and numbers that come out -----------------------------------------------------
 
 
 class AttributeDict(dict):
@@ -419,3 +419,19 @@ def test_an_object_may_raise_another_error_for_an_attribute_that_it_lacks():
     assert [step(ones(1)).item() for _ in range(4)] == [2.0] * 4
     settings["scale"] = 3.0
     assert step(ones(1)).item() == 3.0
+
+
+Pair = collections.namedtuple("Pair", ["rate", "others"])
+
+
+def test_numbers_that_come_out_are_plain():
+    def numbers(x, rate):
+        kept = [rate * 2, {"rate": rate}]
+        return x * rate, rate * 2, kept, Pair(rate, (rate + 1,))
+
+    step = ltc.compile(numbers)
+    for _ in range(4):
+        _, double, (in_list, in_dict), pair = step(ones(1), 0.5)
+        found = [double, in_list, in_dict["rate"], pair.rate, pair.others[0]]
+        assert found == [1.0, 1.0, 0.5, 0.5, 1.5]
+        assert {type(number) for number in found} == {float}
