@@ -421,6 +421,18 @@ def test_an_object_may_raise_another_error_for_an_attribute_that_it_lacks():
     assert step(ones(1)).item() == 3.0
 
 
+def test_what_is_called_may_raise_another_error_for_an_attribute_that_it_lacks():
+    class Doubles:
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+        def __call__(self, x):
+            return x * 2
+
+    step = ltc.compile(Doubles())
+    assert [step(ones(1)).item() for _ in range(4)] == [2.0] * 4
+
+
 Pair = collections.namedtuple("Pair", ["rate", "others"])
 
 
