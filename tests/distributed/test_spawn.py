@@ -111,12 +111,26 @@ def test_the_cores_are_shared_out():
         assert lmp.spawn(threads_of, nprocs=2, start_method="fork") == [3, 3]
 
 
-def test_a_spawn_inside_a_rank_keeps_the_ranks_there_are():
-    assert lmp.spawn(spawn_again, nprocs=2, start_method="fork") == [[(0, 2), (1, 2)]] * 2
+@pytest.mark.parametrize("spawning", [(0,), (0, 1)], ids=["one rank", "every rank"])
+def test_a_spawn_inside_a_rank_is_refused_at_once(spawning):
+    with config.override(LTC_PEER_TIMEOUT=2 * HANG_SECONDS):
+        with pytest.raises(lmp.RankFailed, match="by a function that spawn.. runs") as caught:
+            lmp.spawn(spawn_again, args=(spawning,), nprocs=2, start_method="fork")
+    assert "Call the inner function itself, in every rank" in caught.value.cause
 
 
-def spawn_again(rank: int) -> list:
-    return lmp.spawn(lambda rank: (rank, ltm.xrt_world_size()), nprocs=2)
+def spawn_again(rank: int, spawning: tuple) -> None:
+    if rank in spawning:
+        lmp.spawn(who, nprocs=2, start_method="fork")
+    ltm.rendezvous("after it")
+
+
+def test_one_spawn_after_another_is_no_nesting_under_a_launcher():
+    with config.override(XRT_SHARD_LOCAL_ORDINAL=0):
+        with pytest.raises(ZeroDivisionError):
+            lmp.spawn(lambda rank: 1 // rank)
+        for _ in range(2):
+            assert lmp.spawn(lambda rank: rank) == [0]
 
 
 def train_a_little(rank: int) -> list:
@@ -354,6 +368,24 @@ def test_a_rank_that_leaves_a_collective_is_the_one_that_is_named(patient):
     with pytest.raises(lmp.RankFailed) as caught:
         lmp.spawn(wait_in_a_step, nprocs=2, start_method="fork")
     assert caught.value.rank == 1 and "wait_in_a_step" in caught.value.waiting[0]
+
+
+def meet_where_rank_1_returns(rank: int) -> None:
+    if rank == 0:
+        ltm.rendezvous("done")
+
+
+def sum_where_rank_1_returns(rank: int) -> list | None:
+    if rank == 0:
+        return ltm.all_reduce(ltm.REDUCE_SUM, torch.ones(3, device=ltm.lazy_device())).tolist()
+
+
+@pytest.mark.parametrize("function", [meet_where_rank_1_returns, sum_where_rank_1_returns])
+def test_a_rank_that_returns_before_its_first_collective_is_named(function):
+    with config.override(LTC_PEER_TIMEOUT=2 * HANG_SECONDS):
+        with pytest.raises(lmp.RankFailed, match="gone .*, before its first collective") as caught:
+            lmp.spawn(function, nprocs=2, start_method="fork")
+    assert caught.value.rank == 0 and "Replica 1 is gone" in caught.value.cause
 
 
 def return_a_function(rank: int):

@@ -25,7 +25,9 @@ from ltc import config
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import current_device, set_current_device
+from ltc.distributed.launch.nesting import function_of_spawn
 from ltc.distributed.launch.pickled_call import PickledCall
+from ltc.distributed.transport.bootstrap import say_process
 from ltc.profiling.last_lines import last_lines
 from ltc.profiling.profile import whole_run
 from ltc.support.process.parent_death import end_with_parent
@@ -115,6 +117,7 @@ def run_rank(
         config.override(**role.settings),
         open(role.crash_file, "w") as crash,
     ):
+        say_process(config.value("LTC_RENDEZVOUS"), role.rank)
         faulthandler.enable(crash)
         if role.threads:
             torch.set_num_threads(role.threads)
@@ -131,7 +134,7 @@ def run_rank(
 def _called(rank: int, user_call: PickledCall) -> Any:
     """What the user's function returns, once all that it has begun is over."""
     fn, args = user_call.open()
-    with whole_run(), last_lines():
+    with whole_run(), last_lines(), function_of_spawn():
         value = fn(rank, *args)
         finish()
     return value

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -67,6 +68,22 @@ def _await(shared, key: str, processes: int) -> None:
 
 # a forked child is another process, which may be given another place
 os.register_at_fork(after_in_child=_folder_through_store.cache_clear)
+
+
+def say_process(folder: str, number: int) -> None:
+    """Leave the id of this process, number `number` of its run, where the others of its host see it."""
+    Path(folder, f"process-{number}").write_text(str(os.getpid()))
+
+
+def process_said(number: int) -> int:
+    """The id of a process of this host, whether or not it has met anyone; 0 where none is said."""
+    folder = config.value("LTC_RENDEZVOUS")
+    if not folder:
+        return 0
+    try:
+        return int(Path(folder, f"process-{number}").read_text() or 0)
+    except FileNotFoundError:  # it has not begun, or no launcher of ltc's has started it
+        return 0
 
 
 def end_with_torchrun() -> None:

@@ -30,7 +30,11 @@ class Communicator:
     that do not do the same thus notice with the first message between them, whatever it holds.
     """
 
-    def __init__(self, wire: Wire, board: StatusBoard) -> None:
+    def __init__(
+        self, wire: Wire, board: StatusBoard, process_of: Callable[[int], int] = lambda peer: 0
+    ) -> None:
+        """`process_of`: the process of a replica that is not on the board yet; 0: it is unknown."""
+        self.process_of = process_of
         self.wire, self.board = wire, board
         self.replica, self.replicas = wire.replica, wire.replicas
         self.count = board.count()
@@ -183,11 +187,15 @@ class Communicator:
 
     def _report_if_gone(self, peer: int) -> None:
         board = self.board
-        process = board.entry(peer)[2] if board.is_here(peer) else 0
+        if not board.is_here(peer):
+            return
+        met = board.entry(peer)[2]
+        process = met or self.process_of(peer)
         if process and not _is_running(process):
+            before = "" if met else ", before its first collective,"
             board.fail(
-                f"Replica {peer} is gone (process {process}) while replica {self.replica} waits "
-                f"for it:"
+                f"Replica {peer} is gone (process {process}){before} while replica {self.replica} "
+                f"waits for it:"
             )
 
     def _report_absent(self, peer: int) -> None:

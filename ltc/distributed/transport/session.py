@@ -13,7 +13,13 @@ import torch.distributed as dist
 
 from ltc import config
 from ltc.distributed import world
-from ltc.distributed.transport.bootstrap import folder_of_host, host, processes_per_host, store
+from ltc.distributed.transport.bootstrap import (
+    folder_of_host,
+    host,
+    process_said,
+    processes_per_host,
+    store,
+)
 from ltc.distributed.transport.communicator import Communicator
 from ltc.distributed.transport.inter_host import HostsWire
 from ltc.distributed.transport.shm_segment import PeerFailure, Region
@@ -188,7 +194,8 @@ def _communicator(lane: str, region: Region, place: world.Rank) -> Communicator:
             f"{place.replicas} replicas on {_hosts(place)} hosts exchange through shared memory and "
             f"torch.distributed"
         )
-    return Communicator(wire, board)
+    devices = max(len(place.devices), 1)
+    return Communicator(wire, board, lambda peer: process_said(peer // devices))
 
 
 def _hosts(place: world.Rank) -> int:
