@@ -80,8 +80,8 @@ class DataParallel:
     kwargs             of ParallelLoader
 
     Gradients are averaged by `ltm.optimizer_step` in the loop function, not by this class.
-    Calling the object trains: see `__call__`. Raises RuntimeError where `device_ids` is [] and the
-    module is on several devices.
+    Calling the object trains: see `__call__`. Raises ValueError where a device is named twice,
+    RuntimeError where `device_ids` is [] and the module is on several devices.
 
     >>> from ltc.distributed.data_parallel import DataParallel
     >>> def count(model, loader, device, context):
@@ -102,7 +102,7 @@ class DataParallel:
         if device_ids is None:
             device_ids = supported_devices() or []
         module = network if isinstance(network, nn.Module) else network()
-        self._devices = [device_of(device) for device in device_ids]
+        self._devices = _distinct([device_of(device) for device in device_ids])
         self._enumerate, self._kwargs = enumerate_batches, kwargs
         if self._devices:
             places = [device.torch_device for device in self._devices]
@@ -165,6 +165,17 @@ class DataParallel:
 
         pairs = zip(self._models, self._contexts)
         return [functools.partial(call, *pair) for pair in pairs]
+
+
+def _distinct(devices: list) -> list:
+    """The devices; ValueError where one is named twice, whose threads would wait for each other."""
+    for device in devices:
+        if devices.count(device) > 1:
+            raise ValueError(
+                f"device_ids names {device} twice: each device has one thread and one model. Name "
+                f"{len(devices)} different ones; LTC_NUM_DEVICES says how many there are."
+            )
+    return devices
 
 
 class _Enumerated:

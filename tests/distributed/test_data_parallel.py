@@ -54,6 +54,11 @@ def nothing_stays_behind():
     wait_until_no_thread_runs()
 
 
+def test_a_device_that_is_named_twice_is_refused():
+    with pytest.raises(ValueError, match="device_ids names ltc:1 twice"):
+        dp.DataParallel(lambda: nn.Linear(3, 2), device_ids=["ltc:0", "ltc:1", "ltc:1"])
+
+
 def test_every_device_trains_on_its_own_batches_and_results_come_in_device_order():
     parallel = dp.DataParallel(lambda: nn.Linear(3, 2), device_ids=DEVICES)
     results = parallel(train, batches(6))
