@@ -62,9 +62,9 @@ def all_reduce(
     return            the new tensor, of the input's shape; or the list itself
 
     One replica: a copy, or the list untouched; `scale` is not applied.
-    Raises RuntimeError for another kind, or "and" and "or" of floats; ValueError or AssertionError
-    for groups that do not name each replica once, or differ in size; PeerFailure when the step
-    runs, where replicas disagree.
+    Raises RuntimeError for another kind, "and" and "or" of floats, or "min" and "max" of complex
+    numbers; ValueError or AssertionError for groups that do not name each replica once, or differ
+    in size; PeerFailure when the step runs, where replicas disagree.
 
     >>> def replica(rank):
     ...     mine = torch.full((2,), rank + 1.0, device="ltc")
@@ -201,7 +201,8 @@ def collective_permute(value: torch.Tensor, pairs: Sequence) -> torch.Tensor:
 
     pairs  (from, to) ordinals, the same on every replica; each sends and receives at most once
 
-    Raises ValueError where an ordinal sends or receives twice; PeerFailure when the step runs.
+    Raises ValueError where an ordinal sends or receives twice, or there is no such replica;
+    PeerFailure when the step runs.
 
     >>> def replica(rank):
     ...     mine = torch.full((2,), rank + 1.0, device="ltc")
@@ -263,8 +264,11 @@ def send(value: torch.Tensor, channel_id: int, target: int | None = None) -> Non
     channel_id  ignored: messages between two replicas keep their order
     target      an ordinal; None, where there are two replicas: the other
 
-    Raises ValueError where `target` is None and there are not two replicas; PeerFailure when the
-    step runs, where the other does not receive.
+    Two replicas may both send first and then receive, up to 16 KiB between threads, 2 MiB between
+    processes of a host: more than that, and what goes to another host, waits for its receiver.
+
+    Raises ValueError where `target` is None and there are not two replicas, or it is none of them;
+    PeerFailure when the step runs, where the other does not receive.
 
     >>> def replica(rank):
     ...     x = torch.full((2,), rank + 1.0, device="ltc")
@@ -287,8 +291,8 @@ def recv(output: torch.Tensor, channel_id: int, source: int | None = None) -> to
     channel_id  ignored: messages between two replicas keep their order
     source      an ordinal; None, where there are two replicas: the other
 
-    Raises ValueError where `source` is None and there are not two replicas; PeerFailure when the
-    step runs, where the other does not send, or sends another shape.
+    Raises ValueError where `source` is None and there are not two replicas, or it is none of them;
+    PeerFailure when the step runs, where the other does not send, or sends another shape.
 
     >>> def replica(rank):
     ...     if rank == 0:

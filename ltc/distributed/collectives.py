@@ -20,9 +20,17 @@ import torch
 
 from ltc.backends import collective_runner as backend_collective
 from ltc.device.recording.collective_calls import record
+from ltc.device.recording.tensors import require_lazy
 from ltc.device.recording.user_line import user_line
 from ltc.distributed.gradients import buckets, gradients_of, reduce_gradients
-from ltc.distributed.groups import Groups, frozen, group_of, ordinal, replica_count
+from ltc.distributed.groups import (
+    Groups,
+    frozen,
+    group_of,
+    ordinal,
+    replica_count,
+    require_replica,
+)
 from ltc.distributed.host_exchange import host_all_reduce, host_run
 from ltc.distributed.recorded_sums import exchange, reduced, type_of
 from ltc.distributed.transport.folds import check_reduction
@@ -96,9 +104,9 @@ def all_reduce(
     return   the new tensor, of the input's shape; or the list itself
 
     One replica: a copy, or the list untouched; `scale` is not applied.
-    Raises RuntimeError for another kind, or "and" and "or" of floats; ValueError or AssertionError
-    for groups that do not name each replica once, or differ in size; PeerFailure when the step
-    runs, where replicas disagree.
+    Raises RuntimeError for another kind, "and" and "or" of floats, or "min" and "max" of complex
+    numbers; ValueError or AssertionError for groups that do not name each replica once, or differ
+    in size; PeerFailure when the step runs, where replicas disagree.
 
     >>> from ltc.distributed import collectives
     >>> x = torch.ones(2, device="ltc")
@@ -107,11 +115,13 @@ def all_reduce(
     """
     single = isinstance(inputs, torch.Tensor)
     tensors: list[torch.Tensor] = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    require_lazy(tensors)
     for tensor in tensors:
         check_reduction(kind, tensor.dtype)
+    named = frozen(groups)
     if replica_count() == 1 or not tensors:
         return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
-    results = reduced(kind, tensors, frozen(groups), user_line())
+    results = reduced(kind, tensors, named, user_line())
     results = [_scaled(result, scale) for result in results]
     if single:
         return results[0]
@@ -133,11 +143,12 @@ def all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torc
     >>> collectives.all_gather(x, dim=0).shape  # of two replicas: [4, 3]
     torch.Size([2, 3])
     """
+    require_lazy([value])
     value = value.reshape(1) if value.dim() == 0 else value
-    if replica_count() == 1:
-        return value.clone()
     size, named = len(group_of(groups)), frozen(groups)
     dim = _dim(dim, value.dim())
+    if replica_count() == 1:
+        return value.clone()
     shape = (*value.shape[:dim], value.shape[dim] * size, *value.shape[dim + 1 :])
     collective = Collective("all_gather", groups=named, dim=dim)
     return exchange(collective, [value], [TensorType(value.dtype, shape)])[0]
@@ -168,16 +179,17 @@ def reduce_scatter(
     """
     single = isinstance(value, torch.Tensor)
     values: list[torch.Tensor] = [value] if isinstance(value, torch.Tensor) else list(value)
+    require_lazy(values)
     for one in values:
         check_reduction(kind, one.dtype)
     members = group_of(groups)
     if count != len(members):
         raise ValueError(f"reduce_scatter into {count} parts among {len(members)} replicas")
+    (rank,) = {one.dim() for one in values}
+    dim = _dim(dim, rank)
     if len(members) == 1:
         results = [_scaled(one.clone(), scale) for one in values]
         return results[0] if single else results
-    (rank,) = {one.dim() for one in values}
-    dim = _dim(dim, rank)
     types = [TensorType(x.dtype, _share(x, dim, count)) for x in values]
     collective = Collective("reduce_scatter", kind, groups=frozen(groups), dim=dim)
     results = [_scaled(one, scale) for one in exchange(collective, values, types)]
@@ -206,12 +218,13 @@ def all_to_all(
     >>> collectives.all_to_all(x, 0, 1, split_count=1).shape  # of two replicas: [2, 6]
     torch.Size([4, 3])
     """
+    require_lazy([value])
     members = group_of(groups)
     if split_count != len(members):
         raise ValueError(f"all_to_all of {split_count} parts among {len(members)} replicas")
+    split, join = _dim(split_dimension, value.dim()), _dim(concat_dimension, value.dim())
     if len(members) == 1:
         return value.clone()
-    split, join = _dim(split_dimension, value.dim()), _dim(concat_dimension, value.dim())
     shape = list(_share(value, split, split_count))
     shape[join] *= split_count
     collective = Collective("all_to_all", groups=frozen(groups), dim=split, other_dim=join)
@@ -224,15 +237,19 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
 
     pairs  (from, to) ordinals, the same on every replica
 
-    Raises ValueError where an ordinal sends or receives twice; PeerFailure when the step runs.
+    Raises ValueError where an ordinal sends or receives twice, or there is no such replica;
+    PeerFailure when the step runs.
 
     >>> from ltc.distributed import collectives
     >>> x = torch.ones(2, device="ltc")
     >>> collectives.collective_permute(x, [(0, 0)]).tolist()
     [1.0, 1.0]
     """
+    require_lazy([value])
     named = tuple((int(source), int(target)) for source, target in pairs)
     for ends in zip(*named):
+        for one in ends:
+            require_replica("collective_permute", one)
         if len(set(ends)) != len(ends):
             raise ValueError(f"collective_permute: an ordinal sends or receives twice in {pairs}")
     if replica_count() == 1:
@@ -259,11 +276,12 @@ def broadcast(
     [1.0, 1.0]
     """
     tensors = list(tensors)
+    require_lazy(tensors)
+    members = group_of(groups)
+    if not 0 <= root_ordinal < len(members):
+        raise ValueError(f"root {root_ordinal} is none of the {len(members)} replicas")
     if replica_count() == 1 or not tensors:
         return
-    root = group_of(groups)[root_ordinal] if groups else root_ordinal
-    if not 0 <= root < replica_count():
-        raise ValueError(f"root {root_ordinal} is none of the {replica_count()} replicas")
     collective = Collective("broadcast", groups=frozen(groups), root=root_ordinal)
     _assign(tensors, exchange(collective, tensors, [type_of(x) for x in tensors]))
 
@@ -274,7 +292,8 @@ def send(value: torch.Tensor, target: int) -> None:
 
     target  its ordinal
 
-    Raises PeerFailure when the step runs, where the other does not receive.
+    Raises ValueError where there is no such replica; PeerFailure when the step runs, where the
+    other does not receive.
 
     >>> from ltc.distributed import collectives
     >>> from ltc.distributed.lazy_multiprocessing import spawn
@@ -285,6 +304,7 @@ def send(value: torch.Tensor, target: int) -> None:
     >>> spawn(replica, nprocs=2, start_method="fork")
     [[1.0, 1.0], [1.0, 1.0]]
     """
+    require_replica("send", int(target))
     pair = ((ordinal(), int(target)),)
     exchange(Collective("send", pairs=pair), [value], [])
 
@@ -295,7 +315,8 @@ def recv(output: torch.Tensor, source: int) -> torch.Tensor:
 
     source  the other's ordinal
 
-    Raises PeerFailure when the step runs, where the other does not send, or sends another shape.
+    Raises ValueError where there is no such replica; PeerFailure when the step runs, where the
+    other does not send, or sends another shape.
 
     >>> from ltc.distributed import collectives
     >>> from ltc.distributed.lazy_multiprocessing import spawn
@@ -307,6 +328,7 @@ def recv(output: torch.Tensor, source: int) -> torch.Tensor:
     >>> spawn(replica, nprocs=2, start_method="fork")
     [None, [1.0, 1.0]]
     """
+    require_replica("recv", int(source))
     pair = ((int(source), ordinal()),)
     results = exchange(Collective("receive", pairs=pair), [output], [type_of(output)])
     _assign([output], results)

@@ -34,7 +34,7 @@ def group_of(groups: Groups) -> tuple[int, ...]:
 
     groups  lists of ordinals; None: all together
 
-    Raises ValueError where the replica is in none of them.
+    Raises ValueError where the replica is in none of them; what `frozen` raises.
 
     >>> from ltc.distributed import collectives
     >>> collectives.group_of(None), collectives.group_of([[1, 2], [0, 3]])
@@ -43,10 +43,15 @@ def group_of(groups: Groups) -> tuple[int, ...]:
     place = world.place()
     if not groups:
         return tuple(range(place.replicas))
-    for group in groups:
-        if place.ordinal in group:
-            return tuple(group)
-    raise ValueError(f"replica {place.ordinal} is in no group of {groups}: put each in exactly one")
+    return next(group for group in frozen(groups) if place.ordinal in group)
+
+
+def require_replica(call: str, named: int) -> None:
+    """Raise ValueError where there is no replica of that number."""
+    if not 0 <= named < replica_count():
+        raise ValueError(
+            f"{call} names replica {named} in a world of {replica_count()}: ordinals begin at 0."
+        )
 
 
 def frozen(groups: Groups) -> tuple[tuple[int, ...], ...]:

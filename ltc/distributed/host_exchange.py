@@ -12,6 +12,7 @@ from ltc.device.recording import sync
 from ltc.device.recording.user_line import user_line
 from ltc.distributed.groups import Groups, frozen
 from ltc.distributed.transport import session as sessions
+from ltc.distributed.transport.folds import check_reduction
 from ltc.ir.collective import Collective
 from ltc.support.torch_private import plain_functions
 
@@ -48,8 +49,9 @@ def host_all_reduce(tensor: torch.Tensor, kind: str = "sum", groups: Groups = No
     kind    "sum", "mul", "and", "or", "min" or "max"
     groups  lists of ordinals that reduce among themselves; None: all together
 
-    One replica: nothing is done. Raises ValueError or AssertionError for groups that do not name
-    each replica once, or differ in size; PeerFailure where replicas disagree.
+    One replica: nothing is done. Raises RuntimeError for another kind, or one that the dtype has
+    not; ValueError or AssertionError for groups that do not name each replica once, or differ in
+    size; PeerFailure where replicas disagree.
 
     >>> from ltc.distributed import collectives
     >>> from ltc.distributed.lazy_multiprocessing import spawn
@@ -60,10 +62,11 @@ def host_all_reduce(tensor: torch.Tensor, kind: str = "sum", groups: Groups = No
     >>> spawn(replica, nprocs=2, start_method="fork")
     [[1, 1], [1, 1]]
     """
-    session = _session()
+    check_reduction(kind, tensor.dtype)
+    session, named = _session(), frozen(groups)
     if session is not None:
         with plain_functions():
-            session.host.reduce_in_place(kind, tensor, frozen(groups), user_line())
+            session.host.reduce_in_place(kind, tensor, named, user_line())
 
 
 def _session() -> sessions.Session | None:

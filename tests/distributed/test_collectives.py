@@ -23,6 +23,7 @@ from ltc.distributed import collectives
 from ltc.distributed.transport import session
 from ltc.distributed.transport.progress_thread import ProgressRunner
 from ltc.distributed.transport.shm_segment import PeerFailure
+from ltc.errors import NotLazyTensor
 from ltc.ir import ops
 from ltc.ir.collective import Collective
 from ltc.ir.graph import Graph
@@ -223,6 +224,92 @@ def test_send_and_recv_pass_a_tensor_on():
     found = values(in_threads(relay))
     assert [found[i][0][0].item() for i in (2, 3)] == [0, 1]
     assert found[3][1].tolist() == [1] * 5
+
+
+def test_two_replicas_may_both_send_before_they_receive():
+    def swap(i, d):
+        for step in range(3):
+            ltm.send(torch.full((5,), i + step, device=d), 7, target=1 - i)
+            got = ltm.recv(torch.zeros(5, dtype=torch.int64, device=d), 7, source=1 - i)
+            total = ltm.all_reduce("max", got)  # the pair's order and the group's do not mix
+        return got.tolist(), total.tolist()
+
+    assert values(in_threads(swap, 2)) == [([3] * 5, [3] * 5), ([2] * 5, [3] * 5)]
+
+
+def test_a_receiver_that_expects_another_shape_hears_of_it():
+    def swap(i, d):
+        ltm.send(torch.ones(2 + i, device=d), 7, target=1 - i)
+        return ltm.recv(torch.zeros(3, device=d), 7, source=1 - i).tolist()
+
+    _, second = in_threads(swap, 2)
+    assert isinstance(second, PeerFailure)
+    assert "Replica 1 noticed it with a message from replica 0" in str(second)
+
+
+# --- what is refused, with one replica as with several --------------------------------------------
+
+_ABSENT = "names replica 4 in a world of"
+WRONG_CALLS = {
+    "permute to": (lambda x: ltm.collective_permute(x, [(0, 4)]), ValueError, _ABSENT),
+    "permute from": (lambda x: ltm.collective_permute(x, [(4, 0)]), ValueError, _ABSENT),
+    "permute twice": (
+        lambda x: ltm.collective_permute(x, [(0, 0), (0, 0)]),
+        ValueError,
+        "sends or receives twice",
+    ),
+    "send": (lambda x: ltm.send(x, 0, target=4), ValueError, _ABSENT),
+    "recv": (lambda x: ltm.recv(x, 0, source=4), ValueError, _ABSENT),
+    "reduce group": (lambda x: ltm.all_reduce("sum", x, groups=[[4]]), ValueError, "exactly once"),
+    "gather group": (lambda x: ltm.all_gather(x, groups=[[4]]), ValueError, "exactly once"),
+    "broadcast group": (
+        lambda x: ltm.collective_broadcast([x], groups=[[4]]),
+        ValueError,
+        "exactly once",
+    ),
+    "host group": (
+        lambda x: collectives.host_all_reduce(torch.ones(2), groups=[[4]]),
+        ValueError,
+        "exactly once",
+    ),
+    "gather dim": (lambda x: ltm.all_gather(x, dim=5), IndexError, "but got 5"),
+    "root": (lambda x: ltm.collective_broadcast([x], 4), ValueError, "root 4 is none"),
+    "min of complex": (lambda x: ltm.all_reduce("min", x + 1j), RuntimeError, "have an order"),
+    "max of complex": (lambda x: ltm.all_reduce("max", [x + 1j]), RuntimeError, "have an order"),
+}
+ON_THE_HOST = {
+    "all_reduce": lambda x: ltm.all_reduce("sum", x),
+    "all_reduce of a list": lambda x: ltm.all_reduce("sum", [x]),
+    "all_gather": lambda x: ltm.all_gather(x),
+    "reduce_scatter": lambda x: ltm.reduce_scatter("sum", x, 1.0, 0, collectives.replica_count()),
+    "all_to_all": lambda x: ltm.all_to_all(x, 0, 0, collectives.replica_count()),
+    "collective_permute": lambda x: ltm.collective_permute(x, [(0, 0)]),
+    "collective_broadcast": lambda x: ltm.collective_broadcast([x]),
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_wrong_call_is_refused_before_anything_is_exchanged(name, replicas):
+    call, error, text = WRONG_CALLS[name]
+
+    def attempt(i, d):
+        x = torch.ones(2, device=d)
+        with pytest.raises(error, match=text):
+            call(x)
+        return ltm.all_reduce("sum", x).tolist()  # the replicas are together still
+
+    assert values(in_threads(attempt, replicas)) == [[replicas] * 2] * replicas
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", ON_THE_HOST)
+def test_a_cpu_tensor_is_refused(name, replicas):
+    def attempt(i, d):
+        with pytest.raises(NotLazyTensor, match="not a lazy tensor"):
+            ON_THE_HOST[name](torch.ones(2))
+
+    values(in_threads(attempt, replicas))
 
 
 # --- order and laziness -----------------------------------------------------------------------

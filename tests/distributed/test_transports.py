@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import ltc  # noqa: F401
 import ltc.core.lazy_model as ltm
+from ltc import config
 from ltc.debug import metrics
 from ltc.distributed import collectives, world
 from ltc.distributed.transport import bootstrap, inter_host, status_board
@@ -208,6 +209,21 @@ def test_a_host_that_does_not_come_is_named():
     for ordinal, text in enumerate(found):
         assert "Replica(s) 2 (host 2) of 3 did not come within 2 s" in text
         assert f"Replica {ordinal}, on" in text
+
+
+def send_first(ordinal: int) -> str:
+    ltm.all_reduce("sum", torch.ones(2, device="ltc")).cpu()  # the hosts have connected
+    with config.override(LTC_PEER_TIMEOUT=2):
+        try:
+            ltm.send(torch.ones(2, device="ltc"), 0, target=1 - ordinal)
+            return str(ltm.recv(torch.zeros(2, device="ltc"), 0, source=1 - ordinal).tolist())
+        except RuntimeError as error:
+            return str(error)
+
+
+def test_hosts_that_both_send_first_do_not_wait_for_ever():
+    first, second = in_processes(__file__, "send_first", 2, LTC_TRANSPORT="hosts")
+    assert first == second and "did not come within 2 s" in first
 
 
 def leave_without_reading(ordinal: int) -> float:

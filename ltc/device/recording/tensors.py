@@ -51,6 +51,13 @@ def state_of(tensor: torch.Tensor, expected: Device | None = None) -> State:
     return state
 
 
+def require_lazy(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise NotLazyTensor for the first that is none."""
+    for tensor in tensors:
+        if not is_lazy(tensor):
+            raise NotLazyTensor(_not_lazy_text(tensor))
+
+
 def _not_lazy_text(tensor: torch.Tensor) -> str:
     return (
         f"Input tensor is not a lazy tensor: {tensor.type()}. It is on {tensor.device}; "

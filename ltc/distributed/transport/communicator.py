@@ -39,7 +39,7 @@ class Communicator:
         self.replica, self.replicas = wire.replica, wire.replicas
         self.count = board.count()
         self._cycle: tuple = (None, 0.0)  # replicas that wait for each other, and since when
-        self._running: dict[tuple[int, ...], int] = {}
+        self._running: dict[tuple, int] = {}  # by group, and by (sender, receiver) in "pair"
         self._described: dict[tuple, tuple[bytes, int]] = {}
         wire.late = self.late
         board.begin(self.count, b"nothing yet")
@@ -55,6 +55,7 @@ class Communicator:
             lambda members, position, tag: RUN[collective.kind](
                 Exchange(self.wire, members, position, tag), collective, list(operands)
             ),
+            _order_of(collective),
         )
 
     def post(
@@ -92,16 +93,25 @@ class Communicator:
             ),
         )
 
-    def guarded(self, members: tuple[int, ...], described: tuple[bytes, int], exchange: Callable):
-        """`exchange(members, position, tag)` as the next collective among `members`."""
-        tag = self._begin(members, described)
+    def guarded(
+        self,
+        members: tuple[int, ...],
+        described: tuple[bytes, int],
+        exchange: Callable,
+        order: tuple = (),
+    ):
+        """`exchange(members, position, tag)` as the next collective among `members`.
+
+        order  what it is the next one of, where not all that the members do has one order
+        """
+        tag = self._begin(order or members, described)
         return self._ended(lambda: exchange(members, members.index(self.replica), tag))
 
-    def _begin(self, members: tuple[int, ...], described: tuple[bytes, int]) -> int:
-        """The tag of the next collective among `members`, which the board shows from now on."""
+    def _begin(self, order: tuple, described: tuple[bytes, int]) -> int:
+        """The tag of the next collective of an order, which the board shows from now on."""
         self.board.region.raise_abort_report()
         text, name = described
-        tag = self._running[members] = hash((self._running.get(members, 0), name)) & TAG_MASK
+        tag = self._running[order] = hash((self._running.get(order, 0), name)) & TAG_MASK
         self.count += 1
         self.board.begin(self.count, text)
         return tag
@@ -225,6 +235,11 @@ class Communicator:
         elif now - self._cycle[1] > DEADLOCK_SECONDS:
             steps = ", ".join(f"{r} waits for {board.waits_for(r)}" for r in cycle)
             board.fail(f"{_DIFFERENT} {steps}:")
+
+
+def _order_of(collective: Collective) -> tuple:
+    """The order that an exchange of two keeps: of one direction, since both may send first."""
+    return ("pair", *collective.pairs[0]) if collective.kind in ("send", "receive") else ()
 
 
 def tag_of(text: str) -> int:

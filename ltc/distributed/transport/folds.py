@@ -16,6 +16,7 @@ OPERATIONS: dict[str, Callable] = {
     "or": torch.bitwise_or,
 }
 BITWISE = frozenset({"and", "or"})
+ORDERED = frozenset({"min", "max"})
 # Sums of these are held in float32 and rounded once.
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -28,6 +29,8 @@ def check_reduction(kind: str, dtype: torch.dtype) -> None:
         )
     if kind in BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"reduce type {kind!r} needs integers or bool, not {dtype}")
+    if kind in ORDERED and dtype.is_complex:
+        raise RuntimeError(f"reduce type {kind!r} needs numbers that have an order, not {dtype}")
 
 
 class Fold:

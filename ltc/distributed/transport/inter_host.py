@@ -120,11 +120,11 @@ class HostsWire:
         copy = part.clone()  # gloo reads it until the other side has received
         for sent, gloo_tag in ((header, _HEADER), (copy, _CONTENT)):
             if sent.numel():
-                self._sending.append(self._group.send([sent], receiver, gloo_tag))
+                self._sending.append((receiver, self._group.send([sent], receiver, gloo_tag)))
 
     def finish(self) -> None:
-        for sending in self._sending:
-            self._await(sending, -1)
+        for receiver, sending in self._sending:
+            self._await(sending, receiver)
         self._sending.clear()
 
     def receive(self, sender: int, like: torch.Tensor, tag: int, consume: Consume | None) -> None:
