@@ -134,7 +134,8 @@ class DataParallel:
 
         batchdim, fixed_batch_size  see ParallelLoader
 
-        The first exception stops every device and is raised here, with a note that names its own.
+        The first exception stops every device and is raised here, with a note that names its own;
+        so is that of a step which a loop began and did not wait for.
         """
         if not self._devices:
             batches = _Enumerated(loader) if self._enumerate else loader
@@ -214,7 +215,7 @@ class _Threads:
         self._ended: queue.SimpleQueue = queue.SimpleQueue()  # (position, error or None)
 
     def run(self, calls: list[Callable[[], Any]]) -> list:
-        """The result of each call; raises the first exception of any."""
+        """The result of each call, whose steps are over; raises the first exception of any."""
         session.renew_threads([device.index for device in self._devices])
         self._threads = [
             threading.Thread(
@@ -232,6 +233,8 @@ class _Threads:
                 position, error = self._ended.get()
                 if error is not None:
                     self._raise(error, position)
+            for position, device in enumerate(self._devices):
+                self._wait_for(device, position)
         except BaseException:  # Ctrl-C in the caller too
             self._stop()
             raise
@@ -243,12 +246,20 @@ class _Threads:
         world.set_replication(device.torch_device, [d.torch_device for d in self._devices])
         try:
             self._results[position].result = call()
+            sync.start_collectives()  # others may wait for what nobody reads here
         except BaseException as error:  # the caller of DataParallel gets it
             self._ended.put((position, error))
         else:
             self._ended.put((position, None))
         finally:
             world.set_replication(device.torch_device, [])
+
+    def _wait_for(self, device, position: int) -> None:
+        """What a loop left under way fails here, not in the next call, which has no part in it."""
+        try:
+            sync.wait_device_ops([device])
+        except Exception as error:
+            self._raise(error, position)
 
     def _raise(self, error: BaseException, position: int) -> None:
         error.add_note(f"Exception in model function for device={self._devices[position]}")

@@ -11,8 +11,10 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 import ltc.distributed.data_parallel as dp
+from ltc import config
 from ltc.debug import metrics
 from ltc.distributed.transport import session
+from ltc.distributed.transport.shm_segment import PeerFailure
 from tests.distributed.replicas import wait_until_others_are_in
 
 DEVICES = ["ltc:0", "ltc:1"]
@@ -177,6 +179,34 @@ def test_the_first_exception_is_raised_in_the_caller_and_names_its_device(at):
     text = "".join(traceback.format_exception(caught.value))
     assert f"Exception in model function for device={DEVICES[at]}" in text
     assert 'raise LookupError("the loop\'s own")' in text
+
+
+def test_a_device_that_leaves_its_loop_early_fails_the_call_it_was_in():
+    def loop(model, loader, device, context):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for index, (x, y) in loader:
+            if index == 1 and str(device) == "ltc:1":
+                break
+            model(x).sum().backward()
+            ltm.optimizer_step(optimizer)
+
+    parallel = dp.DataParallel(nn.Linear(3, 2), device_ids=DEVICES)
+    with config.override(LTC_PEER_TIMEOUT=1), pytest.raises(PeerFailure):
+        parallel(loop, batches(4))
+    assert [len(seen) for _, seen in parallel(train, batches(4))] == [2, 2]
+
+
+def test_a_step_that_nobody_waits_for_fails_the_call_that_began_it():
+    def loop(model, loader, device, context):
+        at = torch.tensor([7]).to(device)
+        context.kept = torch.ones(3, device=device).index_select(0, at)
+        ltm.mark_step()
+
+    parallel = dp.DataParallel(nn.Flatten, device_ids=DEVICES)
+    with pytest.raises(IndexError) as caught:
+        parallel(loop, batches(2))
+    assert caught.value.__notes__[-1].startswith("Exception in model function for device=ltc:")
+    assert parallel(lambda model, loader, device, context: str(device), batches(2)) == DEVICES
 
 
 def test_the_error_of_a_sample_reaches_the_caller():
