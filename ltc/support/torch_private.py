@@ -13,6 +13,7 @@ import re
 import types
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from importlib import import_module
 from pkgutil import resolve_name
 from typing import Any
@@ -331,6 +332,11 @@ group_devices = operator.attrgetter("_device_types")  # of a process group: what
 def backend_of_group(group: Any, kind: str) -> Any:
     """What moves the tensors of that kind of device."""
     return group._get_backend(torch.device(kind))
+
+
+def timeout_of_backend(backend: Any) -> timedelta | None:
+    """How long its calls may take; None where it does not say."""
+    return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def add_backend_to_group(group: Any, kind: str, backend: Any) -> None:

@@ -423,6 +423,30 @@ def check_a_monitored_barrier_names_who_is_missing(rank, world):
             dist.monitored_barrier(group, timeout=timedelta(seconds=1))
 
 
+def check_a_groups_own_timeout_ends_a_wait_in_memory(rank, world):
+    groups = [dist.new_group(timeout=timedelta(seconds=5)) for _ in range(2)]
+    x = torch.ones(3, device=DEVICE)
+    dist.barrier()
+    dist.all_reduce(x, group=groups[0])
+    assert x.tolist() == [2.0] * 3
+    if rank == 0:
+        for group, text in zip(
+            groups,
+            (
+                r"did not come within 5 s \(the timeout of its process group\)",
+                "1 of 2 ranks came within 5 s to the first collective of their process group",
+            ),
+        ):
+            y = torch.ones(3, device=DEVICE)
+            dist.all_reduce(y, group=group)
+            with pytest.raises(RuntimeError, match=text):
+                y.cpu()
+
+
+def check_a_timeout_that_nobody_gave_is_that_of_ltc(rank, world):
+    assert shared_memory_groups.communicator_of(dist.new_group()).limit_seconds is None
+
+
 def test_processes_that_ltc_started_find_each_other():
     with config.override(LTC_NUM_DEVICES=1):
         assert lazy_multiprocessing.spawn(sums_of_two_groups, nprocs=2) == [[6.0, 6.0]] * 2

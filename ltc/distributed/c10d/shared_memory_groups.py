@@ -22,7 +22,7 @@ from ltc.distributed.transport.status_board import StatusBoard
 from ltc.distributed.transport.wire import SharedMemoryWire
 from ltc.errors import LtcError
 from ltc.ir.collective import Collective
-from ltc.support.torch_private import default_store
+from ltc.support.torch_private import backend_of_group, default_store, timeout_of_backend
 
 _log = logging.getLogger("ltc")
 _NAMES = {"sum": "sum", "avg": "sum", "product": "mul", "min": "min", "max": "max"}
@@ -95,11 +95,19 @@ def _movable(x: torch.Tensor) -> torch.Tensor:
 
 def _new_communicator(group: dist.ProcessGroup) -> Communicator | None:
     rank, size = group.rank(), group.size()
-    folder = _folder_that_all_see(_store_of(group), rank, size)
+    folder = _folder_that_all_see(_store_of(group), rank, size, _limit_seconds(group))
     if folder is None:
         return None
     region = Region.of_processes(size, os.path.join(folder, "region"))
-    return Communicator(SharedMemoryWire(region, rank), StatusBoard(region, rank))
+    communicator = Communicator(SharedMemoryWire(region, rank), StatusBoard(region, rank))
+    communicator.limit_seconds = _given_seconds(group)
+    return communicator
+
+
+def _given_seconds(group: dist.ProcessGroup) -> float | None:
+    """The group's timeout in seconds; None where it is torch's default, which nobody has chosen."""
+    given = timeout_of_backend(backend_of_group(group, "cpu"))
+    return None if given in (None, dist.default_pg_timeout) else given.total_seconds()
 
 
 def _store_of(group: dist.ProcessGroup) -> dist.Store:
@@ -109,14 +117,20 @@ def _store_of(group: dist.ProcessGroup) -> dist.Store:
     ranks, attempt = dist.get_process_group_ranks(group), config.value("TORCHELASTIC_RESTART_COUNT")
     prefix = f"ltc/memory/{attempt}/{name}/{ranks[0]}/{_made[name]}"
     store = dist.PrefixStore(prefix, default_store())
-    store.set_timeout(timedelta(seconds=config.value("LTC_PEER_TIMEOUT")))
+    store.set_timeout(timedelta(seconds=_limit_seconds(group)))
     return store
 
 
-def _folder_that_all_see(store: dist.Store, rank: int, size: int) -> str | None:
+def _limit_seconds(group: dist.ProcessGroup) -> float:
+    given = _given_seconds(group)
+    return config.value("LTC_PEER_TIMEOUT") if given is None else given
+
+
+def _folder_that_all_see(store: dist.Store, rank: int, size: int, limit: float) -> str | None:
     """A folder in which every rank finds the same file: equal names of hosts would prove nothing.
 
     The first rank of the group makes it.  Whoever does not find it, or finds another one, says so.
+    Raises DistError where not all have come within `limit` seconds.
     """
     if rank == 0:
         token = secrets.token_hex(16)
@@ -124,7 +138,13 @@ def _folder_that_all_see(store: dist.Store, rank: int, size: int) -> str | None:
     folder, token = store.get("place").decode().split("\n")
     store.add("not seen", int(_read(os.path.join(folder, "token")) != token))
     store.add("looked", 1)
-    while store.add("looked", 0) < size:
+    deadline = time.monotonic() + limit
+    while (looked := store.add("looked", 0)) < size:
+        if time.monotonic() > deadline:
+            raise dist.DistError(
+                f"{looked} of {size} ranks came within {limit:g} s to the first collective of their "
+                f"process group, in which rank {rank} of it waits."
+            )
         time.sleep(_POLL_SECONDS)
     return None if store.add("not seen", 0) else folder
 

@@ -35,6 +35,7 @@ class Communicator:
     ) -> None:
         """`process_of`: the process of a replica that is not on the board yet; 0: it is unknown."""
         self.process_of = process_of
+        self.limit_seconds: float | None = None  # of a wait for a peer; None: LTC_PEER_TIMEOUT
         self.wire, self.board = wire, board
         self.replica, self.replicas = wire.replica, wire.replicas
         self.count = board.count()
@@ -192,8 +193,11 @@ class Communicator:
         self._report_deadlock()
         if waited_seconds >= PROBE_SECONDS and peer >= 0:
             self._report_if_gone(peer)
-            if waited_seconds > config.value("LTC_PEER_TIMEOUT"):
-                self._report_absent(peer)
+            limit, source = self.limit_seconds, "the timeout of its process group"
+            if limit is None:
+                limit, source = config.value("LTC_PEER_TIMEOUT"), "LTC_PEER_TIMEOUT"
+            if waited_seconds > limit:
+                self._report_absent(peer, f"{limit:g} s ({source})")
 
     def _report_if_gone(self, peer: int) -> None:
         board = self.board
@@ -208,14 +212,13 @@ class Communicator:
                 f"waits for it:"
             )
 
-    def _report_absent(self, peer: int) -> None:
+    def _report_absent(self, peer: int, limit: str) -> None:
         """Name the replicas of this host that are in no collective; where all are, `peer`."""
         board = self.board
         absent = [r for r in board.ordinals() if not board.entry(r)[1]] or [peer]
         board.fail(
-            f"Replica(s) {', '.join(map(str, absent))} did not come within "
-            f"{config.value('LTC_PEER_TIMEOUT'):g} s (LTC_PEER_TIMEOUT) to the collective that "
-            f"replica {self.replica} waits in:"
+            f"Replica(s) {', '.join(map(str, absent))} did not come within {limit} to the "
+            f"collective that replica {self.replica} waits in:"
         )
 
     def _report_deadlock(self) -> None:
