@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -393,8 +394,22 @@ def return_a_function(rank: int):
 
 
 def test_a_value_that_can_not_travel_is_named():
-    with pytest.raises(lmp.RankFailed, match="pickle"):
+    with pytest.raises(lmp.RankFailed) as caught:
         lmp.spawn(return_a_function, nprocs=2, start_method="fork")
+    said = f"rank {caught.value.rank} returned <function"
+    assert said in caught.value.cause and "which cannot be pickled: " in caught.value.cause
+
+
+@pytest.mark.parametrize("with_cloudpickle", [False, True])
+def test_an_argument_that_can_not_travel_is_named(with_cloudpickle, monkeypatch):
+    if with_cloudpickle:
+        pytest.importorskip("cloudpickle")
+    else:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        pickle.PicklingError, match=r"args\[1\] of spawn is .*, of type lock, which"
+    ):
+        lmp.spawn(who, args=(1, threading.Lock()), nprocs=2)
 
 
 def leave_work_that_fails(rank: int) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import reprlib
 import signal
 import sys
 import threading
@@ -123,7 +124,8 @@ def run_rank(
             torch.set_num_threads(role.threads)
         set_current_device(device_at(0))
         try:
-            _send(report, ReturnedValue(pickle.dumps(_called(role.rank, user_call))))
+            value = _called(role.rank, user_call)
+            _send(report, ReturnedValue(_pickled_value(role.rank, value)))
         except BaseException as error:  # the parent raises it
             _send(report, _described(error))
             _flush()
@@ -138,6 +140,16 @@ def _called(rank: int, user_call: PickledCall) -> Any:
         value = fn(rank, *args)
         finish()
     return value
+
+
+def _pickled_value(rank: int, value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # whatever a class's own way to pickle raises
+        raise pickle.PicklingError(
+            f"rank {rank} returned {reprlib.repr(value)}, of type {type(value).__qualname__}, which "
+            f"cannot be pickled: {error}. Return what can: numbers, texts, tensors, lists of them."
+        ) from None
 
 
 def finish() -> None:

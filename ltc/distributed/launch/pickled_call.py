@@ -8,6 +8,7 @@ import importlib.util
 import io
 import logging
 import pickle
+import reprlib
 import sys
 from collections import ChainMap
 from collections.abc import Callable
@@ -93,6 +94,7 @@ def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None
     if importlib.util.find_spec("cloudpickle") is None:
         if error is None and getattr(fn, "__module__", None) != "__main__":
             return _by_name(reducers, fn, args)
+        _refuse_arguments(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), args)
         raise pickle.PicklingError(
             f"{fn!r} can not be sent to other processes: they can not import it, since it was "
             f"defined in a notebook, a prompt or another function. Install cloudpickle (pip "
@@ -101,10 +103,27 @@ def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None
         ) from error
     cloudpickle: Any = importlib.import_module("cloudpickle")
     table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
-    return _written(cloudpickle.Pickler, table, fn, args)
+    try:
+        return _written(cloudpickle.Pickler, table, fn, args)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        _refuse_arguments(cloudpickle.Pickler, table, args)
+        raise
 
 
-def _written(kind: Any, table: ChainMap, fn: Callable, args: tuple) -> bytes:
+def _refuse_arguments(kind: Any, table: ChainMap, args: tuple) -> None:
+    """Raise PicklingError for the first argument that such a pickler does not take."""
+    for position, argument in enumerate(args):
+        try:
+            _written(kind, table, None, (argument,))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise pickle.PicklingError(
+                f"args[{position}] of spawn is {reprlib.repr(argument)}, of type "
+                f"{type(argument).__qualname__}, which cannot be pickled for other processes: "
+                f"{error}. Make it in the function, or pass start_method='fork'."
+            ) from None
+
+
+def _written(kind: Any, table: ChainMap, fn: Callable | None, args: tuple) -> bytes:
     """What a pickler of this kind writes with that table of reducers."""
 
     class Pickler(kind):
