@@ -22,7 +22,6 @@ import torch
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.distributed.launch.nesting import whole_script
 from ltc.distributed.lazy_multiprocessing import RankFailed, Ranks
 
 SEED = 0
@@ -88,8 +87,7 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
-        with whole_script():
-            runpy.run_path(script, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
     except SystemExit as end:  # as many scripts end: sys.exit(main())
         if end.code not in (None, 0):
             raise

@@ -17,7 +17,6 @@ from torch import nn
 
 from ltc import config
 from ltc.distributed import world
-from ltc.distributed.launch import nesting
 from ltc.distributed.launch.child import finish
 from ltc.distributed.launch.parent import RankFailed, Ranks
 from ltc.distributed.launch.watchdog import peers_watched
@@ -47,12 +46,13 @@ def spawn(
 
     The cores are shared out among the processes, unless OMP_NUM_THREADS is set. The memory of CPU
     tensors in `args` is shared, not copied. In a process that a launcher has started (torchrun,
-    or `python -m ltc run`) `fn` runs right there, with the rank it has, and `nprocs` has no say.
+    or this function) `fn` runs right there, with the rank it has, and `nprocs` has no say.
 
     Raises RankFailed, within seconds, when a process ends in any other way than by returning: with
     the rank, the cause, its traceback, and where the other ranks were. No process is left then.
-    Raises ValueError for less than one process, RuntimeError inside a function that it runs, and
-    where a script calls it while the processes that it has started import it.
+    Raises ValueError for less than one process, RuntimeError where a script calls it while the
+    processes that it has started import it; PeerFailure where `fn` runs right there, and another
+    process does not call this.
 
     >>> from ltc.distributed.lazy_multiprocessing import spawn
     >>> def replica(rank, base):
@@ -61,7 +61,6 @@ def spawn(
     [(10, 2), (11, 2)]
     """
     _refuse_while_imported()
-    nesting.refuse_inside()
     if world_is_given():
         return _run_as_given(fn, args, nprocs)
     count = _count(nprocs)
@@ -90,14 +89,12 @@ def launch(
     return                          what `fn(rank, *args)` returns in each, in order of rank
 
     Raises what `spawn` raises: RankFailed when a process ends in any other way than by returning,
-    ValueError for less than one, RuntimeError inside a function that it runs, or where it is called
-    while its script is imported.
+    ValueError for less than one, RuntimeError where it is called while its script is imported.
 
     >>> ltc.launch(lambda rank: ltm.get_ordinal(), nprocs=1)
     [0]
     """
     _refuse_while_imported()
-    nesting.refuse_inside()
     if world_is_given():
         return _run_as_given(fn, args, nprocs)
     count = _count(nprocs)
@@ -151,8 +148,7 @@ def _run_as_given(fn: Callable, args: tuple, nprocs: int | None) -> list:
         )
     end_with_torchrun()  # before anything waits for the other ranks
     with peers_watched():
-        with nesting.function_of_spawn():
-            value = fn(world.ordinal(), *args)
+        value = fn(world.ordinal(), *args)
         finish()
     return values_of_all("ltc.spawn.values", value)
 

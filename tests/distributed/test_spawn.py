@@ -112,26 +112,24 @@ def test_the_cores_are_shared_out():
         assert lmp.spawn(threads_of, nprocs=2, start_method="fork") == [3, 3]
 
 
-@pytest.mark.parametrize("spawning", [(0,), (0, 1)], ids=["one rank", "every rank"])
-def test_a_spawn_inside_a_rank_is_refused_at_once(spawning):
+def test_a_spawn_inside_a_rank_keeps_the_ranks_there_are():
+    assert lmp.spawn(spawn_again, nprocs=2, start_method="fork") == [[(0, 2), (1, 2)]] * 2
+
+
+def spawn_again(rank: int) -> list:
+    return lmp.spawn(lambda rank: (rank, ltm.xrt_world_size()), nprocs=2)
+
+
+def test_a_spawn_inside_one_rank_alone_ends_with_the_others():
     with config.override(LTC_PEER_TIMEOUT=2 * HANG_SECONDS):
-        with pytest.raises(lmp.RankFailed, match="by a function that spawn.. runs") as caught:
-            lmp.spawn(spawn_again, args=(spawning,), nprocs=2, start_method="fork")
-    assert "Call the inner function itself, in every rank" in caught.value.cause
+        with pytest.raises(lmp.RankFailed, match="Replica 1 is gone") as caught:
+            lmp.spawn(spawn_in_rank_0, nprocs=2, start_method="fork")
+    assert caught.value.rank == 0
 
 
-def spawn_again(rank: int, spawning: tuple) -> None:
-    if rank in spawning:
-        lmp.spawn(who, nprocs=2, start_method="fork")
-    ltm.rendezvous("after it")
-
-
-def test_one_spawn_after_another_is_no_nesting_under_a_launcher():
-    with config.override(XRT_SHARD_LOCAL_ORDINAL=0):
-        with pytest.raises(ZeroDivisionError):
-            lmp.spawn(lambda rank: 1 // rank)
-        for _ in range(2):
-            assert lmp.spawn(lambda rank: rank) == [0]
+def spawn_in_rank_0(rank: int) -> None:
+    if rank == 0:
+        spawn_again(rank)
 
 
 def train_a_little(rank: int) -> list:

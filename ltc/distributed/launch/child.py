@@ -26,7 +26,6 @@ from ltc import config
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.tensors import current_device, set_current_device
-from ltc.distributed.launch.nesting import function_of_spawn
 from ltc.distributed.launch.pickled_call import PickledCall
 from ltc.distributed.transport.bootstrap import say_process
 from ltc.profiling.last_lines import last_lines
@@ -136,7 +135,7 @@ def run_rank(
 def _called(rank: int, user_call: PickledCall) -> Any:
     """What the user's function returns, once all that it has begun is over."""
     fn, args = user_call.open()
-    with whole_run(), last_lines(), function_of_spawn():
+    with whole_run(), last_lines():
         value = fn(rank, *args)
         finish()
     return value
