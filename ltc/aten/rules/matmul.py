@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from ltc.aten.extern import extern
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
 from ltc.ir.node import Node, Operand
-from ltc.ir.tensor_type import LOW_PRECISION
+from ltc.ir.tensor_type import LOW_PRECISION, TensorType
 
 
 @traces("aten::mm", "aten::bmm")
@@ -96,6 +97,14 @@ def _rows(x: Node) -> Node:
     return build.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
 
 
+def _conjugate(x: Node) -> Node:
+    if not x.dtype.is_complex:
+        return x
+    (made,) = extern("aten::_conj_physical", (x,), results=[TensorType(x.dtype, x.shape)])
+    assert made is not None
+    return made
+
+
 @traces("aten::linear_backward")
 def linear_backward(
     x: Node, grad: Node, weight: Node, output_mask: Sequence[bool]
@@ -103,9 +112,9 @@ def linear_backward(
     rows = _rows(grad)
     of_x = of_weight = of_bias = None
     if output_mask[0]:
-        of_x = build.reshape(build.matmul(rows, weight), x.shape)
+        of_x = build.reshape(build.matmul(rows, _conjugate(weight)), x.shape)
     if output_mask[1]:
-        of_weight = build.matmul(build.transpose(rows, 0, 1), _rows(x))
+        of_weight = build.matmul(build.transpose(rows, 0, 1), _conjugate(_rows(x)))
     if output_mask[2]:
         of_bias = build.sum_of(rows, 0)
     return of_x, of_weight, of_bias

@@ -91,7 +91,7 @@ class LlvmComputation:
         self._constants_address = self._constants.data_ptr()
         given = len(plan.positions) + len(plan.made)
         self._addresses = struct.Struct(f"={given + OWN_VALUES}q")
-        self._cells = Cells(plan.cells, WORD * plan.values)
+        self._cells = Cells(plan.cells, plan.values)
         self._sum_words = struct.Struct(f"={plan.sums.words}q")
         self._runs: list[Any] = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]

@@ -17,6 +17,7 @@ import torch
 from ltc.backends.llvm.checked_steps import GUARD_BYTES, CheckedSteps, MemoryChecks
 from ltc.backends.llvm.liveness import Lifetimes
 from ltc.backends.llvm.one_shot_buffers import PlannedSums, SumPlaces
+from ltc.backends.llvm.scalar_arguments import word_places
 from ltc.backends.llvm.schedule import MAY_SHARE, ProgramStep, memory_of, planned_steps
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin
@@ -110,7 +111,7 @@ class ProgramPlan:
     values      how many there are
     constants   (node, offset) in the memory that all launches share
     fixed       (value, node): constants that the reference reads
-    cells       (slot, dtype) of the scalars that kernels read, one word each
+    cells       (slot, dtype) of the scalars that kernels read, in words of the frame
     scalars     (value, slot, dtype) of those that the reference reads
     checks      the faults, one word each
     arguments   words of the frame for the arguments of one run
@@ -148,7 +149,7 @@ class ProgramPlan:
     @property
     def first_sum(self) -> int:
         """Where in the frame the words of the sums begin."""
-        return self.values + len(self.cells)
+        return word_places([dtype for _, dtype in self.cells], self.values)[-1]
 
     @property
     def first_check(self) -> int:
@@ -332,11 +333,11 @@ class _Planner:
 
     def _place_frame(self) -> None:
         """What kernels find in the frame: called when the number of values is known."""
-        first_cell = self._values
-        first_sum = first_cell + len(self._cells)
+        types = [node.dtype for node in self._cells]
+        *words_of_cells, first_sum = word_places(types, self._values)
         first_check = first_sum + self._sums.planned.words
-        for k, node in enumerate(self._cells):
-            self._place[node] = (self._frame_value, WORD * (first_cell + k))
+        for word, node in zip(words_of_cells, self._cells):
+            self._place[node] = (self._frame_value, WORD * word)
         for k, fault in enumerate(self._faults):
             self._place[fault] = (self._frame_value, WORD * (first_check + k))
         self._place.update(self._sums.places(first_sum, self._frame_value))

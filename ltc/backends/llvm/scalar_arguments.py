@@ -1,9 +1,9 @@
-"""Scalars on their way into a program: each in a word of its launch's frame."""
+"""Scalars on their way into a program: each in a word of its launch's frame, or in two."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,35 @@ _FORMATS = {
 }  # fmt: skip
 
 
+_WORD = 8  # bytes
+
+
+def word_places(dtypes: Iterable[torch.dtype], first: int) -> list[int]:
+    """The word of the frame in which each begins, and last the word behind them.
+
+    first  the word from which on they lie; one that takes two words lies where torch's kernels can
+           load both at once
+    """
+    places, word = [], first
+    for dtype in dtypes:
+        size = max(dtype.itemsize // _WORD, 1)
+        word += -word % size
+        places.append(word)
+        word += size
+    return [*places, word]
+
+
 class Cells:
     """How the scalars of one program are written."""
 
-    def __init__(self, cells: Sequence[tuple[int, torch.dtype]], offset: int) -> None:
+    def __init__(self, cells: Sequence[tuple[int, torch.dtype]], first: int) -> None:
         """
-        cells   (slot, dtype) of each, a word apart
-        offset  of the first, in bytes from the beginning of the frame
+        cells   (slot, dtype) of each
+        first   the word of the frame from which on they lie
         """
-        self._cells, self._offset = cells, offset
+        self._cells, self._first = cells, first
         self._slots = [slot for slot, _ in cells]
+        self._words = word_places([dtype for _, dtype in cells], first)
         formats = [_FORMATS.get(dtype) for _, dtype in cells]
         known = [text for text in formats if text is not None]
         is_known = len(known) == len(formats)
@@ -40,11 +59,11 @@ class Cells:
         if self._together is not None:
             try:
                 numbers = [scalars[slot] for slot in self._slots]
-                return self._together.pack_into(memory, self._offset, *numbers)
+                return self._together.pack_into(memory, _WORD * self._first, *numbers)
             except (struct.error, OverflowError, TypeError, ValueError, RuntimeError):
                 pass  # torch decides what becomes of such a number
         with PlainDispatch():
-            for k, (slot, dtype) in enumerate(self._cells):
-                word = memory[self._offset + 8 * k :][:8]
-                cell = torch.frombuffer(word, dtype=dtype, count=1)
+            for word, (slot, dtype) in zip(self._words, self._cells):
+                place = memory[_WORD * word :][: dtype.itemsize]
+                cell = torch.frombuffer(place, dtype=dtype, count=1)
                 cell[0] = torch.as_tensor(scalars[slot], dtype=dtype)

@@ -64,9 +64,9 @@ def gradients(
     rows = gradient.reshape(prod(gradient.shape[:-1]), gradient.shape[-1])
     of_x = of_weight = of_bias = None
     if output_mask[0]:
-        of_x = (rows @ weight).reshape(x.shape)
+        of_x = (rows @ weight.conj()).reshape(x.shape)
     if output_mask[1]:
-        of_weight = rows.t() @ x.reshape(prod(x.shape[:-1]), x.shape[-1])
+        of_weight = rows.t() @ x.reshape(prod(x.shape[:-1]), x.shape[-1]).conj()
     if output_mask[2]:
         of_bias = rows.sum(0)
     return of_x, of_weight, of_bias
