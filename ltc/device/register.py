@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from ltc.device.ops import (
     sparse_coo,
 )
 from ltc.device.ops.quick_copies import quickly
+from ltc.device.recording import gradient_views
 from ltc.device.recording.fast_path import build_kernel, lazily_built
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.signature import Signature
@@ -110,7 +112,7 @@ def _register_sparse_kernels(
 
 
 def _expand():
-    """aten::expand: a view, but inside a backward a value of its own.
+    """aten::expand: a view, but where autograd's formulas repeat elements a value of its own.
 
     There it is the gradient of a sum.  Always contiguous as it looks, the engine would make it
     `p.grad` without the copy it makes of a strided one, and no one could write to that gradient.
@@ -120,14 +122,22 @@ def _expand():
 
     def kernel(self: torch.Tensor, size: Sequence[int], *, implicit: bool = False):
         try:
-            return (view if torch_private.graph_task() == -1 else copy)(
-                self, size, implicit=implicit
-            )
+            made = view
+            if torch_private.graph_task() != -1 and _repeats(self.shape, size):
+                made = copy if gradient_views.formula_calls() else view
+            return made(self, size, implicit=implicit)
         except BaseException as error:
             shorten(error)
             raise
 
     return kernel
+
+
+def _repeats(shape: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether what is expanded from `shape` to `size`, -1 for an extent kept, grows."""
+    lead = len(size) - len(shape)
+    kept = (*[1] * lead, *shape)
+    return prod(kept) != prod([own if new == -1 else new for own, new in zip(kept, size)])
 
 
 def _without_modes(kernel: Callable[..., Any]):

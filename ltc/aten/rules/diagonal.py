@@ -15,7 +15,7 @@ from ltc.ir.tensor_type import TensorType
 
 def _written(base: Node, new: Node, offset: int, dim1: int, dim2: int) -> Node:
     step: View = (torch.ops.aten.diagonal.default, (offset, dim1, dim2), {}, None)
-    return _put_back_by_position(base, new, step)
+    return _put_back_by_position(base, new, [step])
 
 
 @traces("aten::diagonal_scatter", moves=True)

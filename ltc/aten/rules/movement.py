@@ -145,9 +145,13 @@ View = tuple[Any, Sequence[Any], dict[str, Any], int | None]
 def write_view(base: Node, new: Node, chain: Sequence[Any]) -> Node:
     """`base` with the elements that the chain of views selects replaced by `new`."""
     bases = [base]
-    for step in chain[:-1]:
+    for place, step in enumerate(chain):
+        if _name(step[0]) == "aten::expand":  # which of the repeated elements is written to?
+            new = _put_back_by_position(bases[-1], new, chain[place:])
+            chain = chain[:place]
+            break
         bases.append(_view(bases[-1], step))
-    for step, inner in zip(reversed(chain), reversed(bases)):
+    for step, inner in zip(reversed(chain), reversed(bases[: len(chain)])):
         new = _put_back(inner, new, step)
     return new
 
@@ -186,16 +190,18 @@ def _put_back(base: Node, new: Node, step: View) -> Node:
     if _name(overload) in INVERSES:
         inverse = INVERSES[_name(overload)]
     if inverse is None:
-        return _put_back_by_position(base, new, step)
+        return _put_back_by_position(base, new, [step])
     if index is None:
         return inverse(base, new, *args, **kwargs)
     return inverse(base, new, index, *args, **kwargs)
 
 
-def _put_back_by_position(base: Node, new: Node, step: View) -> Node:
-    """For a view without an inverse here: what it selects of the positions says where to write."""
+def _put_back_by_position(base: Node, new: Node, chain: Sequence[View]) -> Node:
+    """For views without an inverse here: what they select of the positions says where to write."""
     positions = build.reshape(build.iota(base.size), base.shape)
-    selected = build.reshape(_view(positions, step), (-1,))
+    for step in chain:
+        positions = _view(positions, step)
+    selected = build.reshape(positions, (-1,))
     new = build.reshape(build.cast(new, base.dtype), (-1,))
     flat = make(ops.PUT, build.reshape(base, (-1,)), selected, new, dim=0, mode="set")
     return build.reshape(flat, base.shape)
@@ -225,16 +231,6 @@ def _back_from_slice(
 def _back_from_select(base: Node, new: Node, dim: int, index: int) -> Node:
     dim = build.dim_of(base, dim)
     return build.insert(base, build.unsqueeze(new, dim), dim, index % base.shape[dim])
-
-
-def _back_from_expand(base: Node, new: Node, size: Sequence[int], implicit: bool = False) -> Node:
-    """One of the repeated elements; torch refuses to write where they could differ."""
-    lead = len(new.shape) - len(base.shape)
-    for d, extent in enumerate(new.shape):
-        repeated = d < lead or base.shape[d - lead] != extent
-        if repeated:
-            new = build.slice_dim(new, d, 0, 1)
-    return build.reshape(new, base.shape)
 
 
 def _back_from_split(base: Node, new: Node, index: int, split_size: int, dim: int = 0) -> Node:
@@ -291,7 +287,6 @@ INVERSES: dict[str, Callable[..., Node]] = {
     "aten::permute": _back_from_permute,
     "aten::slice": _back_from_slice,
     "aten::select": _back_from_select,
-    "aten::expand": _back_from_expand,
     "aten::split": _back_from_split,
     "aten::split_with_sizes": _back_from_split_with_sizes,
     "aten::unbind": _back_from_unbind,

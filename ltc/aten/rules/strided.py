@@ -46,7 +46,7 @@ def _back_from_as_strided(
     step = _step_of(size, stride)
     if step is None:
         view: View = (torch.ops.aten.as_strided.default, (size, stride, storage_offset), {}, None)
-        return _put_back_by_position(base, new, view)
+        return _put_back_by_position(base, new, [view])
     run = build.reshape(build.cast(new, base.dtype), (-1,))
     flat = build.insert(build.reshape(base, (-1,)), run, 0, storage_offset or 0, step)
     return build.reshape(flat, base.shape)

@@ -21,6 +21,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively, value_of
+from ltc.support.torch_private import autograd_node, graph_task
 
 
 class Backward(NamedTuple):
@@ -37,6 +38,8 @@ class Backward(NamedTuple):
 is_grad_enabled, getframe = torch.is_grad_enabled, sys._getframe
 running: dict[int, Backward] = {}  # by thread: the innermost
 _FORMULA = BackwardCFunction.apply.__code__  # it calls a Function's backward
+_REPLAYS_WRITES = "torch::autograd::CopySlices"
+_ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
 def call_engine(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -69,10 +72,36 @@ def _is_settled(base: State) -> bool:
     return base.value is None and (execution is None or execution.failure is None)
 
 
+def formula_calls() -> bool:
+    """Whether autograd's own code makes the call that is recorded, for a gradient to hand on.
+
+    Not where it replays the views that the forward wrote through, to write through them again, nor
+    with create_graph: then it copies what it accumulates.
+    """
+    if is_grad_enabled():
+        return False
+    backward = running.get(get_ident())
+    if backward is not None and _callers(backward.engine):
+        return False
+    return node_name() != _REPLAYS_WRITES
+
+
+def accumulates() -> bool:
+    """Whether a leaf's gradient is being made: added to, or shown to the leaf's hooks."""
+    return node_name() == _ACCUMULATES
+
+
+def node_name() -> str:
+    """The kind of node whose backward runs, or "" outside a backward."""
+    node = autograd_node() if graph_task() != -1 else None
+    return "" if node is None else node.name()
+
+
 def watch(state: State) -> None:
     """Remember a new view, if a formula of this thread's backward has made it.
 
-    What hooks make is theirs: they may give a parameter a view of a larger gradient on purpose.
+    What hooks make is theirs: they may give a parameter a view of a larger gradient on purpose, but
+    not one that shows an element twice, since nothing could be added to it.
     With create_graph, autograd copies what it accumulates, and knows of views itself.
     """
     backward = running.get(get_ident())
@@ -80,7 +109,7 @@ def watch(state: State) -> None:
         return
     engine = backward.engine
     # mostly the engine has called the kernel that calls link_view, the caller of this
-    if getframe(3).f_code is engine or _is_a_formulas(engine):
+    if getframe(3).f_code is engine or state.is_expanded or _is_a_formulas(engine):
         backward.views.append(ref(state))
 
 
@@ -89,10 +118,16 @@ def _is_a_formulas(engine: CodeType) -> bool:
 
     Not what such a body calls: a library may arrange the memory of its parameters there.
     """
+    others = _callers(engine)
+    return not others or (len(others) == 2 and others[1] is _FORMULA)
+
+
+def _callers(engine: CodeType) -> list[CodeType]:
+    """The code outside ltc between the engine and this call, the innermost first."""
     frame: FrameType | None = getframe(2)
     others = []
     while frame is not None and frame.f_code is not engine:
         if not frame.f_globals.get("__name__", "ltc.").startswith("ltc."):
             others.append(frame.f_code)
         frame = frame.f_back
-    return not others or (len(others) == 2 and others[1] is _FORMULA)
+    return others

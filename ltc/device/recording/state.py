@@ -19,6 +19,7 @@ from ltc.runtime.buffer import Buffer
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.reference_counts import IN_TWO_LISTS, each_holder_counts, reference_counts
 
+_EXPAND = torch.ops.aten.expand.default
 _ids = itertools.count(1)
 _views_change = renewed_lock(globals(), "_views_change")  # threads may share a base
 
@@ -60,6 +61,11 @@ class State:
         """Shape and dtype; of one that is no stale view."""
         holder: Any = self.value or self.buffer
         return holder.shape, holder.dtype
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether it is a view by way of one that shows elements several times."""
+        return self.base is not None and any([link[0] is _EXPAND for link in self.chain])
 
     def add_view(self, view: State) -> None:
         """`view` and all views of the same base learn of each other's writes from now on."""

@@ -7,7 +7,7 @@ no view counts as contiguous, whatever strides the CPU would have given it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,33 +17,62 @@ from ltc.support.bounded_table import BoundedTable
 from ltc.support.torch_private import plain_functions
 
 Strides = tuple[int, ...] | None  # None: those of a contiguous tensor
+
+
+class _CpuLayout(NamedTuple):
+    """How a view lies on the CPU.
+
+    strides   its own
+    overlaps  whether it shows an element several times
+    """
+
+    strides: Strides
+    overlaps: bool
+
+
 # With the chain, so that its parts keep their ids.
-_known: BoundedTable[tuple, tuple[tuple, Strides]] = BoundedTable("Strides", 1024)
+_known: BoundedTable[tuple, tuple[tuple, _CpuLayout]] = BoundedTable("Strides", 1024)
 
 
 def strides_of(state: State) -> Strides:
     """Those of a view; None of what is contiguous on the CPU, or no view."""
-    if state.base is None:
-        return None
-    shape, dtype = state.base.type
-    key = (shape, dtype, *map(id, state.chain))
+    return None if state.base is None else _layout_of(state, state.base).strides
+
+
+def overlaps(view: State) -> bool:
+    """Whether the CPU refuses to write to a view: it shows an element of its base several times."""
+    return _layout_of(view, view.base).overlaps
+
+
+def _layout_of(view: State, base: Any) -> _CpuLayout:
+    shape, dtype = base.type
+    key = (shape, dtype, *map(id, view.chain))
     known = _known.get(key)
     if known is None:
-        found = state.chain, _strides_by(state.chain, shape, dtype)
+        found = view.chain, _layout_by(view.chain, shape, dtype)
         known = _known.keep(key, found)
     return known[1]
 
 
-def _strides_by(chain: tuple, shape: tuple[int, ...], dtype: torch.dtype) -> Strides:
+def _layout_by(chain: tuple, shape: tuple[int, ...], dtype: torch.dtype) -> _CpuLayout:
+    hidden = False
     with plain_functions(), torch.no_grad():
         view: Any = without_values(shape, None, dtype)
         for overload, args, kwargs, index in chain:
             try:
                 made = overload(view, *args, **kwargs)
             except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
+                hidden = hidden or _shows_twice(view)
                 made = overload(without_values(tuple(view.shape), None, dtype), *args, **kwargs)
             view = made if index is None else made[index]
-    return None if view.is_contiguous() else tuple(view.stride())
+    strides = None if view.is_contiguous() else tuple(view.stride())
+    return _CpuLayout(strides, hidden or _shows_twice(view))
+
+
+def _shows_twice(view: torch.Tensor) -> bool:
+    """Torch's own rule; it does not look for other overlaps, of windows say."""
+    moves = zip(view.shape, view.stride())
+    return not view.is_contiguous() and any(n > 1 and step == 0 for n, step in moves)
 
 
 def without_values(shape: tuple[int, ...], strides: Strides, dtype: torch.dtype) -> torch.Tensor:

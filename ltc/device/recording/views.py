@@ -17,12 +17,23 @@ from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import Signature
 from ltc.device.recording.state import State
+from ltc.device.recording.strides import overlaps
 from ltc.device.recording.sync import value_of
 from ltc.device.recording.user_line import user_line
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_enabled
 
 WRITE_VIEW = "ltc::write_view"
+aten = torch.ops.aten
+_VALUE_VIEWS = frozenset(
+    {
+        aten.view.dtype,
+        aten.view_as_real.default,
+        aten.view_as_complex.default,
+        aten._conj.default,
+        aten._neg_view.default,
+    }
+)
 _FEW = 16  # ended views that are not worth forgetting
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 
@@ -31,9 +42,9 @@ def link_by(
     overload: Any, args: tuple, kwargs: dict, source: Sequence[int], made: Sequence[int]
 ) -> tuple:
     """(overload, arguments, keywords) by which a view of shape `made` follows from its source."""
-    if overload is torch.ops.aten.expand.default and prod(made) == prod(source):
+    if overload is aten.expand.default and prod(made) == prod(source):
         # No element is there twice, so it may be written to.
-        return torch.ops.aten.view.default, (tuple(made),), {}
+        return aten.view.default, (tuple(made),), {}
     return overload, args, kwargs
 
 
@@ -109,11 +120,15 @@ def write(state: State, value: CallResult) -> None:
 
 
 def _write_base(state: State, value: CallResult) -> None:
-    if any(link[0] is torch.ops.aten.expand.default for link in state.chain):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a "
-            "single memory location. Please clone() the tensor before performing the operation."
-        )
+    if state.is_expanded and (overlaps(state) or _changes_values(state.chain)):
+        if not gradient_views.accumulates():
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a "
+                "single memory location. Please clone() the tensor before performing the operation."
+            )
+        state.leave_base()  # a gradient that a hook has made, of which the CPU takes a copy
+        state.value, state.buffer = value, None
+        return
     base: Any = state.base
     chain, recorder = state.chain, value.recorder
     old = value_of(base)
@@ -129,6 +144,12 @@ def _write_base(state: State, value: CallResult) -> None:
         return call
 
     write(base, recorder.advance(key, make_call).value)
+
+
+def _changes_values(chain: tuple) -> bool:
+    """Whether a view behind an expansion holds other numbers: no position tells where they are."""
+    names = [link[0] for link in chain]
+    return not _VALUE_VIEWS.isdisjoint(names[names.index(aten.expand.default) :])
 
 
 def _key(link: tuple) -> tuple:
