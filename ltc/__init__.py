@@ -131,7 +131,7 @@ def compile(function: Callable | None = None) -> Any:
     floats that are arguments are handed over. Each LTC_REPLAY_CHECKth call is recorded to compare
     it: a function that does something else raises StepDiffers.
 
-    A replayed call does not see what changes elsewhere: in `os.environ`, files, the clock, Python's
+    A replayed call does not see what changes elsewhere: the environment, files, the clock, Python's
     random numbers and an `if` by them, an iterator, what the function imports inside, the insides of
     installed packages. Give such a value as an argument: else calls are replayed as they were until
     one is checked.
