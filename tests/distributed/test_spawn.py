@@ -399,7 +399,10 @@ def test_a_value_that_can_not_travel_is_named():
 
 
 @pytest.mark.parametrize("with_cloudpickle", [False, True])
-def test_an_argument_that_can_not_travel_is_named(with_cloudpickle, monkeypatch):
+@pytest.mark.parametrize("has_main", [False, True])
+def test_an_argument_that_can_not_travel_is_named(with_cloudpickle, has_main, monkeypatch):
+    main = SimpleNamespace(__spec__=None, __file__=__file__ if has_main else None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
     if with_cloudpickle:
         pytest.importorskip("cloudpickle")
     else:

@@ -49,6 +49,9 @@ def _unpickled(content: bytes) -> PickledCall:
     return call
 
 
+_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)  # what a pickler raises
+
+
 def _pickled(fn: Callable, args: tuple) -> bytes:
     reducers: dict = cast(Any, ForkingPickler)._extra_reducers
     try:
@@ -76,7 +79,7 @@ def _pickled_with(reducers: dict, fn: Callable, args: tuple) -> bytes:
         return _by_value(reducers, fn, args, None)
     try:
         return _by_name(reducers, fn, args)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except _UNPICKLABLE as error:
         return _by_value(reducers, fn, args, error)
 
 
@@ -93,7 +96,10 @@ def _by_name(reducers: dict, fn: Callable, args: tuple) -> bytes:
 def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None) -> bytes:
     if importlib.util.find_spec("cloudpickle") is None:
         if error is None and getattr(fn, "__module__", None) != "__main__":
-            return _by_name(reducers, fn, args)
+            try:
+                return _by_name(reducers, fn, args)
+            except _UNPICKLABLE as failed:
+                error = failed
         _refuse_arguments(pickle.Pickler, ChainMap(reducers, copyreg.dispatch_table), args)
         raise pickle.PicklingError(
             f"{fn!r} can not be sent to other processes: they can not import it, since it was "
@@ -105,7 +111,7 @@ def _by_value(reducers: dict, fn: Callable, args: tuple, error: Exception | None
     table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
     try:
         return _written(cloudpickle.Pickler, table, fn, args)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except _UNPICKLABLE:
         _refuse_arguments(cloudpickle.Pickler, table, args)
         raise
 
@@ -115,7 +121,7 @@ def _refuse_arguments(kind: Any, table: ChainMap, args: tuple) -> None:
     for position, argument in enumerate(args):
         try:
             _written(kind, table, None, (argument,))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except _UNPICKLABLE as error:
             raise pickle.PicklingError(
                 f"args[{position}] of spawn is {reprlib.repr(argument)}, of type "
                 f"{type(argument).__qualname__}, which cannot be pickled for other processes: "
