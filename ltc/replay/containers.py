@@ -35,8 +35,8 @@ def visit_container(use: Conditions, value: Any, name: str) -> None:
 def _visit_set(use: Conditions, value: Any, name: str) -> None:
     """Its members are looked at one by one, as it has no order."""
     for member in value:
-        use.constant(member)  # held: its id is its own
         use.visit_new(member)
+        use.constant(member)  # held: its id is its own
     if isinstance(value, set):
         use.require(f"sorted(map(id, {name})) == {sorted(map(id, value))}")
 

@@ -10,7 +10,7 @@ import torch
 from ltc.device.recording.tensors import is_lazy
 from ltc.replay.conditions import Conditions, FoundTensor, Number, Obstacle
 from ltc.replay.containers import same_places
-from ltc.replay.objects import visit_class
+from ltc.replay.objects import attribute, visit_class
 from ltc.support.torch_private import GLOBAL_MODULE_HOOKS, GLOBAL_OPTIMIZER_HOOKS, hooks_of_tensor
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -28,6 +28,23 @@ def visit_hooks(use: Conditions, tables: Sequence[Any]) -> None:
         use.require(f"not ({' or '.join(empty)})")
     for table in tables:
         use.visit_new(table or None)
+
+
+def _visit_hooks_of_users(use: Conditions, hooks: dict[int, Any]) -> None:
+    """A profiler's own hook comes and goes, and changes nothing."""
+    there = _of_users(hooks)
+    for hook in there:
+        use.visit_new(hook)
+    users = f"{use.constant(_of_users)}({use.constant(hooks)})"
+    use.require(f"[*map(id, {users})] == {[*map(id, there)]}")
+
+
+def _of_users(hooks: dict[int, Any]) -> list[Any]:
+    """Those that are not ltc's."""
+    own = __name__.partition(".")[0] + "."
+    return [
+        hook for hook in hooks.values() if not str(attribute(hook, "__module__")).startswith(own)
+    ]
 
 
 def visit_hooks_of_tensor(use: Conditions, tensor: torch.Tensor, expression: str) -> None:
@@ -74,7 +91,11 @@ def visit_optimizer(use: Conditions, optimizer: torch.optim.Optimizer) -> None:
         if key not in ("param_groups", "state", "defaults"):
             use.visit(attributes[key], f"{table}[{key!r}]")
     hooks = [attributes[key] for key in _HOOKS_OF_STEP if key in attributes]
-    visit_hooks(use, [*hooks, *GLOBAL_OPTIMIZER_HOOKS])
+    visit_hooks(use, hooks)
+    if use.is_new(GLOBAL_OPTIMIZER_HOOKS):
+        use.constant(GLOBAL_OPTIMIZER_HOOKS)
+        for every in GLOBAL_OPTIMIZER_HOOKS:
+            _visit_hooks_of_users(use, every)
     groups = use.constant(optimizer.param_groups)
     use.require(
         f"{name}.param_groups is {groups}", f"len({groups}) == {len(optimizer.param_groups)}"
