@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import gc
 import signal
 import subprocess
 import sys
@@ -161,6 +162,24 @@ print(heard)
 def test_interrupts_come_through_where_another_traces():
     done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True)
     assert done.stdout == "100\n", done.stderr
+
+
+def test_an_interrupt_is_not_lost_while_garbage_is_collected(alarmed):
+    """Python prints what a callback of `gc` raises, and goes on."""
+    went_on = []
+
+    def callback(phase, details):
+        alarmed()
+        went_on.extend(0 for _ in range(9))
+
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(Alarmed):
+            gc.collect()
+            time.sleep(1)
+    finally:
+        gc.callbacks.remove(callback)
+    assert went_on
 
 
 FORKS = """

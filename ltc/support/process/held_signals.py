@@ -21,6 +21,7 @@ import _signal  # type: ignore[import-not-found]  # those of `signal` make enums
 import _thread  # starts a thread without locks, which the main thread might be holding
 import ctypes
 import functools
+import gc
 import os
 import signal
 import sys
@@ -206,15 +207,17 @@ def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
     frame  the innermost one
 
-    At work are neither ltc and torch, nor an optimizer's step, nor what they import or what is called
-    when an object goes, whose errors get lost.
+    At work are neither ltc and torch, nor an optimizer's step, nor what they import, or what is called
+    when an object goes or garbage is collected, whose errors get lost.
     """
     place, is_here, importing = None, True, False
+    of_collections = [getattr(call, "__code__", None) for call in gc.callbacks]
     while frame is not None:
         name, globals_ = frame.f_code.co_name, frame.f_globals
         package = globals_.get("__name__", "ltc").partition(".")[0]  # only kernels have none
         loses_errors = name == "__del__" or package in ("weakref", "_weakrefset")
         loses_errors |= importing and package in _WORKERS
+        loses_errors |= frame.f_code in of_collections
         importing = package == "importlib"
         if loses_errors or (name == "wrapper" and globals_ is _OPTIMIZER):
             place, is_here = None, False
