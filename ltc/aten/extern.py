@@ -57,3 +57,10 @@ def extern(
     node = make(ops.EXTERN, *holes.operands, template=template, results=types)
     elements = iter([build.get(node, i) for i in range(len(types))])
     return tuple(next(elements) if there else None for there in present)
+
+
+def made_by_kernel(overload: str, like: Node, *args: Any) -> Node:
+    """What torch's kernel makes of the arguments, of the type of `like`."""
+    (made,) = extern(overload, args, results=[TensorType(like.dtype, like.shape)])
+    assert made is not None
+    return made

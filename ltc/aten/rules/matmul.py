@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ltc.aten.extern import extern
+from ltc.aten.extern import made_by_kernel
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
 from ltc.ir import build
 from ltc.ir.node import Node, Operand
-from ltc.ir.tensor_type import LOW_PRECISION, TensorType
+from ltc.ir.tensor_type import LOW_PRECISION
 
 
 @traces("aten::mm", "aten::bmm")
@@ -98,11 +98,7 @@ def _rows(x: Node) -> Node:
 
 
 def _conjugate(x: Node) -> Node:
-    if not x.dtype.is_complex:
-        return x
-    (made,) = extern("aten::_conj_physical", (x,), results=[TensorType(x.dtype, x.shape)])
-    assert made is not None
-    return made
+    return made_by_kernel("aten::_conj_physical", x, x) if x.dtype.is_complex else x
 
 
 @traces("aten::linear_backward")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ltc.aten.extern import extern
+from ltc.aten.extern import extern, made_by_kernel
 from ltc.aten.registry import apply, rule_of, traces
 from ltc.ir import build, ops
 from ltc.ir.node import Node, Operand, make
@@ -247,29 +247,22 @@ def _back_from_unbind(base: Node, new: Node, index: int, dim: int = 0) -> Node:
     return _back_from_select(base, new, dim, index)
 
 
-def _by_kernel(overload: str, base: Node, *args: Any) -> Node:
-    """What torch's kernel makes of the arguments, of the type of `base`."""
-    (made,) = extern(overload, args, results=[TensorType(base.dtype, base.shape)])
-    assert made is not None
-    return made
-
-
 def _back_from_dtype(base: Node, new: Node, dtype: torch.dtype) -> Node:
     if new.dtype.itemsize == base.dtype.itemsize:
         return make(ops.BITCAST, new, dtype=base.dtype)
-    return _by_kernel("aten::view.dtype", base, new, base.dtype)
+    return made_by_kernel("aten::view.dtype", base, new, base.dtype)
 
 
 def _back_from_real(base: Node, new: Node) -> Node:
-    return _by_kernel("aten::view_as_complex", base, new)
+    return made_by_kernel("aten::view_as_complex", base, new)
 
 
 def _back_from_complex(base: Node, new: Node) -> Node:
-    return _by_kernel("aten::view_as_real", base, new)
+    return made_by_kernel("aten::view_as_real", base, new)
 
 
 def _back_from_conj(base: Node, new: Node) -> Node:
-    return _by_kernel("aten::_conj_physical", base, new)
+    return made_by_kernel("aten::_conj_physical", base, new)
 
 
 INVERSES: dict[str, Callable[..., Node]] = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ltc.backends.plain_dispatch import PlainDispatch
+from ltc.llvm.native.kernel_run import WORD
 
 # How `struct` writes a number of that type into eight bytes.  Half floats are not among them: it
 # rounds once where torch, whose numbers kernels are compared with, rounds through a float.
@@ -18,10 +19,7 @@ _FORMATS = {
 }  # fmt: skip
 
 
-_WORD = 8  # bytes
-
-
-def word_places(dtypes: Iterable[torch.dtype], first: int) -> list[int]:
+def word_places(dtypes: Sequence[torch.dtype], first: int) -> list[int]:
     """The word of the frame in which each begins, and last the word behind them.
 
     first  the word from which on they lie; one that takes two words lies where torch's kernels can
@@ -29,7 +27,7 @@ def word_places(dtypes: Iterable[torch.dtype], first: int) -> list[int]:
     """
     places, word = [], first
     for dtype in dtypes:
-        size = max(dtype.itemsize // _WORD, 1)
+        size = max(dtype.itemsize // WORD, 1)
         word += -word % size
         places.append(word)
         word += size
@@ -59,11 +57,11 @@ class Cells:
         if self._together is not None:
             try:
                 numbers = [scalars[slot] for slot in self._slots]
-                return self._together.pack_into(memory, _WORD * self._first, *numbers)
+                return self._together.pack_into(memory, WORD * self._first, *numbers)
             except (struct.error, OverflowError, TypeError, ValueError, RuntimeError):
                 pass  # torch decides what becomes of such a number
         with PlainDispatch():
             for word, (slot, dtype) in zip(self._words, self._cells):
-                place = memory[_WORD * word :][: dtype.itemsize]
+                place = memory[WORD * word :][: dtype.itemsize]
                 cell = torch.frombuffer(place, dtype=dtype, count=1)
                 cell[0] = torch.as_tensor(scalars[slot], dtype=dtype)
