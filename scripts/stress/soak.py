@@ -140,7 +140,7 @@ def soak_schedule(device: str, steps: int, warm_up: int = 20) -> list[Finding]:
 
 SIZES = (4, 7, 12, 9, 16, 5)  # of batches, one after the other
 SAVE_STEPS, REPORT_STEPS = 50, 10
-READING_S = 0.01  # for a batch: the steps of two hours are then repeated in a quarter of an hour
+READING_S = 0.02  # for a batch: the steps of two hours are then repeated in some minutes
 
 
 class ManySizes(torch.utils.data.IterableDataset):
