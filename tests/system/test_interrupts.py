@@ -127,7 +127,8 @@ def test_an_interrupt_comes_out_behind_the_locks_of_a_thread_that_starts(alarmed
         thread = threading.Thread(target=alarmed)
         with pytest.raises(Alarmed):
             thread.start()
-            time.sleep(1)
+            for _ in range(10_000):  # what is sent to another thread ends no sleep of this one
+                time.sleep(0.001)
         thread.join()
 
 
