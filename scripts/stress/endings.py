@@ -204,6 +204,21 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
+def send(child: int, way: str, folder: str) -> None:
+    """Send the signals of a way to the child, or to one of the ranks that it has started."""
+    ranks = [int(path.name.partition("-")[2]) for path in Path(folder).glob("rank-*")]
+    victim = random.choice(ranks or [child])
+    for number in SENT[way]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, number)
+        time.sleep(0.2 if number == signal.SIGSTOP else 0)
+
+
+def said_in(folder: str) -> str:
+    """The end of what the child has said; nothing of one that never ran."""
+    return "".join(path.read_text()[-5000:] for path in Path(folder).glob("said"))
+
+
 def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
     """What was wrong with one program; None where it ended as it should."""
     folder = tempfile.mkdtemp()  # no TemporaryDirectory: the child's exit functions would remove it
@@ -218,24 +233,18 @@ def finding_in(folder: str, phase: str, way: str, seconds: float, limit: float) 
     child = os.fork()
     if not child:
         live(phase, way, seconds, folder, limit)
-    while not Path(folder, "said").exists():
+    deadline = time.monotonic() + limit
+    while not Path(folder, "said").exists() and time.monotonic() < deadline:
         time.sleep(0.0005)  # Python drops what comes to a child of fork before it runs
     if way in SENT:
         time.sleep(seconds)
-        victim = child
-        if phase == "collective":
-            ranks = [int(path.name.partition("-")[2]) for path in Path(folder).glob("rank-*")]
-            victim = random.choice(ranks or [child])  # where the ranks are still to begin
-        for number in SENT[way]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, number)
-            time.sleep(0.2 if number == signal.SIGSTOP else 0)
+        send(child, way, folder)
     deadline = time.monotonic() + limit
     while not (done := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return f"it hung\n{Path(folder, 'said').read_text()[-5000:]}"
+            return f"it hung\n{said_in(folder)}"
         time.sleep(0.01)
     code = os.waitstatus_to_exitcode(done[1])
     expected = {CODE} if way in OWN else {-SENT[way][-1], int(SENT[way][-1])}
@@ -247,10 +256,9 @@ def finding_in(folder: str, phase: str, way: str, seconds: float, limit: float) 
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    said = "".join(path.read_text()[-5000:] for path in Path(folder).glob("said"))
     if left:
         return f"{len(left)} processes are left"
-    return None if code in expected else f"exit code {code}\n{said}"
+    return None if code in expected else f"exit code {code}\n{said_in(folder)}"
 
 
 def main(arguments: list[str]) -> int:
