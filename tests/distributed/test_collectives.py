@@ -562,6 +562,17 @@ def test_the_gradient_of_all_gather_is_the_own_slice():
     assert values(in_threads(differentiate)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_the_gradient_of_a_gathered_number_is_a_number():
+    def differentiate(i, d):
+        x = torch.tensor(i + 1.0, device=d, requires_grad=True)
+        gathered = functions.all_gather(x)
+        (gathered * torch.arange(4.0, device=d)).sum().backward()
+        return gathered.tolist(), x.grad.item(), x.grad.shape
+
+    expected = [([1, 2, 3, 4], i, torch.Size([])) for i in range(REPLICAS)]
+    assert values(in_threads(differentiate)) == expected
+
+
 @pytest.mark.parametrize("split", [1, 3])
 def test_distributed_mm_is_the_whole_weight_times_the_own_input(split):
     weight = draw(50, 5, 8)
