@@ -75,10 +75,12 @@ def reduce_gradients(
         gradients = [gradient for gradient in gradients if not gradient.is_sparse]
         for gradient, total in zip(sparse, _joined_over_replicas(sparse, named, line)):
             gradient.copy_(total * scale)
+        if not gradients:
+            return
     made = buckets(gradients, config.value("ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"))
     for number, bucket in enumerate(made):
         results += reduced("sum", bucket, named, line, number, whose)
-    if reduce == "mean" and results:
+    if reduce == "mean":
         results = foreach_mul(results, scale)
     foreach_copy_(gradients, results)
 

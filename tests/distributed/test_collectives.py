@@ -456,6 +456,16 @@ def test_sparse_gradients_are_those_of_all_batches(rows, groups):
         torch.testing.assert_close(found, expected.to_dense() / len(members))
 
 
+def test_an_optimizer_may_have_sparse_gradients_alone():
+    def step(i, d):
+        embedding = nn.Embedding.from_pretrained(torch.zeros(4, 1, device=d), False, sparse=True)
+        embedding(torch.tensor([i, 0]).to(d)).sum().backward()
+        ltm.optimizer_step(torch.optim.SparseAdam([embedding.weight], 1.0), reduce="sum")
+        return embedding.weight.grad.to_dense().flatten().tolist(), embedding.weight[3].item()
+
+    assert values(in_threads(step)) == [([5.0, 1.0, 1.0, 1.0], pytest.approx(-1.0))] * REPLICAS
+
+
 def test_a_sum_of_gradients_is_left_whole():
     def reduce(i, d):
         weight = nn.Parameter(torch.zeros(1, device=d))
