@@ -25,11 +25,13 @@ import contextlib
 import faulthandler
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +181,8 @@ def live(phase: str, way: str, seconds: float, folder: str, limit: float) -> NoR
         code = error.code
     except lmp.RankFailed:
         code = CODE
+    except BaseException:
+        traceback.print_exc()
     # what Python does at the end of a program; a child of fork would go on in its parent's frames
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
@@ -202,38 +206,46 @@ def processes_of(mark: str) -> list[int]:
 
 def finding(phase: str, way: str, seconds: float, limit: float) -> str | None:
     """What was wrong with one program; None where it ended as it should."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        child = os.fork()
-        if not child:
-            live(phase, way, seconds, folder, limit)
-        if way in SENT:
-            time.sleep(seconds)
-            victim = child
-            if phase == "collective":
-                ranks = [int(path.name.partition("-")[2]) for path in Path(folder).glob("rank-*")]
-                victim = random.choice(ranks or [child])  # where the ranks are still to begin
-            for number in SENT[way]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim, number)
-                time.sleep(0.2 if number == signal.SIGSTOP else 0)
-        deadline = time.monotonic() + limit
-        while not (done := os.waitpid(child, os.WNOHANG))[0]:
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                return f"it hung\n{Path(folder, 'said').read_text()[-5000:]}"
-            time.sleep(0.01)
-        code = os.waitstatus_to_exitcode(done[1])
-        expected = {CODE} if way in OWN else {-SENT[way][-1], int(SENT[way][-1])}
+    folder = tempfile.mkdtemp()  # no TemporaryDirectory: the child's exit functions would remove it
+    try:
+        return finding_in(folder, phase, way, seconds, limit)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def finding_in(folder: str, phase: str, way: str, seconds: float, limit: float) -> str | None:
+    """The same, with a folder of its own."""
+    child = os.fork()
+    if not child:
+        live(phase, way, seconds, folder, limit)
+    if way in SENT:
+        time.sleep(seconds)
+        victim = child
         if phase == "collective":
-            expected |= {CODE, 1}  # the launcher says which rank has failed
-        deadline = time.monotonic() + 1 + limit / 10
-        while (left := processes_of(os.environ[MARK])) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for pid in left:
+            ranks = [int(path.name.partition("-")[2]) for path in Path(folder).glob("rank-*")]
+            victim = random.choice(ranks or [child])  # where the ranks are still to begin
+        for number in SENT[way]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        said = "".join(path.read_text()[-5000:] for path in Path(folder).glob("said"))
+                os.kill(victim, number)
+            time.sleep(0.2 if number == signal.SIGSTOP else 0)
+    deadline = time.monotonic() + limit
+    while not (done := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return f"it hung\n{Path(folder, 'said').read_text()[-5000:]}"
+        time.sleep(0.01)
+    code = os.waitstatus_to_exitcode(done[1])
+    expected = {CODE} if way in OWN else {-SENT[way][-1], int(SENT[way][-1])}
+    if phase == "collective":
+        expected |= {CODE, 1}  # the launcher says which rank has failed
+    deadline = time.monotonic() + 1 + limit / 10
+    while (left := processes_of(os.environ[MARK])) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    said = "".join(path.read_text()[-5000:] for path in Path(folder).glob("said"))
     if left:
         return f"{len(left)} processes are left"
     return None if code in expected else f"exit code {code}\n{said}"

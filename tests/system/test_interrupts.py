@@ -6,6 +6,7 @@ import gc
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -118,6 +119,32 @@ def test_an_interrupt_while_ltc_makes_a_named_tuple_comes_out_behind_it(alarmed)
         ltc_s["make"]()
         time.sleep(1)
     assert went_on
+
+
+def test_an_interrupt_comes_out_behind_the_locks_of_a_thread_that_starts(alarmed):
+    """Called as a lock is to be taken again, it let go of one that nobody had: RuntimeError."""
+    for _ in range(20):
+        thread = threading.Thread(target=alarmed)
+        with pytest.raises(Alarmed):
+            thread.start()
+            time.sleep(1)
+        thread.join()
+
+
+def test_an_interrupt_comes_out_of_waiting_for_a_thread(alarmed):
+    ended = threading.Event()
+
+    def interrupt_and_wait():
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+        ended.wait()
+
+    thread = threading.Thread(target=interrupt_and_wait)
+    thread.start()
+    with pytest.raises(Alarmed):
+        thread.join()
+    ended.set()
+    thread.join()
 
 
 def test_one_pending_call_at_a_time_is_asked_for(alarmed, monkeypatch):

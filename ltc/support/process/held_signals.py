@@ -50,6 +50,8 @@ INSISTS_SECONDS = 1.0  # who sends a signal again after so long does not want to
 
 # What works for whoever calls it, and may take an error of a handler's for one of its own.
 _WORKERS = {__name__.partition(".")[0], "torch", "numpy", "llvmlite", "tqdm"}
+# Its locks are let go of by whoever takes for granted to have them: an error in between is another.
+_LOCKING = "threading"
 _OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__globals__
 _OF_NAMED_TUPLES = "namedtuple_"  # begins the name of the module that `collections` makes for each
 
@@ -207,8 +209,8 @@ def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
     frame  the innermost one
 
-    At work are neither ltc and torch, nor an optimizer's step, nor what they import, or what is called
-    when an object goes or garbage is collected, whose errors get lost.
+    At work are neither ltc and torch, nor an optimizer's step, nor Python's locks, nor what they
+    import, or what is called when an object goes or garbage is collected, whose errors get lost.
     """
     place, is_here, importing = None, True, False
     of_collections = [getattr(call, "__code__", None) for call in gc.callbacks]
@@ -221,7 +223,7 @@ def _place_of_program(frame: FrameType | None) -> tuple[FrameType | None, bool]:
         importing = package == "importlib"
         if loses_errors or (name == "wrapper" and globals_ is _OPTIMIZER):
             place, is_here = None, False
-        elif place is None and package in _WORKERS:
+        elif place is None and (package in _WORKERS or package == _LOCKING):
             is_here = False
         elif place is None and not _is_of_python(package):
             place = frame
