@@ -218,6 +218,8 @@ def finding_in(folder: str, phase: str, way: str, seconds: float, limit: float) 
     child = os.fork()
     if not child:
         live(phase, way, seconds, folder, limit)
+    while not Path(folder, "said").exists():
+        time.sleep(0.0005)  # Python drops what comes to a child of fork before it runs
     if way in SENT:
         time.sleep(seconds)
         victim = child
