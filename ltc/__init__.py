@@ -18,6 +18,8 @@ _require_known_system()
 _collects = gc.isenabled()
 gc.disable()  # nothing of this is garbage, and one look at all of torch's objects takes 0.1 s
 try:
+    from ltc import amp  # noqa: F401  `ltc.amp` and `ltc.core` are there, as `torch.amp` is
+    from ltc.core import lazy_model as _lazy_model  # noqa: F401
     from ltc.debug.whereabouts import answer_signal as _answer_signal
     from ltc.device import register as _register  # noqa: F401  it registers the device
     from ltc.device.hooks.names import device_index as _device_index

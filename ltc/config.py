@@ -30,7 +30,10 @@ def at_least(minimum: int) -> Callable[[str], int]:
     """A reader of integers not below `minimum`."""
 
     def read(text: str) -> int:
-        number = int(text)
+        try:
+            number = int(text)
+        except ValueError:  # which says nothing of what is expected
+            number = minimum - 1
         if number < minimum:
             raise ValueError(f"expected an integer of at least {minimum}")
         return number

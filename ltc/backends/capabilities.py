@@ -68,6 +68,8 @@ class BackendCapabilities(_Capabilities):
                      without is judged by programs that give every value
     stages           names of its own stages, in order, which LTC_DUMP and ltc.debug.graphs take
     explain          (graph) -> (stage, text) for each of them, made only as far as it is asked for
+    any_device       whether a program may be launched with the buffers of every device, whichever it
+                     was compiled for. Of a backend without, each device has programs of its own
     host_tensors     whether its buffers are contiguous CPU tensors: then what is new may run on
                      PyTorch's kernels until it is compiled
     one_shot_sums    which sums its programs add themselves; of others, messages are sent
@@ -82,6 +84,7 @@ class BackendCapabilities(_Capabilities):
     observed: Callable[[Graph, int, frozenset[int]], ObservedComputation] | None = None
     stages: tuple[str, ...] = ()
     explain: Callable[[Graph], Iterator[tuple[str, str]]] | None = None
+    any_device: bool = False
     host_tensors: bool = False
     one_shot_sums: OneShotSums | None = None
     timed: Callable[[Any], TimedLaunches | None] | None = None

@@ -381,6 +381,7 @@ class EagerBackend:
 
     name = "eager"
     computation: type[Computation] = EagerComputation
+    any_device = True  # see BackendCapabilities: all devices are this machine's memory
 
     def __init__(self) -> None:
         self.lowering = LOWERING

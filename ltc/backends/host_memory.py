@@ -52,6 +52,8 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
     """OutOfMemory for an error of torch's allocator or the system that says so; None for others."""
     if isinstance(error, OutOfMemory):
         return error
+    if isinstance(error, torch.OutOfMemoryError):  # of a backend that raises what PyTorch's do
+        return OutOfMemory("out of memory", getattr(error, "nbytes", 0))
     refused = _REFUSED.search(str(error)) if isinstance(error, RuntimeError) else None
     if refused is not None:
         return OutOfMemory("out of memory", int(refused[1]))

@@ -7,6 +7,7 @@ backends/eager.py.
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -139,7 +140,17 @@ class BackendRegistrar:
 
     @classmethod
     def register(cls, name: str, make: Callable[[], BackendImplInterface]) -> None:
-        """Make `name` available; `make` is called when it is first wanted."""
+        """Make `name` available; `make` is called when it is first wanted.
+
+        Warns where the name was in use: what its backend has compiled stays compiled.
+        """
+        if name in cls._backends:
+            warnings.warn(
+                f"The backend {name!r} is in use already: programs that it has compiled, and tensors "
+                f"that are there, stay its own. Register the new one under another name, or start "
+                f"the process anew.",
+                stacklevel=2,
+            )
         cls._makers[name] = make
         cls._backends.pop(name, None)
         cls._capabilities.pop(name, None)

@@ -88,17 +88,19 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value, dim):
-        ctx.dim, ctx.extent = dim, value.shape[dim]
-        return collectives.all_gather(value, dim)
+        gathered = collectives.all_gather(value, dim)  # of a number as of one element
+        ctx.dim, ctx.shape, ctx.extent = dim, value.shape, value.shape[dim] if value.dim() else 1
+        return gathered
 
     @staticmethod
     def backward(ctx, grad):
         position = collectives.group_of(None).index(collectives.ordinal())
-        return grad.narrow(ctx.dim, position * ctx.extent, ctx.extent), None
+        own = grad.narrow(ctx.dim, position * ctx.extent, ctx.extent)
+        return own.reshape(ctx.shape), None
 
 
 def all_gather(value: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """Everyone's `value`, joined along `dim` in ordinal order.
+    """Everyone's `value`, joined along `dim` in ordinal order; a number counts as one element.
 
     return  of `value`'s shape, `dim` as many times as long as there are replicas
 

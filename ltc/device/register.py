@@ -28,6 +28,7 @@ from ltc.device.ops import (
     linear_layers,
     pickling,
     recurrence_overloads,
+    recurrent_cells,
     recurrent_layers,
     sdpa,
     sdpa_overloads,
@@ -78,6 +79,7 @@ def _register_kernels(library: torch.library.Library) -> None:
             for name, kernel in {**copies.KERNELS, **pickling.KERNELS}.items()
         },
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
+        **{name: _without_modes(k) for name, k in recurrent_cells.KERNELS.items()},
         **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
         "expand": _expand(),
@@ -215,6 +217,7 @@ def _register() -> None:
     _register_kernels(aten)
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
+    recurrent_cells.install(aten)
     recurrent_layers.install(aten)
     linear_layers.install(aten)
     _other_namespaces(everywhere)

@@ -233,8 +233,6 @@ class _Threads:
                 position, error = self._ended.get()
                 if error is not None:
                     self._raise(error, position)
-            for position, device in enumerate(self._devices):
-                self._wait_for(device, position)
         except BaseException:  # Ctrl-C in the caller too
             self._stop()
             raise
@@ -247,19 +245,14 @@ class _Threads:
         try:
             self._results[position].result = call()
             sync.start_collectives()  # others may wait for what nobody reads here
+            sync.wait_device_ops([device])  # what fails is of this call, not of the next
+            session.say_returned()
         except BaseException as error:  # the caller of DataParallel gets it
             self._ended.put((position, error))
         else:
             self._ended.put((position, None))
         finally:
             world.set_replication(device.torch_device, [])
-
-    def _wait_for(self, device, position: int) -> None:
-        """What a loop left under way fails here, not in the next call, which has no part in it."""
-        try:
-            sync.wait_device_ops([device])
-        except Exception as error:
-            self._raise(error, position)
 
     def _raise(self, error: BaseException, position: int) -> None:
         error.add_note(f"Exception in model function for device={self._devices[position]}")

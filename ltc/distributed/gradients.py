@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import struct
 from collections.abc import Sequence
 
 import torch
 
 from ltc import config
 from ltc.device.recording.user_line import user_line
-from ltc.distributed.groups import Groups, frozen
-from ltc.distributed.recorded_sums import reduced
+from ltc.distributed.groups import Groups, frozen, group_of
+from ltc.distributed.recorded_sums import exchange, reduced
+from ltc.distributed.rendezvous import rendezvous
 from ltc.distributed.transport import session as sessions
-from ltc.support.torch_private import foreach_copy_, foreach_mul
+from ltc.ir.collective import Collective
+from ltc.ir.tensor_type import TensorType
+from ltc.support.torch_private import (
+    count_of,
+    elements_of,
+    foreach_copy_,
+    foreach_mul,
+    places_of,
+)
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -57,12 +68,35 @@ def reduce_gradients(
     if session is None or not gradients:
         return
     named, line, results = frozen(groups), user_line(), []
+    whose = _parameters_with_gradients(optimizer, len(gradients))
+    scale = 1.0 / (len(named[0]) if named else session.replicas) if reduce == "mean" else 1.0
+    sparse = [gradient for gradient in gradients if gradient.is_sparse]
+    if sparse:
+        gradients = [gradient for gradient in gradients if not gradient.is_sparse]
+        for gradient, total in zip(sparse, _joined_over_replicas(sparse, named, line)):
+            gradient.copy_(total * scale)
+        if not gradients:
+            return
     made = buckets(gradients, config.value("ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"))
     for number, bucket in enumerate(made):
-        results += reduced("sum", bucket, named, line, number)
+        results += reduced("sum", bucket, named, line, number, whose)
     if reduce == "mean":
-        results = foreach_mul(results, 1.0 / (len(named[0]) if named else session.replicas))
+        results = foreach_mul(results, scale)
     foreach_copy_(gradients, results)
+
+
+def _parameters_with_gradients(optimizer: torch.optim.Optimizer, gradients: int) -> str:
+    """The numbers of the parameters that have one, as "0-3, 7"; "" where all of them have.
+
+    Gradients of one shape could stand for other parameters on another replica.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if gradients == len(parameters):
+        return ""
+    has = [number for number, p in enumerate(parameters) if p.grad is not None]
+    runs = itertools.groupby(enumerate(has), lambda pair: pair[1] - pair[0])
+    spans = [[number for _, number in run] for _, run in runs]
+    return ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in spans)
 
 
 def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torch.Tensor]]:
@@ -85,3 +119,54 @@ def buckets(tensors: Sequence[torch.Tensor], megabytes: float) -> list[list[torc
         found[-1].append(tensor)
         room -= size
     return found
+
+
+# --- sparse gradients: those of an embedding with sparse=True ------------------------------------
+
+
+def _joined_over_replicas(
+    gradients: Sequence[torch.Tensor], groups: tuple, line: str
+) -> list[torch.Tensor]:
+    """The sum of each over the replicas: everyone's elements, one replica's behind the other's.
+
+    groups  frozen; () means all together
+    line    the user's, for messages
+
+    Batches may look up different numbers of rows: these are exchanged at once, and the elements in
+    the step.
+    """
+    gather = Collective("all_gather", groups=groups, site=line)
+    return [
+        _joined(gradient, counts, gather)
+        for gradient, counts in zip(gradients, _counts_of_all(gradients, groups))
+    ]
+
+
+def _counts_of_all(gradients: Sequence[torch.Tensor], groups: tuple) -> list[tuple[int, ...]]:
+    """Of each gradient, how many elements each member of the group has."""
+    members, layout = group_of(groups), f"{len(gradients)}q"
+    own = struct.pack(layout, *map(count_of, gradients))
+    shapes = ", ".join(str(list(gradient.shape)) for gradient in gradients)
+    payloads = rendezvous(f"sparse gradients of {shapes}", own, members)  # in ordinal order
+    of_member = dict(zip(sorted(members), payloads))
+    return list(zip(*(struct.unpack(layout, of_member[member]) for member in members)))
+
+
+def _joined(gradient: torch.Tensor, counts: tuple[int, ...], gather: Collective) -> torch.Tensor:
+    places = _of_all(places_of(gradient).t(), counts, gather).t()
+    return torch.sparse_coo_tensor(
+        places,
+        _of_all(elements_of(gradient), counts, gather),
+        gradient.shape,
+        check_invariants=False,  # they are those of gradients that there were
+    )
+
+
+def _of_all(own: torch.Tensor, counts: tuple[int, ...], gather: Collective) -> torch.Tensor:
+    """The rows of all members; each travels with as many as the member that has most of them."""
+    most = max(counts)
+    filled = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
+    gathered = TensorType(own.dtype, (most * len(counts), *own.shape[1:]))
+    (everyone,) = exchange(gather, [filled], [gathered])
+    parts = everyone.split(most) if most else [everyone] * len(counts)
+    return torch.cat([part[:count] for part, count in zip(parts, counts)])

@@ -38,7 +38,7 @@ class ParallelLoader:
                           "error" raises ValueError, before the first batch where len(loader) says
 
     Each device goes through the epochs at its own pace, at most one ahead of the others.
-    Raises ValueError without devices, for another `uneven`, or less than one batch an execution. An
+    Raises ValueError without devices, for another `uneven`, or a number of batches below one. An
     error of the loader, or of an upload, is raised where the batch is asked for.
 
     >>> from ltc.distributed.parallel_loader import ParallelLoader
@@ -63,8 +63,13 @@ class ParallelLoader:
             raise ValueError("ParallelLoader needs at least one device.")
         if uneven not in UNEVEN:
             raise ValueError(f"uneven={uneven!r} is not one of {', '.join(map(repr, UNEVEN))}.")
-        if batches_per_execution < 1:
-            raise ValueError(f"batches_per_execution={batches_per_execution} must be at least 1.")
+        for name, number in (
+            ("batches_per_execution", batches_per_execution),
+            ("loader_prefetch_size", loader_prefetch_size),
+            ("device_prefetch_size", device_prefetch_size),
+        ):
+            if number < 1:
+                raise ValueError(f"{name}={number} must be at least 1.")
         self._loader, self._batchdim = loader, batchdim
         self._devices = tuple(device_of(device) for device in devices)
         self._batches_per_execution = batches_per_execution

@@ -29,17 +29,23 @@ def exchange(collective: Collective, tensors, types) -> list[torch.Tensor]:
 
 
 def reduced(
-    kind: str, tensors: Sequence[torch.Tensor], groups: tuple, line: str, bucket: int = -1
+    kind: str,
+    tensors: Sequence[torch.Tensor],
+    groups: tuple,
+    line: str,
+    bucket: int = -1,
+    parameters: str = "",
 ) -> list[torch.Tensor]:
     """New tensors with everyone's `tensors` reduced, as one exchange.
 
     groups  frozen; () means all together
     line    the user's, for messages
     bucket  of gradients, its number among those of the call
+    parameters  whose these are, where not all of the call's have one
     """
     types = [type_of(x) for x in tensors]
     place = _place_of(tensors, types, groups, bucket) if kind == "sum" else (-1, 0)
-    return exchange(_all_reduce_at(kind, groups, line, *place), tensors, types)
+    return exchange(_all_reduce_at(kind, groups, parameters, line, *place), tensors, types)
 
 
 def type_of(x: torch.Tensor) -> TensorType:
@@ -47,9 +53,19 @@ def type_of(x: torch.Tensor) -> TensorType:
 
 
 @functools.lru_cache(256)
-def _all_reduce_at(kind: str, groups: tuple, line: str, place: int, sharers: int) -> Collective:
+def _all_reduce_at(
+    kind: str, groups: tuple, parameters: str, line: str, place: int, sharers: int
+) -> Collective:
     """The same object every time: recording compares it with the one of the step before."""
-    return Collective("all_reduce", kind, groups, site=line, place=place, sharers=sharers)
+    return Collective(
+        "all_reduce",
+        kind,
+        groups,
+        parameters=parameters,
+        site=line,
+        place=place,
+        sharers=sharers,
+    )
 
 
 def _place_of(tensors, types: list[TensorType], groups: tuple, bucket: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ class Collective:
     root        of broadcast: whose value it is
     pairs       of permute: (from, to) ordinals; of send and receive: the one pair
     channel     whose replicas: "" for those of this run, else a process group's name
+    parameters  of a sum of gradients: whose, where some of the optimizer's have none, as "0-3, 7"
     site        the user's line, for messages
     place       of a one-shot sum: the number of its slot in symmetric memory, the same on all
                 members; else -1
@@ -32,6 +33,7 @@ class Collective:
     root: int = 0
     pairs: tuple[tuple[int, int], ...] = ()
     channel: str = ""
+    parameters: str = ""
     site: str = ""
     place: int = -1
     sharers: int = 0
@@ -39,7 +41,7 @@ class Collective:
     def text(self) -> str:
         """All but the line, as messages show it: "all_reduce sum groups ((0, 1), (2, 3))"."""
         parts = [self.kind, self.reduction]
-        for name in ("groups", "dim", "other_dim", "root", "pairs", "channel"):
+        for name in ("groups", "dim", "other_dim", "root", "pairs", "channel", "parameters"):
             value = getattr(self, name)
             if value:
                 parts.append(f"{name} {value}")

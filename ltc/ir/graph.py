@@ -68,6 +68,15 @@ class Graph:
         return show(*self.outputs)
 
 
+def calls_text(graph: Graph) -> str:
+    """The calls that it was recorded from, for errors: the first and the last with a line."""
+    origins = [origin for origin in graph.origins.values() if origin.line]
+    if not origins:
+        return "a program without calls of yours"
+    first, last = (choose(origins, key=lambda one: one.position) for choose in (min, max))
+    return str(first) if first == last else f"a program, from {first} to {last}"
+
+
 def schedule(*outputs: Node) -> list[Node]:
     """Every node the outputs need, each once, after its operands."""
     order: list[Node] = []

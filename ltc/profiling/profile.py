@@ -109,6 +109,11 @@ def _target(path: str | os.PathLike[str] | None) -> str:
             f"ltc.profile is to write {os.fspath(path)} when its block ends, and there is no folder "
             f"{folder}. Make it first."
         )
+    if os.path.isdir(target):
+        raise IsADirectoryError(
+            f"ltc.profile is to write {os.fspath(path)} when its block ends, which is a folder. Name "
+            f"a file in it."
+        )
     return target
 
 

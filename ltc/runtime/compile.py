@@ -52,7 +52,7 @@ class ProgramBinding:
     """How a recording that ended in a certain way is run, once that is known.
 
     key      of the program, in the cache: (fingerprint, settings, pairs of an output and the input
-             that it replaces)
+             that it replaces, device that it is for or None: for every one)
     inputs   positions in the recording of the buffers that the program is given, in its order
     scalars  likewise of the scalars
     outputs  of each of the recording's outputs, its position among those of the program
@@ -112,7 +112,7 @@ def program_for(
     calls = None
     if known is None or known.key[1] != settings_now():
         calls = live_calls(path(), outputs)
-        known = _binding(calls, outputs, replaced)
+        known = _binding(calls, outputs, replaced, device)
     elif (program := known.program()) is not None:
         note_use(program)
         _note_program(program, "CachedCompile")
@@ -144,13 +144,17 @@ def _note_program(program: Program, counter: str) -> None:
 
 
 def _binding(
-    calls: list[Call], outputs: tuple[CallResult, ...], replaced: dict[int, int]
+    calls: list[Call],
+    outputs: tuple[CallResult, ...],
+    replaced: dict[int, int],
+    device: int,
 ) -> ProgramBinding:
     def name(order: list[int], numbering: Numbering) -> Any:
         wanted = [outputs[o] for o in order]
         return fingerprint(calls, wanted, numbering.slots, physical_dtype.mode())
 
-    return binding_of(calls, outputs, replaced, name)
+    own_device = None if capabilities().any_device else device
+    return binding_of(calls, outputs, replaced, name, own_device)
 
 
 def binding_of(
@@ -158,10 +162,12 @@ def binding_of(
     outputs: tuple[CallResult, ...],
     replaced: dict[int, int],
     name: Callable[[list[int], Numbering], Any],
+    device: int | None,
 ) -> ProgramBinding:
     """How a recording of these calls, as `live_calls` gives them, is run.
 
-    name  gives what names the program, of the order of its outputs and what it is given
+    name    gives what names the program, of the order of its outputs and what it is given
+    device  that the program is for; None: for every one
     """
     numbering = Numbering(calls)
     # an input that the outputs do not need is not given, so nothing takes its place
@@ -172,6 +178,7 @@ def binding_of(
         name(order, numbering),
         settings_now(),
         tuple(sorted((places[o], i) for o, i in given.items())),
+        device,
     )
     return ProgramBinding(
         key,
@@ -372,8 +379,8 @@ def _recalled(key: tuple[Any, ...], calls: list[Call]) -> Any:
 
 def _record_name(key: tuple[Any, ...]) -> str:
     """Names the program on disk: the same whether it was interpreted first, or is verified."""
-    name, settings, replaced = key
-    return repr((name, settings[:-3], replaced))
+    name, settings, replaced, device = key
+    return repr((name, settings[:-3], replaced, device))
 
 
 def _is_verified(key: tuple[Any, ...]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ltc.backends.capabilities import Resizable
-from ltc.ir.graph import Graph
+from ltc.ir.graph import Graph, calls_text
 from ltc.passes import pipeline
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.transfers import backend, capabilities
@@ -15,8 +15,14 @@ from ltc.support.torch_private import shown_region
 
 def compile_traced(graph: Graph, device: int, donated: frozenset[int] = frozenset()) -> Any:
     """A Computation of this process's backend, in segments where it cannot run every node."""
+    chosen = backend()
     with shown_region("ltc::compile"):
-        return compiled(backend(), pipeline.run(graph), device, donated)
+        graph = pipeline.run(graph)
+        try:
+            return compiled(chosen, graph, device, donated)
+        except Exception as error:  # a compiler knows nothing of the user's lines
+            error.add_note(f"while {chosen.name} compiled {calls_text(graph)}")
+            raise
 
 
 def compile_and_keep(name: str, graph: Graph, device: int, donated: frozenset[int]) -> Any:

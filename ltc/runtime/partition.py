@@ -19,6 +19,7 @@ from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node, make
+from ltc.runtime.backend_errors import buffers_of
 
 _GIVEN = frozenset({ops.INPUT, ops.SCALAR})  # both sides have them
 _REFERENCE = EagerBackend()
@@ -156,11 +157,16 @@ class SegmentedComputation:
         on_cpu: dict[Node, torch.Tensor] = {}
         for segment in self.segments:
             values = [self._value(n, segment.on_cpu, on_device, on_cpu) for n in segment.inputs]
-            results = self._apart(segment, segment.computation.launch(values, scalars))
+            results = self._apart(segment, self._launched(segment, values, scalars))
             (on_cpu if segment.on_cpu else on_device).update(zip(segment.results, results))
         for node in self._given_back:
             on_device[node] = self._copied(on_device[node], on_cpu=False)
         return [self._value(node, False, on_device, on_cpu) for node in self.graph.outputs]
+
+    @staticmethod
+    def _launched(segment: Segment, values: list[Any], scalars: list[Any]) -> list[Any]:
+        results = segment.computation.launch(values, scalars)
+        return list(buffers_of(results, segment.computation, len(segment.results)))
 
     def _apart(self, segment: Segment, results: list[Any]) -> list[Any]:
         """The results, each in a place of its own."""

@@ -12,7 +12,7 @@ from ltc.backends.collective_runner import abort, running_as
 from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.explaining.explanation import Explanation
-from ltc.runtime import out_of_memory
+from ltc.runtime.backend_errors import buffers_of, in_a_launch
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, input_key, under_way
 from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
@@ -309,6 +309,7 @@ class _Work:
         computation = self.computation if self.profiled is None else self.profiled
         results = computation.launch(handles, self.scalars)
         elapsed = time.perf_counter_ns() - started
+        results = buffers_of(results, self.computation, len(self.outputs))
         for buffer, handle in zip(self.outputs, results, strict=True):
             buffer.handle = handle
             if buffer.previous is not None:
@@ -336,7 +337,7 @@ class _Work:
         """It has raised: what does not need what failed is computed nevertheless."""
         for buffer in self.outputs:
             buffer.write_off()  # first: what is said of memory does not count what is not there
-        error = out_of_memory.in_a_program(error, self.executor.device, self.program.graph_of)
+        error = in_a_launch(error, self.executor.device, self.program.graph_of)
         overwritten = getattr(error, "overwritten", ())
         self._note_overwritten(error, overwritten)
         failure = Failure(error)

@@ -19,7 +19,7 @@ from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
-from ltc.runtime import out_of_memory
+from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Failure
 
 
@@ -124,7 +124,7 @@ class _Run:
         return LOWERING.lower(node)(*[self._values[operand] for operand in node.inputs])
 
     def _note(self, node: Node, error: Exception) -> None:
-        told = out_of_memory.in_a_program(error, self._device, lambda: self._graph)
+        told = backend_errors.in_a_program(error, self._device, lambda: self._graph)
         origin = self._graph.origins.get(node)
         if origin is not None:
             told.add_note(f"while running {origin}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -11,6 +11,8 @@ from ltc import config
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interface import BackendCapabilities, BackendImplInterface, BackendRegistrar
 from ltc.backends.llvm.backend import LlvmBackend
+from ltc.errors import InvalidGraph
+from ltc.ir.tensor_type import TensorType
 from ltc.llvm.compiler.object_loader import is_code_allowed
 from ltc.profiling import spans
 from ltc.runtime.physical_dtype import physical
@@ -55,9 +57,22 @@ def _upload(tensor: torch.Tensor, device: int) -> Any:
     return backend().computation.upload(tensor.to(physical(tensor.dtype)), device)
 
 
-def download(handle: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A buffer as a contiguous CPU tensor of `dtype`, which may share its memory."""
-    return backend().computation.download(handle).to(dtype)
+def download(handle: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A buffer as a contiguous CPU tensor of that type, which may share its memory."""
+    found = backend().computation.download(handle)
+    if not isinstance(found, torch.Tensor) or found.shape != shape:
+        _refuse(found, shape, dtype)
+    return found.to(dtype).contiguous()
+
+
+def _refuse(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> NoReturn:
+    is_tensor = isinstance(found, torch.Tensor)
+    given = TensorType(found.dtype, tuple(found.shape)) if is_tensor else type(found).__name__
+    raise InvalidGraph(
+        f"`download` of the backend {backend().name!r} has given {given} for a buffer of "
+        f"{TensorType(dtype, shape)}: it has to return a CPU tensor of the buffer's shape. This is a "
+        f"fault of the backend, not of your program: see ltc/backends/interface.py."
+    )
 
 
 def copy_of(handle: Any, device: int) -> Any:

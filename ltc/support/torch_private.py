@@ -127,6 +127,10 @@ _default_dispatch = _named("torch._C", "_disabled_torch_dispatch_impl")
 _forward_mode = _named("torch.autograd", "forward_ad")
 
 
+# Of `torch.autograd.grad(is_grads_batched=True)`, which is no transformation.
+is_batched = _named("torch._C._functorch", "is_legacy_batchedtensor")
+
+
 def is_forward_mode() -> bool:
     """Whether tensors may carry tangents."""
     return _forward_mode._current_level >= 0

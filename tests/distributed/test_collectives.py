@@ -411,6 +411,61 @@ def test_gradients_are_reduced_in_place_and_missing_ones_are_skipped():
     assert values(in_threads(reduce)) == [(True, [1.5, 1.5], True)] * REPLICAS
 
 
+def test_gradients_of_other_parameters_are_not_added():
+    def reduce(i, d):
+        weights = [nn.Parameter(torch.ones(2, device=d)) for _ in range(4)]
+        (weights[3] if i == 2 else weights[0] + weights[1]).sum().backward()
+        if i == 2:
+            weights[2].grad = torch.ones(2, device=d)
+        ltm.reduce_gradients(torch.optim.SGD(weights, 1.0))
+        return weights[2 if i == 2 else 0].grad.tolist()
+
+    with whole_tables():
+        found = in_threads(reduce)
+    for error in found:
+        assert isinstance(error, PeerFailure)
+        assert "all_reduce sum parameters 0-1 of f32[2], f32[2] at" in str(error)
+        assert "all_reduce sum parameters 2-3 of f32[2], f32[2] at" in str(error)
+
+
+@pytest.mark.parametrize("groups", [None, [[1, 0], [2, 3]]])
+@pytest.mark.parametrize("rows", [[1, 1, 1, 1], [0, 3, 2, 1], [0, 0, 0, 0]])
+def test_sparse_gradients_are_those_of_all_batches(rows, groups):
+    table = draw(70, 6, 2)
+
+    def gradient(embedding, looked_up):
+        embedding(looked_up.to(embedding.weight.device)).square().sum().backward()
+        return embedding.weight.grad
+
+    def looked_up(i):
+        return (torch.arange(rows[i]) * 2 + i) % 5
+
+    def reduce(i, d):
+        embedding = nn.Embedding.from_pretrained(table.to(d), freeze=False, sparse=True)
+        bias = nn.Parameter(torch.zeros(1, device=d))
+        (bias * i).sum().backward()
+        kept = gradient(embedding, looked_up(i))
+        ltm.reduce_gradients(torch.optim.SGD([embedding.weight, bias], 1.0), groups)
+        return embedding.weight.grad is kept, kept.is_sparse, kept.to_dense().cpu()
+
+    for i, (is_kept, is_sparse, found) in enumerate(values(in_threads(reduce))):
+        members = next(group for group in groups or [range(REPLICAS)] if i in group)
+        whole = nn.Embedding.from_pretrained(table.clone(), freeze=False, sparse=True)
+        expected = gradient(whole, torch.cat([looked_up(member) for member in members]))
+        assert is_kept and is_sparse
+        torch.testing.assert_close(found, expected.to_dense() / len(members))
+
+
+def test_an_optimizer_may_have_sparse_gradients_alone():
+    def step(i, d):
+        embedding = nn.Embedding.from_pretrained(torch.zeros(4, 1, device=d), False, sparse=True)
+        embedding(torch.tensor([i, 0]).to(d)).sum().backward()
+        ltm.optimizer_step(torch.optim.SparseAdam([embedding.weight], 1.0), reduce="sum")
+        return embedding.weight.grad.to_dense().flatten().tolist(), embedding.weight[3].item()
+
+    assert values(in_threads(step)) == [([5.0, 1.0, 1.0, 1.0], pytest.approx(-1.0))] * REPLICAS
+
+
 def test_a_sum_of_gradients_is_left_whole():
     def reduce(i, d):
         weight = nn.Parameter(torch.zeros(1, device=d))
@@ -560,6 +615,17 @@ def test_the_gradient_of_all_gather_is_the_own_slice():
         return x.grad.cpu().tolist()
 
     assert values(in_threads(differentiate)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_the_gradient_of_a_gathered_number_is_a_number():
+    def differentiate(i, d):
+        x = torch.tensor(i + 1.0, device=d, requires_grad=True)
+        gathered = functions.all_gather(x)
+        (gathered * torch.arange(4.0, device=d)).sum().backward()
+        return gathered.tolist(), x.grad.item(), x.grad.shape
+
+    expected = [([1, 2, 3, 4], i, torch.Size([])) for i in range(REPLICAS)]
+    assert values(in_threads(differentiate)) == expected
 
 
 @pytest.mark.parametrize("split", [1, 3])

@@ -11,7 +11,6 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 import ltc.distributed.data_parallel as dp
-from ltc import config
 from ltc.debug import metrics
 from ltc.distributed.transport import session
 from ltc.distributed.transport.shm_segment import PeerFailure
@@ -191,8 +190,12 @@ def test_a_device_that_leaves_its_loop_early_fails_the_call_it_was_in():
             ltm.optimizer_step(optimizer)
 
     parallel = dp.DataParallel(nn.Linear(3, 2), device_ids=DEVICES)
-    with config.override(LTC_PEER_TIMEOUT=1), pytest.raises(PeerFailure):
+    with pytest.raises(PeerFailure) as caught:  # long before LTC_PEER_TIMEOUT
         parallel(loop, batches(4))
+    assert "The function of replica 1 has returned while replica 0 waits for it" in str(
+        caught.value
+    )
+    assert f"{__file__}:{loop.__code__.co_firstlineno + 6} in loop" in str(caught.value)
     assert [len(seen) for _, seen in parallel(train, batches(4))] == [2, 2]
 
 
@@ -321,3 +324,24 @@ def test_replicas_train_as_one_model_with_all_batches(equal):
         optimizer.step()
     assert torch.equal(first, second)
     equal(first, model.weight.detach())
+
+
+def test_a_device_that_returns_before_its_first_exchange_is_named():
+    def loop(model, loader, device, context):
+        return ltm.rendezvous("both") if str(device) == "ltc:0" else "returned"
+
+    parallel = dp.DataParallel(nn.Flatten, device_ids=DEVICES)
+    with pytest.raises(PeerFailure, match="replica 1 has returned while replica 0 waits for it"):
+        parallel(loop, batches(2))
+
+
+def test_a_device_that_returns_first_may_have_left_the_others_its_part():
+    def loop(model, loader, device, context):
+        total = ltm.all_reduce("sum", torch.ones(5000, device=device))
+        if str(device) == "ltc:0":
+            time.sleep(1.5)  # longer than a replica that returned may keep others waiting
+        return total
+
+    parallel = dp.DataParallel(nn.Flatten, device_ids=DEVICES)
+    for _ in range(2):
+        assert [total.sum().item() for total in parallel(loop, batches(2))] == [10000.0, 10000.0]

@@ -353,6 +353,9 @@ def test_wrong_arguments_are_named():
         pl.ParallelLoader([], [])
     with pytest.raises(ValueError, match="uneven='join'"):
         pl.ParallelLoader([], ["ltc:0"], uneven="join")
+    for name in ("batches_per_execution", "loader_prefetch_size", "device_prefetch_size"):
+        with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+            pl.MpDeviceLoader([], "ltc:0", **{name: 0}).__iter__()
 
 
 def test_uploads_are_counted_as_transfers():

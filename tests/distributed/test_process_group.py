@@ -122,6 +122,13 @@ def check_reduce_scatter_tensor(rank, world):
         )
 
 
+def check_what_cannot_be_scattered_in_equal_parts_is_refused(rank, world):
+    source, out = torch.ones(15, device=DEVICE), torch.zeros(7, device=DEVICE)
+    with pytest.raises(ValueError, match=r"f32\[15\] cannot be cut into 2 equal parts"):
+        dist.reduce_scatter_tensor(out, source)
+    assert out.tolist() == [0.0] * 7
+
+
 def check_all_to_all_single_in_equal_and_in_unequal_parts(rank, world):
     on_both(lambda x, out: dist.all_to_all_single(out, x), numbers(rank, 4, 2), torch.zeros(4, 2))
     inputs, outputs = ([1, 3], [1, 2]) if rank == 0 else ([2, 1], [3, 1])

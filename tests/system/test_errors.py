@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.device.recording.recorder import device_at
 
 SHAPE = (3, 4)
 
@@ -247,3 +248,12 @@ def test_an_index_outside_a_tensor_of_equal_numbers_is_an_error():
         rows = table[index]
         with pytest.raises(IndexError, match="out of bounds|out of range"):
             rows.cpu()
+
+
+def test_a_number_that_can_not_be_read_leaves_the_next_step_at_its_beginning():
+    recorder = device_at(0).recorder()
+    with config.override(LTC_MAX_RECORDED="x"), pytest.raises(ValueError, match="RECORDED=x"):
+        total = lazy(*SHAPE) * 2
+        ltm.mark_step(wait=True)
+    assert recorder.last is recorder.root
+    assert (total + 1).sum().item() == 36

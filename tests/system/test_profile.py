@@ -259,6 +259,8 @@ def test_the_file_is_whole_where_the_block_raises(path):
 def test_a_missing_folder_is_told_before_the_block_runs(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         ltc.profile(tmp_path / "missing" / "out.json").__enter__()
+    with pytest.raises(IsADirectoryError, match="which is a folder"):
+        ltc.profile(tmp_path).__enter__()
     assert spans.timeline is None
     monkeypatch.chdir(tmp_path)
     with ltc.profile("here.json"):

@@ -360,3 +360,33 @@ def test_sizes_that_are_no_vector_of_numbers(sizes):
             return str(error).split("\n")[0]
 
     assert run("ltc") == run("cpu")
+
+
+@pytest.mark.compared
+@every_cell
+def test_a_batch_of_gradients(device, cell):
+    """`is_grads_batched`, as vectorized jacobians have it, is no transformation of torch.func."""
+    model = made(cell, device, 3, 4)
+    x = numbers(device, 5, 2, 3)
+    of_input = torch.autograd.functional.jacobian(
+        lambda x: model(x)[0].sum((0, 1)), x, vectorize=True
+    )
+    total = model(x)[0].sum((0, 1))
+    of_weight = torch.autograd.grad(
+        total, model.weight_hh_l0, torch.eye(4).to(total), is_grads_batched=True
+    )
+    assert not of_input.requires_grad
+    return of_input, *of_weight
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_tangents_of_one_step(device, kind, bias):
+    """The fused kernels of torch, which other devices than the CPU are given, have none."""
+    torch.manual_seed(1)
+    model = kind(3, 4, bias=bias, dtype=torch.float64).to(device)
+    x, hidden = numbers(device, 2, 3).detach(), numbers(device, 2, 4).detach()
+    states = (hidden, hidden.sin()) if kind is nn.LSTMCell else hidden
+    made, tangents = torch.func.jvp(model, (x, states), (x.cos(), states))
+    return tensors_of((made, tangents))

@@ -126,6 +126,34 @@ def test_a_strided_view_writes_to_its_base(device):
     return x
 
 
+WINDOWS_THAT_OVERLAP = {
+    "unfold": lambda x: x.unfold(0, 5, 2)[2],
+    "last_of_unfold": lambda x: x.unfold(0, 5, 2)[..., 1:3][1],
+    "strided": lambda x: x.as_strided((4, 4), (2, 1))[1],
+    "of_a_transposed": lambda x: x.view(4, 3).t().unfold(1, 2, 1)[:, 1],
+    "of_a_window": lambda x: x.unfold(0, 6, 3)[1].unfold(0, 3, 1)[1],
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS_THAT_OVERLAP)
+@pytest.mark.compared
+def test_a_write_to_one_of_overlapping_windows_reaches_the_base(device, window):
+    x = ramp(12, device=device).requires_grad_()
+    y = x * 1
+    WINDOWS_THAT_OVERLAP[window](y).sin_()
+    (y * y).sum().backward()
+    return y, x.grad
+
+
+@pytest.mark.compared
+def test_parts_of_complex_numbers_in_overlapping_windows_are_written_to(device):
+    x = torch.complex(ramp(12, device=device), ramp(12, device=device))
+    x.unfold(0, 4, 2)[1].real.mul_(3)
+    x.as_strided((3, 3), (2, 1))[1].imag[1:] = 7
+    x.unfold(0, 3, 1)[2].view(torch.float64)[3] = 9
+    return x
+
+
 @pytest.mark.compared
 def test_real_and_imaginary_parts_are_views(device):
     x = torch.complex(ramp(3, device=device), ramp(3, device=device))

@@ -70,6 +70,7 @@ def test_a_number_is_a_number():
     [
         ("LTC_CHECK", "yes", "LTC_CHECK=yes: expected 1, 0, true or false"),
         ("LTC_MAX_IN_FLIGHT", "0", "LTC_MAX_IN_FLIGHT=0: expected an integer of at least 1"),
+        ("LTC_MAX_PENDING_BYTES", "1e9", "=1e9: expected an integer of at least 1. It sets: bytes"),
         ("LTC_FALLBACK", "shout", "LTC_FALLBACK=shout: expected one of count, warn, error"),
         ("LTC_METRICS_PERCENTILES", "0.5:2", "expected numbers from 0 to 1"),
     ],

@@ -17,6 +17,12 @@ def test_importing_leaves_the_garbage_collector_as_it_was(before):
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
+def test_what_users_call_is_there_without_an_import_of_its_own():
+    """`import ltc; ltc.amp.autocast()`, as with `torch.amp`."""
+    program = "import ltc; ltc.amp.autocast, ltc.core.lazy_model.mark_step, ltc.debug.metrics"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
 @pytest.mark.parametrize(
     "shape", [(2, 3), [2, 3], torch.Size([2, 3])], ids=lambda s: type(s).__name__
 )

@@ -1,5 +1,6 @@
 """The vendor interface: what a backend outside the package can do, and what its errors say."""
 
+import itertools
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,7 @@ from ltc import config
 from ltc.backends import interface
 from ltc.backends.interface import BackendRegistrar
 from ltc.debug import graphs, metrics
-from ltc.errors import BackendMissing
+from ltc.errors import BackendMissing, InvalidGraph, OutOfMemory
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph
 from ltc.ir.node import make
@@ -279,3 +280,133 @@ def test_the_page_on_writing_a_backend_shows_the_toy_vendor_as_it_is():
 def no_registration_outlives_its_test(monkeypatch):
     monkeypatch.setattr(BackendRegistrar, "_makers", dict(BackendRegistrar._makers))
     monkeypatch.setattr(BackendRegistrar, "_backends", dict(BackendRegistrar._backends))
+
+
+class OfItsDevice(toy_vendor.ToyComputation):
+    """A program that reads the memory of the device it was compiled for, and of no other."""
+
+    def __init__(self, graph, device):
+        super().__init__(graph)
+        self.device = device
+
+    @staticmethod
+    def upload(tensor, device):
+        return device, toy_vendor.ToyComputation.upload(tensor, device)
+
+    @staticmethod
+    def download(buffer):
+        return toy_vendor.ToyComputation.download(buffer[1])
+
+    def launch(self, buffers, scalars):
+        assert all(device == self.device for device, _ in buffers), "a buffer of another device"
+        results = super().launch([array for _, array in buffers], scalars)
+        return [(self.device, array) for array in results]
+
+
+class WithMemories(ToyBackend):
+    computation = OfItsDevice
+
+    def compile(self, graph, device, donated):
+        return OfItsDevice(graph, device)
+
+
+def test_each_device_has_programs_of_its_own_where_the_vendor_promises_nothing():
+    BackendRegistrar.register("memories", WithMemories)
+    with config.override(LTC_BACKEND="memories"):
+        for device in ("ltc:0", "ltc:1", "ltc:0"):
+            x = torch.arange(4.0).to(device)
+            assert (x * 2 + 1).tolist() == [1, 3, 5, 7]
+
+
+def test_a_program_for_every_device_is_compiled_once():
+    for backend in ("llvm", "eager"):
+        with config.override(LTC_BACKEND=backend, LTC_TIER="native"), metrics.counted() as grown:
+            for device in ("ltc:0", "ltc:1"):
+                x = torch.arange(7.0).to(device)
+                assert (x * 11 - 5).sum().item() == 196
+        assert grown["UncachedCompile"] <= 1, backend
+
+
+_numbers = itertools.count()
+
+
+def failing(method, result):
+    """A backend of which one method gives `result`, or raises it."""
+
+    def replaced(*given):
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    made = staticmethod(replaced)
+    computation = type("Failing", (toy_vendor.ToyComputation,), {method: made})
+    members = {method: made} if method == "compile" else {"computation": computation}
+    if method == "launch":
+        members["compile"] = lambda self, graph, device, donated: computation(graph)
+    name = f"failing {next(_numbers)}"  # each compiles for itself
+    BackendRegistrar.register(name, type("FailingBackend", (ToyBackend,), members))
+    return config.override(LTC_BACKEND=name)
+
+
+def error_of_a_step():
+    x = torch.arange(5.0).to("ltc")
+    with pytest.raises(Exception, match=".") as caught:
+        _ = (x * 3 + 1).tolist()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [("compile", "while toy compiled a program"), ("launch", "while running a program")],
+)
+def test_what_a_vendor_raises_carries_the_users_lines(method, words):
+    with failing(method, ArithmeticError("parity")):
+        error = error_of_a_step()
+    assert str(error) == "parity"
+    (note,) = error.__notes__
+    assert note.startswith(f"{words}, from aten::mul.Tensor called at {__file__}")
+    assert "to aten::add.Tensor called at" in note
+
+
+@pytest.mark.parametrize(
+    ("result", "given"), [([], "a list of 0"), (None, "a NoneType"), ([1, 2], "a list of 2")]
+)
+def test_a_launch_that_gives_too_little_is_the_backends_fault(result, given):
+    with failing("launch", result):
+        error = error_of_a_step()
+    assert isinstance(error, InvalidGraph)
+    assert f"test_vendor.Failing.launch has given {given} for a program of 1 outputs" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("result", "given"), [(torch.zeros(3), "f32[3]"), ([0.0] * 5, "list"), (None, "NoneType")]
+)
+def test_a_download_of_another_shape_is_the_backends_fault(result, given):
+    with failing("download", result):
+        error = error_of_a_step()
+    assert isinstance(error, InvalidGraph)
+    assert f"'toy' has given {given} for a buffer of f32[5]" in str(error)
+
+
+def test_a_name_that_is_in_use_is_registered_again_with_a_warning():
+    BackendRegistrar.register("again", ToyBackend)
+    BackendRegistrar.register("again", ToyBackend)  # nobody has asked for it yet
+    BackendRegistrar.get("again")
+    with pytest.warns(UserWarning, match="'again' is in use already") as caught:
+        BackendRegistrar.register("again", ToyBackend)
+    assert caught[0].filename == __file__
+
+
+def test_a_download_with_gaps_is_read_as_it_is_meant():
+    with failing("download", torch.arange(10.0)[::2]):
+        read = (torch.arange(5.0).to("ltc") * 3).cpu()
+    assert read.is_contiguous()
+    assert read.tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("method", ["launch", "upload"])
+def test_a_vendor_without_memory_may_raise_what_pytorch_has_for_it(method):
+    with failing(method, torch.OutOfMemoryError("the toy box is full")):
+        with pytest.raises(OutOfMemory, match="ltc:0 out of memory") as caught:
+            _ = torch.ones(4).to("ltc").exp().tolist()
+    assert str(caught.value.__cause__) == "the toy box is full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -139,21 +140,46 @@ def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
 
 # One view of a chain: (overload, arguments after the tensor, keyword arguments, output or None).
 View = tuple[Any, Sequence[Any], dict[str, Any], int | None]
+# Behind these an element may be seen at several places.
+_REPEATING = frozenset({"aten::expand", "aten::unfold", "aten::as_strided"})
+# These hold other numbers than their base: no position tells where they are.
+_VALUE_VIEWS = frozenset(
+    {
+        "aten::view.dtype",
+        "aten::view_as_real",
+        "aten::view_as_complex",
+        "aten::_conj",
+        "aten::_neg_view",
+    }
+)
 
 
 @traces("ltc::write_view", moves=True)
 def write_view(base: Node, new: Node, chain: Sequence[Any]) -> Node:
     """`base` with the elements that the chain of views selects replaced by `new`."""
+    parts = _parts_of_one_way_back(chain)
     bases = [base]
-    for place, step in enumerate(chain):
-        if _name(step[0]) == "aten::expand":  # which of the repeated elements is written to?
-            new = _put_back_by_position(bases[-1], new, chain[place:])
-            chain = chain[:place]
-            break
-        bases.append(_view(bases[-1], step))
-    for step, inner in zip(reversed(chain), reversed(bases[: len(chain)])):
-        new = _put_back(inner, new, step)
+    for part in parts:
+        bases.append(reduce(_view, part, bases[-1]))
+    for part, inner in zip(reversed(parts), reversed(bases[:-1])):
+        by = _put_back if len(part) == 1 else _put_back_by_position
+        new = by(inner, new, part)
     return new
+
+
+def _parts_of_one_way_back(chain: Sequence[View]) -> list[list[View]]:
+    """Views that are written through at once: one each, but for those behind a repetition.
+
+    Where a view shows an element several times, only what the views behind it select tells at
+    which of its places it is written to; the other places still hold what was there before.
+    """
+    parts: list[list[View]] = []
+    for step in chain:
+        if parts and _name(parts[-1][0][0]) in _REPEATING and _name(step[0]) not in _VALUE_VIEWS:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return parts
 
 
 def _name(overload: Any) -> str:
@@ -184,13 +210,14 @@ def _view_types(base: Node, step: View) -> tuple[TensorType, ...]:
     return tuple(TensorType(m.dtype, tuple(m.shape)) for m in made)
 
 
-def _put_back(base: Node, new: Node, step: View) -> Node:
-    overload, args, kwargs, index = step
+def _put_back(base: Node, new: Node, part: Sequence[View]) -> Node:
+    """By the inverse of the only view of a part."""
+    ((overload, args, kwargs, index),) = part
     inverse = INVERSES.get(_name(overload).partition(".")[0])
     if _name(overload) in INVERSES:
         inverse = INVERSES[_name(overload)]
     if inverse is None:
-        return _put_back_by_position(base, new, [step])
+        return _put_back_by_position(base, new, part)
     if index is None:
         return inverse(base, new, *args, **kwargs)
     return inverse(base, new, index, *args, **kwargs)

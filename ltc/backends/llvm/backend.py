@@ -113,6 +113,7 @@ class LlvmBackend:
             observed=self.observed,
             stages=(*[one.name for one in PASSES], *AFTER_PASSES),
             explain=self.explain,
+            any_device=True,
             host_tensors=True,
             one_shot_sums=ONE_SHOT_SUMS if is_possible() else None,
             timed=self.timed,

@@ -22,7 +22,7 @@ from ltc.device.op_by_op.computed import FEW, computed
 from ltc.device.op_by_op.short_reads import LATE, now
 from ltc.device.timed_calls import note_call
 from ltc.profiling import spans
-from ltc.runtime import out_of_memory
+from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.executor import executor_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
@@ -151,7 +151,7 @@ class OpByOp:
         try:
             made = call_runs.run(call, numbers, self._device)
         except Exception as error:
-            raise out_of_memory.in_a_program(error, self._device, None)  # noqa: B904  it may be it
+            raise backend_errors.in_a_program(error, self._device, None)  # noqa: B904  it may be it
         call.results = tuple([None if x is None else computed(self.recorder, x) for x in made])
         self.calls += 1
         if spans.timeline is not None:

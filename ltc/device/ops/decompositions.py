@@ -1,4 +1,4 @@
-"""Overloads that torch gives no CPU kernel, written with overloads that it does: RNN cells, the
+"""Overloads that torch gives no CPU kernel, written with overloads that it does: packed sequences, the
 pieces of SyncBatchNorm, and a batch norm whose schema says what it writes."""
 
 from __future__ import annotations
@@ -9,84 +9,6 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-
-
-# --- recurrent cells --------------------------------------------------------------------------
-
-
-def lstm_cell(
-    input_gates: torch.Tensor,
-    hidden_gates: torch.Tensor,
-    cx: torch.Tensor,
-    input_bias: torch.Tensor | None = None,
-    hidden_bias: torch.Tensor | None = None,
-):
-    """aten::_thnn_fused_lstm_cell.  Source: torch.nn.LSTM's documentation."""
-    gates = input_gates + hidden_gates
-    for bias in (input_bias, hidden_bias):
-        if bias is not None:
-            gates = gates + bias
-    i, f, g, o = gates.chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cy = f * cx + i * g
-    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
-
-
-def lstm_cell_backward(
-    grad_hy: torch.Tensor,
-    grad_cy: torch.Tensor | None,
-    cx: torch.Tensor,
-    cy: torch.Tensor,
-    workspace: torch.Tensor,
-    has_bias: bool,
-):
-    """aten::_thnn_fused_lstm_cell_backward_impl: gradients of the gates, of cx, of the bias."""
-    if grad_hy is None and grad_cy is None:
-        return None, None, None
-    i, f, g, o = workspace.chunk(4, 1)
-    if grad_hy is None:
-        grad_c, through_o = grad_cy, torch.zeros_like(cy)
-    else:
-        tanh_cy = cy.tanh()
-        grad_c = aten.tanh_backward(grad_hy * o, tanh_cy)
-        grad_c = grad_c if grad_cy is None else grad_cy + grad_c
-        through_o = aten.sigmoid_backward(grad_hy * tanh_cy, o)
-    through_i = aten.sigmoid_backward(grad_c * g, i)
-    through_f = aten.sigmoid_backward(grad_c * cx, f)
-    through_g = aten.tanh_backward(grad_c * i, g)
-    grad_gates = torch.cat([through_i, through_f, through_g, through_o], 1)
-    return grad_gates, grad_c * f, grad_gates.sum(0) if has_bias else None
-
-
-def gru_cell(
-    input_gates: torch.Tensor,
-    hidden_gates: torch.Tensor,
-    hx: torch.Tensor,
-    input_bias: torch.Tensor | None = None,
-    hidden_bias: torch.Tensor | None = None,
-):
-    """aten::_thnn_fused_gru_cell.  Source: torch.nn.GRU's documentation."""
-    if input_bias is not None:
-        input_gates = input_gates + input_bias
-    if hidden_bias is not None:
-        hidden_gates = hidden_gates + hidden_bias
-    input_r, input_z, input_n = input_gates.chunk(3, 1)
-    hidden_r, hidden_z, hidden_n = hidden_gates.chunk(3, 1)
-    r, z = (input_r + hidden_r).sigmoid(), (input_z + hidden_z).sigmoid()
-    n = (input_n + r * hidden_n).tanh()
-    return n + z * (hx - n), torch.cat([r, z, n, hx, hidden_n], 1)
-
-
-def gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool):
-    """aten::_thnn_fused_gru_cell_backward: gradients of both gates, of hx, of both biases."""
-    r, z, n, hx, hidden_n = workspace.chunk(5, 1)
-    grad_z = aten.sigmoid_backward(grad_hy * (hx - n), z)
-    grad_n = aten.tanh_backward(grad_hy * (1 - z), n)
-    grad_r = aten.sigmoid_backward(grad_n * hidden_n, r)
-    grad_input = torch.cat([grad_r, grad_z, grad_n], 1)
-    grad_hidden = torch.cat([grad_r, grad_z, grad_n * r], 1)
-    biases = (grad_input.sum(0), grad_hidden.sum(0)) if has_bias else (None, None)
-    return grad_input, grad_hidden, grad_hy * z, *biases
 
 
 # --- packed sequences -------------------------------------------------------------------------
@@ -223,10 +145,6 @@ def batch_norm_backward_elemt(
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": pack_padded_sequence,
-    "_thnn_fused_lstm_cell": lstm_cell,
-    "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
-    "_thnn_fused_gru_cell": gru_cell,
-    "_thnn_fused_gru_cell_backward": gru_cell_backward,
     "native_batch_norm": native_batch_norm,
     "batch_norm_stats": batch_norm_stats,
     "batch_norm_gather_stats_with_counts": batch_norm_gather_stats_with_counts,

@@ -22,6 +22,7 @@ from ltc.support.torch_private import (
     DEVICE_TYPE,
     DispatchKey,
     has_own_dispatch,
+    is_batched,
     is_forward_mode,
     is_transformed,
     kernel_of_key,
@@ -76,19 +77,22 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any):
         operands = ctx.saved_tensors[: ctx.count]
-        if torch.is_grad_enabled():
-            return None, None, None, *_differentiable(ctx, operands, gradients)
+        if torch.is_grad_enabled() or is_transformed() or any(map(is_batched, gradients)):
+            return None, None, None, *_by_formula(ctx, operands, gradients)
         return None, None, None, *_GRADIENTS[ctx.name](ctx, gradients)
 
 
-def _differentiable(ctx: Any, operands: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """The gradients where they may be differentiated again: those of the formula."""
+def _by_formula(ctx: Any, operands: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """The gradients where they may be differentiated again, or where there is a batch of each."""
     *function, sizes, reverse = ctx.order
     whole = all_sizes(operands[0].shape[0], operands[2].shape[0], sizes)
-    made = _FORMULAS[ctx.name](*operands, *function, whole, reverse)[: len(gradients)]
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        made = _FORMULAS[ctx.name](*operands, *function, whole, reverse)[: len(gradients)]
     wanted = [x for x in operands if x.requires_grad]
-    found = iter(torch.autograd.grad(made, wanted, gradients, create_graph=True, allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in operands]
+    found = torch.autograd.grad(made, wanted, gradients, create_graph=again, allow_unused=True)
+    each = iter(found)
+    return [next(each) if x.requires_grad else None for x in operands]
 
 
 def _lstm_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:

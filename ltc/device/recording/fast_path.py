@@ -57,6 +57,7 @@ from ltc.device.recording.slow_path import OTHER_OPERAND, is_forced, record
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of, values_of
 from ltc.device.recording.views import link_view, link_views, links_of, write
+from ltc.device.shapes.numbers_that_fit import fits
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import leave_to_python
 from ltc.tracebacks import shorten
@@ -80,6 +81,7 @@ _NAMESPACE = {
     "link_of": link_of,
     "links_of": links_of,
     "hold": hold,
+    "fits": fits,
     "contiguous": contiguous,
     "tensors": tensors_here,
     "on_cpu": CPU,
@@ -195,7 +197,7 @@ def _source(signature: Signature) -> str | None:
         "if session is None:",
         "    entry = recorder.cursor",
         f"    if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident()"
-        f"{conditions(arguments)}:",
+        f"{conditions(arguments)}{_fitting(signature)}:",
         "        recorder.last = entry",
         "        recorder.cursor = entry.next",
         *indent(indent(_scalar_lines(signature, scalars))),
@@ -206,6 +208,12 @@ def _source(signature: Signature) -> str | None:
     leaving = ["except BaseException as error:", "    shorten(error)", "    raise"]
     lines = ["try:", *indent(body), *leaving]
     return "\n".join([f"def kernel({_parameters(arguments)}):", *indent(lines)])
+
+
+def _fitting(signature: Signature) -> str:
+    """Conditions on numbers that a kernel refuses where they do not fit into the result's dtype."""
+    names = [name_of(i, signature.arguments[i]) for i in signature.converted]
+    return "".join(f" and fits({name}, entry.value.dtype)" for name in names)
 
 
 def _errors(first: Argument) -> str:

@@ -519,11 +519,10 @@ class Recorder:
         self.optimizer_steps.clear()
         self.recordings += 1
         self.ended = self.last
+        self.choose_paths()  # first: the number may not be readable, and the old one has ended
         if self.entries > config.value("LTC_MAX_RECORDED"):
             metrics.count("RecordedPathsForgotten")
             self._plant()
-        else:
-            self.choose_paths()
 
 
 class Device:

@@ -50,6 +50,25 @@ _CHECKS_VALUES = frozenset(
 )
 
 
+# Numbers that the kernel converts to the result's dtype, and refuses where they do not fit.
+_CONVERTED = {
+    "fill": ("value",),
+    "full": ("fill_value",),
+    "full_like": ("fill_value",),
+    "new_full": ("fill_value",),
+    "scalar_tensor": ("s",),
+    "masked_fill": ("value",),
+    "index_fill": ("value",),
+    "scatter": ("value",),
+    "constant_pad_nd": ("value",),
+    "clamp": ("min", "max"),
+    "clamp_min": ("min",),
+    "clamp_max": ("max",),
+    "hardtanh": ("min_val", "max_val"),
+    "threshold": ("value",),
+}
+
+
 # The fused optimizers say that they write to gradients, which they do to divide them by a scale.
 _WRITTEN_WITH = {"grads": "grad_scale"}
 
@@ -134,6 +153,14 @@ class Signature:
     def checks_values(self) -> bool:
         """Whether its numbers have to be looked at in each call."""
         return self.op in _CHECKS_VALUES and not any(a.kind == TENSOR for a in self.arguments[1:])
+
+    @cached_property
+    def converted(self) -> tuple[int, ...]:
+        """Positions of the numbers that it refuses where the result's dtype cannot hold them."""
+        names = _CONVERTED.get(self.op.removeprefix("aten::").removesuffix("_"), ())
+        return tuple(
+            i for i, a in enumerate(self.arguments) if a.kind == NUMBER and a.name in names
+        )
 
     @cached_property
     def returns_tensors(self) -> bool:

@@ -32,6 +32,7 @@ from ltc.device.recording.tensors import adopt, device_of_call, is_lazy, state_o
 from ltc.device.recording.user_line import user_line, warn_user
 from ltc.device.recording.views import link_all, link_by, links_of, write
 from ltc.device.shapes.meta import NoTypes, result_types
+from ltc.device.shapes.numbers_that_fit import refuse_what_does_not_fit
 from ltc.device.torch_device import storage_of
 from ltc.support.torch_private import plain_functions, shown_region
 
@@ -97,10 +98,14 @@ def _extend(recorder: Recorder, signature: Signature, values: list):
             pass
     lowered = _Lowered(recorder, signature, values)
     if recorder.op_by_op is not None:
-        ran = recorder.op_by_op.run(lowered.make_call(), lowered.numbers)
+        call = lowered.make_call()
+        refuse_what_does_not_fit(signature.converted, values, call.results)
+        ran = recorder.op_by_op.run(call, lowered.numbers)
         return _results(recorder, signature, values, ran)
     entry = recorder.advance(lowered.key, lowered.make_call)
     recorder.scalars.extend(lowered.numbers)
+    # of one that is refused nobody gets what has been recorded by now
+    refuse_what_does_not_fit(signature.converted, values, entry.call.results)
     return _results(recorder, signature, values, entry)
 
 

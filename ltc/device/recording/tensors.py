@@ -21,7 +21,7 @@ from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor
 from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.profiling import spans
-from ltc.runtime import out_of_memory
+from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
 from ltc.support.torch_private import DEVICE_TYPE, plain_functions
@@ -179,7 +179,7 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
                 key = input_key(tuple(plain.shape), plain.dtype)
                 buffers.append(Buffer(key, device.index, handle))
     except Exception as error:
-        raise out_of_memory.in_an_upload(error, device.index)  # noqa: B904  it may be the same
+        raise backend_errors.in_an_upload(error, device.index)  # noqa: B904  it may be the same
     if watching:
         note_uploads(tensors, buffers)
     elapsed = time.perf_counter_ns() - started
@@ -273,7 +273,7 @@ def _downloaded(buffer: Buffer) -> torch.Tensor:
     if watching:
         note_obstacle("reads a value")
     started = time.perf_counter_ns()
-    value = download(buffer.ready(), buffer.dtype)
+    value = download(buffer.ready(), buffer.shape, buffer.dtype)
     elapsed = time.perf_counter_ns() - started
     metrics.note(
         (), (("TransferFromDeviceTime", elapsed, "time"), ("InboundData", buffer.nbytes, "bytes"))

@@ -80,7 +80,16 @@ def all_gather(tensors: Sequence[torch.Tensor], size: int, group: str) -> list[t
 def reduce_scatter(
     tensors: Sequence[torch.Tensor], kind: str, size: int, group: str
 ) -> list[torch.Tensor]:
-    """Of each reduced tensor [D, ...] this rank's part [D / size, ...]."""
+    """Of each reduced tensor [D, ...] this rank's part [D / size, ...].
+
+    Raises ValueError where D is no multiple of `size`.
+    """
+    for x in tensors:
+        if x.shape[0] % size:
+            raise ValueError(
+                f"reduce_scatter: {TensorType(x.dtype, tuple(x.shape))} cannot be cut into {size} "
+                f"equal parts, one for each rank. Pad it first."
+            )
     shapes = [(x.shape[0] // size, *x.shape[1:]) for x in tensors]
     return _record("reduce_scatter", tensors, group, shapes, reduction=kind)
 

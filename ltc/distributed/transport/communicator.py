@@ -205,7 +205,12 @@ class Communicator:
             return
         met = board.entry(peer)[2]
         process = met or self.process_of(peer)
-        if process and not _is_running(process):
+        if board.has_returned(peer) and board.waits_for(self.replica) is not None:
+            board.fail(
+                f"The function of replica {peer} has returned while replica {self.replica} waits "
+                f"for it:"
+            )
+        elif process and not _is_running(process):
             before = "" if met else ", before its first collective,"
             board.fail(
                 f"Replica {peer} is gone (process {process}){before} while replica {self.replica} "

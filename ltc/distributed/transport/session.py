@@ -46,6 +46,11 @@ class Session:
         self.replicas = self.host.replicas
         self.one_shot_reducer = None if memory is None else OneShotReducer(self.programs, memory)
 
+    def say_returned(self) -> None:
+        """Say that this replica comes to no collective any more; those that it began are over."""
+        for communicator in (self.programs, self.host):
+            communicator.board.say_returned()
+
     def abort(self, text: str) -> None:
         """Have every replica that waits for another raise PeerFailure with this text."""
         for communicator in (self.programs, self.host):
@@ -97,6 +102,9 @@ class _Sessions:
                 del self.regions[key]
                 for name in [name for name in self.sessions if name[:2] == key]:
                     del self.sessions[name]
+            for region in self.regions.get(key, {}).values():
+                for replica in range(region.replicas):
+                    region.say_returned(replica, False)
 
 
 _sessions = _Sessions()
@@ -147,8 +155,18 @@ def abort_threads(error: BaseException) -> None:
     _sessions.abort_threads("".join(traceback.format_exception_only(error)).strip())
 
 
+def say_returned() -> None:
+    """Tell the threads that wait for the calling one that it comes to no collective any more.
+
+    What it began is over by now. Who waits for a process hears of it from whoever started that.
+    """
+    session = current() if world.place().processes == 1 else None
+    if session is not None:
+        session.say_returned()
+
+
 def renew_threads(devices) -> None:
-    """Forget that an earlier run of threads on these devices failed; before any of them starts."""
+    """Forget that earlier threads of these devices failed, or returned; before any of them starts."""
     _sessions.renew(tuple(devices))
 
 

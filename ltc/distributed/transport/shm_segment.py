@@ -6,7 +6,7 @@ The layout of a region of n replicas, all words 64 bits, each written by one rep
 - for each replica two counters, a cache line each: of the sums whose operands are there, and of
   those of which it needs no operand any more
 - n board entries: how many collectives the replica has begun, whether it is inside one, its
-  process, whom it has been waiting for long, and a line saying which
+  process, whom it has been waiting for long, whether it has returned, and a line saying which
 - n * n mailboxes, first by receiver: how many messages were put in, how many were taken out (a cache
   line each), then SLOTS slots of a header (the caller's tag, bytes) and the message itself
 
@@ -182,6 +182,13 @@ class Region:
         at = self.waiting_word(replica)
         word, offset, value = self.words[at : at + 3]
         return word - 1 if word and self.words[offset // 8] < value else None
+
+    def say_returned(self, replica: int, returned: bool) -> None:
+        """Say whether the function of `replica` is over, and with it all that it exchanges."""
+        self.words[self.waiting_word(replica) + 3] = returned
+
+    def has_returned(self, replica: int) -> bool:
+        return bool(self.words[self.waiting_word(replica) + 3])
 
     # --- the abort report
 

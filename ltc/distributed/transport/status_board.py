@@ -44,6 +44,14 @@ class StatusBoard:
         peer = self.region.waits_for(replica - self.first)
         return None if peer is None else peer + self.first
 
+    def say_returned(self) -> None:
+        """Say that the function of this replica is over: it comes to no collective any more."""
+        self.region.say_returned(self.replica - self.first, True)
+
+    def has_returned(self, replica: int) -> bool:
+        """Whether a replica of this host has said so."""
+        return self.region.has_returned(replica - self.first)
+
     def ordinals(self) -> range:
         """The replicas of this host."""
         return range(self.first, self.first + self.region.replicas)

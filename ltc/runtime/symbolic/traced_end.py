@@ -40,7 +40,7 @@ class TracedEnd:
         with tracing(self.trace):
             self.calls = live_calls(calls, made)
             self.binding = binding_of(
-                self.calls, made, replaced, lambda order, numbering: id(self)
+                self.calls, made, replaced, lambda order, numbering: id(self), None
             )  # fmt: skip
         self.outputs = _in_order(self.binding, made)
         self.numbering = Numbering(self.calls)

@@ -1,15 +1,49 @@
-"""What a user is told where memory ran out: how much was asked for, for what, and what helps."""
+"""What a user is told where a backend fails: of which calls; of memory, how much was asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ltc.backends.host_memory import as_out_of_memory
-from ltc.errors import OutOfMemory
-from ltc.ir.graph import Graph, schedule
+from ltc.errors import InvalidGraph, LtcError, OutOfMemory
+from ltc.ir import ops
+from ltc.ir.graph import Graph, calls_text, schedule
 from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType, type_text
 from ltc.runtime.account import account_of
+
+
+def in_a_launch(
+    error: BaseException, device: int, graph_of: Callable[[], Graph] | None
+) -> BaseException:
+    """An error of a launch; where a backend says nothing of calls, those of its graph are noted."""
+    told = in_a_program(error, device, graph_of)
+    if graph_of is not None and not _says_where(told):
+        told.add_note(f"while running {calls_text(graph_of())}")
+    return told
+
+
+def _says_where(error: BaseException) -> bool:
+    """Those of ltc itself do; an interrupt comes from elsewhere."""
+    if isinstance(error, LtcError) or not isinstance(error, Exception):
+        return True
+    return any(note.startswith("while running ") for note in getattr(error, "__notes__", ()))
+
+
+def buffers_of(results: Any, computation: Any, count: int) -> Sequence[Any]:
+    """What a launch has given: one buffer for each of its `count` outputs, or InvalidGraph."""
+    given = f"a {type(results).__name__}"
+    if isinstance(results, (list, tuple)):
+        if len(results) == count:
+            return results
+        given += f" of {len(results)}"
+    kind = type(computation)
+    raise InvalidGraph(
+        f"{kind.__module__}.{kind.__qualname__}.launch has given {given} for a program of {count} "
+        f"outputs: it has to return a list, with one new buffer for each. This is a fault of the "
+        f"backend, not of your program: see ltc/backends/interface.py."
+    )
 
 
 def in_a_program(
@@ -44,7 +78,8 @@ def _told(found: OutOfMemory, error: BaseException, device: int, culprit: str) -
 
 
 def _largest(graph: Graph) -> str:
-    nodes = [node for node in schedule(*graph.outputs) if node in graph.origins]
+    made = [node for node in schedule(*graph.outputs) if node.op is not ops.INPUT]
+    nodes = [node for node in made if node in graph.origins]
     if not nodes:
         return ""
     node = max(nodes, key=_nbytes)

@@ -1,0 +1,42 @@
+"""Numbers that torch's kernels convert to a dtype, and refuse where that cannot hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ltc.aten.call import CallResult
+
+_FLOATS = torch.float16, torch.bfloat16, torch.float32
+_INTEGERS = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+# To an unsigned one, -1 may be converted.
+_LARGEST: dict[torch.dtype, float] = {
+    **{dtype: torch.finfo(dtype).max for dtype in _FLOATS},
+    **{dtype: torch.iinfo(dtype).max for dtype in _INTEGERS},
+}
+
+
+def fits(number: Any, dtype: torch.dtype) -> bool:
+    """Whether the number is certainly one that torch converts to the dtype."""
+    largest = _LARGEST.get(dtype)
+    if largest is None or number is None or number.__class__ is complex:
+        return True
+    # of floats, infinities and NaN are as good in any dtype: only of those x - x is not 0
+    return -largest <= number <= largest or (dtype.is_floating_point and number - number != 0)
+
+
+def refuse_what_does_not_fit(
+    positions: Sequence[int], values: Sequence[Any], results: Sequence[CallResult | None]
+) -> None:
+    """Raise torch's error for a number that a kernel would convert to the result's dtype.
+
+    positions  of such numbers among a call's values
+    """
+    for position in positions:
+        result: Any = results[0]
+        if not fits(values[position], result.dtype):
+            # a single element is filled by another way of torch's, which lets halves overflow
+            alone = int(all(extent == 1 for extent in result.shape))
+            torch.empty(alone, dtype=result.dtype, device="cpu").fill_(values[position])
