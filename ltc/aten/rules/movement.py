@@ -10,6 +10,7 @@ import torch
 
 from ltc.aten.extern import extern, made_by_kernel
 from ltc.aten.registry import apply, rule_of, traces
+from ltc.aten.value_views import changes_values
 from ltc.ir import build, ops
 from ltc.ir.node import Node, Operand, make
 from ltc.ir.tensor_type import TensorType
@@ -142,16 +143,6 @@ def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
 View = tuple[Any, Sequence[Any], dict[str, Any], int | None]
 # Behind these an element may be seen at several places.
 _REPEATING = frozenset({"aten::expand", "aten::unfold", "aten::as_strided"})
-# These hold other numbers than their base: no position tells where they are.
-_VALUE_VIEWS = frozenset(
-    {
-        "aten::view.dtype",
-        "aten::view_as_real",
-        "aten::view_as_complex",
-        "aten::_conj",
-        "aten::_neg_view",
-    }
-)
 
 
 @traces("ltc::write_view", moves=True)
@@ -175,7 +166,7 @@ def _parts_of_one_way_back(chain: Sequence[View]) -> list[list[View]]:
     """
     parts: list[list[View]] = []
     for step in chain:
-        if parts and _name(parts[-1][0][0]) in _REPEATING and _name(step[0]) not in _VALUE_VIEWS:
+        if parts and _name(parts[-1][0][0]) in _REPEATING and not changes_values(step[0]):
             parts[-1].append(step)
         else:
             parts.append([step])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ltc.aten.call import Call, CallResult
+from ltc.aten.value_views import changes_values
 from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import Signature
@@ -25,15 +26,6 @@ from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_en
 
 WRITE_VIEW = "ltc::write_view"
 aten = torch.ops.aten
-_VALUE_VIEWS = frozenset(
-    {
-        aten.view.dtype,
-        aten.view_as_real.default,
-        aten.view_as_complex.default,
-        aten._conj.default,
-        aten._neg_view.default,
-    }
-)
 _FEW = 16  # ended views that are not worth forgetting
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 
@@ -149,7 +141,7 @@ def _write_base(state: State, value: CallResult) -> None:
 def _changes_values(chain: tuple) -> bool:
     """Whether a view behind an expansion holds other numbers: no position tells where they are."""
     names = [link[0] for link in chain]
-    return not _VALUE_VIEWS.isdisjoint(names[names.index(aten.expand.default) :])
+    return any(map(changes_values, names[names.index(aten.expand.default) :]))
 
 
 def _key(link: tuple) -> tuple:

@@ -1,0 +1,21 @@
+"""Views that hold other numbers than their base: no position in it tells where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_VALUE_VIEWS = frozenset(
+    {
+        "aten::view.dtype",
+        "aten::view_as_real",
+        "aten::view_as_complex",
+        "aten::_conj",
+        "aten::_neg_view",
+    }
+)
+
+
+def changes_values(overload: Any) -> bool:
+    """Whether the view, an overload of torch's or its name, holds other numbers than its base."""
+    name = overload if isinstance(overload, str) else overload.name()
+    return name in _VALUE_VIEWS
