@@ -77,8 +77,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "replicas"),
+    [("threads", 2), ("threads", 4), ("processes", 4), ("two hosts", 2), ("two hosts", 4)],
+)
 def test_replicas_train_as_one_process_and_repeat(way, replicas):
     first, again = values(WAYS[way](replicas)), values(WAYS[way](replicas))
     for weights in [*first, *again]:

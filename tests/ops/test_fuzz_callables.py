@@ -14,7 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 import case_runner
 import fuzz_callables
 
-STRIDE = 24
+STRIDE = 40
 SEED = seed("FUZZ_SEED")
 
 

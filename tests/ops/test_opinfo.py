@@ -19,7 +19,7 @@ import case_runner
 import opinfo
 
 REMAINING = Path(__file__).parent / "opinfo_remaining.txt"
-STRIDE = 10
+STRIDE = 16
 SEED = seed("OPINFO_SEED")
 
 

@@ -29,7 +29,7 @@ linux_only = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="
 
 def test_a_chain_of_100_000_operations_records_runs_and_is_freed():
     """With the cut far away, so that all of it is one graph; no recursion at any point."""
-    with config.override(LTC_MAX_PENDING_NODES=10**9):
+    with config.override(LTC_MAX_PENDING_NODES=10**9, LTC_CHECK=0):
         x = torch.zeros((), device="ltc")
         for _ in range(100_000):
             x = x.cos()
@@ -107,7 +107,8 @@ def test_steps_do_not_grow_memory():
         gc.collect()
         return resident_bytes()
 
-    sizes = [resident_after(steps) for steps in (100, 200, 200, 200, 200)]
+    with config.override(LTC_CHECK=0):  # as users run it
+        sizes = [resident_after(steps) for steps in (100, 200, 200, 200, 200)]
     # what steps kept would grow each time; an allocator takes another arena now and then
     assert min(after - before for before, after in itertools.pairwise(sizes)) < 2 * MIB
 
