@@ -368,7 +368,7 @@ def norm(d: Drawing, x: str) -> str:
     if choice < 0.88:
         return d.step("batch_norm({0}, None, None, training=True)", x)
     if choice < 0.94:
-        return d.step("F.instance_norm({0}, weight={1}, bias={2})", x, w, b)
+        return d.step("instance_norm({0}, weight={1}, bias={2})", x, w, b)
     if choice < 0.97:
         mean, var = d.given((c,), "normal"), d.given((c,), "positive")
         return d.step("batch_norm({0}, {1}, {2}, {3}, {4})", x, mean, var, w, b)
@@ -637,6 +637,7 @@ def scored(d: Drawing, x: str) -> str:
     x = d.at_least(x, 2)
     rows, classes = d.shape(x)
     at = d.index((rows,), classes)
+    of_rows = ("F.multi_margin_loss({0}, {1})",) if rows else ()  # PyTorch writes nothing for none
     return d.step(
         d.r.choice(
             (
@@ -646,7 +647,7 @@ def scored(d: Drawing, x: str) -> str:
                 "F.nll_loss({0}.log_softmax(-1), {1})",
                 "{0} * F.one_hot({1}, {n})",
                 "F.cross_entropy({0}, {0}.detach().softmax(-1))",
-                "F.multi_margin_loss({0}, {1})",
+                *of_rows,
                 "{0}[torch.arange({m}, device=device), {1}]",
             )
         ),

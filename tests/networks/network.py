@@ -37,12 +37,19 @@ def mask(seed, shape):
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
 
 
-def batch_norm(x, *more, training=False):
+def contiguous(norm):
     """PyTorch's backward (2.13) misreads what is not contiguous, an input or a gradient."""
-    y = F.batch_norm(x.contiguous(), *more, training=training)
-    if y.requires_grad:
-        y.register_hook(lambda gradient: gradient.contiguous())
-    return y
+
+    def normalized(x, *more, **options):
+        y = norm(x.contiguous(), *more, **options)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient.contiguous())
+        return y
+
+    return normalized
+
+
+batch_norm, instance_norm = contiguous(F.batch_norm), contiguous(F.instance_norm)
 
 
 def plainly(random_function, *arguments):

@@ -33,3 +33,24 @@ def test_many_parts_joined_along_any_dimension(count, dim, dtype):
     )
     for a, b in zip(ours, expected):
         torch.testing.assert_close(a, b, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", [2, 16, 37, 200])
+def test_a_function_made_for_one_part_is_not_kept_for_the_others(row):
+    """`tanh` is chosen for all rows but the first, and its derivative is made for each.
+
+    A row of it that was kept for a later pass began in the first row as memory that nobody wrote.
+    """
+    torch.manual_seed(0)
+    numbers = torch.randn(2, 5, row, dtype=torch.float64)
+
+    def gradient(device: str) -> torch.Tensor:
+        x, weight = numbers.to(device).unbind()
+        x.requires_grad_()
+        y = x.clone()
+        y.mul_(x.tanh())
+        y[0].zero_()
+        (torch.nn.functional.rms_norm(y, (row,), eps=1e-6) * weight).sum().backward()
+        return x.grad.cpu()
+
+    torch.testing.assert_close(gradient("ltc"), gradient("cpu"))

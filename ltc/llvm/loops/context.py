@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ltc.ir.loop_nest import Value
@@ -27,6 +29,11 @@ class KeptRows:
     memory: dict[Value, str] = field(default_factory=dict)
     begun: set[Value] = field(default_factory=set)
     stored: set[Value] = field(default_factory=set)
+
+    def to_read(self) -> KeptRows:
+        """The rows that are there, where nothing is to be stored."""
+        there = {value: row for value, row in self.memory.items() if value in self.stored}
+        return KeptRows(there, self.begun, self.stored)
 
 
 @dataclass(eq=False)
@@ -75,6 +82,15 @@ class LoopContext:
 
     def scope(self) -> Scope:
         return Scope(self)
+
+    @contextmanager
+    def branch(self) -> Iterator[None]:
+        """A scope that is not entered at every point of a row: it reads kept rows and stores none."""
+        rows = self.kept
+        with self.scope():
+            self.kept = rows.to_read()
+            yield
+        self.kept = rows
 
     def find(self, value: Value) -> str | None:
         """The register of a value where it has one."""

@@ -9,7 +9,7 @@ from ltc.ir.loop_nest import Value
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loops import reduction_ops
-from ltc.llvm.loops.context import KeptRows, LoopContext
+from ltc.llvm.loops.context import LoopContext
 from ltc.llvm.loops.values import lanes_of
 
 
@@ -34,11 +34,9 @@ def take_term(ctx: LoopContext, value: Value) -> None:
 @contextmanager
 def _at_one_point(ctx: LoopContext, place: Index) -> Iterator[None]:
     """Values made inside are those of one element of the row, scalars all."""
-    before, rows = ctx.is_vector, ctx.kept
-    there = {value: row for value, row in rows.memory.items() if value in rows.stored}
-    with ctx.scope():
+    before = ctx.is_vector
+    with ctx.branch():
         ctx.variables[ctx.schedule.vector] = place
         ctx.is_vector = dict.fromkeys(before, False)
-        ctx.kept = KeptRows(there, rows.begun, rows.stored)
         yield
-    ctx.is_vector, ctx.kept = before, rows
+    ctx.is_vector = before

@@ -142,7 +142,7 @@ def _whole_or_mixed(ctx: LoopContext, choice: Value, width: int) -> str:
 
     def alone(make_lanes: Callable[[], str]) -> Callable[[], list[str]]:
         def then() -> list[str]:
-            with ctx.scope():
+            with ctx.branch():
                 return [make_lanes()]
 
         return then
@@ -168,7 +168,7 @@ def _branched(ctx: LoopContext, choice: Value, width: int) -> str:
         condition = inside(ctx, choice.guards, 1)
 
     def then() -> list[str]:
-        with ctx.scope():
+        with ctx.branch():
             return [lanes_of(ctx, chosen, width)]
 
     (result,) = b.when(condition, [(b.of(FORMS[choice.dtype].computed), other)], then)
@@ -187,7 +187,7 @@ def _lanes_to_choose(ctx: LoopContext, choice: Value, which: int, width: int) ->
         is_used = some if which == 0 else b.binary("xor", "i1", all, b.constant("i1", True))
 
     def then() -> list[str]:
-        with ctx.scope():
+        with ctx.branch():
             return [lanes_of(ctx, operand, width)]
 
     (result,) = b.when(is_used, [(b.of(type), nothing)], then)
