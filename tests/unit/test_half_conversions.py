@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from ltc.llvm.compiler import llvm_binding
 
@@ -43,3 +44,18 @@ def test_all_numbers_become_what_the_cpu_makes_of_them(isa, has_instruction):
         capture_output=True, text=True,
     )  # fmt: skip
     assert (done.stdout.split(), done.returncode) == ([str(has_instruction)], 0), done.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_half_takes_the_sign_of_a_double(count):
+    """Of one element, LLVM rounded the double to a half by a function that is in no library."""
+    x, y = torch.randn(2, count, dtype=torch.float64).unbind()
+    for make in (
+        lambda x, y: torch.copysign(x.half(), -1.0),
+        lambda x, y: torch.copysign(x, y).half(),
+        lambda x, y: torch.copysign(x.float(), y.float()).half(),
+        lambda x, y: torch.atan2(torch.hypot(x.half(), y.half()), y.half()),
+    ):
+        found, expected = make(x.to("ltc"), y.to("ltc")).cpu(), make(x, y)
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(found.signbit(), expected.signbit())

@@ -14,6 +14,7 @@ from ltc.llvm.emit import math_float, math_integer, math_special
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.conversions import from_memory, to_memory
 from ltc.llvm.emit.dtype import FORMS, Form
+from ltc.llvm.emit.float_ops import Floats
 
 # (builder, form of the operands, operands) -> result, in the computed type of the result
 Row = Callable[..., str]
@@ -134,6 +135,10 @@ def _intrinsic(name: str) -> Row:
     return lambda b, form, *operands: b.intrinsic(name, form.computed, *operands)
 
 
+def _copysign(b: Builder, form: Form, x: str, sign: str) -> str:
+    return Floats(b, form.computed).copysign(x, sign)
+
+
 def _function(name: str) -> Row:
     return lambda b, form, *operands: math_float.call(b, name, form.computed, *operands)
 
@@ -210,7 +215,7 @@ def _floor_divide(b: Builder, form: Form, x: str, y: str) -> str:
     above = b.binary("fadd", type, below, b.constant(type, 1.0))
     whole = b.select(b.compare("ogt", type, gap, b.constant(type, 0.5)), type, above, below)
     plain = b.binary("fdiv", type, x, y)
-    nought = b.intrinsic("copysign", type, b.constant(type, 0.0), plain)
+    nought = Floats(b, type).copysign(0.0, plain)
     whole = b.select(b.compare("oeq", type, quotient, b.constant(type, 0.0)), type, nought, whole)
     return b.select(b.compare("oeq", type, y, b.constant(type, 0.0)), type, plain, whole)
 
@@ -269,7 +274,7 @@ ROWS: dict[Op, Row] = {
     ops.ATAN2: _function("atan2"),
     ops.HYPOT: _function("hypot"),
     ops.NEXTAFTER: math_special.nextafter,
-    ops.COPYSIGN: _intrinsic("copysign"),
+    ops.COPYSIGN: _copysign,
     ops.MAXIMUM: _extreme("ogt", "gt", "or"),
     ops.MINIMUM: _extreme("olt", "lt", "and"),
     ops.AND: _integer("and"),

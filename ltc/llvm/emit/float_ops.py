@@ -86,7 +86,15 @@ class Floats:
         return self._intrinsic("fabs", x)
 
     def copysign(self, x: Operand, sign: str) -> str:
-        return self._intrinsic("copysign", x, sign)
+        """`x` with the sign of the other; a NaN has one, too."""
+        if self.width > 1:
+            return self._intrinsic("copysign", x, sign)
+        # Of a scalar LLVM takes the sign before it was rounded, and then, where the result becomes a
+        # half, rounds that double to one by a function that no library has to have.
+        highest = {"i32": -(1 << 31), "i64": -(1 << 63)}[self.whole]
+        alone = self.integer("and", self.bits(sign), highest)
+        rest = self.integer("and", self.bits(self._text(x)), ~highest)
+        return self.from_bits(self.integer("or", rest, alone))
 
     def polynomial(self, x: str, *coefficients: Operand) -> str:
         """By Horner's rule, the highest power first."""
