@@ -349,10 +349,9 @@ def failing(method, result):
 
 
 def error_of_a_step():
-    ltm.mark_step(wait=True)  # what other tests keep is not in this step
     x = torch.arange(5.0).to("ltc")
     with pytest.raises(Exception, match=".") as caught:
-        _ = (x * 3 + 1).tolist()
+        _ = (x * 3.0625 + 1).tolist()  # recorded nowhere else: a path keeps its first lines
     return caught.value
 
 
