@@ -8,6 +8,11 @@ from typing import Any
 import torch
 
 
+def name_of_overload(overload: Any) -> str:
+    """ "aten::add.Tensor" of an overload of torch's; an ltc:: name is one already."""
+    return overload if isinstance(overload, str) else str(overload.name())
+
+
 class CallResult:
     """One tensor that a recorded call makes.
 
@@ -117,7 +122,7 @@ class Call:
     @property
     def name(self) -> str:
         """ "aten::add.Tensor", or the ltc:: name."""
-        return self.overload if isinstance(self.overload, str) else str(self.overload.name())
+        return name_of_overload(self.overload)
 
 
 class Numbering:

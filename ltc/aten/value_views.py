@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ltc.aten.call import name_of_overload
+
 _VALUE_VIEWS = frozenset(
     {
         "aten::view.dtype",
@@ -17,5 +19,4 @@ _VALUE_VIEWS = frozenset(
 
 def changes_values(overload: Any) -> bool:
     """Whether the view, an overload of torch's or its name, holds other numbers than its base."""
-    name = overload if isinstance(overload, str) else overload.name()
-    return name in _VALUE_VIEWS
+    return name_of_overload(overload) in _VALUE_VIEWS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ltc.aten.call import name_of_overload
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.interpreter.call_facts import facts_of
 from ltc.device.call_place import place_of_call
@@ -32,7 +33,7 @@ def note_call(
         return
     line = user_line()
     module, forward = place_of_call(line)
-    name = overload if isinstance(overload, str) else str(overload.name())
+    name = name_of_overload(overload)
     place = Origin(name, line, module=module, forward=forward)
     reads = _typed((*args, *kwargs.values()))
     writes = _typed(made)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ltc.aten.call import name_of_overload
 from ltc.aten.extern import extern, made_by_kernel
 from ltc.aten.registry import apply, rule_of, traces
 from ltc.aten.value_views import changes_values
@@ -166,21 +167,18 @@ def _parts_of_one_way_back(chain: Sequence[View]) -> list[list[View]]:
     """
     parts: list[list[View]] = []
     for step in chain:
-        if parts and _name(parts[-1][0][0]) in _REPEATING and not changes_values(step[0]):
+        is_repeated = bool(parts) and name_of_overload(parts[-1][0][0]) in _REPEATING
+        if is_repeated and not changes_values(step[0]):
             parts[-1].append(step)
         else:
             parts.append([step])
     return parts
 
 
-def _name(overload: Any) -> str:
-    return overload if isinstance(overload, str) else overload.name()
-
-
 def _view(base: Node, step: View) -> Node:
     """What the view selects from `base`."""
     overload, args, kwargs, index = step
-    name = _name(overload)
+    name = name_of_overload(overload)
     rule = rule_of(name)
     made = None
     if rule is not None:
@@ -204,9 +202,8 @@ def _view_types(base: Node, step: View) -> tuple[TensorType, ...]:
 def _put_back(base: Node, new: Node, part: Sequence[View]) -> Node:
     """By the inverse of the only view of a part."""
     ((overload, args, kwargs, index),) = part
-    inverse = INVERSES.get(_name(overload).partition(".")[0])
-    if _name(overload) in INVERSES:
-        inverse = INVERSES[_name(overload)]
+    name = name_of_overload(overload)
+    inverse = INVERSES.get(name) or INVERSES.get(name.partition(".")[0])
     if inverse is None:
         return _put_back_by_position(base, new, part)
     if index is None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ltc.aten.call import CallResult
+from ltc.aten.call import CallResult, name_of_overload
 from ltc.explaining.user_stack import user_stack
 from ltc.support.torch_private import schema_of_overload
 
@@ -105,7 +105,7 @@ def _dimensions(shape: tuple[int, ...], new: tuple[int, ...]) -> str:
 
 
 def _of_arguments(overload: Any, position: int, before: Any, now: Any) -> Reason:
-    name, called = _argument(overload, position), _name(overload)
+    name, called = _argument(overload, position), name_of_overload(overload)
     if isinstance(before, CallResult) and isinstance(now, CallResult):
         return _of_operands(called, name, before, now)
     change = f"expected {called} with {name} {_value(before)}; {_value(now)} came"
@@ -165,11 +165,7 @@ def _called(key: Any) -> str:
     if key[0] == _INPUT:
         return f"an input {type_text(key[1], key[2])}"
     shapes = [type_text(part.shape, part.dtype) for part in key[1:] if isinstance(part, CallResult)]
-    return f"{_name(key[0])}({', '.join(shapes)})"
-
-
-def _name(overload: Any) -> str:
-    return overload if isinstance(overload, str) else str(overload.name())
+    return f"{name_of_overload(key[0])}({', '.join(shapes)})"
 
 
 def _value(part: Any) -> str:
