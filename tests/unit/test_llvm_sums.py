@@ -1,5 +1,6 @@
 """Sums of generated code against exact ones: no further away than eager's, for any thread count."""
 
+import itertools
 import re
 
 import pytest
@@ -64,6 +65,17 @@ def test_sums_have_the_same_bits_with_any_number_of_threads(shape, dims):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+@pytest.mark.parametrize("shape", [(9, 2, 2, 300), (40, 3, 50, 7)])
+def test_equal_numbers_in_any_order_of_dimensions_are_added_exactly(shape, order):
+    """Each addition to a chain of them is rounded the same way: errors of a long one add up."""
+    x = make(ops.INPUT, index=0, dtype=torch.float32, shape=shape)
+    graph = Graph((x,), (), (build.sum_of(build.permute(x, order), range(4)),))
+    given = torch.full(shape, 0.3).sqrt()
+    (result,) = LlvmBackend().compile(graph, 0, frozenset()).launch([given], [])
+    assert distance(result, given.double().sum()) <= 16 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -29,7 +29,7 @@ from ltc.llvm.loops.nests import (
     step_of,
     whole_multiples,
 )
-from ltc.llvm.loops.values import lanes_of
+from ltc.llvm.loops.values import hoist, lanes_of
 from ltc.support.sizes.choices import by_sample
 
 Step = Callable[[IndexRegister, list[str]], list[str] | None]  # what a loop does at an index
@@ -198,8 +198,31 @@ def _in_blocks(ctx: LoopContext, sums: Accumulators, inner: list[int], body: Bod
         return loop_over(ctx, inner, sums.values, starts, body)
     is_open, limit = variable in ctx.schedule.open, ctx.extent(variable)
     sizes = [size for size in BLOCKS if is_open or size < ctx.nest.extents[variable]]
-    step = step_of(ctx, inner, sums.values, starts, body)
+    if _is_long(ctx, inner[1:]):
+        step = _added_up_apart(ctx, sums, inner, body)
+    else:
+        step = step_of(ctx, inner, sums.values, starts, body)
     return _sum_from(sums, 0, limit, sizes, step)
+
+
+def _is_long(ctx: LoopContext, inner: list[int]) -> bool:
+    """Whether loops add more to an accumulator than should be in one chain."""
+    others = [variable for variable in inner if variable != ctx.schedule.vector]
+    if any(variable in ctx.schedule.open for variable in others):
+        return True
+    return prod(ctx.nest.extents[variable] for variable in others) > CHAIN
+
+
+def _added_up_apart(ctx: LoopContext, sums: Accumulators, inner: list[int], body: Body) -> Step:
+    """What a loop does whose inner loops have accumulators of their own."""
+
+    def step(i: IndexRegister, totals: list[str]) -> list[str]:
+        with ctx.scope():
+            ctx.variables[inner[0]] = i
+            hoist(ctx, sums.values)
+            return sums.combined(totals, _in_blocks(ctx, sums, inner[1:], body))
+
+    return step
 
 
 def _sum_from(
