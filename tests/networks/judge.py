@@ -10,7 +10,6 @@ then each value is rounded relative to its tensor's largest number, and the smal
 from __future__ import annotations
 
 import functools
-import math
 import os
 import random
 import warnings
@@ -19,11 +18,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 import ltc.core.lazy_model as ltm
 from ltc import config
+from tests.networks.attention_formula import AttentionByRows
 from tests.networks.network import Network, Step, head, precision
+from tests.networks.roundings import RoundedInside, Rounding, finite, largest_of, rounded_updates
 
 TIMES_EAGER = 10
 # Roundings of a result's largest number: sums in another order in the wide dtypes, and in the
@@ -124,10 +124,11 @@ def _judged(network: Network) -> Verdict:
     theirs = _on_cpu(network, draws.repeat(drawn))
     exact = _on_cpu(network, draws.repeat(drawn), torch.float64)
     spread = functools.partial(_spread, network, draws, drawn)
-    return _compared(network, names, ours, theirs, exact, spread)
+    by_rows = functools.cache(lambda: _by_rows(network, draws, drawn))
+    return _compared(network, names, ours, theirs, exact, spread, by_rows)
 
 
-def _compared(network, names, ours, theirs, exact, spread) -> Verdict:
+def _compared(network, names, ours, theirs, exact, spread, by_rows) -> Verdict:
     verdict = Verdict()
     if [(tuple(x.shape), x.dtype) for x in ours] != [(tuple(x.shape), x.dtype) for x in theirs]:
         pairs = zip(names, ours, theirs)
@@ -151,11 +152,13 @@ def _compared(network, names, ours, theirs, exact, spread) -> Verdict:
             not _same_pattern(x, y) and _is_right_in_a_wider_range(network)
         ):
             verdict.unjudged += 1
+        elif not _same_pattern(x, y) and by_rows() and _is_within_rows(network, x, *by_rows()[k]):
+            verdict.strict += 1
         else:
             verdict.wrong = verdict.wrong or (
                 f"{name}, {tuple(x.shape)} {x.dtype}, is {_distance(x, z):.3g} from float64, eager "
                 f"PyTorch {_distance(y, z):.3g}; allowed {allowed:.3g}, "
-                f"random roundings make {float(more.max()):.3g}, largest {_largest(z):.3g}"
+                f"random roundings make {float(more.max()):.3g}, largest {largest_of(z):.3g}"
             )
     return verdict
 
@@ -171,6 +174,23 @@ def _is_right_in_a_wider_range(network: Network) -> bool:
         return not str(_judged(replace(network, dtype=dtype, low="bfloat16")))
     except Impossible:
         return False
+
+
+def _by_rows(network: Network, draws: Draws, drawn: list) -> list[tuple[torch.Tensor, ...]]:
+    """The CPU's results and float64's where each row of attention reads what it sees alone.
+
+    PyTorch's kernel multiplies what a mask hides by zero, which is NaN of an infinity, but for
+    keys in later blocks of 512; and a row of minus infinities and NaNs it takes for hidden.
+    """
+    if not any("scaled_dot_product" in step.template for step in network.steps):
+        return []
+    with AttentionByRows():
+        theirs = _on_cpu(network, draws.repeat(drawn))
+        return list(zip(theirs, _on_cpu(network, draws.repeat(drawn), torch.float64)))
+
+
+def _is_within_rows(network: Network, x, theirs, exact) -> bool:
+    return _is_within(x, theirs, exact, _allowed(network, theirs, exact))
 
 
 def _is_within_reach(x, theirs, exact, allowed: float, moved: torch.Tensor) -> bool:
@@ -191,7 +211,7 @@ def _allowed(network: Network, theirs: torch.Tensor, exact: torch.Tensor) -> flo
         return 0.0
     lowest = max((theirs.dtype, *_dtypes(network)), key=lambda dtype: torch.finfo(dtype).eps)
     eps = torch.finfo(lowest).eps
-    return TIMES_EAGER * _distance(theirs, exact) + ROUNDINGS[lowest] * eps * _largest(exact)
+    return TIMES_EAGER * _distance(theirs, exact) + ROUNDINGS[lowest] * eps * largest_of(exact)
 
 
 def _dtypes(network: Network) -> list[torch.dtype]:
@@ -201,21 +221,10 @@ def _dtypes(network: Network) -> list[torch.dtype]:
     return [*found, precision(network.low)] if uses_low else found
 
 
-def _finite(*values: torch.Tensor) -> list[torch.Tensor]:
-    there = functools.reduce(torch.logical_and, [torch.isfinite(x) for x in values])
-    return [x.double()[there] for x in values]
-
-
 def _distance(x: torch.Tensor, exact: torch.Tensor) -> float:
     """The largest difference of what is finite in both."""
-    x, exact = _finite(x, exact)
+    x, exact = finite(x, exact)
     return float((x - exact).abs().max()) if exact.numel() else 0.0
-
-
-def _largest(x) -> float:
-    """The largest number of a tensor; 0 of what is none."""
-    (x,) = _finite(x) if torch.is_tensor(x) else (torch.zeros(0),)
-    return float(x.abs().max()) if x.numel() else 0.0
 
 
 def _pattern(x: torch.Tensor) -> torch.Tensor:
@@ -290,122 +299,20 @@ def _spread(
     A number is rounded relative to itself on the way forward, where an exact zero is mostly meant,
     and on the way back relative to the largest gradient that it is made of: there sums cancel.
 
-    What calls round before their results, `_RoundedInside` does.
+    What calls round before their results, `RoundedInside` does, and optimizers, `rounded_updates`.
 
     of_largest  on the way forward, too, numbers are rounded relative to their tensor's largest
     """
     roundings = _roundings(network, draws, drawn)
     runs = []
     for run in range(NOISY_RUNS):
-        function = _function(network, _named, rounded=_Rounding(run, roundings, of_largest).rounded)
-        with _RoundedInside(run, precision(network.dtype)):
+        function = _function(network, _named, rounded=Rounding(run, roundings, of_largest).rounded)
+        dtype = precision(network.dtype)
+        with RoundedInside(run, dtype), rounded_updates(run, dtype):
             _, results = function("cpu", torch.float64, torch.float64, random=draws.repeat(drawn))
         runs.append([x.detach().double() for x in results])
     exact = _on_cpu(network, draws.repeat(drawn), torch.float64)
     return [torch.stack([_moved(x, z) for x in others]) for z, *others in zip(exact, *runs)]
-
-
-class _Rounding:
-    """One way of rounding every value of a network.
-
-    roundings   the unit roundoff of each value, and whether it has its memory for itself
-    of_largest  each number is rounded relative to the largest of its tensor, not to itself
-    """
-
-    def __init__(
-        self, seed: int, roundings: dict[str, tuple[float, bool]], of_largest: bool = False
-    ) -> None:
-        self.source, self.of_largest = torch.Generator().manual_seed(seed), of_largest
-        self.roundings = roundings
-        self.readers: dict[str, list[str]] = {}  # of each value, the values that are made of it
-        self.gradients: dict[str, float] = {}  # of each value, the largest times what it may meet
-        self.factors: dict[str, float] = {}  # of each value, its operands' largest, multiplied
-
-    def rounded(self, name: str, x, operands: dict):
-        if name not in self.roundings or not torch.is_tensor(x):
-            return x
-        unit, is_alone = self.roundings[name]
-        for operand, value in operands.items():
-            if operand not in self.readers and torch.is_tensor(value) and value.is_leaf:
-                self._round_gradient(operand, value, unit)
-            self.readers.setdefault(operand, []).append(name)
-        self.factors[name] = math.prod(max(1.0, _largest(v)) for v in operands.values())
-        if is_alone:
-            x = self._to_a_grid(x, unit) if self.of_largest else x * (1 + unit * self._normal(x))
-        self._round_gradient(name, x, unit)
-        return x
-
-    def _to_a_grid(self, x: torch.Tensor, unit: float) -> torch.Tensor:
-        """To one of the two next multiples of the largest number's rounding."""
-        grid = max(2 * unit * _largest(x), torch.finfo(torch.float64).tiny)
-        up = torch.rand(x.shape, generator=self.source, dtype=x.dtype)
-        return x + ((x.detach() / grid + up).floor() * grid - x.detach())
-
-    def _round_gradient(self, name: str, x: torch.Tensor, unit: float) -> None:
-        """What cancels to zero, as through a softmax, is as uncertain as what it was made of."""
-
-        def rounded(gradient: torch.Tensor) -> torch.Tensor:
-            made_of = [self.gradients.get(reader, 0.0) for reader in self.readers.get(name, ())]
-            self.gradients[name] = _largest(gradient) * self.factors.get(name, 1.0)
-            largest = max(_largest(gradient), *made_of, 0.0)
-            return gradient + unit * largest * self._normal(gradient)
-
-        if x.requires_grad:
-            x.register_hook(rounded)
-
-    def _normal(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.randn(x.shape, generator=self.source, dtype=x.dtype)
-
-
-class _RoundedInside(TorchFunctionMode):
-    """Calls of which the result can be far less than what they round before it.
-
-    The terms of a sum, which may cancel; the mean of a row, where the row is its mean but for a
-    little, which layer_norm makes large; the two gradients that normalize adds up.
-    """
-
-    SUMS = frozenset({torch.sum, torch.mean, torch.Tensor.sum, torch.Tensor.mean})
-    NORMS = frozenset({F.layer_norm})
-
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.source = torch.Generator().manual_seed(seed)
-        self.narrow = torch.finfo(dtype).eps / 2
-        wide = dtype if dtype is torch.float64 else torch.float32  # both sum no narrower ones
-        self.unit = torch.finfo(wide).eps / 2
-
-    def __torch_function__(self, function, types, arguments=(), named=None):
-        named = named or {}
-        if function in self.SUMS and arguments and arguments[0].is_floating_point():
-            x, *rest = arguments
-            return function(x + self._rounding(x), *rest, **named)
-        if function is F.normalize:
-            return self._normalized(*arguments, **named)
-        result = function(*arguments, **named)
-        return self._shifted(result, *arguments, **named) if function in self.NORMS else result
-
-    def _normalized(self, x, p=2.0, dim=1, eps=1e-12, out=None):
-        """x / its norm, the gradients of the two rounded before they are added, and cancel."""
-        above, below = x * 1, x * 1
-        for part in (above, below):
-            if part.requires_grad:
-                part.register_hook(
-                    lambda gradient: gradient + self._rounding(gradient, self.narrow)
-                )
-        return above / torch.linalg.vector_norm(below, p, dim, keepdim=True).clamp_min(eps)
-
-    def _shifted(self, result, x, shape, weight=None, bias=None, eps=1e-5):
-        """layer_norm's result where the mean of each row was rounded."""
-        dims = tuple(range(-len(shape), 0))
-        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
-        off = self._rounding(mean) / (variance + eps).sqrt()
-        return result - (off if weight is None else off * weight)
-
-    def _rounding(self, x: torch.Tensor, unit: float = 0.0) -> torch.Tensor:
-        noise = torch.randn(x.shape, generator=self.source, dtype=x.dtype)
-        return (
-            (unit or self.unit) * x.detach().nan_to_num(0, 0, 0) * noise
-        )  # what is infinite stays so
 
 
 def _named(step: Step) -> str:

@@ -225,6 +225,55 @@ def test_a_number_that_depends_on_a_rounding_is_no_failure():
     assert not str(judged(Network(leaves, steps, ("v1",))))
 
 
+SPECIAL = {"values": "special"}
+HIDDEN = [
+    # A value's infinity that the mask hides from the first rows, of the last batch.
+    ((Leaf("p0", "parameter", (2, 1, 3, 2), 39631, **SPECIAL),),
+     Step("v0", "F.scaled_dot_product_attention({0}, {0}, {0} * 0.5, is_causal=True)", ("p0",))),
+    # Scores of minus infinity and NaN alone, which PyTorch's kernel takes for a row that is hidden.
+    ((Leaf("p2", "input", (1, 2, 2, 16), 584151, **SPECIAL), Leaf("p3", "input", (1, 2, 2, 16), 749813),
+      Leaf("x1", "input", (1, 2, 2, 16), 2000)),
+     Step("v0", "F.scaled_dot_product_attention({0}, {1}, {2})", ("x1", "p2", "p3"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaves, step", HIDDEN, ids=["causal", "whole"])
+@pytest.mark.parametrize("factor", [1, 1.01])
+def test_attention_to_what_is_no_number_is_judged_row_by_row(monkeypatch, leaves, step, factor):
+    attention = F.scaled_dot_product_attention
+
+    def wrong(x, *more, **named):
+        return attention(x, *more, **named) * (factor if x.device.type == "ltc" else 1)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
+    verdict = judged(Network(leaves, (step,), ("v0",)))
+    assert (not str(verdict), verdict.strict) == (factor == 1, int(factor == 1))
+
+
+def test_a_parameter_that_a_step_brings_to_nothing_has_any_sign():
+    """Or none: what is next to zero is left by PyTorch's optimizer, and zero by ltc's."""
+    leaves = (
+        Leaf("p4", "parameter", (1, 8, 8, 8), 142804), Leaf("x7", "input", (1, 8, 8, 8), 223329),
+    )  # fmt: skip
+    steps = (
+        Step("v7", "{0}.norm(dim=0, keepdim=True)", ("p4",)),
+        Step("v11", "({0} * {1}).sum()", ("v7", "x7")),
+    )
+    network = Network(leaves, steps, ("v7",), ("v11",), "float64", optimizer="SGD", rounds=3)
+    assert not str(judged(network))
+
+
+def test_a_sum_that_may_be_nothing_is_divided_by():
+    """The mean of what layer_norm makes is zero or a rounding."""
+    leaves = (Leaf("p0", "parameter", (1, 2, 3), 151743), Leaf("x6", "input", (1, 1, 1), 3000))
+    steps = (
+        Step("v1", "F.layer_norm({0}, (3,))", ("p0",)),
+        Step("v3", "{0}.permute((1, 0, 2)).sum((0, 2, 1)).reshape(1, 1, 1)", ("v1",)),
+        Step("v7", "(F.normalize({0}, dim=-1) * {1}).sum()", ("v3", "x6")),
+    )
+    assert not str(judged(Network(leaves, steps, (), ("v7",))))
+
+
 def test_a_network_is_a_program_that_anyone_can_run():
     names: dict = {"__name__": "elsewhere"}
     exec(softmax_of_a_sum().text(), names)
