@@ -54,7 +54,7 @@ def _calls(function: Compute) -> Callable[[Node], Compute]:
 
 
 def _constant(node: Node) -> Compute:
-    value = torch.tensor(constant_value(node), dtype=node.dtype)
+    value = torch.tensor(constant_value(node), dtype=node.dtype, device="cpu")
     return lambda: value
 
 

@@ -78,6 +78,6 @@ class ElasticSampler(Sampler[list[int]]):
             return list(range(self._length))
         # a seed for each pair: those of neighbouring epochs and seeds are not to meet
         drawn = torch.Generator().manual_seed(self._seed)
-        seeds = torch.randint(2**62, (self._epoch + 1,), generator=drawn)
+        seeds = torch.randint(2**62, (self._epoch + 1,), generator=drawn, device="cpu")
         of_epoch = torch.Generator().manual_seed(int(seeds[-1]))
-        return torch.randperm(self._length, generator=of_epoch).tolist()
+        return torch.randperm(self._length, generator=of_epoch, device="cpu").tolist()

@@ -267,7 +267,7 @@ def _bytes_at(file: BinaryIO, path: str, start: int, length: int) -> torch.Tenso
         with contextlib.suppress(OSError):  # advice only
             area.madvise(mmap.MADV_SEQUENTIAL)
         return torch.frombuffer(area, dtype=torch.uint8, count=length, offset=skipped)
-    content = torch.empty(length, dtype=torch.uint8)
+    content = torch.empty(length, dtype=torch.uint8, device="cpu")
     file.seek(start)
     raw: Any = file  # opened without a buffer or with one, it reads into memory
     if raw.readinto(content.numpy()) < length:

@@ -68,13 +68,16 @@ class Resumable:
         return iter(self._loader)
 
     def _started(self) -> Iterator[Any]:
-        self._begun_with, self._given = random_state_of_host(), 0
+        self._begun_with, self._given = random_state(), 0
         return iter(self._loader)
 
     def _continued(self) -> Iterator[Any]:
         now = random_state()  # with the devices': a loader's marks move theirs
         assert self._begun_with is not None
-        restore_random_state_of_host(self._begun_with)
+        if "ltc" in self._begun_with:
+            restore_random_state(self._begun_with)
+        else:  # of an older checkpoint
+            restore_random_state_of_host(self._begun_with)
         batches = iter(self._loader)
         for _ in range(self._skip):
             next(batches)
@@ -171,7 +174,7 @@ def random_state_of_host() -> dict[str, Any]:
     state: Any = numpy.random.get_state()
     kind, keys, *numbers = state
     return {
-        "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
+        "python": (version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss),
         "numpy": (kind, torch.from_numpy(keys.copy()), *(number.real for number in numbers)),
         "torch": torch.get_rng_state(),
     }

@@ -232,7 +232,7 @@ def _bytes_under(tensor: torch.Tensor) -> torch.Tensor:
         state = state_of(tensor)
         return as_bytes(host_value(state if state.base is None else state.base))
     storage = tensor.detach().untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(storage.cpu())
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage.cpu())
 
 
 def as_bytes(plain: torch.Tensor) -> torch.Tensor:

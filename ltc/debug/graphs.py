@@ -17,6 +17,7 @@ import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.aten.registry import expand
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import current_device, state_of
@@ -57,7 +58,9 @@ def text(*tensors: torch.Tensor, stage: str = "") -> str:
         outputs = tuple(dict.fromkeys(values))
         return live_calls(recorder.path(), outputs), outputs
 
-    return _shown(stage, *exclusively(recorder, calls_and_outputs))
+    calls, outputs = exclusively(recorder, calls_and_outputs)
+    with PlainDispatch():  # as where they are compiled
+        return _shown(stage, calls, outputs)
 
 
 def recorded(calls: list[Call]) -> str:

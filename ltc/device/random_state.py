@@ -43,7 +43,7 @@ class RandomState:
     def as_tensor(self) -> torch.Tensor:
         """The state as bytes, for torch.ltc.get_rng_state and checkpoints."""
         words = [_signed(self.seed), _signed(self.running), _signed(self.initial)]
-        return torch.tensor(words, dtype=torch.int64).view(torch.uint8).clone()
+        return torch.tensor(words, dtype=torch.int64, device="cpu").view(torch.uint8).clone()
 
     def as_number(self) -> int:
         """The state as one integer, for ltm.get_rng_state: the seed while nothing was drawn from it.

@@ -22,7 +22,7 @@ def byte_size(shape: Sequence[int], dtype: torch.dtype) -> int:
     """Bytes of a contiguous tensor of `shape`."""
     size = _ELEMENT_BYTES.get(dtype)
     if size is None:
-        size = _ELEMENT_BYTES[dtype] = torch.empty(0, dtype=dtype).element_size()
+        size = _ELEMENT_BYTES[dtype] = torch.empty(0, dtype=dtype, device="cpu").element_size()
     for extent in shape:
         size *= extent
     return size

@@ -16,6 +16,7 @@ from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interpreter.call_kernel import ExpandedCall, NotInterpretable
 from ltc.backends.interpreter.interpreted import InterpretedComputation
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
@@ -121,7 +122,8 @@ def program_for(
     def build() -> Program:
         needed = live_calls(path(), outputs) if calls is None else calls
         by_place = sorted(zip(known.outputs, outputs), key=itemgetter(0))
-        return _compile(known.key, needed, tuple(value for _, value in by_place), device)
+        with PlainDispatch():  # what is folded or timed is on the CPU, whatever the default device
+            return _compile(known.key, needed, tuple(value for _, value in by_place), device)
 
     program, is_new = PROGRAMS.get(known.key, build)
     known.program = ref(program)

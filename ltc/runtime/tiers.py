@@ -18,6 +18,7 @@ from typing import Any
 
 from ltc import config
 from ltc.backends.interface import ComputationCapabilities
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.explaining.history import note
@@ -122,7 +123,8 @@ class Tiers:
         ):
             return False
         if self._behind is None:
-            self._behind = self._begin_behind() or compile_behind.HERE
+            with PlainDispatch():
+                self._behind = self._begin_behind() or compile_behind.HERE
         return not self._behind.is_over
 
     def _reason(self) -> str | None:
@@ -138,7 +140,8 @@ class Tiers:
         """The compiled program; made once."""
         with _compiling:
             if self._native is None:
-                self._native = self._compile()
+                with PlainDispatch():
+                    self._native = self._compile()
                 metrics.count(f"TierUp{reason}")
                 self._explain(reason)
             return self._native

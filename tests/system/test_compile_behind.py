@@ -14,6 +14,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
+from ltc.device.recording.recorder import device_at
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.json_codec import Unrecordable
@@ -26,6 +27,7 @@ from ltc.runtime.background.graph_record import graph_of_record, record_of_graph
 @pytest.fixture(autouse=True)
 def auto(monkeypatch, tmp_path):
     """As in a process of one device that was told nothing, where every program is large."""
+    device_at(0).recorder()._plant()  # what other tests have read is no reason to run at once
     monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
     monkeypatch.setattr(tiers, "LARGE_CALLS", 1)
     monkeypatch.setattr(forks, "RECORDED", 1 << 30)

@@ -1,6 +1,8 @@
 """Factories, random numbers, generators, and modules moved to ltc and back."""
 
+import contextlib
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -8,8 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import ltc
 import ltc.core.lazy_model as ltm
+import ltc.utils.serialization as xser
 from ltc import config
+from ltc.checkpointing.elastic_sampler import ElasticSampler
+from ltc.checkpointing.resumable import Resumable, random_state, restore_random_state
+from ltc.debug import graphs
+from ltc.device.recording.recorder import device_at
+from ltc.distributed.data_parallel import DataParallel
+from ltc.runtime.program_cache import PROGRAMS
+from ltc.utils.checkpoint import CheckpointManager
 
 FACTORIES = {
     "zeros": lambda d: torch.zeros(2, device=d, dtype=torch.bool),
@@ -111,6 +122,182 @@ def test_every_dtype_crosses_both_ways(device, dtype):
     values = torch.tensor([0, 1, 3, 100]).to(dtype)
     moved = values.to(device)
     return moved.dtype, moved.cpu().view(torch.uint8) if dtype.itemsize == 1 else moved
+
+
+# --- where the user's default device is ltc: what ltc makes for itself is on the CPU -------------
+
+
+@contextlib.contextmanager
+def by_default_there(how="a context inside another"):
+    """Programs are made anew: those that other tests have made know no default device."""
+    PROGRAMS.clear()
+    device_at(0).recorder()._plant()
+    torch.set_default_device("ltc")
+    try:
+        with torch.device("ltc:0") if how != "set" else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.fixture(params=["set", "a context inside another"])
+def by_default(request):
+    with by_default_there(request.param):
+        yield
+
+
+def trained_losses(step=lambda run: run) -> list[float]:
+    torch.manual_seed(3)
+    with torch.device("cpu"):
+        model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+    model.append(nn.Dropout(0.3)).to("ltc")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    x, target = torch.linspace(-1, 1, 128).view(2, 1, 8, 8), torch.tensor([1, 3])
+    x, target = x.to("ltc"), target.to("ltc")
+
+    def run():
+        optimizer.zero_grad()
+        wide = F.interpolate(x, scale_factor=1.5, mode="bilinear")[..., :8, :8]
+        loss = F.cross_entropy(model(wide) * torch.tensor(0.5, device="ltc"), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run, losses = step(run), []
+    for _ in range(5):
+        losses.append(run())
+        ltm.mark_step()
+    return [loss.item() for loss in losses]
+
+
+WAYS_TO_RUN = {
+    "compiled": {"LTC_TIER": "native"},
+    "compiled in its turn": {"LTC_TIER": "auto"},
+    "op by op": {"LTC_TIER": "op_by_op"},
+    "on PyTorch's kernels": {"LTC_BACKEND": "eager"},
+    "timed": {"LTC_TIER": "native", "LTC_AUTOTUNE": 1},
+    "verified": {"LTC_TIER": "native", "LTC_VERIFY": 1},
+    "checked": {"LTC_TIER": "native", "LTC_CHECK": 1},
+    "looked at for NaN": {"LTC_TIER": "native", "LTC_DEBUG_NANS": 1},
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_RUN)
+def test_a_training_is_that_of_the_default_device_cpu(way):
+    with config.override(LTC_CACHE=0, **WAYS_TO_RUN[way]):
+        expected = trained_losses()
+    with config.override(LTC_CACHE=0, **WAYS_TO_RUN[way]), by_default_there():
+        assert trained_losses() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_compiled_step_runs_by_default_there(by_default):
+    with config.override(LTC_TIER="native", LTC_CACHE=0):
+        losses = trained_losses(ltc.compile)
+    assert losses[-1] < losses[0]
+
+
+def test_sizes_may_change_by_default_there(by_default):
+    with config.override(LTC_CACHE=0):
+        for rows in (*range(2, 12), 5):
+            x = torch.ones(rows, 37)
+            y = (F.softmax(x * 3, 1) @ x.T).cumsum(1)
+            ltm.mark_step()
+            assert y.sum().item() == pytest.approx(rows * rows * (rows + 1) / 2, rel=1e-4)
+
+
+def test_replicas_in_threads_may_each_have_a_default_device():
+    def loop(model, loader, device, context):
+        with torch.device(device):
+            scale = torch.ones(3)
+            sums = []
+            for _, x in loader:
+                sums.append((model(x) * scale).sum().detach())
+                ltm.mark_step()
+            return [value.item() for value in sums]
+
+    model = nn.Linear(2, 3)
+    nn.init.ones_(model.weight), nn.init.zeros_(model.bias)
+    parallel = DataParallel(model, ["ltc:0", "ltc:1"])
+    with config.override(LTC_TIER="native", LTC_CACHE=0):
+        results = parallel(loop, [torch.full((1, 2), float(n)) for n in range(4)])
+    assert sorted(value for sums in results for value in sums) == [0, 6, 12, 18]
+
+
+def test_stages_are_shown_by_default_there(by_default):
+    x = torch.ones(1, 1, 4, 4)
+    y = F.interpolate(x, scale_factor=1.7, mode="bicubic")
+    ops = [graphs.text(y + 1, stage=stage) for stage in graphs.stages()]
+    assert all(ops)
+
+
+SAVED = {
+    "pickle": lambda value, _: pickle.loads(pickle.dumps(value)),
+    "torch.save": lambda value, path: torch.save(value, path) or torch.load(path),
+    "ltm.save": lambda value, path: ltm.save(value, path) or torch.load(path),
+    "xser": lambda value, path: xser.save(value, path) or xser.load(path),
+}
+
+
+@pytest.mark.parametrize("way", SAVED)
+def test_what_is_saved_by_default_there_is_loaded(way, by_default, tmp_path):
+    value = {"x": torch.arange(4.0), "empty": torch.ones(0, 3), "cpu": torch.ones(2, device="cpu")}
+    loaded = SAVED[way](value, tmp_path / "saved")
+    for name, tensor in value.items():
+        assert torch.equal(loaded[name].cpu(), tensor.cpu())
+    assert loaded["cpu"].device.type == "cpu"
+
+
+def test_storages_are_copied_both_ways_by_default_there(by_default):
+    x = torch.arange(6.0)
+    ltm.mark_step()
+    on_host = x.untyped_storage().cpu()
+    assert torch.empty(0, device="cpu").set_(on_host).tolist() == [*range(6)]
+    back = torch.UntypedStorage(24, device="ltc").copy_(on_host)
+    assert torch.empty(0).set_(back).tolist() == [*range(6)]
+
+
+def test_a_random_state_is_on_the_cpu_by_default_there(by_default):
+    states = [torch.ltc.get_rng_state(), *random_state()["ltc"], random_state()["python"][1]]
+    assert {state.device.type for state in states} == {"cpu"}
+    state, own = random_state(), torch.ltc.get_rng_state()
+    first = torch.rand(3).tolist(), torch.rand(3, device="cpu").tolist()
+    restore_random_state(state)
+    assert (torch.rand(3).tolist(), torch.rand(3, device="cpu").tolist()) == first
+    torch.ltc.set_rng_state(own)
+    assert torch.rand(3).tolist() == first[0]
+
+
+def test_an_elastic_sampler_gives_the_samples_of_the_default_device_cpu():
+    def order():
+        return list(ElasticSampler(range(20), 4, seed=5))
+
+    expected = order()
+    with by_default_there():
+        assert order() == expected
+
+
+def _samples(folder, until: int) -> list[list[int]]:
+    """Of each step from where the folder's last checkpoint is; the device draws between."""
+    torch.manual_seed(1)
+    data = torch.utils.data.TensorDataset(torch.arange(12, device="cpu"))
+    loader = Resumable(torch.utils.data.DataLoader(data, batch_size=3, shuffle=True))
+    manager = CheckpointManager(folder, loader=loader)
+    restored = manager.restore_latest()
+    step, seen = restored.step if restored else 0, []
+    while step < until:
+        for (x,) in loader:
+            seen.append([*x.tolist(), torch.rand(1).item()])
+            step += 1
+            if step == until:
+                manager.save(step)
+                break
+    return seen
+
+
+def test_a_training_goes_on_with_its_samples_by_default_there(by_default, tmp_path):
+    whole = _samples(tmp_path / "whole", 9)
+    parts = [_samples(tmp_path / "parts", until) for until in (2, 6, 9)]
+    assert sum(parts, []) == whole
 
 
 # --- random numbers -----------------------------------------------------------------------------

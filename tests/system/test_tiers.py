@@ -12,13 +12,15 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
+from ltc.device.recording.recorder import device_at
 from ltc.runtime import tiers
 from tests.training_loop import train
 
 
 @pytest.fixture(autouse=True)
 def tiered(monkeypatch):
-    """As in a process of one device that was told nothing, and records all."""
+    """As in a process of one device that was told nothing, and records all, from a fresh path on."""
+    device_at(0).recorder()._plant()
     monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
     monkeypatch.setattr(forks, "RECORDED", 1 << 30)  # test_op_by_op.py is about the others
     with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):

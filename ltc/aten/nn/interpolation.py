@@ -39,9 +39,9 @@ def nearest(shift: float, dtype: torch.dtype) -> Table:
     """The element at floor((i + shift) * step), rounded as the CPU rounds it."""
 
     def table(size: int, results: int, aligned: bool, factor: float | None) -> Taps | None:
-        step = torch.tensor(_step(size, results, False, factor), dtype=dtype).item()
+        step = torch.tensor(_step(size, results, False, factor), dtype=dtype, device="cpu").item()
         position = (build.cast(build.iota(results), dtype) + shift) * step
-        numbers = (torch.arange(results, dtype=dtype) + shift) * step
+        numbers = (torch.arange(results, dtype=dtype, device="cpu") + shift) * step
         return _one_each(position, numbers, size)
 
     return table
@@ -55,9 +55,9 @@ def nearest_center(dtype: torch.dtype) -> Table:
     """
 
     def table(size: int, results: int, aligned: bool, factor: float | None) -> Taps | None:
-        step = torch.tensor(_step(size, results, False, factor), dtype=dtype).item()
+        step = torch.tensor(_step(size, results, False, factor), dtype=dtype, device="cpu").item()
         position = (build.cast(build.iota(results), torch.float64) + 0.5) * step - 0.5
-        numbers = (torch.arange(results, dtype=torch.float64) + 0.5) * step - 0.5
+        numbers = (torch.arange(results, dtype=torch.float64, device="cpu") + 0.5) * step - 0.5
         position = build.maximum(build.cast(position, dtype), 0.0) + 0.5
         return _one_each(position, numbers.to(dtype).clamp(min=0) + 0.5, size)
 

@@ -67,12 +67,13 @@ def constants_of(plan: ProgramPlan) -> torch.Tensor:
     """The memory of the constants that kernels read, and of the rows of the checks."""
     rows = b"" if plan.memory is None else plan.memory.rows
     end = ALIGNMENT * len(plan.constants)
-    memory = torch.zeros(max(ALIGNMENT, end + len(rows)), dtype=torch.uint8)
-    memory.numpy()[end : end + len(rows)] = np.frombuffer(rows, np.uint8)
-    for node, offset in plan.constants:
-        value = LOWERING.lower(node)().reshape(1)
-        memory[offset : offset + value.nbytes] = value.view(torch.uint8)
-    return memory
+    with PlainDispatch():
+        memory = torch.zeros(max(ALIGNMENT, end + len(rows)), dtype=torch.uint8)
+        memory.numpy()[end : end + len(rows)] = np.frombuffer(rows, np.uint8)
+        for node, offset in plan.constants:
+            value = LOWERING.lower(node)().reshape(1)
+            memory[offset : offset + value.nbytes] = value.view(torch.uint8)
+        return memory
 
 
 def in_block(block: WorkBlock, where: InBlock) -> torch.Tensor:

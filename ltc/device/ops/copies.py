@@ -197,7 +197,7 @@ def resize_(
         self.data = empty(shape, dtype=self.dtype, device=self.device)
     else:
         old = host_tensor(self).reshape(-1)
-        new = torch.zeros(shape, dtype=self.dtype)
+        new = torch.zeros(shape, dtype=self.dtype, device="cpu")
         kept = min(old.numel(), new.numel())
         new.reshape(-1)[:kept] = old[:kept]
         self.data = to_device(new, state_of(self).device)

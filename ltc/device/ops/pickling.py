@@ -176,7 +176,7 @@ def _pickled(tensor: torch.Tensor) -> tuple:
 
 def restore(content: bytes, dtype: torch.dtype, shape: tuple, device: str) -> torch.Tensor:
     """The lazy tensor that was pickled; raises where its device is missing here."""
-    elements = torch.empty(0, dtype=dtype)
+    elements = torch.empty(0, dtype=dtype, device="cpu")
     if content:
         elements = torch.frombuffer(bytearray(content), dtype=dtype)
     return to_device(elements.reshape(shape), device_at(torch.device(device).index))
@@ -259,7 +259,7 @@ def _new_storage(cls: type, *args: Any, **kwargs: Any):
         return _new(cls, *args, **kwargs)
     size = args[0] if args and isinstance(args[0], int) else 0
     made: Any = storage_from_pointer(1, device_of(torch.device(device)).torch_device, size)
-    made.bytes_on_host = torch.zeros(size, dtype=torch.uint8)
+    made.bytes_on_host = torch.zeros(size, dtype=torch.uint8, device="cpu")
     return made
 
 
@@ -316,10 +316,10 @@ def _refusing(original: Callable[..., Any]):
 
 def _bytes_of(storage: Any) -> torch.Tensor:
     if storage.device.type != DEVICE_TYPE:
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     state = getattr(storage, "lazy", None)
     if state is None:
-        return getattr(storage, "bytes_on_host", torch.empty(0, dtype=torch.uint8))
+        return getattr(storage, "bytes_on_host", torch.empty(0, dtype=torch.uint8, device="cpu"))
     if state.buffer is None or state.base is not None:
         raise LtcError("The storage of this lazy tensor is not materialised; use tensor.cpu().")
     return host_tensor(wrap_buffer(state.buffer, state.device)).reshape(-1).view(torch.uint8)
@@ -343,7 +343,7 @@ def _set_to_storage(
     part = (self.dtype, self.device, storage_offset, tuple(size), tuple(stride))
     copies = vars(source).setdefault("copies_of_parts", {})
     if part not in copies:
-        plain = torch.empty(0, dtype=self.dtype)
+        plain = torch.empty(0, dtype=self.dtype, device="cpu")
         plain = plain.set_(content.untyped_storage(), storage_offset, size, stride).contiguous()
         copies[part] = to_device(plain, state_of(self).device)
     self.data = copies[part]

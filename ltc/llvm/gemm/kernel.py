@@ -116,7 +116,7 @@ def _tuned(dtype: torch.dtype, isa: Isa, shape: Shape, is_transposed: bool) -> B
     def trial(blocking: Blocking) -> Trial:
         plan = plan_of(dtype, isa, shape, is_transposed, blocking)
         kernel = _kernel("kernel", _plain_text("kernel", plan), plan, shape, 0)
-        left, right, result = (torch.zeros(size, dtype=dtype) for size in sizes)
+        left, right, result = (torch.zeros(size, dtype=dtype, device="cpu") for size in sizes)
         if is_transposed:
             left, right = right, left
         return Trial((kernel,), {"left": left, "right": right, "result": result})

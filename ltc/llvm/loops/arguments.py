@@ -128,7 +128,7 @@ def _number(value: Value) -> Any:
         return size if value.dtype in (torch.float32, torch.float64) else float(size)
     number = float(value.data)
     if value.dtype in LOW_PRECISION:
-        return torch.tensor(number, dtype=value.dtype).item()
+        return torch.tensor(number, dtype=value.dtype, device="cpu").item()
     return number
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ltc.backends.interpreter.any_size import InterpretedAtAnySize
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.runtime.compile import ProgramBinding
 from ltc.runtime.graph_compiler import compile_traced
 from ltc.runtime.program import Program
@@ -34,7 +35,8 @@ class InterpretedEnd:
         """The program at these values of the symbols; None where it has to be compiled for them."""
         if not self._is_made:
             self._is_made = True
-            self._make(values)
+            with PlainDispatch():
+                self._make(values)
         if self._latest is not None and self._latest.has_failed:
             self._calls = None  # a kernel cannot: at the next sizes it could not either
         end, calls = self._end, self._calls

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.explaining.history import note
@@ -91,7 +92,8 @@ class ProgramOfSizes:
         if self._misses < FIRST_USES:
             return None
         if len(self._variants) < MOST_VARIANTS:
-            self._ask_for_another(values)
+            with PlainDispatch():
+                self._ask_for_another(values)
             return self._by_variant(values)
         if self._misses > max(MOST_MISSES, self._hits):
             self.refusal = f"none of {MOST_VARIANTS} variants fits most sizes"
@@ -132,7 +134,8 @@ class ProgramOfSizes:
         to_come = self._to_come
         if to_come is not None and to_come.is_over:
             self._to_come = None
-            variant = to_come.taken()
+            with PlainDispatch():
+                variant = to_come.taken()
             self._add(variant, to_come)
             if variant is not None:
                 _explain(to_come.calls)
