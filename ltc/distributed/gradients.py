@@ -158,6 +158,7 @@ def _joined(gradient: torch.Tensor, counts: tuple[int, ...], gather: Collective)
         places,
         _of_all(elements_of(gradient), counts, gather),
         gradient.shape,
+        device=gradient.device,  # whatever the thread's default device
         check_invariants=False,  # they are those of gradients that there were
     )
 
