@@ -39,7 +39,7 @@ SETTINGS = {
     "LTC_MAX_RECORDED": "1000",
     "OMP_NUM_THREADS": "1",
     # With AMX, PyTorch 2.13 ends the process in a conv3d of bfloat16 whose window is dilated.
-    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
 }
 
 
