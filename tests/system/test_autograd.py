@@ -648,6 +648,16 @@ def test_a_view_whose_base_was_written_to_keeps_its_history_where_the_step_is_cu
     return weight.grad
 
 
+@pytest.mark.compared
+@pytest.mark.parametrize("turn", ["transpose_", "swapaxes_", "swapdims_"])
+def test_a_tensor_that_becomes_its_own_view_keeps_its_history(device, turn):
+    x = leaf(2, 3, device=device)
+    y = x * 2
+    assert getattr(y, turn)(0, 1) is y
+    (y * ramp(3, 2, device=device)).sin().sum().backward()
+    return x.grad, y, y._version, type(y.grad_fn).__name__
+
+
 # --- what was written to since it was saved -----------------------------------------------------
 
 
