@@ -3,6 +3,7 @@
 torch_device  the device type that torch is given
 call_observer  what one call does besides recording
 random_state  which seed a draw takes
+versions    what a call writes to is counted, for autograd
 shapes      what a call gives, without running it
 op_by_op    calls that run when they are made
 recording   calls recorded, compared with the last step, ended and started

@@ -201,6 +201,7 @@ exchange_contents = _named(
 empty_strided_cpu = getattr(_named("torch._C", "_dynamo.guards"), "_empty_strided_cpu", None)
 foreach_mul = _named("torch", "_foreach_mul")
 foreach_copy_ = _named("torch", "_foreach_copy_")
+increment_version = _named("torch._C", "_increment_version")  # of a list of tensors
 dtypes_without_typed_storage = _named("torch.storage", "_new_dtypes")
 rebuild_tensor = _named("torch._utils", "_rebuild_tensor_v2")
 rebuild_tensor_with_dtype = _named("torch._utils", "_rebuild_tensor_v3")

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import ltc
 import ltc.core.lazy_model as ltm
 from tests.autograd_functions import DoubledInPlace
 
@@ -645,3 +646,87 @@ def test_a_view_whose_base_was_written_to_keeps_its_history_where_the_step_is_cu
     (base if read == "the base" else torch.ones(3, device=device) * 3).detach().cpu()
     view.sin().sum().backward()
     return weight.grad
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("turn", ["transpose_", "swapaxes_", "swapdims_"])
+def test_a_tensor_that_becomes_its_own_view_keeps_its_history(device, turn):
+    x = leaf(2, 3, device=device)
+    y = x * 2
+    assert getattr(y, turn)(0, 1) is y
+    (y * ramp(3, 2, device=device)).sin().sum().backward()
+    return x.grad, y, y._version, type(y.grad_fn).__name__
+
+
+# --- what was written to since it was saved -----------------------------------------------------
+
+
+def refused_after(write, device) -> tuple[bool, int]:
+    """Whether a backward is refused once `write` has changed what it needs; how often it wrote."""
+    x = leaf(3, device=device)
+    x.grad = ramp(3, device=device)
+    kept = x.detach()
+    loss = (x * kept).square().sum()
+    with torch.no_grad():
+        write(x)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return True, x._version
+    return False, x._version
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize(
+    "optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam"]
+)
+def test_a_backward_behind_an_optimizers_step_is_refused(device, optimizer):
+    def step(x):
+        getattr(torch.optim, optimizer)([x], lr=0.1, foreach=True).step()
+
+    refused, writes = refused_after(step, device)
+    return refused, writes > 0
+
+
+WRITES_TO_LISTS = {
+    "a number": lambda x: torch._foreach_mul_([x], 2.0),
+    "numbers": lambda x: torch._foreach_add_([x], [2.0]),
+    "tensors": lambda x: torch._foreach_addcdiv_([x], [x * 1], [x * 2]),
+    "no operand": lambda x: torch._foreach_zero_([x, x.clone()]),
+    "a copy": lambda x: torch._foreach_copy_([x], [x * 2]),
+    "out": lambda x: torch.split_copy(torch.ones_like(x), 3, out=[x]),
+}
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("write", WRITES_TO_LISTS.values(), ids=WRITES_TO_LISTS.keys())
+def test_writes_to_lists_are_counted_and_refused(device, write):
+    return [refused_after(write, device) for _ in range(3)]
+
+
+def test_writes_to_lists_are_counted_where_nothing_is_recorded():
+    with ltc.config.override(LTC_FORCE_FALLBACK="aten::_foreach_erf_"):  # its kernel is built here
+        assert refused_after(lambda x: torch._foreach_erf_([x]), "ltc") == (True, 1)
+    with torch.inference_mode():
+        x = torch.ones(2, device="ltc")
+        torch._foreach_mul_([x], 2.0)
+    assert x.tolist() == [2, 2]
+
+
+@pytest.mark.compared
+def test_writes_of_custom_operations_are_counted(device):
+    def halve(xs):
+        for x in xs:
+            x.div_(2)
+
+    with torch.library._scoped_library("counted", "DEF") as library:
+        library.define("halve_(Tensor(a!) x) -> ()")
+        library.define("halve_all_(Tensor(a!)[] xs) -> ()")
+        library.impl("halve_", lambda x: halve([x]), "CPU")
+        library.impl("halve_all_", halve, "CPU")
+        ops = torch.ops.counted
+        return (
+            refused_after(ops.halve_, device),
+            refused_after(lambda x: ops.halve_all_([x]), device),
+        )

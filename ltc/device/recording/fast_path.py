@@ -59,6 +59,7 @@ from ltc.device.recording.sync import value_of, values_of
 from ltc.device.recording.views import link_view, link_views, links_of, write
 from ltc.device.shapes.numbers_that_fit import fits
 from ltc.device.torch_device import storage_of
+from ltc.device.versions import are_counted_here, counting
 from ltc.support.torch_private import leave_to_python
 from ltc.tracebacks import shorten
 
@@ -99,6 +100,11 @@ def build_kernel(signature: Signature, namespace: dict | None = None):
     """The function to register for this overload; `namespace` becomes its globals."""
     namespace = {} if namespace is None else namespace
     namespace.update(_NAMESPACE, signature=signature, overload=signature.overload)
+    kernel = _recording_kernel(signature, namespace)
+    return counting(kernel, namespace) if are_counted_here(signature) else kernel
+
+
+def _recording_kernel(signature: Signature, namespace: dict) -> FunctionType:
     namespace["runnable"] = runnable = how_to_run(signature)
     runnable.runs_here &= not is_forced(signature)
     namespace["call"] = runnable.call
