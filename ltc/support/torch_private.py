@@ -100,6 +100,11 @@ destroy_library = _named("torch.library", "Library._destroy")
 create_empty_tensor = _named("torch._C", "_acc.create_empty_tensor")
 reinterpret_tensor = _named("torch._C", "_dynamo.guards._reinterpret_tensor")
 from_dlpack = _named("torch._C", "_from_dlpack")
+CURRENT_INDEX = Replaceable("torch._C", "_accelerator_getDeviceIndex")
+SET_INDEX = Replaceable("torch._C", "_accelerator_setDeviceIndex")
+EXCHANGE_INDEX = Replaceable("torch._C", "_accelerator_exchangeDevice")
+PUT_INDEX_BACK = Replaceable("torch._C", "_accelerator_maybeExchangeDevice")
+STREAM_OF_INDEX = Replaceable("torch._C", "_accelerator_getStream")
 
 # --- dispatch
 

@@ -112,6 +112,15 @@ def test_groups_add_among_themselves():
     assert values(in_threads(add)) == [(1.0, 6.0), (1.0, 6.0), (5.0, 6.0), (5.0, 6.0)]
 
 
+def test_groups_of_one_give_what_each_has():
+    def add(i, d):
+        operands = [torch.full((3,), i + 1, dtype=dtype, device=d) for dtype in DTYPES]
+        return [ltm.all_reduce("sum", x, groups=[[0], [1], [2]]).tolist() for x in operands]
+
+    for i, found in enumerate(values(in_threads(add, 3))):
+        assert found == [[i + 1] * 3] * len(DTYPES)
+
+
 def test_replicas_may_cut_their_steps_at_other_places():
     """One reads every value at once, one marks now and then, one runs all as one program."""
 

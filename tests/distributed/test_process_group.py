@@ -129,6 +129,37 @@ def check_what_cannot_be_scattered_in_equal_parts_is_refused(rank, world):
     assert out.tolist() == [0.0] * 7
 
 
+def check_reduce_scatter_takes_a_list_of_unequal_parts(rank, world):
+    on_both(
+        lambda a, b, out: dist.reduce_scatter(out, [a, b]),
+        numbers(rank, 2, 2),
+        numbers(rank + 5, 3),
+        torch.zeros(2, 2) if rank == 0 else torch.zeros(3),
+    )
+
+
+def check_what_one_rank_can_see_is_refused_before_the_others_are_met(rank, world):
+    def zeros(*sizes):
+        return [torch.zeros(size, device=DEVICE) for size in sizes]
+
+    x = numbers(rank, 3).to(DEVICE)
+    for root in (2, -1):
+        with pytest.raises(ValueError, match=f"rank {root} of a group that has ranks 0 to 1"):
+            dist.broadcast(x, root)
+        with pytest.raises(ValueError, match=f"rank {root} of a group"):
+            functional.broadcast(x, root, dist.group.WORLD)
+    for sizes in ((3,), (3, 3, 3)):
+        with pytest.raises(ValueError, match=rf"list of {len(sizes)} tensor.* 2 ranks"):
+            dist.all_gather(zeros(*sizes), x)
+        with pytest.raises(ValueError, match=rf"list of {len(sizes)} tensor.* 2 ranks"):
+            dist.reduce_scatter(x, zeros(*sizes))
+    with pytest.raises(ValueError, match=r"output of 2 elements, \[2\], for what has 3"):
+        dist.all_gather(zeros(2, 3), x)
+    with pytest.raises(ValueError, match=r"output of 3 elements, \[3\], for what has 4"):
+        dist.reduce_scatter(x, zeros(4, 4))
+    same(x, numbers(rank, 3))
+
+
 def check_all_to_all_single_in_equal_and_in_unequal_parts(rank, world):
     on_both(lambda x, out: dist.all_to_all_single(out, x), numbers(rank, 4, 2), torch.zeros(4, 2))
     inputs, outputs = ([1, 3], [1, 2]) if rank == 0 else ([2, 1], [3, 1])

@@ -1,5 +1,8 @@
 """A device of another kind is refused by name wherever one of ltc's is wanted."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -47,3 +50,48 @@ def test_a_device_becomes_current_by_its_name_too():
         assert ltc.device() == torch.device("ltc:1")
     finally:
         ltc.device(0)
+
+
+def test_torch_accelerator_and_torch_ltc_have_one_current_device():
+    accelerator = torch.accelerator
+    with accelerator.device_index(2):
+        assert torch.ones(1, device="ltc").device == torch.device("ltc:2")
+        assert torch.ltc.current_device() == accelerator.current_device_index() == 2
+    assert torch.ltc.current_device() == 0
+    with torch.ltc.device(1):
+        assert accelerator.current_device_index() == 1
+        accelerator.set_device_index("ltc:3")
+        assert torch.ltc.current_device() == 3
+        with pytest.raises(RuntimeError, match="ltc:9 does not exist"):
+            accelerator.set_device_index(9)
+        torch.ltc.set_device(-1)  # as with torch.cuda: nothing
+        with accelerator.device_index(None), torch.ltc.device(-1):
+            assert accelerator.current_device_index() == 3
+    assert accelerator.current_device_index() == 0
+
+
+def test_a_stream_is_that_of_its_device():
+    assert torch.ltc.Stream(2).device == torch.device("ltc:2")
+    assert torch.ltc.current_stream(1).device == torch.device("ltc:1")
+    assert torch.accelerator.current_stream(3).device == torch.device("ltc:3")
+    x = torch.arange(3, device="ltc:1")[torch.tensor([7], device="ltc:1")]
+    with pytest.raises(IndexError):
+        torch.accelerator.current_stream(1).synchronize()
+    del x
+
+
+COPIES = {
+    "pickle": lambda generator: pickle.loads(pickle.dumps(generator)),
+    "deepcopy": copy.deepcopy,
+    "clone_state": torch.Generator.clone_state,
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_a_generator_is_on_its_device(way):
+    generator = torch.Generator("ltc:1").manual_seed(3)
+    torch.rand(2, device="ltc:1", generator=generator)
+    copied = COPIES[way](generator)
+    assert copied.device == torch.device("ltc:1")
+    drawn = [torch.rand(4, device="ltc:1", generator=one) for one in (generator, copied)]
+    assert torch.equal(*drawn)

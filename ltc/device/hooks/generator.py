@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ltc.device.recording.tensors import device_of
@@ -35,6 +37,15 @@ class Generator(NativeGenerator, metaclass=_GeneratorType):
     @property
     def device(self) -> torch.device:
         return self.ltc_device
+
+    def clone_state(self) -> Generator:
+        copy: Generator = type(self)(self.device)
+        copy.set_state(self.get_state())
+        return copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, _, *state = super().__reduce__()  # what it left out names the CPU
+        return type(self), (self.device,), *state
 
 
 def install() -> None:

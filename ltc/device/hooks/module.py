@@ -31,7 +31,7 @@ class device(contextlib.ContextDecorator):
     """`with torch.ltc.device(1):` makes ltc:1 the thread's current device inside the block."""
 
     def __init__(self, device: DeviceLike = None) -> None:
-        self.entered = None if device is None else _device(device)
+        self.entered = None if device is None or _is_negative(device) else _device(device)
 
     def __enter__(self) -> None:
         self.before = _current_device()
@@ -71,8 +71,20 @@ def current_device() -> int:
 
 
 def set_device(device: DeviceLike) -> None:
-    """Make a device the calling thread's current one."""
-    set_current_device(_device(device))
+    """Make a device the calling thread's current one; a negative index means none, as in torch."""
+    if not _is_negative(device):
+        set_current_device(_device(device))
+
+
+def exchange_device(device: DeviceLike) -> int:
+    """The index of the device that was current until now; `set_device` is called with the new."""
+    before = current_device()
+    set_device(device)
+    return before
+
+
+def _is_negative(device: DeviceLike) -> bool:
+    return isinstance(device, int) and device < 0
 
 
 def get_device_name(device: DeviceLike = None) -> str:

@@ -29,8 +29,13 @@ from ltc.device.recording.tensors import is_lazy, state_of, wrap
 from ltc.device.recording.user_line import user_line
 from ltc.device.torch_device import take_stashed_error
 from ltc.support.torch_private import (
+    CURRENT_INDEX,
     DEVICE_TYPE,
+    EXCHANGE_INDEX,
+    PUT_INDEX_BACK,
     RUN_BACKWARD,
+    SET_INDEX,
+    STREAM_OF_INDEX,
     CheckpointFrame,
     is_multithreading_enabled,
     set_multithreading_enabled,
@@ -151,6 +156,16 @@ _ACCELERATOR = {
     "reset_peak_memory_stats": module.reset_peak_memory_stats,
 }
 
+# Below torch.accelerator's Python: its own ask the device guard, which Python can not tell of a
+# thread's current device, and which answers 0.
+_CURRENT_DEVICE = {
+    CURRENT_INDEX: module.current_device,
+    SET_INDEX: module.set_device,
+    EXCHANGE_INDEX: module.exchange_device,
+    PUT_INDEX_BACK: module.exchange_device,
+    STREAM_OF_INDEX: module.current_stream,
+}
+
 
 def _answer_for_the_accelerator() -> None:
     """torch.accelerator asks C++ hooks that Python cannot supply."""
@@ -159,6 +174,8 @@ def _answer_for_the_accelerator() -> None:
         for holder in (accelerator, getattr(accelerator, "memory", accelerator)):
             if hasattr(holder, name):
                 setattr(holder, name, _for_ltc(getattr(holder, name), answer))
+    for place, answer in _CURRENT_DEVICE.items():
+        place.replace(_for_ltc(place.current, answer))
 
 
 def _for_ltc(original: Callable[..., Any], answer: Any):

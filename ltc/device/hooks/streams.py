@@ -16,12 +16,20 @@ from ltc.support.torch_private import DEVICE_TYPE
 class Stream(torch.Stream):
     """The one order in which a device runs; every stream of a device means the same."""
 
+    _device: torch.device
+
     def __new__(cls, device: DeviceLike = None, *args: Any, **kwargs: Any):
-        chosen = DEVICE_TYPE if device is None else device
-        return super().__new__(cls, device=device_of(chosen).torch_device)
+        chosen = device_of(DEVICE_TYPE if device is None else device).torch_device
+        stream = super().__new__(cls, device=chosen)
+        stream._device = chosen  # in C++ every stream is one of the first device
+        return stream
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing but the device matters."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # torch's is an attribute
+        return self._device
 
     def record_event(  # type: ignore[override]  # ltc's events alone
         self, event: Event | None = None

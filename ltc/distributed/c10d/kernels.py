@@ -26,6 +26,9 @@ def _broadcast(tensors, group, root_rank: int, root_tensor: int, *_) -> None:
 
 
 def _all_gather(output_lists, inputs, group, *_) -> None:
+    for outputs, tensor in zip(output_lists, inputs):
+        _require_one_of_each("all_gather", outputs, group)
+        _require_sizes("all_gather", outputs, tensor.numel())
     gathered = traced.all_gather(_flat(inputs), group.size(), group.group_name)
     for outputs, joined in zip(output_lists, gathered):
         _assign(outputs, joined.chunk(group.size()))
@@ -40,8 +43,13 @@ def _all_gather_base_coalesced(outputs, inputs, group, *_) -> None:
 
 
 def _reduce_scatter(outputs, input_lists, group, reduce_op, *_) -> None:
-    joined = [torch.cat(_flat(tensors)) for tensors in input_lists]
-    _reduce_scatter_base_coalesced(outputs, joined, group, reduce_op)
+    for output, tensors in zip(outputs, input_lists):
+        _require_one_of_each("reduce_scatter", tensors, group)
+        _require_sizes("reduce_scatter", [output], tensors[group.rank()].numel())
+    joined = [torch.cat(_of_one_length(_flat(tensors))) for tensors in input_lists]
+    size, name = group.size(), group.group_name
+    scattered = traced.reduce_scatter(joined, _kind(reduce_op), size, name)
+    _assign(outputs, [part[: out.numel()] for out, part in zip(outputs, scattered)])
 
 
 def _reduce_scatter_base(output, tensor, group, reduce_op, *_) -> None:
@@ -67,6 +75,35 @@ def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> 
 
 def _flat(tensors) -> list[torch.Tensor]:
     return [tensor.reshape(-1) for tensor in tensors]
+
+
+def _of_one_length(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Flat tensors, with zeros behind those that are shorter than the longest."""
+    length = max(x.numel() for x in tensors)
+    if all(x.numel() == length for x in tensors):
+        return tensors
+    return [torch.nn.functional.pad(x, (0, length - x.numel())) for x in tensors]
+
+
+# What one rank alone can see is refused there, before anything is recorded: in the exchange it
+# would end the run of all.
+
+
+def _require_one_of_each(call: str, tensors, group) -> None:
+    if len(tensors) != group.size():
+        raise ValueError(
+            f"{call} got a list of {len(tensors)} tensor(s), and the group has {group.size()} "
+            f"ranks. Pass one tensor for each rank."
+        )
+
+
+def _require_sizes(call: str, outputs, elements: int) -> None:
+    for output in outputs:
+        if output.numel() != elements:
+            raise ValueError(
+                f"{call}: an output of {output.numel()} elements, {list(output.shape)}, for what "
+                f"has {elements}. Ranks give parts of one size: pad them, or make outputs that fit."
+            )
 
 
 IN_PLACE = {

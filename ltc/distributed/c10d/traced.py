@@ -95,7 +95,13 @@ def reduce_scatter(
 
 
 def broadcast(tensors: Sequence[torch.Tensor], root: int, group: str) -> list[torch.Tensor]:
-    """The tensors of rank `root` of the group; what the others hold is not looked at."""
+    """The tensors of rank `root` of the group; what the others hold is not looked at.
+
+    Raises ValueError where the group has no such rank: all would wait for it, or get nothing.
+    """
+    size = resolve_process_group(group).size()
+    if not 0 <= root < size:
+        raise ValueError(f"broadcast from rank {root} of a group that has ranks 0 to {size - 1}.")
     return _record("broadcast", tensors, group, [x.shape for x in tensors], root=root)
 
 

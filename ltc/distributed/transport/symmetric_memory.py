@@ -263,9 +263,13 @@ class OneShotReducer:
 
 
 def _can_add(able: OneShotSums, members: int, types: Sequence[TensorType]) -> bool:
-    """Whether a backend's programs add a sum of these types."""
+    """Whether a backend's programs add a sum of these types.
+
+    Of one member nothing is added: its operand, in memory that the next sum writes, would be what
+    the caller gets.
+    """
     fits = all(type.size and type.dtype in able.dtypes for type in types)
-    return fits and members <= able.most_members
+    return fits and 1 < members <= able.most_members
 
 
 def _in_lines(nbytes: int) -> int:
