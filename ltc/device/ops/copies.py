@@ -251,8 +251,6 @@ VIEWS_IN_PLACE = {
     "squeeze_.dim": aten.squeeze.dim,
     "squeeze_.dims": aten.squeeze.dims,
     "unsqueeze_": aten.unsqueeze.default,
-    "swapaxes_": aten.transpose.int,
-    "swapdims_": aten.transpose.int,
     "as_strided_": aten.as_strided.default,
 }
 
