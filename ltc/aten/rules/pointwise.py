@@ -277,8 +277,10 @@ def floor_divide(x: Node, y: Operand) -> Node:
 
 def _promote_dividend(x: Node, y: Operand) -> tuple[Node, Node]:
     """Torch computes a whole quotient by one number in float32, and one of tensors in their dtype."""
-    is_one_number = not isinstance(y, Node) or not y.shape
-    return promote_factors(x, y) if is_one_number else promote(x, y)
+    if not isinstance(y, Node) or not y.shape:
+        return promote_factors(x, y)
+    x, y = promote(x, y)
+    return x, y
 
 
 @traces("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor")

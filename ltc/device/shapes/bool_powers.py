@@ -18,9 +18,9 @@ def as_on_cpu(overload: Any, args: Sequence[Any], types: tuple) -> tuple:
     """The types of a call's results, given those that Meta tells."""
     if overload.name() not in _POWERS:
         return types
-    bases, exponents = map(_listed, args[:2])
+    bases, exponents = _listed(args[0]), _listed(args[1])
     if len(exponents) < len(bases):
-        exponents = exponents * len(bases)
+        exponents = [*exponents] * len(bases)
     return tuple(
         [
             (shape, torch.bool if base.dtype is torch.bool and _is_bool(exponent) else dtype)
