@@ -311,6 +311,15 @@ def test_powers_of_small_numbers_are_their_own_formulas():
     torch.testing.assert_close(made, expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rounding_mode", ["floor", "trunc"])
+def test_whole_quotients_of_halves_do_not_round_the_divisor(dtype, rounding_mode):
+    x, rounding = random((2000,), dtype) * 9, {"rounding_mode": rounding_mode}
+    for divisor in (0.1, 1.1, -3.3, torch.tensor(0.7)):
+        exactly(*run_both(aten.div.Tensor_mode, x, divisor, **rounding))
+    exactly(*run_both(aten.floor_divide.default, x, 0.1))
+
+
 def opinfo_samples(info, dtype, count=3):
     """(sample, whether to differentiate) for the first samples of an OpInfo entry."""
     if dtype not in info.supported_dtypes("cpu"):

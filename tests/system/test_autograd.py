@@ -649,13 +649,24 @@ def test_a_view_whose_base_was_written_to_keeps_its_history_where_the_step_is_cu
 
 
 @pytest.mark.compared
-@pytest.mark.parametrize("turn", ["transpose_", "swapaxes_", "swapdims_"])
-def test_a_tensor_that_becomes_its_own_view_keeps_its_history(device, turn):
-    x = leaf(2, 3, device=device)
-    y = x * 2
-    assert getattr(y, turn)(0, 1) is y
-    (y * ramp(3, 2, device=device)).sin().sum().backward()
-    return x.grad, y, y._version, type(y.grad_fn).__name__
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda y: y.t_(),
+        lambda y: y.transpose_(0, 1),
+        lambda y: y.swapaxes_(0, 1),
+        lambda y: y.swapdims_(0, 1),
+        lambda y: y.unsqueeze_(1).squeeze_(1),
+        lambda y: y.as_strided_((2,), (2,), 1),
+    ],
+)
+def test_a_value_turned_in_place_keeps_its_history(device, turn):
+    weight = torch.arange(12.0).reshape(3, 4).to(device).requires_grad_()
+    turned = weight * 2
+    turn(turned)
+    turned[0] = 1
+    turned.sin().sum().backward()
+    return turned, weight.grad, type(turned.grad_fn).__name__
 
 
 # --- what was written to since it was saved -----------------------------------------------------

@@ -67,3 +67,11 @@ def test_a_step_goes_on_behind_a_number_that_was_refused(device):
         if device != "cpu":
             ltm.mark_step()
     return found
+
+
+@pytest.mark.compared
+@pytest.mark.parametrize("dtype", [*NUMBERS, torch.float64, torch.bool, torch.complex64], ids=str)
+def test_a_number_is_copied_as_a_tensor_of_it_is(device, dtype):
+    x = torch.ones(3, dtype=dtype).to(device)
+    copies = [x.clone().copy_(number) for number in (7, True, 300, 0.1, -2.5)]
+    return *copies, x[1:].copy_(0), x

@@ -262,6 +262,31 @@ def test_a_view_that_the_cpu_refuses_may_be_written_to(op_by_op):
     assert x.tolist() == [[0, 2, 4], [1, 3, 5]]
 
 
+@pytest.mark.parametrize("tier", ["op_by_op", "auto"])
+@pytest.mark.parametrize(
+    "write, expected",
+    [
+        (lambda x: x[1:, 1:].fill_diagonal_(9), [[0, 1, 2], [3, 9, 5], [6, 7, 9]]),
+        (lambda x: x[1:].as_strided((2,), (2,), 1).zero_(), [[0, 1, 2], [3, 0, 5], [0, 7, 8]]),
+        (lambda x: x.t().as_strided((3,), (1,)).zero_(), [[0, 1, 2], [0, 4, 5], [0, 7, 8]]),
+        (lambda x: x.t().view(-1).view(torch.int32)[1].zero_(), [[0, 1, 2], [0, 4, 5], [6, 7, 8]]),
+        (lambda x: x.unfold(1, 2, 1).view(-1)[1].zero_(), [[0, 0, 2], [3, 4, 5], [6, 7, 8]]),
+    ],
+)
+def test_a_write_through_views_counts_in_what_they_show(tier, write, expected):
+    with config.override(LTC_TIER=tier):
+        forget_paths()
+        x = torch.arange(9.0).view(3, 3).to("ltc:0")
+        write(x)
+        assert x.tolist() == expected
+
+
+def test_what_a_view_shows_by_strides_is_counted_in_it(op_by_op):
+    x = torch.arange(9.0).view(3, 3).to("ltc:0")
+    shown = [x[1:].as_strided((2,), (1,), 0), x[1:, 1:].as_strided((4,), (1,)), x.t().view(-1)]
+    assert [part.tolist() for part in shown] == [[3, 4], [4, 5, 7, 8], [0, 3, 6, 1, 4, 7, 2, 5, 8]]
+
+
 def test_what_an_input_shares_with_another_tensor_is_not_written_over(op_by_op):
     x = torch.ones(4).to("ltc:0")
     y = x.clone()

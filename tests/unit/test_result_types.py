@@ -40,6 +40,10 @@ def test_lists_of_equal_float_types_need_no_kernel(dtype):
         lambda d: torch.ones(3, dtype=torch.int64, device=d) / torch.full((3,), 2, device=d),
         lambda d: torch._foreach_add([torch.ones(3, device=d)], [torch.ones(1, device=d)])[0],
         lambda d: torch._foreach_mul([torch.ones(3, dtype=torch.int64, device=d)], 0.5)[0],
+        lambda d: torch.ones(3, dtype=torch.bool, device=d) ** True,
+        lambda d: torch.ones(3, dtype=torch.bool, device=d) ** 1,
+        lambda d: torch._foreach_pow([torch.ones(3, dtype=torch.bool, device=d)], [False])[0],
+        lambda d: torch._foreach_pow([torch.ones(3, dtype=torch.int8, device=d)], True)[0],
     ],
 )
 def test_what_promotes_or_broadcasts_is_as_on_the_cpu(call, equal):

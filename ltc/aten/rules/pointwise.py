@@ -261,7 +261,7 @@ def divide_rounding(x: Node, y: Operand, rounding_mode: str | None = None) -> No
         return divide(x, y)
     if rounding_mode == "floor":
         return floor_divide(x, y)
-    x, y = promote(x, y)
+    x, y = _promote_dividend(x, y)
     if x.dtype == torch.bool:
         return NotImplemented
     return build.trunc(x / y) if x.dtype.is_floating_point else build.trunc_divide(x, y)
@@ -269,10 +269,18 @@ def divide_rounding(x: Node, y: Operand, rounding_mode: str | None = None) -> No
 
 @traces("aten::floor_divide", "aten::floor_divide.Scalar")
 def floor_divide(x: Node, y: Operand) -> Node:
-    x, y = promote(x, y)
+    x, y = _promote_dividend(x, y)
     if x.dtype == torch.bool:
         return NotImplemented
     return build.floor_divide(x, y)
+
+
+def _promote_dividend(x: Node, y: Operand) -> tuple[Node, Node]:
+    """Torch computes a whole quotient by one number in float32, and one of tensors in their dtype."""
+    if not isinstance(y, Node) or not y.shape:
+        return promote_factors(x, y)
+    x, y = promote(x, y)
+    return x, y
 
 
 @traces("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor")

@@ -13,6 +13,7 @@ from ltc.aten.registry import expand_alone
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.exact_draws import draws_the_same_bits
 from ltc.backends.interpreter.stride_rules import takes_any_strides
+from ltc.backends.interpreter.view_chains import write_through
 from ltc.errors import InvalidGraph
 from ltc.ir.graph import Graph
 from ltc.support.torch_private import has_kernel, storage_identity, storage_use_count
@@ -332,11 +333,7 @@ class _WriteView(CallKernel):
 
     def run(self, values: Values) -> None:
         base = _own(values[self._base], self._writable)
-        view = base
-        for overload, args, kwargs, index in values[self._chain]:
-            view = overload(view, *args, **kwargs)
-            view = view if index is None else view[index]
-        view.copy_(values[self._new])
+        write_through(base, values[self._chain], values[self._new])
         values[self.first] = base
 
 

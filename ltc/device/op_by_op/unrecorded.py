@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ltc.aten.call import Call, CallResult
 from ltc.backends.interpreter.call_kernel import ALONE
+from ltc.backends.interpreter.view_chains import viewed, write_through
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
 from ltc.device.op_by_op import call_runs
@@ -163,22 +164,17 @@ class OpByOp:
     ) -> tuple[CallResult, ...]:
         """What a view overload makes of a value."""
         with PlainDispatch():
-            try:
-                made = overload(value.tensor, *args, **kwargs)
-            except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
-                made = overload(value.tensor.contiguous(), *args, **kwargs)
+            made = viewed(value.tensor, overload, args, kwargs)
         views = [made] if isinstance(made, torch.Tensor) else made
         return tuple([computed(self.recorder, view) for view in views])
 
-    def with_written(self, base: Any, new: CallResult, chain: Iterable[Any]) -> CallResult:
+    def with_written(
+        self, base: Any, new: CallResult, chain: Sequence[tuple[Any, ...]]
+    ) -> CallResult:
         """The value of the state `base` with what a chain of views shows of it replaced."""
         with PlainDispatch():
             whole = self.own(base)
-            try:
-                _shown(whole, chain).copy_(new.tensor)
-            except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
-                places = _shown(torch.arange(whole.numel()).view(whole.shape), chain, copies=True)
-                whole.view(-1)[places.reshape(-1)] = new.tensor.reshape(-1)
+            write_through(whole, chain, new.tensor)
         return computed(self.recorder, whole)
 
     # --- the end
@@ -249,14 +245,6 @@ class OpByOp:
         if x.is_neg() or not _fills_its_memory(x):
             x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
         return Buffer(input_key(value.shape, value.dtype), self._device, x)
-
-
-def _shown(x: torch.Tensor, chain: Iterable[Any], copies: bool = False) -> torch.Tensor:
-    """What a chain of views shows of a tensor; `copies`: in memory of its own."""
-    for overload, args, kwargs, index in chain:
-        x = overload(x.contiguous() if copies else x, *args, **kwargs)
-        x = x if index is None else x[index]
-    return x
 
 
 def _fills_its_memory(x: torch.Tensor) -> bool:

@@ -75,8 +75,15 @@ def _require_broadcast(shape: tuple, source: tuple) -> None:
             torch.empty(shape, device="cpu").copy_(one.expand(source))  # raises
 
 
-def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """aten::copy_ from, to, or between lazy tensors."""
+_WIDEST = {float: torch.float64, complex: torch.complex128}  # whatever the default dtype is
+
+
+def copy_(
+    self: torch.Tensor, source: torch.Tensor | complex, non_blocking: bool = False
+) -> torch.Tensor:
+    """aten::copy_ from, to, or between lazy tensors; or of a number, which torch takes for one."""
+    if not isinstance(source, torch.Tensor):
+        source = torch.tensor(source, dtype=_WIDEST.get(type(source)), device="cpu")
     if not is_lazy(self):
         self.copy_(host_tensor(source))
         return self

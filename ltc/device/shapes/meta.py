@@ -4,7 +4,7 @@ Formulas (formulas/) answer for common calls that are certain to be right, in so
 all others torch's Meta kernels are asked, which takes up to some milliseconds.  Some of these answer
 for one kind of device, and take a meta tensor for CUDA's.  A call that will run PyTorch's CPU kernel
 asks them with fake CPU tensors, so that the answer is that kernel's.  What they tell wrong even so is
-corrected (norm_statistics.py, bag_types.py).
+corrected (norm_statistics.py, bag_types.py, bool_powers.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from ltc.aten.call import CallResult, Scalar
 from ltc.aten.registry import rule_of
 from ltc.debug import metrics
-from ltc.device.shapes import bag_types, cpu_probe, norm_statistics, type_cache
+from ltc.device.shapes import bag_types, bool_powers, cpu_probe, norm_statistics, type_cache
 from ltc.device.shapes.formulas.table import types_by_formula
 from ltc.support.bounded_table import BoundedTable
 from ltc.support.torch_private import (
@@ -160,6 +160,7 @@ def _by_meta(
     types = _types_of(result, twin_args, twin_kwargs, mutated, returned)
     types = norm_statistics.as_on_cpu(overload, args, kwargs, types)
     types = bag_types.as_on_cpu(overload, args, kwargs, types)
+    types = bool_powers.as_on_cpu(overload, args, types)
     return _wanted(overload, args, kwargs, types)
 
 
