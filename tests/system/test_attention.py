@@ -166,6 +166,23 @@ def test_function_transforms(device):
         ]  # fmt: skip
 
 
+@pytest.mark.compared
+@pytest.mark.parametrize("where", ["the mask", "the keys"])
+def test_a_score_that_is_infinite_leaves_no_number_in_its_row(device, where):
+    """Nor in any gradient of a value that it was made of."""
+    key, mask = torch.randn(1, 5, 4), torch.randn(5, 5)
+    if where == "the mask":
+        mask[0, 1] = mask[3, 4] = torch.inf
+    else:
+        key[0, 2] = torch.tensor([torch.inf, 0.0, 0.0, 0.0])
+    query, value = torch.randn(1, 5, 4).abs().to(device), randn(1, 5, 4, device=device)
+    attended = F.scaled_dot_product_attention(
+        query.double(), key.double().to(device), value, mask.double().to(device)
+    )
+    attended.sum().backward()
+    return attended, value.grad
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_recomputes_the_same_dropout(reentrant):
     x = randn(2, 3, 20, 8, device="ltc")

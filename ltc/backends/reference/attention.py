@@ -44,6 +44,8 @@ def scores_of(
         scores = scores.masked_fill(~seen, -torch.inf)
     if logarithms is None:
         logarithms = torch.logsumexp(scores, -1)
+        # of an infinite score softmax makes NaN, all along its row
+        logarithms = logarithms.masked_fill(logarithms == torch.inf, torch.nan)
     column = logarithms.unsqueeze(-1)
     weights = torch.exp(scores - column)
     if safe:
