@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 ATTENTION = F.scaled_dot_product_attention
+plain_softmax = functools.partial(torch.softmax, dim=-1)
 
 
 class AttentionByRows(TorchFunctionMode):
@@ -18,12 +21,12 @@ class AttentionByRows(TorchFunctionMode):
         return (attended if function is ATTENTION else function)(*arguments, **(named or {}))
 
 
-def attended(query, key, value, attn_mask=None, is_causal=False):
+def attended(query, key, value, attn_mask=None, is_causal=False, softmax: Callable = plain_softmax):
     """Of [..., L, E], [..., S, E] and [..., S, V]: [..., L, V], in the operands' dtype."""
     if not is_causal:
-        return _seen(query, key, value, attn_mask)
+        return _seen(softmax, query, key, value, attn_mask)
     rows = range(query.shape[-2])
-    seen = [_seen(query[..., i : i + 1, :], *_up_to(i + 1, key, value)) for i in rows]
+    seen = [_seen(softmax, query[..., i : i + 1, :], *_up_to(i + 1, key, value)) for i in rows]
     return torch.cat(seen, -2) if seen else F.scaled_dot_product_attention(query, key, value)
 
 
@@ -31,6 +34,6 @@ def _up_to(count: int, *rows: torch.Tensor) -> list[torch.Tensor]:
     return [x[..., :count, :] for x in rows]
 
 
-def _seen(query, key, value, mask=None):
+def _seen(softmax, query, key, value, mask=None):
     scores = query @ key.mT / math.sqrt(query.shape[-1])
-    return (scores if mask is None else scores + mask).softmax(-1) @ value
+    return softmax(scores if mask is None else scores + mask) @ value

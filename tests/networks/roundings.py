@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
 
+from tests.networks.attention_formula import ATTENTION, attended
+
 
 class Rounding:
     """One way of rounding every value of a network.
@@ -69,11 +71,10 @@ class RoundedInside(TorchFunctionMode):
     """Calls of which the result can be far less than what they round before it.
 
     The terms of a sum, which may cancel; the mean of a row, where the row is its mean but for a
-    little, which layer_norm makes large; the two gradients that normalize adds up.
+    little, which layer_norm makes large; the two gradients that these two, and attention, add up.
     """
 
     SUMS = frozenset({torch.sum, torch.mean, torch.Tensor.sum, torch.Tensor.mean})
-    NORMS = frozenset({F.layer_norm})
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -88,8 +89,11 @@ class RoundedInside(TorchFunctionMode):
             return self._summed(function, *arguments, **named)
         if function is F.normalize:
             return self._normalized(*arguments, **named)
-        result = function(*arguments, **named)
-        return self._shifted(result, *arguments, **named) if function in self.NORMS else result
+        if function is ATTENTION and _are_numbers(*arguments, *named.values()):
+            return attended(*arguments, **named, softmax=self._weights)
+        if function is F.layer_norm:
+            return self._normed(*arguments, **named)
+        return function(*arguments, **named)
 
     def _summed(self, function, x, *rest, **named):
         """In every other run what is within the roundings of nothing is nothing: it may cancel."""
@@ -102,19 +106,29 @@ class RoundedInside(TorchFunctionMode):
     def _normalized(self, x, p=2.0, dim=1, eps=1e-12, out=None):
         """x / its norm, the gradients of the two rounded before they are added, and cancel."""
         above, below = x * 1, x * 1
-        for part in (above, below):
-            if part.requires_grad:
-                part.register_hook(
-                    lambda gradient: gradient + self._rounding(gradient, self.narrow)
-                )
+        self._round_gradients(above, below)
         return above / torch.linalg.vector_norm(below, p, dim, keepdim=True).clamp_min(eps)
 
-    def _shifted(self, result, x, shape, weight=None, bias=None, eps=1e-5):
-        """layer_norm's result where the mean of each row was rounded."""
+    def _weights(self, scores):
+        """Their softmax, the gradients of the two rounded before they are added, and cancel."""
+        above, below = scores * 1, scores * 1
+        self._round_gradients(above, below)
+        return (above - below.logsumexp(-1, keepdim=True)).exp()
+
+    def _round_gradients(self, *values: torch.Tensor) -> None:
+        for x in values:
+            if x.requires_grad:
+                x.register_hook(lambda gradient: gradient + self._rounding(gradient, self.narrow))
+
+    def _normed(self, x, shape, weight=None, bias=None, eps=1e-5):
+        """layer_norm where the mean of each row was rounded, and its gradient."""
         dims = tuple(range(-len(shape), 0))
-        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
-        off = self._rounding(mean) / (variance + eps).sqrt()
-        return result - (off if weight is None else off * weight)
+        above, below = x * 1, x * 1
+        self._round_gradients(above, below)
+        variance, mean = torch.var_mean(below, dims, correction=0, keepdim=True)
+        result = (above - mean - self._rounding(mean)) / (variance + eps).sqrt()
+        result = result if weight is None else result * weight
+        return result if bias is None else result + bias
 
     def _rounding(self, x: torch.Tensor, unit: float = 0.0) -> torch.Tensor:
         noise = torch.randn(x.shape, generator=self.source, dtype=x.dtype)
@@ -154,6 +168,11 @@ def rounded_updates(seed: int, dtype: torch.dtype) -> Iterator[None]:
 
 
 # --- what is finite ---
+
+
+def _are_numbers(*values) -> bool:
+    """Whether there is no infinity and no NaN among them."""
+    return all(x.isfinite().all() for x in values if torch.is_tensor(x))
 
 
 def finite(*values: torch.Tensor) -> list[torch.Tensor]:

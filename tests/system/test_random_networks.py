@@ -195,6 +195,41 @@ def test_gradients_of_a_norm_that_cancel_are_as_near_as_each_is():
     assert not str(judged(network))
 
 
+def with_gradients_off_by(error: float, function):
+    """`function`, of which the first operand's gradient on ltc has a part of the result's more."""
+
+    def off(x, *more, **named):
+        result = function(x, *more, **named)
+        return result + error * (x - x.detach()) if x.device.type == "ltc" else result
+
+    return off
+
+
+@pytest.mark.parametrize("error, is_right", [(1e-7, True), (1e-2, False)])
+def test_gradients_of_attention_to_one_key_cancel(monkeypatch, error, is_right):
+    """Its weight is 1, whatever the query."""
+    attention = with_gradients_off_by(error, F.scaled_dot_product_attention)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    leaves = (
+        Leaf("p1", "parameter", (1, 23, 2, 23), 914585), Leaf("x7", "input", (1, 23, 1, 23), 879662),
+        Leaf("x8", "input", (1, 23, 1, 23), 574853), Leaf("x9", "input", (1, 23, 2, 23), 3000),
+    )  # fmt: skip
+    steps = (
+        Step("v1", "F.scaled_dot_product_attention({0}, {1}, {2})", ("p1", "x7", "x8")),
+        Step("v2", "({0} * {1}).sum()", ("v1", "x9")),
+    )
+    assert (not str(judged(Network(leaves, steps, (), ("v2",))))) == is_right
+
+
+@pytest.mark.parametrize("error, is_right", [(1e-6, True), (1e-1, False)])
+def test_gradients_of_rows_of_equal_numbers_cancel(monkeypatch, error, is_right):
+    """layer_norm multiplies them by 1 / sqrt(eps), before they are added."""
+    monkeypatch.setattr(torch, "layer_norm", with_gradients_off_by(error, torch.layer_norm))
+    leaves = (Leaf("p4", "parameter", (2, 1), 45863),)
+    steps = (Step("v1", "F.layer_norm({0}.expand(50, 2, 28), (28,)).mean((0, 2)).sum()", ("p4",)),)
+    assert (not str(judged(Network(leaves, steps, (), ("v1",))))) == is_right
+
+
 @pytest.mark.parametrize("narrow, is_right", [("float16", True), ("float32", False)])
 def test_what_only_float16_has_no_numbers_for_is_no_failure(monkeypatch, narrow, is_right):
     """There 1e-12 is 0, and a norm that is 0 but for a rounding is divided by."""
