@@ -14,7 +14,8 @@ os.environ.setdefault("TEST_RANKS", os.environ.get("LTC_NUM_DEVICES", "2"))
 os.environ.setdefault("LTC_NUM_DEVICES", "4")  # read at import, so set before it
 # The tensors here are tiny: on shared cores, threads would wait for each other longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# With AMX, PyTorch 2.13 ends the process in a conv3d of bfloat16 whose window is dilated.
+# With AMX, PyTorch 2.13 ends the process in a conv3d of bfloat16 whose window is dilated. (With
+# AVX512-FP16 it does so in a rare conv2d of float16; without, products of float8 have no kernel.)
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("LTC_TIER", "native")  # what is tested is what is compiled
 os.environ.setdefault("LTC_CHECK", "1")  # every graph is verified between passes

@@ -309,6 +309,16 @@ def test_a_sum_that_may_be_nothing_is_divided_by():
     assert not str(judged(Network(leaves, steps, (), ("v7",))))
 
 
+def test_whether_any_of_many_sums_is_above_one_is_any_rounding():
+    """They may all be rounded down, as where each term is multiplied by a reciprocal."""
+    leaves = (Leaf("p0", "input", (33, 33, 33), 77807),)
+    steps = (
+        Step("v0", "{0}.softmax(-1)", ("p0",)),
+        Step("v1", "({0}.permute(2, 1, 0).sum(0) > 1).any(1, keepdim=True).to(dtype)", ("v0",)),
+    )
+    assert not str(judged(Network(leaves, steps, ("v1",))))
+
+
 def test_a_network_is_a_program_that_anyone_can_run():
     names: dict = {"__name__": "elsewhere"}
     exec(softmax_of_a_sum().text(), names)
