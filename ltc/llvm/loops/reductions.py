@@ -29,7 +29,7 @@ from ltc.llvm.loops.nests import (
     step_of,
     whole_multiples,
 )
-from ltc.llvm.loops.values import hoist, lanes_of
+from ltc.llvm.loops.values import lanes_of
 from ltc.support.sizes.choices import by_sample
 
 Step = Callable[[IndexRegister, list[str]], list[str] | None]  # what a loop does at an index
@@ -199,7 +199,10 @@ def _in_blocks(ctx: LoopContext, sums: Accumulators, inner: list[int], body: Bod
     is_open, limit = variable in ctx.schedule.open, ctx.extent(variable)
     sizes = [size for size in BLOCKS if is_open or size < ctx.nest.extents[variable]]
     if _is_long(ctx, inner[1:]):
-        step = _added_up_apart(ctx, sums, inner, body)
+        step = step_of(
+            ctx, inner[:1], sums.values, starts,
+            lambda totals: sums.combined(totals, _in_blocks(ctx, sums, inner[1:], body)),
+        )  # fmt: skip
     else:
         step = step_of(ctx, inner, sums.values, starts, body)
     return _sum_from(sums, 0, limit, sizes, step)
@@ -211,18 +214,6 @@ def _is_long(ctx: LoopContext, inner: list[int]) -> bool:
     if any(variable in ctx.schedule.open for variable in others):
         return True
     return prod(ctx.nest.extents[variable] for variable in others) > CHAIN
-
-
-def _added_up_apart(ctx: LoopContext, sums: Accumulators, inner: list[int], body: Body) -> Step:
-    """What a loop does whose inner loops have accumulators of their own."""
-
-    def step(i: IndexRegister, totals: list[str]) -> list[str]:
-        with ctx.scope():
-            ctx.variables[inner[0]] = i
-            hoist(ctx, sums.values)
-            return sums.combined(totals, _in_blocks(ctx, sums, inner[1:], body))
-
-    return step
 
 
 def _sum_from(
