@@ -162,6 +162,35 @@ def test_one_pending_call_at_a_time_is_asked_for(alarmed, monkeypatch):
         assert len(asked) == times
 
 
+@pytest.mark.parametrize("tell", [sys.settrace, sys.setprofile])
+def test_no_pending_call_is_asked_for_while_another_returns(alarmed, monkeypatch, tell):
+    """Python has told what traces or profiles that it returns, and may let another thread run."""
+    asked, events = [], []
+
+    def ask_meanwhile(frame, event, argument):
+        if frame.f_code is type(held).__bool__.__code__:
+            events.append(event)
+            threads = [threading.Thread(target=held._ask), threading.Thread(target=held._ask)]
+            for thread in threads:
+                thread.start()
+                thread.join()
+            held._ask()
+            return ask_meanwhile
+
+    monkeypatch.setattr(held_signals, "_add_pending_call", lambda *call: asked.append(call) or 0)
+    tell(ask_meanwhile)
+    try:
+        bool(held)
+    finally:
+        tell(None)
+    assert events[-1] == "return"
+    assert not asked
+    held._ask()
+    held._ask()
+    assert len(asked) == 1
+    assert not held  # the next may ask again
+
+
 TRACED = """
 import signal, sys, trace
 import torch, ltc

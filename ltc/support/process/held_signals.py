@@ -86,7 +86,7 @@ class _Held:
         # number -> its handler, since when, the process it was sent to
         self._waiting: dict[int, tuple[Handler, float, int]] = {}
         self._wait: tuple[int, int] | None = None  # the instruction that is to be interrupted
-        self._may_ask = True  # taken by `_ask`, given back by `__bool__`
+        self._may_ask = True  # taken by `_ask`, given back by `__bool__` or where it is at work
 
     def __enter__(self) -> None:
         if get_ident() == self._main:  # no other thread is interrupted
@@ -139,8 +139,19 @@ class _Held:
         Python 3.11 with a trace function, whether ours or a debugger's, never comes out of a pending
         call that calls a function while another pending call is there.
         """
-        if self.__dict__.pop("_may_ask", False) and _add_pending_call(_IS_TRUE, self) != 0:
-            self._may_ask = True  # there was no room
+        if not self.__dict__.pop("_may_ask", False):
+            return
+        # `__bool__` is at work until Python has told a trace function that it returns
+        if self._is_at_work() or _add_pending_call(_IS_TRUE, self) != 0:  # or there was no room
+            self._may_ask = True
+
+    def _is_at_work(self) -> bool:
+        """Whether the main thread is within `__bool__`; none comes to be while `_may_ask` is taken."""
+        is_main = get_ident() == self._main
+        frame = sys._getframe() if is_main else thread_frames().get(self._main or 0)
+        while frame is not None and frame.f_code is not _Held.__bool__.__code__:
+            frame = frame.f_back
+        return frame is not None
 
     def __bool__(self) -> bool:
         """Call a handler that waits, if this is the place; False. See `_IS_TRUE`."""
@@ -148,7 +159,7 @@ class _Held:
             if self._waiting and not self._depth:
                 self._call_or_trace(sys._getframe(1))
         finally:
-            self._may_ask = True  # no other thread comes to run from here until this call is over
+            self._may_ask = True
         return False
 
     def _call_or_trace(self, frame: FrameType) -> None:
