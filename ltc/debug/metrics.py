@@ -44,13 +44,12 @@ def record(name: str, value: float, kind: str = "value") -> None:
     kind  "time" (nanoseconds), "bytes" or "value"; that of the first sample counts
     """
     with _lock:
-        _metric(name, kind).add(value, time.time())
+        metric = _metrics.get(name) or _new_metric(name, kind)
+        metric.add(value, time.time())
 
 
-def _metric(name: str, kind: str) -> Metric:
-    metric = _metrics.get(name)
-    if metric is None:
-        metric = _metrics[name] = Metric(kind)
+def _new_metric(name: str, kind: str) -> Metric:
+    metric = _metrics[name] = Metric(kind)
     return metric
 
 
@@ -61,7 +60,8 @@ def note(counts: Iterable[tuple[str, int]], samples: Iterable[tuple[str, float, 
         for name, n in counts:
             _counts[name] += n
         for name, value, kind in samples:
-            _metric(name, kind).add(value, now)
+            metric = _metrics.get(name) or _new_metric(name, kind)
+            metric.add(value, now)
 
 
 class timed:

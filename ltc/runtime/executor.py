@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 
 from ltc import config
 from ltc.profiling import spans
@@ -21,6 +22,7 @@ from ltc.runtime.buffer import Failure
 from ltc.runtime.queued_launches import QueueableWork, QueuedWorks
 
 SHORT_SECONDS = 0.00025  # below this, waiting costs less than handing over
+LONG_WAIT = 20_000  # nanoseconds, from which on waiting for room is shown
 
 
 class Executor:
@@ -37,6 +39,7 @@ class Executor:
         self._running: QueueableWork | None = None
         self._queued = QueuedWorks(self._lock)
         self._without_room = 0  # threads that wait for room
+        self._waited = 0  # nanoseconds, since `take_waited`
         self._thread: threading.Thread | None = None
         self._failed: Failure | None = None
         self._inline = threading.RLock()
@@ -67,16 +70,32 @@ class Executor:
         if self._idle():
             return
         self._queued.settle()
-        if not self._has_room():
-            core_reservation.use_all()
+        if self._has_room():
+            return
+        began = time.perf_counter_ns()
+        core_reservation.use_all()
+        with self._changed:
+            self._without_room += 1
+        try:
+            while not self._has_room():
+                self._wait_for_one()
+        finally:
             with self._changed:
-                self._without_room += 1
-            try:
-                while not self._has_room():
-                    self._wait_for_one()
-            finally:
-                with self._changed:
-                    self._without_room -= 1
+                self._without_room -= 1
+            self._note_wait(time.perf_counter_ns() - began)
+
+    def _note_wait(self, nanoseconds: int) -> None:
+        self._waited += nanoseconds
+        if spans.timeline is not None and nanoseconds > LONG_WAIT:
+            end = spans.now()
+            spans.timeline.add(
+                "wait", "wait for room", end - nanoseconds, end, {"for": "programs under way"}
+            )
+
+    def take_waited(self) -> int:
+        """For how many nanoseconds there was no room since this was last asked."""
+        waited, self._waited = self._waited, 0
+        return waited
 
     def _wait_for_one(self) -> None:
         """Block until the next work is over, or earlier."""

@@ -102,6 +102,8 @@ class Program:
     ) -> list[Buffer]:
         """Start the program; the outputs may still be on their way when this returns.
 
+        The caller has waited for room.
+
         previous  output position -> the buffer whose place it takes if the program ends well, where
                   that is no input
         replica   whose collectives it takes part in
@@ -109,10 +111,7 @@ class Program:
         """
         chosen = self._chosen()
         executor = executor_of(device)
-        started = time.perf_counter_ns()
-        executor.wait_for_room()
-        waited = time.perf_counter_ns() - started
-        metrics.record("DeviceLockWait", waited, "time")
+        metrics.record("DeviceLockWait", executor.take_waited(), "time")
         execution, (sources, dependencies) = Execution(), under_way(inputs)
         outputs: list[Buffer] = []
         for key, position in zip(*self._outputs):
@@ -142,7 +141,7 @@ class Program:
             replica,
         )
         if profiled_launch.is_wanted():
-            work.profiled = profiled_launch.of(self, chosen, executor, inputs, given, waited)
+            work.profiled = profiled_launch.of(self, chosen, executor, inputs, given)
         is_long = self.seconds > SHORT_SECONDS and not self.is_verified
         executor.run(work, long=self.exchanges or (is_long and not work.is_inline))
         return outputs

@@ -95,6 +95,18 @@ def test_176_the_short_report_has_the_fallback_of_a_tensor_read_as_a_condition()
     assert "CreateLtcTensor" not in short
 
 
+def test_the_wait_for_a_program_under_way_is_the_time_it_takes(monkeypatch):
+    monkeypatch.setenv("LTC_MAX_IN_FLIGHT", "1")
+    x = torch.randn(1000, 1000, device=ltm.lazy_device())
+    for _ in range(6):  # of the second on it is known that they take long
+        x = (x @ x @ x).tanh()
+        ltm.mark_step()
+    ltm.wait_device_ops()
+    launches, waited, _ = met.metric_data("DeviceLockWait")
+    assert launches == 6
+    assert waited > met.metric_data("ExecuteTime")[1] / 100
+
+
 def test_177_the_execution_time_is_the_time_on_the_device():
     device = ltm.lazy_device()
     x, y = (torch.randn(2000, 2000, device=device) for _ in range(2))

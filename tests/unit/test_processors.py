@@ -188,6 +188,19 @@ def test_who_waits_for_room_gives_back_and_is_given_before_it_goes_on(clock, lef
     ending.join()
 
 
+def test_how_long_there_was_no_room_is_told_to_the_next_launch(monkeypatch):
+    monkeypatch.setenv("LTC_MAX_IN_FLIGHT", "1")
+    executor, work = Executor(0), Work()
+    executor.wait_for_room()
+    assert executor.take_waited() == 0
+    executor.run(work, long=True)
+    ending = end_once(work, lambda: executor._without_room)
+    executor.wait_for_room()
+    assert executor.take_waited() > 0
+    assert executor.take_waited() == 0
+    ending.join()
+
+
 def test_above_four_processors_none_is_left(clock, left, monkeypatch):
     monkeypatch.setattr(processors, "count", lambda: 4)
     core_reservation.leave_one()

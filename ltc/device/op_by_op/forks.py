@@ -18,6 +18,7 @@ RECORDED = 2  # ways to go on that are recorded, whatever becomes of them
 PASSES = 3  # times that another one is run op by op before it is recorded too
 _OF_PROGRAMS = ("LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_SAVE_TENSORS_FILE")  # what looks at them
 _MOST = 1024  # other ways that one place remembers
+_tier = config.reader("LTC_TIER")
 
 
 def may_run() -> bool:
@@ -28,7 +29,7 @@ def may_run() -> bool:
 
 def is_forced() -> bool:
     """Whether every call is to run at once that may."""
-    return bool(config.value("LTC_TIER") == "op_by_op")
+    return _tier() == ("op_by_op",)
 
 
 def _has_peers() -> bool:

@@ -18,7 +18,6 @@ from ltc.runtime.executor import Executor
 from ltc.runtime.transfers import capabilities
 from ltc.support.torch_private import is_profiled, record_region
 
-LONG_WAIT = 20_000  # nanoseconds, from which on waiting for room is shown
 _timed: weakref.WeakKeyDictionary[Any, TimedLaunches | None] = weakref.WeakKeyDictionary()
 
 
@@ -33,19 +32,14 @@ def of(
     executor: Executor,
     inputs: Sequence[Any],
     outputs: Sequence[Any],
-    waited: int,
 ) -> ProfiledLaunch:
     """How a program is launched that somebody looks at.
 
     chosen  what runs it, with what that can do
-    waited  nanoseconds in which there was no room for it
     """
     computation, own = chosen
     timed, launch, timeline = _timed_of(computation, own), None, spans.timeline
     if timeline is not None:
-        if waited > LONG_WAIT:
-            end = spans.now()
-            timeline.add("wait", "wait for room", end - waited, end, {"for": "programs under way"})
         device = executor.device
         held = account_of(device).bytes + (0 if timed is None else timed.block_bytes)
         launch = timeline.ask(program, timed, device, held, inputs, outputs)

@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from operator import is_
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
@@ -86,6 +87,7 @@ class _Held:
         # number -> its handler, since when, the process it was sent to
         self._waiting: dict[int, tuple[Handler, float, int]] = {}
         self._wait: tuple[int, int] | None = None  # the instruction that is to be interrupted
+        self._known: list[Any] = [None] * len(_NUMBERS)  # the handlers as they were left
         self._may_ask = True  # taken by `_ask`, given back by `__bool__` or where it is at work
 
     def __enter__(self) -> None:
@@ -108,11 +110,14 @@ class _Held:
 
     def watch(self) -> None:
         """Take the place of the handlers that the program has by now; in the main thread alone."""
-        if get_ident() == self._main:
-            for number in _NUMBERS:
-                handler = _signal.getsignal(number)
-                if (later := self.later(number, handler)) is not handler:
-                    _signal.signal(number, later)
+        as_left = map(is_, map(_signal.getsignal, _NUMBERS), self._known)
+        if get_ident() != self._main or all(as_left):
+            return
+        for number in _NUMBERS:
+            handler = _signal.getsignal(number)
+            if (later := self.later(number, handler)) is not handler:
+                _signal.signal(number, later)
+        self._known = [_signal.getsignal(number) for number in _NUMBERS]
 
     def later(self, number: int, handler: Any) -> Any:
         """What takes the place of a handler; the handler itself where nothing does."""
