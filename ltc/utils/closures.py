@@ -46,7 +46,7 @@ class AsyncClosureHandler(ClosureHandler):
 
     def __init__(self, max_queue_size: int | None = None):
         """max_queue_size: closures that may wait before `run` has to; None: LTC_MAX_ASYNC_QUEUE."""
-        self._capacity = max_queue_size or config.value("LTC_MAX_ASYNC_QUEUE")
+        self._max_queue_size = max_queue_size
         self._reset()
         _handlers.add(self)
 
@@ -67,10 +67,14 @@ class AsyncClosureHandler(ClosureHandler):
             self._raise_error()
             # A closure that queues another must not wait for itself.
             if threading.current_thread() is not self._worker:
-                self._wait_while(lambda: len(self._closures) >= self._capacity)
+                self._wait_while(lambda: len(self._closures) >= self._capacity())
             self._closures.append(closure)
             self._start_worker()
             self._changed.notify_all()
+
+    def _capacity(self) -> int:
+        most: int = self._max_queue_size or config.value("LTC_MAX_ASYNC_QUEUE")
+        return most
 
     def wait(self) -> None:
         """Wait until every queued closure has run; raises like `run`."""

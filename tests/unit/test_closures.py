@@ -185,10 +185,25 @@ def test_a_child_of_fork_has_none_of_its_parents_closures():
     handler.wait()
 
 
-def test_the_bound_comes_from_the_environment_as_a_number():
+def test_the_bound_comes_from_the_environment_when_something_is_queued():
+    handler, go, queued = AsyncClosureHandler(), threading.Event(), []
+    handler.run(go.wait)
+
+    def queue_three():
+        for number in range(3):
+            handler.run(lambda: None)
+            queued.append(number)
+
     with config.override(LTC_MAX_ASYNC_QUEUE="2"):
-        handler = AsyncClosureHandler()
-    assert handler._capacity == 2
+        thread = threading.Thread(target=queue_three)
+        thread.start()
+        while thread.is_alive() and not handler._changed._waiters:
+            time.sleep(0.001)
+        assert queued in ([0], [0, 1])  # the thread may have begun with the first
+        go.set()
+        thread.join()
+    handler.wait()
+    assert len(queued) == 3
 
 
 def test_46_the_refusal_is_the_seeds():
