@@ -120,7 +120,7 @@ class Workloads(Steps):
 
     builders = {name: getattr(workloads, name) for name in workloads.OPEN}
     builders.update({name: getattr(more_workloads, name) for name in more_workloads.FURTHER})
-    builders["tiny"] = more_workloads.tiny
+    builders.update(tiny=more_workloads.tiny, mlp_fed=more_workloads.mlp_fed)
     cases = tuple(builders)
 
 

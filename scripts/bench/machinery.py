@@ -53,7 +53,7 @@ MACHINES = {
     "LTC_PREFAULT_MB=0": Machine("pages ahead", ("backends/llvm/prefault.py",)),
 }
 FIRST_STEP = "LTC_PREFAULT_MB=0"
-WORKLOADS = ("mlp", "mnist_cnn", "resnet18", "gpt", "lstm", "tiny", "adamw_many")
+WORKLOADS = ("mlp", "mlp_fed", "mnist_cnn", "resnet18", "gpt", "lstm", "tiny", "adamw_many")
 FIRST_STEP_WORKLOADS = ("mlp", "resnet18", "gpt")  # with tensors as large as the machine acts on
 
 

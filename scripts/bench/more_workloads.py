@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import nn
-from workloads import GptBlock, Way, adamw, cross_entropy, images, sgd, training
+from workloads import GptBlock, Way, adamw, cross_entropy, images, mlp, sgd, training
 
 FURTHER = ("vit", "inverted_residuals", "lstm", "dlrm", "pointwise")
 
@@ -187,3 +187,16 @@ def tiny(device, way: Way = Way()) -> Callable:
     g = torch.Generator().manual_seed(1)
     batches = [(torch.randn(8, 32, generator=g), torch.randint(10, (8,), generator=g))]
     return training(model, plain_sgd, cross_entropy, batches, device, way)
+
+
+def mlp_fed(device, way: Way = Way()) -> Callable:
+    """`mlp` in a loop that reads the numbers of its next batch from text, some 2 ms of Python."""
+    step = mlp(device, way)
+    lines = [",".join(str(n / 7) for n in range(first, first + 200)) for first in range(128)]
+
+    def fed_step():
+        for line in lines:
+            [float(word) for word in line.split(",")]
+        return step()
+
+    return fed_step
