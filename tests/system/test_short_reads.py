@@ -93,6 +93,29 @@ def test_acting_and_training_take_turns():
         torch.testing.assert_close(a, b.cpu())
 
 
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_small_training_step_is_recorded_though_a_read_follows_each(marks):
+    model = nn.Linear(4, 2).to("ltc:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            scores = model(torch.ones(3, 4, device="ltc:0"))
+            scores.square().mean().backward()
+            optimizer.step()
+            if marks:
+                ltm.mark_step()
+            (scores.detach() > 0).sum().item()
+
+    read(2 * short_reads.ENOUGH)  # until these run at once
+    train(3 * short_reads.ENOUGH)
+    with metrics.counted() as grown:
+        train(5)
+    programs = 10 if marks else 5  # what is read belongs to the step that nobody marks
+    assert (grown["OpByOpSteps"], grown["ExecuteTime"]) == (0, programs)
+
+
 def test_steps_of_which_nothing_is_read_are_recorded_again():
     read(2 * short_reads.ENOUGH)
     for _ in range(2 * short_reads.ENOUGH):

@@ -4,6 +4,9 @@ To end a recording, start its program and fetch the result takes as long as some
 at once, which a read does not cut at all.  So where most programs are as short as that and end at a
 read, as with one that acts in an environment, what follows runs op by op; for so long as reads go on to
 come, and calls take little time of their own: what is large gains more by being fused.
+
+An optimizer's step is never as short: calls of a backward, and an update, take several times as long
+where they run at once.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ FEW = 16  # calls of a program that costs no less than they do by themselves
 LATE = 32  # calls without a read, after which what follows is recorded
 ENOUGH = 8  # short programs, more than there are others, before what follows runs at once
 _MOST, _LEAST = 16, -64  # that are remembered
-_LONG = 2  # short programs that one outweighs which is not
+_LONG = 2  # short programs that one outweighs which is long, or has an optimizer's step
 _SLOW = 4  # stretches of calls, one after the other, that take longer than noise explains
 CALL_SECONDS = 40e-6  # of a program and between reads, for each call: else it is not short
 _OF_A_READ = 4  # calls that a read, and a copy to the device, take as long as
@@ -38,10 +41,13 @@ class ShortReads:
         self.run_at_once = False
         self._records = False  # whether reads are late: one recording, whatever was before
 
-    def note_program(self, program: Any, ends_at_read: bool) -> None:
-        """A recording has ended with that program."""
+    def note_program(self, program: Any, ends_at_read: bool, trains: bool) -> None:
+        """A recording has ended with that program.
+
+        trains  whether an optimizer has made a step in it
+        """
         self._records = False
-        if program.calls > FEW:
+        if program.calls > FEW or trains:
             self._add(-_LONG)
         elif program.seconds > CALL_SECONDS * program.calls:
             self._add(-1)
@@ -57,6 +63,10 @@ class ShortReads:
     def note_late(self) -> None:
         """Many have run at once and no read came."""
         self._records = True
+        self._add(-_LONG)
+
+    def note_training(self) -> None:
+        """An optimizer has made a step in what ran at once."""
         self._add(-_LONG)
 
     def note_unread(self) -> None:

@@ -63,6 +63,7 @@ class OpByOp:
         self.follows_reads = recorder.short_reads.run_at_once
         self._late_at = LATE if self.follows_reads else sys.maxsize
         self.is_over, self._since_read, self._reads = False, now(), 0
+        self._optimizer_steps = 0
         self.next_look = min(FEW, self._late_at)
         self.made_states = recorder.live.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
@@ -91,12 +92,21 @@ class OpByOp:
         if not self.follows_reads:
             return
         moment, short_reads = now(), self.recorder.short_reads
-        short_reads.note_calls(self.calls - self._read_at, moment - self._since_read)
+        if self._has_trained():
+            short_reads.note_training()
+        else:
+            short_reads.note_calls(self.calls - self._read_at, moment - self._since_read)
         self._read_at, self._since_read = self.calls, moment
         self._reads += 1
         self._late_at = self.calls + LATE
         if not short_reads.run_at_once:
             self._end_at_next_call()
+
+    def _has_trained(self) -> bool:
+        """Whether an optimizer has made a step since this was last asked."""
+        steps = sum(self.recorder.optimizer_steps.values())
+        before, self._optimizer_steps = self._optimizer_steps, steps
+        return steps > before
 
     def bind(self, state: Any) -> CallResult:
         """The value of a state that has a buffer."""
@@ -183,8 +193,11 @@ class OpByOp:
         """Every state that somebody holds has a buffer; views are derived from their bases."""
         recorder = self.recorder
         sessions.pop(recorder.thread, None)
-        if self.follows_reads and not self._reads:
-            recorder.short_reads.note_unread()
+        if self.follows_reads:
+            if self._has_trained():
+                recorder.short_reads.note_training()
+            elif not self._reads:
+                recorder.short_reads.note_unread()
         made, states = recorder.live.made, [*recorder.live, *recorder.bound]
         mine = [s for s in states if s.value is not None and s.value.recorder is recorder]
         with PlainDispatch():

@@ -313,7 +313,9 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
         ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
     if config.value("LTC_SAVE_TENSORS_FILE"):
         save_graph(program, binding.key[0], user_line())
-    recorder.short_reads.note_program(program, recorder.cut_here is not None)
+    recorder.short_reads.note_program(
+        program, recorder.cut_here is not None, bool(recorder.optimizer_steps)
+    )
     inputs = recorder.inputs
     elsewhere = ended.elsewhere
     made = program.launch(
