@@ -39,15 +39,18 @@ _REASONS = {
     "Paid": "its runs have taken as long as compiling it does",
     "Failed": "one of its calls has failed",
 }
+_asked = config.reader("LTC_TIER", "LTC_DUMP")
+_replicas = config.reader("XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES")
 _CURES = {"Failed": "the error that is raised says what is wrong"}
 
 
 def begin_interpreted() -> bool:
     """Whether new programs run at once, as far as the process's settings go."""
+    tier, dumped = _asked()
     return bool(
-        config.value("LTC_TIER") != "native"
+        tier != "native"
         and capabilities().host_tensors
-        and not config.value("LTC_DUMP")  # who looks at the passes wants them to run
+        and not dumped  # who looks at the passes wants them to run
         and not physical_dtype.kept_as()
         and not _has_replicas()
     )
@@ -70,7 +73,7 @@ def looks_inside() -> bool:
 
 def _has_replicas() -> bool:
     """Whether several replicas may run one program: on each of them it gives the same bits."""
-    return bool(config.value("XRT_SHARD_WORLD_SIZE") > 1 or config.value("LTC_NUM_DEVICES") > 1)
+    return bool(max(_replicas()) > 1)
 
 
 class Tiers:

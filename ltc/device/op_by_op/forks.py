@@ -16,15 +16,14 @@ from ltc.runtime.tiers import begin_interpreted
 
 RECORDED = 2  # ways to go on that are recorded, whatever becomes of them
 PASSES = 3  # times that another one is run op by op before it is recorded too
-_OF_PROGRAMS = ("LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_SAVE_TENSORS_FILE")  # what looks at them
 _MOST = 1024  # other ways that one place remembers
 _tier = config.reader("LTC_TIER")
+_looks_at_programs = config.reader("LTC_VERIFY", "LTC_DEBUG_NANS", "LTC_SAVE_TENSORS_FILE")
 
 
 def may_run() -> bool:
     """Whether the process's settings allow calls to run at once."""
-    wants_programs = any(map(config.value, _OF_PROGRAMS))
-    return begin_interpreted() and not wants_programs and not _has_peers()
+    return begin_interpreted() and not any(_looks_at_programs()) and not _has_peers()
 
 
 def is_forced() -> bool:

@@ -41,6 +41,7 @@ KERNEL_FILE = "<ltc kernel>"  # the file name of generated kernels, as frames sh
 
 
 _NONE: dict = {}  # of an entry at which no recording has ended: never changed
+_most_pending = config.reader("LTC_MAX_PENDING_NODES", "LTC_MAX_PENDING_BYTES")
 
 
 class Entry:
@@ -481,10 +482,8 @@ class Recorder:
     @property
     def too_long(self) -> bool:
         """Whether the recording has reached LTC_MAX_PENDING_NODES or LTC_MAX_PENDING_BYTES."""
-        last = self.last
-        return last.depth >= config.value("LTC_MAX_PENDING_NODES") or (
-            last.size >= config.value("LTC_MAX_PENDING_BYTES")
-        )
+        last, (nodes, nbytes) = self.last, _most_pending()
+        return last.depth >= nodes or last.size >= nbytes
 
     @property
     def nothing_pending(self) -> bool:
