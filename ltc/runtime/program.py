@@ -231,13 +231,17 @@ class _Work:
 
     # --- in a queue
 
+    @property
+    def needs_python(self) -> bool:
+        return self.capabilities.prepared is None or self.program.exchanges
+
     def launch_for(self, queue: LaunchQueue, queued: Sequence[_Work]) -> Launch | None:
         """What the queue is to run; None where this work needs Python.
 
         queued  the works there: where one fails, this will not run
         """
         prepared = self.capabilities.prepared
-        if prepared is None or self.program.exchanges:
+        if prepared is None or self.needs_python:
             return None
         if not {work.execution for work in queued}.issuperset(self.dependencies):
             return None

@@ -21,10 +21,14 @@ from ltc.runtime.transfers import capabilities
 class QueueableWork(Protocol):
     """One launch.
 
-    execution  ends with the work, with an error if need be
+    execution     ends with the work, with an error if need be
+    needs_python  whether no queue can run it, whatever its inputs
     """
 
     execution: Execution
+
+    @property
+    def needs_python(self) -> bool: ...
 
     def __call__(self) -> None:
         """Do it, outside of the queue; never raises."""
@@ -69,6 +73,8 @@ class QueuedWorks:
 
     def takes(self, work: QueueableWork) -> bool:
         """Whether the work is in the queue now; the caller holds the lock."""
+        if work.needs_python:
+            return False  # first: where there is no queue yet, its code has to be compiled
         queue = self.queue or self._new_queue()
         if queue is None:
             return False

@@ -282,6 +282,30 @@ def test_a_process_that_compiles_nothing_does_without_llvm(short):
     assert [first[2], second[2]] == ["True", "False"]
 
 
+FIRST_STEPS = """
+import sys
+import torch, ltc
+import ltc.core.lazy_model as ltm
+from ltc.runtime import program
+program.SHORT_SECONDS = float(sys.argv[1])
+x = torch.ones(4, device="ltc")
+for _ in range(2):
+    x = (x * 2).tanh()
+    ltm.mark_step(wait=True)
+print("llvmlite" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere LLVM is asked for its name")
+@pytest.mark.parametrize("short", [QUEUED, AT_ONCE])
+def test_the_first_steps_on_a_machine_wait_for_no_llvm(short):
+    alone = {"LTC_TIER": "auto", "LTC_NUM_DEVICES": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **alone}
+    command = [sys.executable, "-c", FIRST_STEPS, short]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_a_child_of_fork_uses_the_programs_of_its_parent():
     expected = trained()
     reader, writer = os.pipe()

@@ -114,11 +114,10 @@ def embedded(table: torch.Tensor, row: int) -> torch.Tensor:
 class UntilTold:
     """A work that needs Python, and lasts until it is told to end."""
 
+    needs_python = True
+
     def __init__(self) -> None:
         self.execution, self.may_end = Execution(), threading.Event()
-
-    def launch_for(self, queue, queued) -> None:
-        return None
 
     def __call__(self) -> None:
         self.may_end.wait()

@@ -122,11 +122,10 @@ def test_each_threads_own_time_counts(clock, left):
 class Work:
     """One that ends when told."""
 
+    needs_python = True
+
     def __init__(self) -> None:
         self.execution, self.may_end = Execution(), threading.Event()
-
-    def launch_for(self, queue, queued) -> None:
-        """It needs Python."""
 
     def __call__(self) -> None:
         self.may_end.wait()

@@ -69,7 +69,7 @@ def find(
     origin_of  where the call at a position of the recording comes from in this process
     """
     disk = disk_cache()
-    if disk is None:
+    if disk is None or not llvm_binding.may_have_compiled():
         return None
     plan = disk.read_as(program_name(key), lambda data: plan_of_record(json.loads(data), origin_of))
     if plan is None:

@@ -52,6 +52,12 @@ def known_host(ask: Callable[[], HostCpu]) -> HostCpu:
     return host
 
 
+def is_known() -> bool:
+    """Whether `known_host` has no need to ask, or always has."""
+    name, disk = _name(), disk_cache()
+    return name is None or (disk is not None and disk.read(name) is not None)
+
+
 def _name() -> str | None:
     """Differs whenever LLVM may answer differently; None where that can not be told cheaply."""
     if platform.machine() != "x86_64":

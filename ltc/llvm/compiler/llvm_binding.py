@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ltc.debug import metrics
 from ltc.errors import BackendMissing, Unsupported
-from ltc.llvm.compiler import object_loader, symbols
+from ltc.llvm.compiler import host_cpu, object_loader, symbols
 from ltc.llvm.compiler.host_cpu import HostCpu, known_host
 from ltc.llvm.compiler.instruction_sets import allowed
 from ltc.llvm.compiler.llvm_private import ObjectCompiler, functions_of
@@ -157,6 +157,14 @@ def emitter() -> ObjectCompiler | PublicCompiler:
 def host() -> HostCpu:
     """What LLVM says of this machine."""
     return known_host(_asked)
+
+
+def may_have_compiled() -> bool:
+    """Whether some process may have compiled on this machine, as far as a quick look tells.
+
+    Where none has, there is no need to import LLVM before something is compiled.
+    """
+    return bool(_compilers or host.cache_info().currsize) or host_cpu.is_known()
 
 
 def _asked() -> HostCpu:
