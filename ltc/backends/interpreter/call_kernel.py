@@ -16,7 +16,12 @@ from ltc.backends.interpreter.stride_rules import takes_any_strides
 from ltc.backends.interpreter.view_chains import write_through
 from ltc.errors import InvalidGraph
 from ltc.ir.graph import Graph
-from ltc.support.torch_private import has_kernel, storage_identity, storage_use_count
+from ltc.support.torch_private import (
+    function_of,
+    has_kernel,
+    storage_identity,
+    storage_use_count,
+)
 
 ALONE = 2  # a storage's users: its one tensor, and the Python object that asks
 
@@ -140,14 +145,14 @@ class TorchCall(CallKernel):
     """
 
     __slots__ = (
-        "_overload", "_args", "_kwargs", "_mutated", "_plain", "_any_strides", "_may_be_operand",
-        "_shapes", "_slots", "_expand", "_expanded",
+        "_function", "_args", "_kwargs", "_mutated", "_plain", "_any_strides", "_may_be_operand",
+        "_shapes", "_kept_as_it_is", "_slots", "_expand", "_expanded",
     )  # fmt: skip
 
     def __init__(self, call: Call, slots: Slots, writable: frozenset[int], expand: Expand) -> None:
         super().__init__(call, slots)
         name = call.name
-        self._overload = call.overload
+        self._function = function_of(call.overload)
         self._any_strides = takes_any_strides(name)
         self._may_be_operand = may_return_operand(name)
         self._args = tuple([_place(argument, slots) for argument in call.args])
@@ -161,8 +166,17 @@ class TorchCall(CallKernel):
         self._shapes = tuple(
             [None if one is None else slots.of_constant(one.shape) for one in call.results]
         )
+        self._kept_as_it_is = self._type_kept_as_it_is()
         self._slots, self._expand = slots, expand
         self._expanded: CallKernel | None = None
+
+    def _type_kept_as_it_is(self) -> tuple[int, torch.dtype] | None:
+        """Of a single result that needs nothing but a look: the slot of its shape, and its dtype."""
+        results, shape = self.call.results, self._shapes[0] if self._shapes else None
+        if len(results) != 1 or results[0] is None or shape is None or self._may_be_operand:
+            return None
+        dtype = results[0].dtype
+        return None if dtype.is_complex else (shape, dtype)
 
     def run(self, values: Values) -> None:
         if self._expanded is not None:
@@ -197,8 +211,8 @@ class TorchCall(CallKernel):
         """The results in the order of `Call.results`; a single one as it is."""
         if self._plain:
             if self._any_strides:
-                return self._overload(*[values[slot] for slot in self._args])
-            return self._overload(*[_contiguous(values[slot]) for slot in self._args])
+                return self._function(*[values[slot] for slot in self._args])
+            return self._function(*[_contiguous(values[slot]) for slot in self._args])
         lay = _as_it_lies if self._any_strides else _contiguous
         args = [_fill(place, values, lay) for place in self._args]
         kwargs = {name: _fill(place, values, lay) for name, place in self._kwargs.items()}
@@ -207,13 +221,21 @@ class TorchCall(CallKernel):
             holder: Any = args if isinstance(place, int) else kwargs
             holder[place] = _own(holder[place], writable)
             written += _flat(holder[place])
-        returned = self._overload(*args, **kwargs)
+        returned = self._function(*args, **kwargs)
         if not self._mutated:
             return returned
         return [*written, *_flat(returned)] if self.call.returned else written
 
     def _keep(self, found: Any, values: Values) -> bool:
         """Put the results into their slots; False where they are not of the recorded types."""
+        if self._kept_as_it_is is not None and found.__class__ is torch.Tensor:
+            shape, dtype = self._kept_as_it_is
+            if found.dtype is dtype and found.shape == values[shape]:
+                values[self.first] = found
+                return True
+        return self._keep_each(found, values)
+
+    def _keep_each(self, found: Any, values: Values) -> bool:
         results = self.call.results
         tensors = [found] if found.__class__ is torch.Tensor else _flat(found)
         if len(tensors) != len(results):
