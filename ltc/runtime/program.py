@@ -100,9 +100,7 @@ class Program:
         previous: dict[int, Buffer],
         replica: Any = None,
     ) -> list[Buffer]:
-        """Start the program; the outputs may still be on their way when this returns.
-
-        The caller has waited for room.
+        """Start the program, for which the caller has waited for room; it may run behind it.
 
         previous  output position -> the buffer whose place it takes if the program ends well, where
                   that is no input
@@ -240,9 +238,7 @@ class _Work:
 
         queued  the works there: where one fails, this will not run
         """
-        prepared = self.capabilities.prepared
-        if prepared is None or self.needs_python:
-            return None
+        prepared: Any = self.capabilities.prepared
         if not {work.execution for work in queued}.issuperset(self.dependencies):
             return None
         if any([self.inputs[position].shared for position in self.program.donated]):
