@@ -190,6 +190,28 @@ def test_a_file_of_the_cpu_loads_to_the_device():
     assert loaded["last.weight"].eq(2).all()
 
 
+@pytest.mark.parametrize("location", [None, "cpu", "ltc:1"])
+@pytest.mark.parametrize("device", ["cpu", "ltc"])
+def test_files_of_the_old_format_load(device, location):
+    """Their tensors are made first; what these hold stands behind all of them."""
+    model, file = Tied().to(device), io.BytesIO()
+    state = {**model.state_dict(), "half": torch.ones(3, device=device, dtype=torch.bfloat16)}
+    torch.save(state, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    loaded = torch.load(file, map_location=location)
+    wanted = torch.device(location or ("ltc:0" if device == "ltc" else "cpu"))
+    assert {value.device for value in loaded.values()} == {wanted}
+    assert all(bits(loaded[name]) == bits(value) for name, value in state.items())
+    loaded["first.weight"].fill_(2)
+    assert loaded["last.weight"].eq(2).all()
+
+
+def test_a_storage_is_saved_with_what_it_holds():
+    x = torch.arange(3.0, device="ltc") + 1  # pending
+    storage = through_torch(x.untyped_storage(), weights_only=False)
+    assert torch.empty(0, device="ltc").set_(storage.untyped()).tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "view",
     [
