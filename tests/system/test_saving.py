@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
+import numpy
 import pytest
 import safetensors.torch
 import torch
+import torch.utils.dlpack
 from torch import nn
 
 import ltc.core.lazy_model as ltm
@@ -330,6 +332,28 @@ def test_153_a_save_after_an_update_in_place_has_the_new_value(tmp_path):
 
 
 # --- other libraries ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "export",
+    [
+        torch.to_dlpack,
+        torch.utils.dlpack.to_dlpack,
+        lambda x: x.__dlpack__(),
+        lambda x: x.__dlpack__(max_version=(1, 0)),
+        numpy.from_dlpack,
+    ],
+)
+def test_the_memory_of_a_tensor_is_shared_with_no_other_library(export):
+    with pytest.raises(BufferError, match="no memory that another library could share"):
+        export(torch.arange(3.0, device="ltc"))
+
+
+def test_copies_on_the_cpu_go_to_other_libraries_and_back():
+    x = torch.arange(3.0, device="ltc")
+    assert numpy.from_dlpack(x.cpu()).tolist() == [0, 1, 2]
+    assert torch.from_dlpack(x.__dlpack__(dl_device=(1, 0))).tolist() == [0, 1, 2]
+    assert torch.from_dlpack(numpy.arange(3), device="ltc").is_ltc
 
 
 def test_safetensors_saves_lazy_tensors(tmp_path):

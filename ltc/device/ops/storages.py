@@ -7,18 +7,28 @@ is set to the storage of a lazy tensor becomes a view of that one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from ltc.device.ops.resizing import resize, storage_bytes
 from ltc.device.recording.state import State
-from ltc.device.recording.tensors import device_of, host_value, state_of, tensor_of, to_device
+from ltc.device.recording.tensors import (
+    device_of,
+    host_value,
+    is_lazy,
+    state_of,
+    tensor_of,
+    to_device,
+)
 from ltc.device.torch_device import contiguous_strides
 from ltc.errors import LtcError
 from ltc.support.torch_private import (
     DEVICE_TYPE,
+    TO_DLPACK,
     TYPED_STORAGE_SIZE,
     StorageBase,
     element_bytes,
@@ -47,6 +57,9 @@ def install() -> None:
     _STORAGE.size = _size_in_bytes
     _STORAGE._set_from_file = _set_from_file
     TYPED_STORAGE_SIZE.replace(_size_in_elements)
+    for place in TO_DLPACK:
+        place.replace(_exporting(place.current))
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = TO_DLPACK[0].current
 
 
 def _new_storage(cls: type, *args: Any, **kwargs: Any):
@@ -122,6 +135,23 @@ def _refusing(original: Callable[..., Any]):
         return original(self, *args)
 
     return read
+
+
+def _exporting(original: Callable[..., Any]):
+    """`original`, which hands a tensor's memory to another library, where there is such memory."""
+
+    @functools.wraps(original)
+    def to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any):
+        wanted = kwargs.get("dl_device")  # a copy there is exported
+        if is_lazy(tensor) and (
+            wanted is None or wanted[0] == torch.utils.dlpack.DLDeviceType.kDLExtDev
+        ):
+            raise BufferError(
+                "A lazy tensor has no memory that another library could share. Pass on tensor.cpu()."
+            )
+        return original(tensor, *args, **kwargs)
+
+    return to_dlpack
 
 
 def _root(state: State) -> State:
