@@ -110,6 +110,34 @@ def test_a_tensor_may_want_a_gradient_before_and_after(way):
     assert type(parameter) is nn.Parameter and parameter.requires_grad
 
 
+class Named(torch.Tensor):
+    """A subclass that does nothing of its own."""
+
+
+KINDS = {
+    "tensor": lambda: torch.ones(2, device="ltc", requires_grad=True),
+    "parameter": lambda: nn.Parameter(torch.ones(2, device="ltc")),
+    "buffer": lambda: nn.Buffer(torch.ones(2, device="ltc")),
+    "subclass": lambda: torch.ones(2, device="ltc").as_subclass(Named),
+    "result": lambda: torch.ones(2, device="ltc", requires_grad=True) * 1,
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_copy_has_the_class_and_the_attributes_of_its_original(make):
+    before = make()
+    before.note = ["mine"]
+    if before.requires_grad and before.is_leaf:
+        before.grad = torch.ones(2, device="ltc")
+    after = copy.copy(before)
+    assert type(after) is type(before) and after.note is before.note
+    assert after.requires_grad == before.requires_grad
+    assert not after.is_leaf or after.grad is None
+    with torch.no_grad():
+        after.add_(1)
+    assert before.tolist() == [1, 1]
+
+
 def test_a_state_dict_keeps_its_ties(way):
     state = trained()[0].state_dict()
     after = way(state)
