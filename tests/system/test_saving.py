@@ -138,6 +138,19 @@ def test_a_copy_has_the_class_and_the_attributes_of_its_original(make):
     assert before.tolist() == [1, 1]
 
 
+def test_a_hook_that_does_not_go_through_is_warned_of():
+    x = torch.ones(2, device="ltc", requires_grad=True)
+    x.register_hook(print)
+    for name in ("torch.save", "pickle", "queue"):
+        with pytest.warns(UserWarning, match="backward hook .* will not be serialized"):
+            WAYS[name](x)
+
+
+def test_a_result_with_a_history_goes_through_no_queue():
+    with pytest.raises(RuntimeError, match="refusing to serialize non-leaf tensor"):
+        through_a_queue(torch.ones(2, device="ltc", requires_grad=True) * 2)
+
+
 def test_a_state_dict_keeps_its_ties(way):
     state = trained()[0].state_dict()
     after = way(state)

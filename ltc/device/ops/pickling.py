@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 import torch.serialization
 from torch.multiprocessing import reductions
+from torch.utils.hooks import warn_if_has_hooks
 
 from ltc.device.ops.resizing import storage_bytes
 from ltc.device.recording.recorder import device_at
@@ -100,6 +101,7 @@ def _patch_reduce() -> None:
     def _reduce_ex_internal(self: torch.Tensor, protocol: int):
         if not is_lazy(self) or self.is_sparse:  # which is written as two others
             return original(self, protocol)
+        warn_if_has_hooks(self)
         return _pickled(self) if _saving.met is None else _saved(self)
 
     REDUCE_TENSOR.replace(entrance(_reduce_ex_internal))
@@ -194,12 +196,22 @@ def _tied_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Param
     return torch.nn.Parameter(tensor.detach(), requires_grad)
 
 
+_NOT_ACROSS = (  # torch's own text
+    "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not "
+    "support crossing process boundaries.  If you just want to transfer the data, call detach() on "
+    "the tensor before serializing (e.g., putting it on the queue)."
+)
+
+
 def _patch_queues() -> None:
     original = reductions.reduce_tensor
 
     def reduce_tensor(tensor: torch.Tensor):
         if not is_lazy(tensor):
             return original(tensor)
+        if not tensor.is_leaf:
+            raise RuntimeError(_NOT_ACROSS)
+        warn_if_has_hooks(tensor)
         function, arguments = _pickled(tensor)
         return (_tied_parameter if type(tensor) is torch.nn.Parameter else function), arguments
 
