@@ -8,8 +8,10 @@ import pickle
 import re
 import resource
 import shutil
+import stat
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -507,6 +509,29 @@ def test_a_folder_one_may_not_write_to_leaves_the_old_file(saves, tmp_path):
         os.seteuid(user)
         tmp_path.chmod(0o755)
     assert load(tmp_path / "x") == [1]
+
+
+@contextmanager
+def pipe_in(folder):
+    """(The path of a pipe, what is read from it until its end)."""
+    path, read = folder / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
+    reader.start()
+    yield path, read
+    assert stat.S_ISFIFO(path.stat().st_mode) and os.listdir(folder) == [path.name]
+    reader.join()
+
+
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path):
+    with pipe_in(tmp_path) as (path, read):
+        ltm.save({"x": torch.arange(3.0, device="ltc")}, path)
+    assert torch.load(io.BytesIO(read[0]))["x"].tolist() == [0, 1, 2]
+
+
+def test_a_pipe_takes_no_file_whose_start_is_written_last(tmp_path):
+    with pipe_in(tmp_path) as (path, _), pytest.raises(OSError, match="Could not save .*pipe"):
+        xser.save({"x": torch.arange(3.0, device="ltc")}, path)
 
 
 def test_what_killed_saves_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
