@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import os
 import re
@@ -105,7 +106,7 @@ class CheckpointManager:
     ) -> None:
         """Save everything as the checkpoint of `step`, then remove those not to be kept.
 
-        metric    by which the best are chosen
+        metric    by which the best are chosen; NaN is none
         extra     whatever else is to come back from `restore_latest`; see xser.save for its kinds
         blocking  False returns as soon as today's values are held fast, and writes behind the
                   training; an error of that is raised by the next `save` or `wait`
@@ -119,7 +120,7 @@ class CheckpointManager:
         """
         step = _number_of_step(step)
         self.wait()
-        self._save(step, metric, extra, blocking)
+        self._save(step, None if metric is None else float(metric), extra, blocking)
         if barrier:
             world.meet("ltc.utils.checkpoint.save")
 
@@ -128,7 +129,7 @@ class CheckpointManager:
         plan = serialization.planned(
             {
                 "step": step,
-                "metric": None if metric is None else float(metric),
+                "metric": metric,
                 "extra": extra,
                 "random": None if self._sharded else random_state(),
                 "parts": {name: part.state_dict() for name, part in self._parts.items()},
@@ -253,7 +254,11 @@ class CheckpointManager:
         steps = self.steps()
         kept = set(steps[-self._keep_last :])
         metrics = {step: self._metric(step) for step in steps} if self._keep_best else {}
-        rated = [(metric, step) for step, metric in metrics.items() if metric is not None]
+        rated = [
+            (metric, step)
+            for step, metric in metrics.items()
+            if metric is not None and not math.isnan(metric)  # which is better than nothing
+        ]
         rated.sort(key=itemgetter(0), reverse=self._higher)
         return kept | {step for _, step in rated[: self._keep_best]}
 
