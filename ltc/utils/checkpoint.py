@@ -155,7 +155,7 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, in order."""
-        return sorted(step for step, path in self._found() if path.is_file() or is_complete(path))
+        return sorted({step for step, path in self._found() if path.is_file() or is_complete(path)})
 
     @entrance
     def restore_latest(self) -> Restored | None:
@@ -181,8 +181,9 @@ class CheckpointManager:
         """Go back to the checkpoint of one step.
 
         Raises FileNotFoundError where there is none, DamagedFile where it is not what a save wrote,
-        KeyError where it lacks a part.
+        KeyError where it lacks a part, TypeError and ValueError as `save` for what is no step.
         """
+        step = _number_of_step(step)
         self.wait()
         path = self._existing(step)
         return self._apply(serialization.load(path), path)
@@ -218,12 +219,18 @@ class CheckpointManager:
 
     def _existing(self, step: int) -> Path:
         """The file of a step, or its folder where the replicas wrote a share each."""
-        folder = self._folder / f"step-{step:08d}"
-        return folder if is_complete(folder) else folder.with_name(f"{folder.name}.safetensors")
+        file = self._file_of(step)
+        folder = file.with_suffix("")
+        return folder if is_complete(folder) else file
+
+    def _file_of(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}.safetensors"
 
     def _write(self, step: int, metric: float | None, plan: serialization.SavePlan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        serialization.write(plan, self._folder / f"step-{step:08d}.safetensors")
+        file = self._file_of(step)
+        serialization.write(plan, file)
+        shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # shares of an earlier save
         self._tidy(step, metric)
 
     def _write_share(
@@ -235,11 +242,12 @@ class CheckpointManager:
         share: serialization.SavePlan,
         own: serialization.SavePlan,
     ) -> None:
-        folder = self._folder / f"step-{step:08d}"
+        folder = self._file_of(step).with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
         serialization.write(own, manifest.state_path(folder, ordinal, count))
         serialization.write(share, manifest.part_path(folder, ordinal, count))
         if manifest.complete(folder, count):
+            self._file_of(step).unlink(missing_ok=True)  # of an earlier save that one replica made
             self._tidy(step, metric)
 
     def _tidy(self, step: int, metric: float | None) -> None:

@@ -451,6 +451,18 @@ def test_shares_of_different_saves_are_never_mixed(tmp_path, monkeypatch):
         assert sharded(tmp_path, training).restore_latest().step == 1
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["shares first", "file first"])
+def test_a_save_of_the_other_kind_replaces_that_of_the_same_step(first, tmp_path):
+    part = Part()
+    for kind in (first, not first):
+        manager = CheckpointManager(tmp_path, sharded=kind, part=part)
+        part.value += 1
+        manager.save(7)
+    part.value = 0
+    assert manager.restore(7).step == 7 and part.value == 2
+    assert manager.steps() == [7] and len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_manifest_that_points_elsewhere_is_refused(tmp_path, monkeypatch):
     save_shares(tmp_path, Training(), monkeypatch, 1, count=1)
     folder = tmp_path / "step-00000001"
