@@ -572,3 +572,9 @@ def test_a_map_location_that_is_no_one_device_is_refused(places, tmp_path):
     xser.save({"x": torch.ones(2, device="ltc")}, tmp_path / "x")
     with pytest.raises(TypeError, match=f"is a {type(places).__name__}, but.*all come to one"):
         xser.load(tmp_path / "x", map_location=places)
+
+
+def test_a_map_location_that_is_missing_is_no_damage_to_the_file(tmp_path):
+    xser.save({"x": torch.ones(2, device="ltc")}, tmp_path / "x")
+    with pytest.raises((AssertionError, RuntimeError), match="not compiled with CUDA|No CUDA"):
+        xser.load(tmp_path / "x", map_location="cuda")
