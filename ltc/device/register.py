@@ -33,6 +33,7 @@ from ltc.device.ops import (
     sdpa,
     sdpa_overloads,
     sparse_coo,
+    storages,
 )
 from ltc.device.ops.quick_copies import quickly
 from ltc.device.recording import gradient_views
@@ -76,7 +77,7 @@ def _register_kernels(library: torch.library.Library) -> None:
     special = {
         **{
             name: quickly(name, _exclusive(kernel))
-            for name, kernel in {**copies.KERNELS, **pickling.KERNELS}.items()
+            for name, kernel in {**copies.KERNELS, **storages.KERNELS}.items()
         },
         **{name: _without_modes(k) for name, k in decompositions.KERNELS.items()},
         **{name: _without_modes(k) for name, k in recurrent_cells.KERNELS.items()},
@@ -223,6 +224,7 @@ def _register() -> None:
     _other_namespaces(everywhere)
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()
+    storages.install()
     generator.install()
     patches.install()
     introduction.install()

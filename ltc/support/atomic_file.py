@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +20,14 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a new file that becomes `path` when the block ends well, and vanishes otherwise.
 
     A reader of `path` sees the old content or the new, never part of either, also after a crash of
-    the machine. A link is followed; the file it replaces passes its permissions on.
+    the machine. A link is followed; the file it replaces passes its permissions on. A device or a
+    pipe, such as /dev/null or /dev/stdout, is written to as it is: no file may take its place.
     Raises OSError where the old content is still there, FolderNotSynced where the new one is.
     """
+    if _holds_no_content(path):
+        with open(path, "wb") as stream:
+            yield stream
+        return
     path = Path(os.path.realpath(path))
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # one folder: a rename can not copy
     try:
@@ -36,6 +42,15 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
         beside.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def _holds_no_content(path: str | os.PathLike) -> bool:
+    """Whether something is there that is neither a file nor a folder."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _sync_folder(folder: Path) -> None:

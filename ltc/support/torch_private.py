@@ -214,6 +214,10 @@ IS_ASSIGNABLE = Replaceable("torch", "_has_compatible_shallow_copy_type")
 HAS_STORAGE = Replaceable("torch._C", "_has_storage")
 REDUCE_TENSOR = Replaceable("torch", "Tensor._reduce_ex_internal")
 TYPED_STORAGE_SIZE = Replaceable("torch", "TypedStorage._size")
+TO_DLPACK = (
+    Replaceable("torch._C", "_to_dlpack"),
+    Replaceable("torch._C", "_to_dlpack_versioned"),
+)
 TENSOR_TEXT = Replaceable("torch._tensor_str", "_tensor_str")  # of its elements
 TENSOR_REPR = Replaceable("torch._tensor_str", "_str")  # with its device, dtype, gradient
 DEFAULT_DTYPE_SETTERS = (

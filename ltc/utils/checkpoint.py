@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import os
 import re
@@ -105,7 +106,7 @@ class CheckpointManager:
     ) -> None:
         """Save everything as the checkpoint of `step`, then remove those not to be kept.
 
-        metric    by which the best are chosen
+        metric    by which the best are chosen; NaN is none
         extra     whatever else is to come back from `restore_latest`; see xser.save for its kinds
         blocking  False returns as soon as today's values are held fast, and writes behind the
                   training; an error of that is raised by the next `save` or `wait`
@@ -119,7 +120,7 @@ class CheckpointManager:
         """
         step = _number_of_step(step)
         self.wait()
-        self._save(step, metric, extra, blocking)
+        self._save(step, None if metric is None else float(metric), extra, blocking)
         if barrier:
             world.meet("ltc.utils.checkpoint.save")
 
@@ -128,7 +129,7 @@ class CheckpointManager:
         plan = serialization.planned(
             {
                 "step": step,
-                "metric": None if metric is None else float(metric),
+                "metric": metric,
                 "extra": extra,
                 "random": None if self._sharded else random_state(),
                 "parts": {name: part.state_dict() for name, part in self._parts.items()},
@@ -154,7 +155,7 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, in order."""
-        return sorted(step for step, path in self._found() if path.is_file() or is_complete(path))
+        return sorted({step for step, path in self._found() if path.is_file() or is_complete(path)})
 
     @entrance
     def restore_latest(self) -> Restored | None:
@@ -180,8 +181,9 @@ class CheckpointManager:
         """Go back to the checkpoint of one step.
 
         Raises FileNotFoundError where there is none, DamagedFile where it is not what a save wrote,
-        KeyError where it lacks a part.
+        KeyError where it lacks a part, TypeError and ValueError as `save` for what is no step.
         """
+        step = _number_of_step(step)
         self.wait()
         path = self._existing(step)
         return self._apply(serialization.load(path), path)
@@ -217,12 +219,18 @@ class CheckpointManager:
 
     def _existing(self, step: int) -> Path:
         """The file of a step, or its folder where the replicas wrote a share each."""
-        folder = self._folder / f"step-{step:08d}"
-        return folder if is_complete(folder) else folder.with_name(f"{folder.name}.safetensors")
+        file = self._file_of(step)
+        folder = file.with_suffix("")
+        return folder if is_complete(folder) else file
+
+    def _file_of(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}.safetensors"
 
     def _write(self, step: int, metric: float | None, plan: serialization.SavePlan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        serialization.write(plan, self._folder / f"step-{step:08d}.safetensors")
+        file = self._file_of(step)
+        serialization.write(plan, file)
+        shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # shares of an earlier save
         self._tidy(step, metric)
 
     def _write_share(
@@ -234,11 +242,12 @@ class CheckpointManager:
         share: serialization.SavePlan,
         own: serialization.SavePlan,
     ) -> None:
-        folder = self._folder / f"step-{step:08d}"
+        folder = self._file_of(step).with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
         serialization.write(own, manifest.state_path(folder, ordinal, count))
         serialization.write(share, manifest.part_path(folder, ordinal, count))
         if manifest.complete(folder, count):
+            self._file_of(step).unlink(missing_ok=True)  # of an earlier save that one replica made
             self._tidy(step, metric)
 
     def _tidy(self, step: int, metric: float | None) -> None:
@@ -253,7 +262,11 @@ class CheckpointManager:
         steps = self.steps()
         kept = set(steps[-self._keep_last :])
         metrics = {step: self._metric(step) for step in steps} if self._keep_best else {}
-        rated = [(metric, step) for step, metric in metrics.items() if metric is not None]
+        rated = [
+            (metric, step)
+            for step, metric in metrics.items()
+            if metric is not None and not math.isnan(metric)  # which is better than nothing
+        ]
         rated.sort(key=itemgetter(0), reverse=self._higher)
         return kept | {step for _, step in rated[: self._keep_best]}
 

@@ -36,6 +36,7 @@ from ltc.checkpointing.xser_legacy import TensorReference
 from ltc.device.recording.sync import ready_buffer
 from ltc.device.recording.tensors import is_lazy, state_of
 from ltc.distributed import world
+from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import make_entrances
 
 __all__ = ["DamagedFile", "TensorReference", "load", "names", "save"]
@@ -259,7 +260,10 @@ def _one_device(map_location: Any) -> torch.device:
             f"map_location is a {type(map_location).__name__}, but a file of xser does not know from "
             f"which devices its tensors came: all come to one. Pass that device, such as 'ltc:0'."
         )
-    return torch.device(map_location)
+    device = torch.device(map_location)
+    if device.type != DEVICE_TYPE:
+        torch.empty(0, device=device)  # what raises here says nothing of the file
+    return device
 
 
 def names(path: str | os.PathLike) -> list[str]:

@@ -1,5 +1,6 @@
 """A training that was saved and restored goes on bit for bit as if it had never stopped."""
 
+import math
 import os
 import random
 import warnings
@@ -214,6 +215,20 @@ def test_the_best_few_are_kept_too_also_by_another_process(higher, kept, tmp_pat
     saved_steps(tmp_path, rated, **options)
     manager, _ = saved_steps(tmp_path, {6: 4.0}, **options)
     assert manager.steps() == kept
+
+
+@pytest.mark.parametrize("higher, kept", [(False, [2, 3, 6]), (True, [3, 5, 6])])
+def test_a_metric_that_is_no_number_is_among_no_best(higher, kept, tmp_path):
+    rated = {1: math.nan, 2: 1.0, 3: 2.0, 4: math.nan, 5: 7.0, 6: math.nan}
+    options = {"keep_last": 1, "keep_best": 2, "higher_is_better": higher}
+    assert saved_steps(tmp_path, rated, **options)[0].steps() == kept
+
+
+def test_a_metric_on_the_device_is_what_it_was_at_the_save(tmp_path):
+    manager, metric = CheckpointManager(tmp_path, 1, keep_best=1), torch.ones((), device="ltc")
+    for step, value in enumerate([3.0, 1.0, 2.0, 4.0]):
+        manager.save(step, metric=metric.fill_(value))
+    assert manager.steps() == [1, 3]
 
 
 def test_a_checkpoint_brings_back_its_step_metric_and_extras(tmp_path):
@@ -434,6 +449,18 @@ def test_shares_of_different_saves_are_never_mixed(tmp_path, monkeypatch):
     (tmp_path / "other" / "step-00000002" / file).rename(tmp_path / "step-00000002" / file)
     with pytest.warns(UserWarning, match=f"step 2 is left out: .*{file} is of another save"):
         assert sharded(tmp_path, training).restore_latest().step == 1
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["shares first", "file first"])
+def test_a_save_of_the_other_kind_replaces_that_of_the_same_step(first, tmp_path):
+    part = Part()
+    for kind in (first, not first):
+        manager = CheckpointManager(tmp_path, sharded=kind, part=part)
+        part.value += 1
+        manager.save(7)
+    part.value = 0
+    assert manager.restore(7).step == 7 and part.value == 2
+    assert manager.steps() == [7] and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_manifest_that_points_elsewhere_is_refused(tmp_path, monkeypatch):

@@ -110,8 +110,9 @@ def test_a_step_that_names_no_checkpoint_is_refused_before_anything_is_written(
     step, error, tmp_path
 ):
     manager = CheckpointManager(tmp_path / "folder")
-    with pytest.raises(error, match=f"^step={step!r}.*named by"):
-        manager.save(step)
+    for call in (manager.save, manager.restore):
+        with pytest.raises(error, match=f"^step={step!r}.*named by"):
+            call(step)
     assert not (tmp_path / "folder").exists()
 
 

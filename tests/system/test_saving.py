@@ -8,15 +8,19 @@ import pickle
 import re
 import resource
 import shutil
+import stat
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
+import numpy
 import pytest
 import safetensors.torch
 import torch
+import torch.utils.dlpack
 from torch import nn
 
 import ltc.core.lazy_model as ltm
@@ -108,6 +112,47 @@ def test_a_tensor_may_want_a_gradient_before_and_after(way):
     assert type(parameter) is nn.Parameter and parameter.requires_grad
 
 
+class Named(torch.Tensor):
+    """A subclass that does nothing of its own."""
+
+
+KINDS = {
+    "tensor": lambda: torch.ones(2, device="ltc", requires_grad=True),
+    "parameter": lambda: nn.Parameter(torch.ones(2, device="ltc")),
+    "buffer": lambda: nn.Buffer(torch.ones(2, device="ltc")),
+    "subclass": lambda: torch.ones(2, device="ltc").as_subclass(Named),
+    "result": lambda: torch.ones(2, device="ltc", requires_grad=True) * 1,
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_copy_has_the_class_and_the_attributes_of_its_original(make):
+    before = make()
+    before.note = ["mine"]
+    if before.requires_grad and before.is_leaf:
+        before.grad = torch.ones(2, device="ltc")
+    after = copy.copy(before)
+    assert type(after) is type(before) and after.note is before.note
+    assert after.requires_grad == before.requires_grad
+    assert not after.is_leaf or after.grad is None
+    with torch.no_grad():
+        after.add_(1)
+    assert before.tolist() == [1, 1]
+
+
+def test_a_hook_that_does_not_go_through_is_warned_of():
+    x = torch.ones(2, device="ltc", requires_grad=True)
+    x.register_hook(print)
+    for name in ("torch.save", "pickle", "queue"):
+        with pytest.warns(UserWarning, match="backward hook .* will not be serialized"):
+            WAYS[name](x)
+
+
+def test_a_result_with_a_history_goes_through_no_queue():
+    with pytest.raises(RuntimeError, match="refusing to serialize non-leaf tensor"):
+        through_a_queue(torch.ones(2, device="ltc", requires_grad=True) * 2)
+
+
 def test_a_state_dict_keeps_its_ties(way):
     state = trained()[0].state_dict()
     after = way(state)
@@ -188,6 +233,28 @@ def test_a_file_of_the_cpu_loads_to_the_device():
     loaded = through_torch(model.state_dict(), map_location="ltc")
     loaded["first.weight"].fill_(2)
     assert loaded["last.weight"].eq(2).all()
+
+
+@pytest.mark.parametrize("location", [None, "cpu", "ltc:1"])
+@pytest.mark.parametrize("device", ["cpu", "ltc"])
+def test_files_of_the_old_format_load(device, location):
+    """Their tensors are made first; what these hold stands behind all of them."""
+    model, file = Tied().to(device), io.BytesIO()
+    state = {**model.state_dict(), "half": torch.ones(3, device=device, dtype=torch.bfloat16)}
+    torch.save(state, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    loaded = torch.load(file, map_location=location)
+    wanted = torch.device(location or ("ltc:0" if device == "ltc" else "cpu"))
+    assert {value.device for value in loaded.values()} == {wanted}
+    assert all(bits(loaded[name]) == bits(value) for name, value in state.items())
+    loaded["first.weight"].fill_(2)
+    assert loaded["last.weight"].eq(2).all()
+
+
+def test_a_storage_is_saved_with_what_it_holds():
+    x = torch.arange(3.0, device="ltc") + 1  # pending
+    storage = through_torch(x.untyped_storage(), weights_only=False)
+    assert torch.empty(0, device="ltc").set_(storage.untyped()).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -310,6 +377,28 @@ def test_153_a_save_after_an_update_in_place_has_the_new_value(tmp_path):
 # --- other libraries ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "export",
+    [
+        torch.to_dlpack,
+        torch.utils.dlpack.to_dlpack,
+        lambda x: x.__dlpack__(),
+        lambda x: x.__dlpack__(max_version=(1, 0)),
+        numpy.from_dlpack,
+    ],
+)
+def test_the_memory_of_a_tensor_is_shared_with_no_other_library(export):
+    with pytest.raises(BufferError, match="no memory that another library could share"):
+        export(torch.arange(3.0, device="ltc"))
+
+
+def test_copies_on_the_cpu_go_to_other_libraries_and_back():
+    x = torch.arange(3.0, device="ltc")
+    assert numpy.from_dlpack(x.cpu()).tolist() == [0, 1, 2]
+    assert torch.from_dlpack(x.__dlpack__(dl_device=(1, 0))).tolist() == [0, 1, 2]
+    assert torch.from_dlpack(numpy.arange(3), device="ltc").is_ltc
+
+
 def test_safetensors_saves_lazy_tensors(tmp_path):
     state = {"x": torch.arange(3.0, device="ltc"), "y": torch.ones(2, 2, device="ltc").bfloat16()}
     safetensors.torch.save_file(state, tmp_path / "x")
@@ -422,6 +511,29 @@ def test_a_folder_one_may_not_write_to_leaves_the_old_file(saves, tmp_path):
     assert load(tmp_path / "x") == [1]
 
 
+@contextmanager
+def pipe_in(folder):
+    """(The path of a pipe, what is read from it until its end)."""
+    path, read = folder / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
+    reader.start()
+    yield path, read
+    assert stat.S_ISFIFO(path.stat().st_mode) and os.listdir(folder) == [path.name]
+    reader.join()
+
+
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path):
+    with pipe_in(tmp_path) as (path, read):
+        ltm.save({"x": torch.arange(3.0, device="ltc")}, path)
+    assert torch.load(io.BytesIO(read[0]))["x"].tolist() == [0, 1, 2]
+
+
+def test_a_pipe_takes_no_file_whose_start_is_written_last(tmp_path):
+    with pipe_in(tmp_path) as (path, _), pytest.raises(OSError, match="Could not save .*pipe"):
+        xser.save({"x": torch.arange(3.0, device="ltc")}, path)
+
+
 def test_what_killed_saves_left_behind_is_removed_by_the_next(tmp_path, monkeypatch):
     left, in_use = (tmp_path / f".x.{digit * 32}" for digit in "ab")
     other = tmp_path / ".x.backup"
@@ -460,3 +572,9 @@ def test_a_map_location_that_is_no_one_device_is_refused(places, tmp_path):
     xser.save({"x": torch.ones(2, device="ltc")}, tmp_path / "x")
     with pytest.raises(TypeError, match=f"is a {type(places).__name__}, but.*all come to one"):
         xser.load(tmp_path / "x", map_location=places)
+
+
+def test_a_map_location_that_is_missing_is_no_damage_to_the_file(tmp_path):
+    xser.save({"x": torch.ones(2, device="ltc")}, tmp_path / "x")
+    with pytest.raises((AssertionError, RuntimeError), match="not compiled with CUDA|No CUDA"):
+        xser.load(tmp_path / "x", map_location="cuda")

@@ -276,6 +276,44 @@ def test_set_shares_the_other_tensors_values(device):
 
 
 @pytest.mark.compared
+@pytest.mark.parametrize("pending", [True, False])
+@pytest.mark.parametrize("base", [lambda x: x, lambda x: x[1:]], ids=["whole", "of a view"])
+def test_set_to_a_part_of_another_tensors_storage_shares_its_values(device, base, pending):
+    x = ramp(6, device=device)
+    if not pending:
+        x.tolist()
+    part = torch.empty(0, device=device, dtype=x.dtype)
+    part.set_(base(x).untyped_storage(), 1, (2, 2), (1, 2))
+    part.mul_(2)
+    x.add_(1)
+    return x, part
+
+
+@pytest.mark.compared
+def test_set_to_a_storage_in_another_dtype_shares_its_bytes(device):
+    x = ramp(3, device=device)
+    raw = torch.empty(0, dtype=torch.int64, device=device).set_(x.untyped_storage())
+    raw[1] = 0
+    odd = torch.arange(3, dtype=torch.int16, device=device).untyped_storage()
+    return x, raw, torch.empty(0, dtype=torch.int32, device=device).set_(odd)
+
+
+def test_a_tensor_is_not_set_to_a_storage_of_another_device():
+    x = torch.ones(3, device="ltc:1")
+    with pytest.raises(RuntimeError, match="on ltc:0 cannot be set to a storage on ltc:1"):
+        torch.empty(0, device="ltc:0").set_(x.untyped_storage())
+
+
+@pytest.mark.compared
+def test_what_is_written_to_a_storage_is_in_the_tensors_set_to_it(device):
+    storage = torch.UntypedStorage(24, device=device)
+    whole = torch.empty(0, dtype=torch.double, device=device).set_(storage)
+    part = torch.empty(0, dtype=torch.double, device=device).set_(storage, 1, (2,))
+    storage.copy_(torch.arange(3.0, dtype=torch.double).untyped_storage())
+    return whole, part
+
+
+@pytest.mark.compared
 def test_resize_keeps_the_shape_asked_for(device):
     return list(ramp(2, 3, device=device).resize_(2, 2).shape)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.nn.parameter import is_lazy as is_uninitialized
 
 from ltc.aten.call import Call
 from ltc.device.hooks import (
@@ -197,9 +198,20 @@ def _copy_deeply() -> None:
 
     def __copy__(self: torch.Tensor):
         if is_lazy(self):
-            return copy.deepcopy(self) if self.is_leaf else self.clone()
+            return _copied(self)
         if original is not None:
             return original(self)
         return copy._reconstruct(self, None, *self.__reduce_ex__(4))  # type: ignore[attr-defined]  # private
 
     torch.Tensor.__copy__ = __copy__  # type: ignore[attr-defined]  # torch has none
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The values anew, in a tensor of the same class; its attributes are shared, as by copy.copy."""
+    if is_uninitialized(tensor):
+        return copy.deepcopy(tensor)
+    copied = (tensor.detach() if tensor.is_leaf else tensor).clone()
+    if type(copied) is not type(tensor):
+        copied = copied.as_subclass(type(tensor))
+    vars(copied).update(vars(tensor))
+    return copied.requires_grad_(tensor.requires_grad)

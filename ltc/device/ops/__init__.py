@@ -1,1 +1,1 @@
-"""Kernels that no schema describes: copies, pickling, resizing, attention."""
+"""Kernels that no schema describes: copies, pickling, storages, resizing, attention."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,34 +16,26 @@ from weakref import WeakValueDictionary
 import torch
 import torch.serialization
 from torch.multiprocessing import reductions
+from torch.utils.hooks import warn_if_has_hooks
 
-from ltc.device.ops.resizing import resize, storage_bytes
+from ltc.device.ops.resizing import storage_bytes
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import (
-    device_of,
     host_tensor,
     is_lazy,
     state_of,
     to_device,
-    wrap_buffer,
 )
 from ltc.device.torch_device import contiguous_strides
-from ltc.errors import LtcError
 from ltc.support.torch_private import (
-    DEVICE_TYPE,
     HAS_STORAGE,
     REDUCE_TENSOR,
     TENSOR_CLASSES,
-    TYPED_STORAGE_SIZE,
-    StorageBase,
     dtypes_without_typed_storage,
-    element_bytes,
     rebuild_tensor,
     rebuild_tensor_with_dtype,
-    storage_from_pointer,
     typed_storage,
-    untyped_part,
 )
 from ltc.tracebacks import entrance
 
@@ -61,8 +53,8 @@ def install() -> None:
     """Make lazy tensors picklable.  Once per process."""
     _patch_reduce()
     _patch_save()
+    _patch_bytes_to_write()
     _patch_queues()
-    _patch_storages()
     _patch_deepcopy()
     torch.serialization.register_package(_BEFORE_CPU, _saved_from, lambda storage, location: None)
 
@@ -91,12 +83,25 @@ def _patch_save() -> None:
     torch.save = torch.serialization.save = save
 
 
+def _patch_bytes_to_write() -> None:
+    """torch.save writes as much of a storage, given to it as such, as its nbytes() says."""
+    original: Callable[..., int] = torch.UntypedStorage.nbytes
+
+    def nbytes(self: Any) -> int:
+        if _saving.met is None or not hasattr(self, "lazy"):
+            return original(self)
+        return storage_bytes(self.lazy)
+
+    torch.UntypedStorage.nbytes = nbytes
+
+
 def _patch_reduce() -> None:
     original = REDUCE_TENSOR.current
 
     def _reduce_ex_internal(self: torch.Tensor, protocol: int):
         if not is_lazy(self) or self.is_sparse:  # which is written as two others
             return original(self, protocol)
+        warn_if_has_hooks(self)
         return _pickled(self) if _saving.met is None else _saved(self)
 
     REDUCE_TENSOR.replace(entrance(_reduce_ex_internal))
@@ -191,12 +196,22 @@ def _tied_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Param
     return torch.nn.Parameter(tensor.detach(), requires_grad)
 
 
+_NOT_ACROSS = (  # torch's own text
+    "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not "
+    "support crossing process boundaries.  If you just want to transfer the data, call detach() on "
+    "the tensor before serializing (e.g., putting it on the queue)."
+)
+
+
 def _patch_queues() -> None:
     original = reductions.reduce_tensor
 
     def reduce_tensor(tensor: torch.Tensor):
         if not is_lazy(tensor):
             return original(tensor)
+        if not tensor.is_leaf:
+            raise RuntimeError(_NOT_ACROSS)
+        warn_if_has_hooks(tensor)
         function, arguments = _pickled(tensor)
         return (_tied_parameter if type(tensor) is torch.nn.Parameter else function), arguments
 
@@ -226,131 +241,3 @@ def _patch_deepcopy() -> None:
         return again
 
     torch.Tensor.__deepcopy__ = entrance(__deepcopy__)
-
-
-# --- storages ---------------------------------------------------------------------------------
-# torch.load with map_location="ltc:0" and FSDP make storages directly.  C++ would crash on them,
-# so the bytes are kept on the Python object and become a value when a tensor is set to it.
-
-_NO_ADDRESS = 1 << 60  # nothing can be read there: no processor has such addresses
-
-
-# Any: their methods are replaced, and have others in C++ than they are declared with.
-_STORAGE: Any = torch.UntypedStorage
-_TYPED: Any = torch.TypedStorage
-_BASE: Any = StorageBase
-_new, _data_ptr = _STORAGE.__new__, _STORAGE.data_ptr
-_copy_, _resize_ = _BASE.copy_, _BASE.resize_
-
-
-def _patch_storages() -> None:
-    _STORAGE.__new__, _STORAGE.copy_, _STORAGE.resize_ = _new_storage, _copy_bytes_, _resize_bytes_
-    for kind in (_STORAGE, _TYPED):
-        for name in ("tolist", "__getitem__", "__iter__"):
-            setattr(kind, name, _refusing(getattr(kind, name)))
-    _STORAGE.data_ptr = _identity
-    _STORAGE.size = _size_in_bytes
-    TYPED_STORAGE_SIZE.replace(_size_in_elements)
-
-
-def _new_storage(cls: type, *args: Any, **kwargs: Any):
-    device = kwargs.get("device")
-    if device is None or torch.device(device).type != DEVICE_TYPE:
-        return _new(cls, *args, **kwargs)
-    size = args[0] if args and isinstance(args[0], int) else 0
-    made: Any = storage_from_pointer(1, device_of(torch.device(device)).torch_device, size)
-    made.bytes_on_host = torch.zeros(size, dtype=torch.uint8, device="cpu")
-    return made
-
-
-def _copy_bytes_(self: Any, source: Any, non_blocking: bool | None = None):
-    if self.device.type != DEVICE_TYPE and source.device.type != DEVICE_TYPE:
-        return _copy_(self, source, non_blocking)
-    content = _bytes_of(source)
-    if self.device.type != DEVICE_TYPE:
-        _copy_(self, content.untyped_storage())
-    elif hasattr(self, "lazy"):
-        raise LtcError("The storage of a lazy tensor cannot be written to; use tensor.copy_().")
-    else:
-        self.bytes_on_host = content.clone()
-    return self
-
-
-def _resize_bytes_(self: Any, size: int):
-    if self.device.type != DEVICE_TYPE:
-        return _resize_(self, size)
-    if hasattr(self, "lazy"):
-        resize(self.lazy, size)
-    return self
-
-
-def _size_in_bytes(self: Any):
-    """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address."""
-    state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
-    return self.nbytes() if state is None else storage_bytes(state)
-
-
-def _size_in_elements(self: Any):
-    return untyped_part(self).size() // element_bytes(self)
-
-
-def _identity(self: Any):
-    """Different for storages that share nothing: safetensors and others find ties by it."""
-    state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
-    if state is None:
-        return _data_ptr(self)
-    return _NO_ADDRESS + ((state if state.base is None else state.base).tensor_id << 32)
-
-
-def _refusing(original: Callable[..., Any]):
-    def read(self: Any, *args: Any):
-        if self.device.type == DEVICE_TYPE:
-            raise LtcError(
-                "A lazy tensor has no storage to read: its values are where its backend keeps "
-                "them. Use tensor.cpu()."
-            )
-        return original(self, *args)
-
-    return read
-
-
-def _bytes_of(storage: Any) -> torch.Tensor:
-    if storage.device.type != DEVICE_TYPE:
-        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-    state = getattr(storage, "lazy", None)
-    if state is None:
-        return getattr(storage, "bytes_on_host", torch.empty(0, dtype=torch.uint8, device="cpu"))
-    if state.buffer is None or state.base is not None:
-        raise LtcError("The storage of this lazy tensor is not materialised; use tensor.cpu().")
-    return host_tensor(wrap_buffer(state.buffer, state.device)).reshape(-1).view(torch.uint8)
-
-
-def _set_to_storage(
-    self: torch.Tensor,
-    source: torch.UntypedStorage,
-    storage_offset: int = 0,
-    size: Sequence[int] | None = None,
-    stride: Sequence[int] | None = None,
-):
-    """aten::set_ to a storage: the tensor gets a copy of the part it is to show.
-
-    Tensors set to the same part of one storage share that copy.
-    """
-    content = _bytes_of(source)
-    if size is None:
-        size = (content.numel() // self.element_size(),)
-    stride = stride or contiguous_strides(size)
-    part = (self.dtype, self.device, storage_offset, tuple(size), tuple(stride))
-    copies = vars(source).setdefault("copies_of_parts", {})
-    if part not in copies:
-        plain = torch.empty(0, dtype=self.dtype, device="cpu")
-        plain = plain.set_(content.untyped_storage(), storage_offset, size, stride).contiguous()
-        copies[part] = to_device(plain, state_of(self).device)
-    self.data = copies[part]
-    return self
-
-
-KERNELS = {
-    "set_.source_Storage": _set_to_storage,
-    "set_.source_Storage_storage_offset": _set_to_storage,
-}

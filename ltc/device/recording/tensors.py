@@ -154,6 +154,14 @@ def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
     return tensor
 
 
+def tensor_of(state: State) -> torch.Tensor:
+    """Another tensor of a state that is no view: what is written to either is seen in both."""
+    shape, dtype = state.type
+    tensor = state.device.new_tensor(shape, dtype)
+    storage_of(tensor).lazy = state
+    return tensor
+
+
 def _holding(buffer: Buffer, device: Device) -> State:
     state = new_state(None, device)
     state.buffer = buffer
