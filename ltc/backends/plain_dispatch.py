@@ -27,8 +27,14 @@ def _key_set(*names: str) -> Any:
 
 
 _INCLUDED = _key_set("BackendSelect")
+# Python: not to be included is not enough, since detach asks a dispatch mode unless that is excluded.
 _EXCLUDED = _key_set(
-    "AutogradCPU", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView", "AutocastCPU"
+    "AutogradCPU",
+    "AutogradOther",
+    "AutogradFunctionality",
+    "ADInplaceOrView",
+    "AutocastCPU",
+    "Python",
 )
 
 

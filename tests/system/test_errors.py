@@ -71,6 +71,8 @@ WRONG = {
     "dim": lambda x: x.sum(5),
     "cat": lambda x: torch.cat([x, x.new_ones(1, 5)]),
     "copy_": lambda x: x.copy_(x.new_ones(5)),
+    "copy_ of more dimensions": lambda x: x.copy_(x.new_ones(1, *SHAPE)),
+    "copy_ of more dimensions of the CPU": lambda x: x.copy_(torch.ones(1, *SHAPE)),
     "view": lambda x: x.view(5),
     "expand": lambda x: x.expand(2, 3),
     "softmax of integers": lambda x: x.long().softmax(0),

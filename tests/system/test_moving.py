@@ -1,5 +1,6 @@
 """`module.to("ltc")` whatever else holds the module's tensors, and all of it or nothing."""
 
+import copy
 import weakref
 
 import pytest
@@ -139,6 +140,32 @@ def test_a_move_that_fails_leaves_the_module_as_it_was(name, number, overwrite, 
     assert all(one is other for one, other in zip(after, tensors))
     assert {tensor.device.type for tensor in after} == {device}
     equal(after, values)
+
+
+def profiled(layer, x):
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        layer(x).sum().backward()
+    return profiler
+
+
+def test_a_profiler_that_is_gone_lets_a_module_move():
+    layer = nn.Linear(2, 3).to("ltc")
+    weight = layer.weight
+    profiled(layer, torch.ones(4, 2, device="ltc"))
+    layer.to("cpu")
+    assert layer.weight is weight and weight.device.type == weight.grad.device.type == "cpu"
+
+
+def test_a_module_whose_parameters_a_profiler_has_recorded_says_so_and_stays():
+    layer = nn.Linear(2, 3).to("ltc")
+    profiler = profiled(layer, torch.ones(4, 2, device="ltc"))
+    with pytest.raises(RuntimeError, match="delete the profiler first") as caught:
+        layer.to("cpu")
+    assert "on ltc:0 cannot become one on cpu" in str(caught.value)
+    assert {p.device.type for p in layer.parameters()} == {"ltc"}
+    assert copy.deepcopy(layer).to("cpu").weight.device.type == "cpu"
+    del profiler
+    assert layer.to("cpu").weight.device.type == "cpu"
 
 
 def test_a_move_to_a_device_that_does_not_exist_says_so():

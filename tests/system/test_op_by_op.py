@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ltc.core.lazy_model as ltm
 from ltc import config
@@ -513,6 +514,21 @@ def test_modes(op_by_op, mode):
     theirs = (x.t() @ x).relu()
     theirs[0].add_(1)
     torch.testing.assert_close(y.cpu(), theirs)
+
+
+def test_a_dispatch_mode_sees_no_call_on_the_cpu(op_by_op):
+    on_cpu = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if any(isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in args):
+                on_cpu.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 2, 4, 4).to("ltc:0").requires_grad_()
+    with Seen():
+        F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum().backward()
+    assert not on_cpu
 
 
 def test_autocast_of_the_cpu_does_not_reach_in(op_by_op):

@@ -121,6 +121,32 @@ def test_an_operation_of_the_user_is_asked_in_every_process():
     assert asked(work)[0] == 1
 
 
+def spread_of_one():
+    return (torch.ones(1, device="ltc").std(),)
+
+
+def real_parts():
+    return (torch.ones(2, dtype=torch.complex64, device="ltc").float(),)
+
+
+def products_at_indices():
+    x = torch.ones(3, device="ltc")
+    return (x.index_reduce(0, torch.arange(3, device="ltc"), x, "prod"),)
+
+
+@pytest.mark.parametrize("work", [spread_of_one, real_parts, products_at_indices])
+def test_torch_warns_in_a_later_process_too(work):
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # some warnings come once a process
+    try:
+        for _ in range(2):
+            forget()
+            with pytest.warns(UserWarning, match="freedom|imaginary|beta"):
+                work()
+    finally:
+        torch.set_warn_always(before)
+
+
 def test_an_overload_keeps_the_kinds_of_calls_that_came_last(monkeypatch):
     monkeypatch.setattr(type_cache, "MOST", 3)
 

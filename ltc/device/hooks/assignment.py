@@ -9,6 +9,7 @@ graph, keeps it.
 from __future__ import annotations
 
 import functools
+import gc
 from typing import Any
 
 import torch
@@ -81,8 +82,24 @@ def _take_content(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
     if has_own_dispatch(one):  # much of what it holds is in attributes
         torch.utils.swap_tensors(one, other)
-    else:
+        return
+    try:
         exchange_contents(one, other)
+    except RuntimeError:  # C++ has weak references, which would stay with the old content
+        gc.collect()  # a profiler, whose records have them, is part of a cycle
+        _exchange_unless_recorded(one, other)
+
+
+def _exchange_unless_recorded(one: torch.Tensor, other: torch.Tensor) -> None:
+    try:
+        exchange_contents(one, other)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"A tensor on {one.device} cannot become one on {other.device} while a profiler's "
+            f"records refer to it, as those of torch.profiler.profile with record_shapes=True or "
+            f"with_stack=True do. Move it before the profile begins; or, where the profile is "
+            f"over, delete the profiler first, or move a copy.deepcopy() of the module."
+        ) from error
 
 
 def _delivering_to(tensor: torch.Tensor):

@@ -67,12 +67,10 @@ def _broadcast(value: CallResult, shape: tuple):
 
 def _require_broadcast(shape: tuple, source: tuple) -> None:
     """Raise eager's error where a tensor of shape `source` cannot be copied into one of `shape`."""
-    for step in range(1, max(len(shape), len(source)) + 1):
-        a = shape[-step] if step <= len(shape) else 1
-        b = source[-step] if step <= len(source) else 1
-        if b != 1 and a != b:
-            one = torch.zeros((), device="cpu")
-            torch.empty(shape, device="cpu").copy_(one.expand(source))  # raises
+    behind = shape[max(len(shape) - len(source), 0) :]
+    if len(source) > len(shape) or any(b not in (1, a) for a, b in zip(behind, source)):
+        one = torch.zeros((), device="cpu")
+        torch.empty(shape, device="cpu").copy_(one.expand(source))  # raises
 
 
 _WIDEST = {float: torch.float64, complex: torch.complex128}  # whatever the default dtype is

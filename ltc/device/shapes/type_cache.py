@@ -18,6 +18,17 @@ from ltc.support.version import source_digest
 
 _Found = dict  # text of a call's kind -> ((shape, dtype) or None, …)
 MOST = 512  # kinds of calls of one overload: older ones make room
+# Where torch's kernels warn of some calls.  The formulas answer nearly all others of these, so that
+# to be asked anew in each process costs little, and each warns its user.
+_WARN = frozenset(
+    f"aten::{name}"
+    for name in (
+        "copy_", "_to_copy",  # of complex numbers to real ones
+        "std.correction", "std_mean.correction", "var.correction", "var_mean.correction",
+        "index_reduce", "index_reduce_", "index_reduce.out",
+        "scatter.reduce", "scatter_.reduce", "scatter.reduce_out",
+    )
+)  # fmt: skip
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 
@@ -88,7 +99,7 @@ def _text_of(overload: Any, key: tuple) -> str | None:
 
     What an operation of the user gives may be another thing tomorrow.
     """
-    if overload.namespace != "aten":
+    if overload.namespace != "aten" or overload.name() in _WARN:
         return None
     words = []
     for part in key:
