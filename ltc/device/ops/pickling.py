@@ -30,6 +30,7 @@ from ltc.device.recording.tensors import (
 )
 from ltc.device.torch_device import contiguous_strides
 from ltc.errors import LtcError
+from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     HAS_STORAGE,
@@ -88,7 +89,8 @@ def _patch_save() -> None:
             _saving.met = before
 
     save.__doc__ = original.__doc__
-    torch.save = torch.serialization.save = save
+    stand_in(torch.serialization, "save", save)
+    stand_in(torch, "save", save)
 
 
 def _patch_reduce() -> None:
