@@ -325,6 +325,7 @@ def is_pickled_in_exports() -> Replaceable:
 # --- the default device
 
 DEVICE_CONTEXT = Replaceable("torch.utils._device", "DeviceContext.__init__")  # `with device:` too
+UNDER_DEVICE_CONTEXT = Replaceable("torch.utils._device", "DeviceContext.__torch_function__")
 device_constructors = _named("torch.utils._device", "_device_constructors")  # what it applies to
 builtin_of_scripts = _named("torch.jit._builtins", "_find_builtin")  # the operation of a function
 name_for_scripts = _named("torch.jit._builtins", "_register_builtin")  # a function stands for it

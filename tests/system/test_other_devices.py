@@ -2,9 +2,11 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
+from torch import nn
 
 import ltc
 import ltc.core.lazy_model as ltm
@@ -78,6 +80,62 @@ def test_a_stream_is_that_of_its_device():
     with pytest.raises(IndexError):
         torch.accelerator.current_stream(1).synchronize()
     del x
+
+
+MADE_ON_THE_CURRENT_DEVICE = {
+    "to": lambda x: x.to("ltc"),
+    "to device": lambda x: x.to(torch.device("ltc"), torch.float64, copy=True),
+    "to by keyword": lambda x: x.to(device="ltc", non_blocking=True),
+    "from another": lambda x: x.to("ltc:2").to("ltc"),
+    "sparse": lambda x: x.to_sparse().to("ltc"),
+    "gradient": lambda x: x.requires_grad_().to("ltc"),
+    "module": lambda x: nn.BatchNorm1d(2).to("ltc").running_mean,
+    "packed": lambda x: nn.utils.rnn.pack_sequence([x]).to("ltc").data,
+    "tensor": lambda x: torch.tensor([1.0], device="ltc"),
+    "as_tensor": lambda x: torch.as_tensor([1.0], device="ltc"),
+    "asarray": lambda x: torch.asarray(x, device=torch.device("ltc")),
+    "new_tensor": lambda x: x.new_tensor([1], device="ltc"),
+    "sparse_coo_tensor": lambda x: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="ltc"),
+    "ones": lambda x: torch.ones(2, device="ltc"),
+}
+
+
+@pytest.mark.parametrize("way", MADE_ON_THE_CURRENT_DEVICE)
+def test_a_bare_ltc_is_the_current_device(way):
+    make = MADE_ON_THE_CURRENT_DEVICE[way]
+    with torch.ltc.device(1):
+        assert make(torch.ones(2, 2)).device == torch.device("ltc:1")
+        assert torch.ones(2).to("ltc:0").device == torch.device("ltc:0")
+    assert make(torch.ones(2, 2)).device == torch.device("ltc:0")
+
+
+def test_a_bare_ltc_as_default_device_is_the_current_device():
+    def made():
+        return {
+            function([1]).device.index
+            for function in (torch.tensor, torch.as_tensor, torch.asarray, torch.ones)
+        }
+
+    with torch.ltc.device(1):
+        with torch.device("ltc"):
+            assert made() == {1}
+        with torch.device("ltc:2"):
+            assert made() == {2}
+    with torch.device("ltc"):
+        assert made() == {0}
+
+
+def test_a_bare_ltc_in_another_thread_is_its_own_current_device():
+    found = []
+
+    def move():
+        torch.ltc.set_device(1)
+        found.append(torch.ones(2).to("ltc").device.index)
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    thread.join()
+    assert found == [1] and torch.ones(2).to("ltc").device.index == 0
 
 
 COPIES = {

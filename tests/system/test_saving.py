@@ -322,6 +322,33 @@ def test_159_a_tensor_of_a_device_that_is_missing_is_an_error_that_names_it(tmp_
     assert "LTC device 3" in printed and "ltc:3 does not exist" in printed
 
 
+FUNCTIONS = """torch.flatten torch.ravel torch.reshape torch.save torch.serialization.save
+    torch.jit.save torch.jit.load torch.Tensor.contiguous torch.Tensor.flatten torch.Tensor.ravel
+    torch.Tensor.reshape torch.Tensor.reshape_as torch.tensor torch.Tensor.to"""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS.split())
+def test_a_function_of_torch_is_pickled_by_its_name(name):
+    with torch.ltc.device(1):  # where a few more are replaced
+        function = eval(name)
+        assert pickle.loads(pickle.dumps(function)) is function
+
+
+PLAIN_MODEL = """
+import sys, torch
+print(torch.load(sys.argv[1], map_location="cpu", weights_only=False).function(torch.ones(2, 2)))
+assert "ltc" not in sys.modules
+"""
+
+
+def test_a_model_that_holds_a_function_of_torch_is_saved_and_loads_without_ltc(tmp_path):
+    model = nn.Linear(2, 2).to("ltc")
+    model.function = torch.flatten
+    torch.save(model, tmp_path / "x")
+    printed = run_plain(PLAIN_MODEL, tmp_path / "x", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert printed == "tensor([1., 1., 1., 1.])\n"
+
+
 # --- ltm.save -----------------------------------------------------------------------------------
 
 

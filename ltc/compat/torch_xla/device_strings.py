@@ -15,15 +15,14 @@ import torch
 from ltc.amp import autocast
 from ltc.aten.schema import schema_of
 from ltc.compat.torch_xla.xla_device import XLA, is_xla, native
+from ltc.device.hooks.names import replace_what_takes_a_device
 from ltc.device.recording.tensors import is_lazy
 from ltc.support.torch_private import (
     DEVICE_CONTEXT,
     DEVICE_TYPE,
     all_overload_names,
-    builtin_of_scripts,
     device_constructors,
     has_kernel,
-    name_for_scripts,
 )
 from ltc.tracebacks import entrance
 
@@ -34,31 +33,13 @@ def install() -> None:
     """Let torch take "xla" for ltc. Once per process."""
     _send_kernels_to_ltc()
     device_constructors()  # torch looks them up once: as they are before they are replaced below
-    for holder, names in _TAKE_A_DEVICE.items():
-        for name in names.split():
-            _replace(holder, name)
+    replace_what_takes_a_device(_with_native_device)
     DEVICE_CONTEXT.replace(_with_native_device(DEVICE_CONTEXT.current))
     for kind in (torch.amp.autocast, torch.amp.GradScaler, type(torch.Generator)):
         method = "__call__" if issubclass(kind, type) else "__init__"
         setattr(kind, method, _with_native_kind(getattr(kind, method)))
     torch.Tensor.is_xla = property(is_lazy)  # type: ignore[attr-defined]  # of every tensor
     torch.serialization.register_package(0, _no_tag, _restored)
-
-
-def _replace(holder: Any, name: str) -> None:
-    original = getattr(holder, name)
-    replacement = _with_native_device(original)
-    setattr(holder, name, replacement)
-    operation = builtin_of_scripts(original)
-    if operation is not None:  # torch.jit.script knows functions by themselves
-        name_for_scripts(replacement, operation)
-
-
-# What looks for XLA's library before the dispatcher is asked.
-_TAKE_A_DEVICE: dict[Any, str] = {
-    torch: "tensor as_tensor asarray",
-    torch.Tensor: "to new_tensor",
-}
 
 
 def _send_kernels_to_ltc() -> None:

@@ -1,16 +1,31 @@
-"""Names of devices: `ltc:1` as torch says it, `CPU:1` as the backend knows it."""
+"""Names of devices: `ltc:1` as torch says it, `CPU:1` as the backend knows it.
+
+A bare `ltc` means the thread's current device. Where C++ looks at it before a kernel does, it asks
+the device guard, which Python can not tell and which answers 0. So once a thread has chosen another
+device, the few functions that do so are given the name with its index.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from ltc.device.recording.recorder import devices
-from ltc.device.recording.tensors import current_device
+from ltc.device.recording.tensors import before_another_is_current, current_device
 from ltc.runtime.transfers import backend
-from ltc.support.torch_private import DEVICE_TYPE
+from ltc.support.stand_in import stand_in
+from ltc.support.torch_private import (
+    DEVICE_TYPE,
+    UNDER_DEVICE_CONTEXT,
+    builtin_of_scripts,
+    device_constructors,
+    name_for_scripts,
+)
 
 _REAL = re.compile(r"(CPU|TPU|GPU):(\d+)")
 _PREFERENCE = ("TPU", "GPU", "CPU")  # which kind is meant where none is asked for
@@ -68,3 +83,70 @@ def _real_name(name: str) -> str:
 def kind_of(real_name: str) -> str:
     """ "CPU" of "CPU:0"."""
     return real_name.partition(":")[0]
+
+
+# --- a bare `ltc` -----------------------------------------------------------------------------
+
+# What looks at a device before the dispatcher is asked.
+_TAKE_A_DEVICE: dict[Any, str] = {
+    torch: "tensor as_tensor asarray sparse_coo_tensor",
+    torch.Tensor: "to new_tensor",
+}
+_replacing = threading.RLock()
+_done: list[bool] = []
+
+
+def install() -> None:
+    """Let a bare `ltc` mean the thread's current device everywhere.  Once per process."""
+    before_another_is_current(_name_devices)
+
+
+def replace_what_takes_a_device(
+    replacement_of: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> dict[Any, Any]:
+    """Put replacements where C++ looks at a device first; by what was there until now."""
+    replaced = {}
+    for holder, names in _TAKE_A_DEVICE.items():
+        for name in names.split():
+            original = getattr(holder, name)
+            replacement = replaced[original] = replacement_of(original)
+            stand_in(holder, name, replacement)
+            operation = builtin_of_scripts(original)
+            if operation is not None:  # torch.jit.script knows functions by themselves
+                name_for_scripts(replacement, operation)
+    return replaced
+
+
+def _name_devices() -> None:
+    with _replacing:
+        if _done:
+            return
+        constructors = device_constructors()  # those that are given torch's default device
+        replaced = replace_what_takes_a_device(_with_named_device)
+        under_context = UNDER_DEVICE_CONTEXT.current
+
+        @functools.wraps(under_context)
+        def with_replaced(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            return under_context(self, replaced.get(func, func), types, args, kwargs)
+
+        constructors.update(replaced[one] for one in set(replaced) & constructors)
+        UNDER_DEVICE_CONTEXT.replace(with_replaced)
+        _done.append(True)
+
+
+def _with_named_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with the thread's current device in place of each bare `ltc`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any):
+        if current_device().index:
+            args = tuple(map(_named, args))
+            kwargs = {name: _named(value) for name, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _named(value: Any) -> Any:
+    is_bare = isinstance(value, (str, torch.device)) and str(value) == DEVICE_TYPE
+    return current_device().torch_device if is_bare else value

@@ -18,6 +18,7 @@ from ltc.device.hooks import (
     default_dtype,
     module,
     moving,
+    names,
     printing,
     scripting,
     strided_copies,
@@ -52,6 +53,7 @@ def install() -> None:
     _keep_recomputation()
     assignment.install()
     moving.install()
+    names.install()
     printing.install()
     default_dtype.install()
     scripting.install()

@@ -20,12 +20,14 @@ import torch
 from ltc.device.recording.tensors import is_lazy
 from ltc.errors import LtcError
 from ltc.support.atomic_file import replacing
+from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import DEVICE_TYPE, RecursiveScriptModule
 
 
 def install() -> None:
     """Let TorchScript save what is on ltc.  Once per process."""
-    torch.jit.save, torch.jit.load = _saving_to(torch.jit.save), _loading_to(torch.jit.load)
+    stand_in(torch.jit, "save", _saving_to(torch.jit.save))
+    stand_in(torch.jit, "load", _loading_to(torch.jit.load))
     kind: Any
     for kind in (RecursiveScriptModule, torch.jit.ScriptModule, torch.jit.ScriptFunction):
         to_buffer = kind.save_to_buffer

@@ -14,6 +14,7 @@ import torch
 
 from ltc.device.recording.strides import strides_of, without_values
 from ltc.device.torch_device import storage_of
+from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import plain_functions, register_builtin
 
 _NAMES = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
@@ -25,10 +26,10 @@ is_compiling = torch.compiler.is_compiling
 def install() -> None:
     for name in _NAMES:
         method = getattr(torch.Tensor, name)
-        setattr(torch.Tensor, name, _method(method))
+        stand_in(torch.Tensor, name, _method(method))
         if hasattr(torch, name):
             function = _function(getattr(torch, name), method)
-            setattr(torch, name, function)
+            stand_in(torch, name, function)
             register_builtin(function, f"aten::{name}")  # a script means torch's own by it
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.backends import cudnn
 
+from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import library_for_a_while
 
 
 def install() -> None:
     """Let convolutions be traced.  Once per process."""
     for name in ("trace", "trace_module"):
-        setattr(torch.jit, name, _with_convolutions(getattr(torch.jit, name)))
+        stand_in(torch.jit, name, _with_convolutions(getattr(torch.jit, name)))
 
 
 def _with_convolutions(trace: Callable[..., Any]):

@@ -28,6 +28,7 @@ from ltc.device.recording.tensors import (
     to_device,
 )
 from ltc.device.torch_device import contiguous_strides
+from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import (
     HAS_STORAGE,
     REDUCE_TENSOR,
@@ -80,7 +81,8 @@ def _patch_save() -> None:
             _saving.met = before
 
     save.__doc__ = original.__doc__
-    torch.save = torch.serialization.save = save
+    stand_in(torch.serialization, "save", save)
+    stand_in(torch, "save", save)
 
 
 def _patch_bytes_to_write() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -124,7 +124,18 @@ def current_device() -> Device:
     return getattr(_current, "device", None) or device_at(0)
 
 
+_before_another: list[Callable[[], None]] = []
+
+
+def before_another_is_current(prepare: Callable[[], None]) -> None:
+    """Have a function called each time before a thread chooses another device than ltc:0."""
+    _before_another.append(prepare)
+
+
 def set_current_device(device: Device) -> None:
+    if device.index:
+        for prepare in _before_another:
+            prepare()
     _current.device = device
 
 
