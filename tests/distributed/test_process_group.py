@@ -336,6 +336,19 @@ def check_work_has_a_future(rank, world):
 # --- recording --------------------------------------------------------------------------------
 
 
+def check_work_is_waited_for_with_a_timeout(rank, world):
+    x, out = torch.ones(2, device=DEVICE), torch.empty(2 * world, device=DEVICE)
+    for work in (
+        dist.all_reduce(x, async_op=True),
+        dist.all_gather_into_tensor(out, x, async_op=True),
+        dist.reduce(x, 0, async_op=True),  # not recorded
+        dist.barrier(async_op=True),
+    ):
+        assert work.wait(timedelta(seconds=30))
+        assert work.wait(timeout=timedelta(seconds=30))
+    assert out.tolist() == [world] * 2 * world
+
+
 def check_collectives_are_recorded_not_run(rank, world):
     group = dist.group.WORLD
     x = numbers(rank, 4).to(DEVICE)
