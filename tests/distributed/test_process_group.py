@@ -261,6 +261,24 @@ def check_a_pipeline_of_two_stages(rank, world):
 # --- objects, groups, barriers ----------------------------------------------------------------
 
 
+def check_whole_numbers_may_be_there_on_one_rank_and_pending_on_another(rank, world):
+    for shape in ((10,), (2, 5)):
+        numbers_there = torch.arange(10).reshape(shape)
+        x = (
+            numbers_there.to(DEVICE)
+            if rank == 0
+            else torch.zeros_like(numbers_there, device=DEVICE)
+        )
+        dist.broadcast(x, 0)
+        same(x, numbers_there)
+    mine = torch.tensor([rank]).to(DEVICE) if rank == 0 else torch.full((1,), rank, device=DEVICE)
+    parts = [torch.zeros_like(mine) for _ in range(world)]
+    dist.all_gather(parts, mine)
+    joined = torch.empty(world, dtype=torch.int64, device=DEVICE)
+    dist.all_gather_into_tensor(joined, mine)
+    assert [x.item() for x in parts] == joined.tolist() == list(range(world))
+
+
 def check_objects_travel(rank, world):
     found = [None] * world
     dist.all_gather_object(found, {"rank": rank, "tensor": numbers(rank, 2).to(DEVICE)})

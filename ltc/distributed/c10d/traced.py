@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from ltc.debug import metrics
 from ltc.device.recording.sync import start_collectives, wait_device_ops
+from ltc.device.recording.tensors import host_tensor
+from ltc.device.recording.user_line import user_line
 from ltc.distributed.c10d import shared_memory_groups
 from ltc.distributed.collectives import CHANNELS, record
 from ltc.errors import Unsupported
@@ -71,10 +73,15 @@ def _mean(total: torch.Tensor, ranks: int) -> torch.Tensor:
     return total.div(ranks, rounding_mode="trunc")
 
 
-def all_gather(tensors: Sequence[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
-    """Of each tensor [D, ...] those of every rank, joined in rank order: [size * D, ...]."""
+def all_gather(
+    tensors: Sequence[torch.Tensor], size: int, group: str, exchange: Callable = record
+) -> list[torch.Tensor]:
+    """Of each tensor [D, ...] those of every rank, joined in rank order: [size * D, ...].
+
+    exchange  `record`, or `run_at_once`
+    """
     shapes = [(size * x.shape[0], *x.shape[1:]) for x in tensors]
-    return _record("all_gather", tensors, group, shapes)
+    return _record("all_gather", tensors, group, shapes, exchange)
 
 
 def reduce_scatter(
@@ -94,15 +101,19 @@ def reduce_scatter(
     return _record("reduce_scatter", tensors, group, shapes, reduction=kind)
 
 
-def broadcast(tensors: Sequence[torch.Tensor], root: int, group: str) -> list[torch.Tensor]:
+def broadcast(
+    tensors: Sequence[torch.Tensor], root: int, group: str, exchange: Callable = record
+) -> list[torch.Tensor]:
     """The tensors of rank `root` of the group; what the others hold is not looked at.
+
+    exchange  `record`, or `run_at_once`
 
     Raises ValueError where the group has no such rank: all would wait for it, or get nothing.
     """
     size = resolve_process_group(group).size()
     if not 0 <= root < size:
         raise ValueError(f"broadcast from rank {root} of a group that has ranks 0 to {size - 1}.")
-    return _record("broadcast", tensors, group, [x.shape for x in tensors], root=root)
+    return _record("broadcast", tensors, group, [x.shape for x in tensors], exchange, root=root)
 
 
 def all_to_all(
@@ -117,7 +128,9 @@ def all_to_all(
     return _record("all_to_all", [x], group, [shape], pairs=pairs)[0]
 
 
-def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]:
+def _record(
+    kind: str, tensors, group: str, shapes, exchange: Callable = record, **how
+) -> list[torch.Tensor]:
     if how.get("reduction", "sum") not in _OPERATIONS:
         raise Unsupported(
             f"{kind} with {how['reduction']}: over the CPU there are {', '.join(_OPERATIONS)}. "
@@ -125,10 +138,21 @@ def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]
         )
     metrics.count(f"c10d::{kind}", len(tensors))
     types = [TensorType(x.dtype, tuple(shape)) for x, shape in zip(tensors, shapes)]
-    return record(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)
+    return exchange(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)
 
 
 # --- running ----------------------------------------------------------------------------------
+
+
+def run_at_once(collective: Collective, tensors: Sequence[torch.Tensor], *_) -> list[torch.Tensor]:
+    """As `record`, but over on return; the results are CPU tensors.
+
+    It is the exchange that a rank which records the same has: a rank may do the one, and others the
+    other.
+    """
+    settle()
+    channel = GroupChannel(collective.channel.partition(":")[2])
+    return channel.run(collective.at(user_line()), [host_tensor(x) for x in tensors])
 
 
 class GroupChannel:
