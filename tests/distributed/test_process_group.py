@@ -475,6 +475,16 @@ def check_a_reduction_that_gloo_lacks_says_so(rank, world):
         dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
 
 
+def check_a_reduction_that_a_dtype_has_not_ends_nothing(rank, world):
+    z, x = torch.ones(4, dtype=torch.complex64, device=DEVICE), torch.ones(4, device=DEVICE)
+    with pytest.raises(RuntimeError, match="min needs numbers that have an order"):
+        dist.reduce_scatter_tensor(z[:2], z, dist.ReduceOp.MIN)
+    with pytest.raises(RuntimeError, match="bxor needs integers"):
+        dist.all_reduce(x, dist.ReduceOp.BXOR)
+    dist.all_reduce(x)
+    assert x.tolist() == [world] * 4
+
+
 def check_an_error_while_it_runs_names_the_collective_and_the_line(rank, world):
     group = dist.new_group()
     x = torch.ones(3, dtype=torch.int16, device=DEVICE)  # gloo does not know the dtype

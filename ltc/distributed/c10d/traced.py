@@ -17,6 +17,7 @@ from ltc.device.recording.tensors import host_tensor
 from ltc.device.recording.user_line import user_line
 from ltc.distributed.c10d import shared_memory_groups
 from ltc.distributed.collectives import CHANNELS, record
+from ltc.distributed.transport.folds import ORDERED
 from ltc.errors import Unsupported
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
@@ -38,6 +39,7 @@ KINDS = {
     dist.ReduceOp.BXOR: "bxor",
 }
 _OPERATIONS = {name: op for op, name in KINDS.items()}
+_BITWISE = frozenset({"band", "bor", "bxor"})
 _CHANNEL = "torch"
 
 
@@ -136,9 +138,19 @@ def _record(
             f"{kind} with {how['reduction']}: over the CPU there are {', '.join(_OPERATIONS)}. "
             f"To scale what is summed, multiply the tensor first."
         )
+    for x in tensors:
+        _require_reduction(kind, how.get("reduction", "sum"), x.dtype)
     metrics.count(f"c10d::{kind}", len(tensors))
     types = [TensorType(x.dtype, tuple(shape)) for x, shape in zip(tensors, shapes)]
     return exchange(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)
+
+
+def _require_reduction(kind: str, reduction: str, dtype: torch.dtype) -> None:
+    """Raise RuntimeError for one that a dtype has not: every rank sees it, and none has begun."""
+    if reduction in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(f"{kind} with {reduction} needs integers or bool, not {dtype}")
+    if reduction in ORDERED and dtype.is_complex:
+        raise RuntimeError(f"{kind} with {reduction} needs numbers that have an order, not {dtype}")
 
 
 # --- running ----------------------------------------------------------------------------------
