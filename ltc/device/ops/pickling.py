@@ -23,10 +23,10 @@ from ltc.device.recording.state import State
 from ltc.device.recording.tensors import (
     device_of,
     host_tensor,
+    host_value,
     is_lazy,
     state_of,
     to_device,
-    wrap_buffer,
 )
 from ltc.device.torch_device import contiguous_strides
 from ltc.errors import LtcError
@@ -39,6 +39,7 @@ from ltc.support.torch_private import (
     StorageBase,
     dtypes_without_typed_storage,
     element_bytes,
+    plain_functions,
     rebuild_tensor,
     rebuild_tensor_with_dtype,
     storage_from_pointer,
@@ -320,9 +321,12 @@ def _bytes_of(storage: Any) -> torch.Tensor:
     state = getattr(storage, "lazy", None)
     if state is None:
         return getattr(storage, "bytes_on_host", torch.empty(0, dtype=torch.uint8, device="cpu"))
-    if state.buffer is None or state.base is not None:
-        raise LtcError("The storage of this lazy tensor is not materialised; use tensor.cpu().")
-    return host_tensor(wrap_buffer(state.buffer, state.device)).reshape(-1).view(torch.uint8)
+    with torch.no_grad(), plain_functions():
+        content = host_value(state).reshape(-1).view(torch.uint8)
+        # A view's own bytes stand first, without offset or gaps; it counts as large as its base.
+        missing = storage_bytes(state) - content.numel()
+        whole = torch.nn.functional.pad(content, (0, missing)) if missing > 0 else content
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(_exact_storage(whole))
 
 
 def _set_to_storage(
