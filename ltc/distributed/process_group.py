@@ -23,7 +23,13 @@ from ltc import config
 from ltc.device.recording.tensors import is_lazy
 from ltc.distributed.c10d import ddp, kernels, on_host, shared_memory_groups, traced
 from ltc.distributed.c10d.kernels import FUNCTIONAL, IN_PLACE
-from ltc.support.torch_private import DEVICE_TYPE, SPLIT_SOURCE, DispatchKey, DispatchKeySet
+from ltc.support.torch_private import (
+    DEVICE_TYPE,
+    SPLIT_SOURCE,
+    WAIT_FOR_WORK,
+    DispatchKey,
+    DispatchKeySet,
+)
 from ltc.tracebacks import entrance
 
 _libraries: list[torch.library.Library] = []  # a library unregisters its kernels when it is freed
@@ -53,6 +59,7 @@ def install() -> None:
     _settle_before_other_calls()
     _settle_before_functional_calls()
     _allow_monitored_barriers()
+    _take_timeouts_of_what_is_over()
     ddp.install()
 
 
@@ -236,6 +243,19 @@ def _allow_monitored_barriers() -> None:
         return chosen.monitored_barrier(timeout or dist.default_pg_timeout, wait_all_ranks)
 
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
+
+
+def _take_timeouts_of_what_is_over() -> None:
+    """Work made of a future raises where it is given a timeout, even if there is nothing to wait for."""
+    original = WAIT_FOR_WORK.current
+
+    @functools.wraps(original)
+    def wait(self, timeout=None):
+        if timeout is None or self.is_completed():
+            return original(self)
+        return original(self, timeout)
+
+    WAIT_FOR_WORK.replace(wait)
 
 
 install()

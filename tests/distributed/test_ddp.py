@@ -96,6 +96,18 @@ def check_zero_redundancy_optimizer(rank, world):
     assert_trains_like_the_cpu(wrapped, rank, optimizer=sharded)
 
 
+def check_the_shards_of_an_optimizers_state_come_to_one_rank(rank, world):
+    model = wrapped(network().to(DEVICE))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
+    model(batch(0, rank)[0].to(DEVICE)).sum().backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict(to=0)
+    if rank == 0:
+        states = optimizer.state_dict()["state"].values()
+        assert len(states) == len(list(model.parameters()))
+        assert all(state["step"] == 1 for state in states)
+
+
 def check_one_process_with_all_batches_gives_the_same_weights(rank, world):
     model = wrapped(network().to(DEVICE))
     alone = network()

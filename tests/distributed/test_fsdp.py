@@ -7,12 +7,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FullStateDictConfig,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
+    StateDictType,
     fully_shard,
 )
 
@@ -118,6 +124,39 @@ def check_fsdp1_trains_like_the_cpu(rank, world):
             found[device] = whole(model.parameters())
     for on_cpu, on_ltc in zip(found["cpu"], found[DEVICE]):
         assert (on_cpu - on_ltc).abs().max() <= 1e-6
+
+
+def check_fsdp1_gives_its_whole_parameters_with_gradients_there(rank, world):
+    model = FullyShardedDataParallel(network().to(DEVICE), device_id=torch.device(DEVICE))
+    optimizer = momentum(model.parameters())
+    run_step(model, optimizer, batch(0, rank), DEVICE)
+    kind, how = StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True)
+    with FullyShardedDataParallel.state_dict_type(model, kind, how):
+        found = model.state_dict()
+    run_step(model, optimizer, batch(1, rank), DEVICE)  # all is where it was
+
+    alone = FullyShardedDataParallel(network().to(DEVICE), use_orig_params=True)
+    run_step(alone, momentum(alone.parameters()), batch(0, rank), DEVICE)
+    with FullyShardedDataParallel.summon_full_params(alone):
+        for value, parameter in zip(found.values(), whole(alone.parameters()), strict=True):
+            assert value.device.type == "cpu"
+            torch.testing.assert_close(value, parameter, rtol=0, atol=1e-6)
+
+
+def check_a_checkpoint_written_behind_the_training(rank, world):
+    folders = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folders, src=0)
+    model = sharded(network().to(DEVICE))
+    optimizer = momentum(model.parameters())
+    run_step(model, optimizer, batch(0, rank), DEVICE)
+    state = get_model_state_dict(model)
+    before = whole(state.values())
+    saved = checkpoint.async_save({"model": state}, checkpoint_id=folders[0])
+    run_step(model, optimizer, batch(1, rank), DEVICE)
+    saved.result()
+    state = get_model_state_dict(model)
+    checkpoint.load({"model": state}, checkpoint_id=folders[0])
+    assert all(map(torch.equal, whole(state.values()), before))
 
 
 def check_a_checkpoint_restores_the_training(rank, world):

@@ -261,6 +261,24 @@ def check_a_pipeline_of_two_stages(rank, world):
 # --- objects, groups, barriers ----------------------------------------------------------------
 
 
+def check_whole_numbers_may_be_there_on_one_rank_and_pending_on_another(rank, world):
+    for shape in ((10,), (2, 5)):
+        numbers_there = torch.arange(10).reshape(shape)
+        x = (
+            numbers_there.to(DEVICE)
+            if rank == 0
+            else torch.zeros_like(numbers_there, device=DEVICE)
+        )
+        dist.broadcast(x, 0)
+        same(x, numbers_there)
+    mine = torch.tensor([rank]).to(DEVICE) if rank == 0 else torch.full((1,), rank, device=DEVICE)
+    parts = [torch.zeros_like(mine) for _ in range(world)]
+    dist.all_gather(parts, mine)
+    joined = torch.empty(world, dtype=torch.int64, device=DEVICE)
+    dist.all_gather_into_tensor(joined, mine)
+    assert [x.item() for x in parts] == joined.tolist() == list(range(world))
+
+
 def check_objects_travel(rank, world):
     found = [None] * world
     dist.all_gather_object(found, {"rank": rank, "tensor": numbers(rank, 2).to(DEVICE)})
@@ -334,6 +352,19 @@ def check_work_has_a_future(rank, world):
 
 
 # --- recording --------------------------------------------------------------------------------
+
+
+def check_work_is_waited_for_with_a_timeout(rank, world):
+    x, out = torch.ones(2, device=DEVICE), torch.empty(2 * world, device=DEVICE)
+    for work in (
+        dist.all_reduce(x, async_op=True),
+        dist.all_gather_into_tensor(out, x, async_op=True),
+        dist.reduce(x, 0, async_op=True),  # not recorded
+        dist.barrier(async_op=True),
+    ):
+        assert work.wait(timedelta(seconds=30))
+        assert work.wait(timeout=timedelta(seconds=30))
+    assert out.tolist() == [world] * 2 * world
 
 
 def check_collectives_are_recorded_not_run(rank, world):
@@ -442,6 +473,16 @@ def check_a_reduction_that_gloo_lacks_says_so(rank, world):
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(Unsupported, match="PREMUL_SUM"):
         dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
+
+
+def check_a_reduction_that_a_dtype_has_not_ends_nothing(rank, world):
+    z, x = torch.ones(4, dtype=torch.complex64, device=DEVICE), torch.ones(4, device=DEVICE)
+    with pytest.raises(RuntimeError, match="min needs numbers that have an order"):
+        dist.reduce_scatter_tensor(z[:2], z, dist.ReduceOp.MIN)
+    with pytest.raises(RuntimeError, match="bxor needs integers"):
+        dist.all_reduce(x, dist.ReduceOp.BXOR)
+    dist.all_reduce(x)
+    assert x.tolist() == [world] * 4
 
 
 def check_an_error_while_it_runs_names_the_collective_and_the_line(rank, world):

@@ -93,6 +93,17 @@ def test_gradients_dtypes_and_ties_move_along(equal):
     equal(list(model.parameters()), [value.double() for value in values])
 
 
+def test_a_gradient_that_no_longer_fits_moves_along(equal):
+    parameter = nn.Parameter(torch.ones(2, device="ltc"))
+    parameter.grad = gradient = torch.full((2,), 3.0, device="ltc")
+    parameter.data = torch.arange(4.0, device="ltc")  # FSDP: the whole, where the part has been
+    for place in ("cpu", "ltc"):
+        parameter.data = parameter.detach().to(place)
+        assert parameter.grad is gradient
+        assert gradient.device.type == parameter.device.type == place
+        equal([parameter, gradient], [torch.arange(4.0), torch.full((2,), 3.0)])
+
+
 class _Refused(Exception):
     pass
 

@@ -222,6 +222,25 @@ def test_map_location_is_honoured(target, device):
     assert loaded[1].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x + 1,
+        lambda x: x[2:6],
+        lambda x: x.reshape(3, 4).t(),
+        lambda x: (x + 1).double()[:0],
+    ],
+)
+def test_the_bytes_of_a_storage_are_copied_pending_or_not(make):
+    """The stager of torch.distributed.checkpoint.async_save does it so."""
+    x = make(torch.arange(12.0, device="ltc"))
+    storage = x.untyped_storage()
+    copied = torch.UntypedStorage(storage.size()).copy_(storage)
+    shown = torch.empty(0, dtype=x.dtype).set_(copied, x.storage_offset(), x.size(), x.stride())
+    assert torch.equal(shown, x.cpu())
+
+
 def test_a_copy_on_the_cpu_is_saved_as_one_of_the_cpu():
     x = torch.arange(3.0, device="ltc")
     through_torch(x)

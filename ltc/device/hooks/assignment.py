@@ -63,7 +63,8 @@ def _take_content(tensor: torch.Tensor, value: torch.Tensor) -> None:
             new = torch.nn.Parameter(new, tensor.requires_grad)
         gradient = tensor.grad
         if gradient is not None:
-            new.grad = moved = gradient.to(value)
+            moved = gradient.to(value)
+            _give_gradient(new, moved)
         accumulator = None
         if tensor.requires_grad:
             with torch.enable_grad():
@@ -77,6 +78,19 @@ def _take_content(tensor: torch.Tensor, value: torch.Tensor) -> None:
                 setattr(tensor, name, hooks)  # the content of before had them
         if accumulator is not None:
             accumulator.register_prehook(_delivering_to(tensor))
+
+
+def _give_gradient(tensor: torch.Tensor, gradient: torch.Tensor) -> None:
+    """As `tensor.grad = gradient`, whatever their shapes: FSDP's whole parameters have those of parts.
+
+    They differ where `.data` has been assigned since; torch looks only when the gradient is set.
+    """
+    whole = tensor.detach()
+    if gradient.shape != whole.shape:
+        tensor.data = gradient
+    tensor.grad = gradient
+    if gradient.shape != whole.shape:
+        tensor.data = whole
 
 
 def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:

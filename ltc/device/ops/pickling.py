@@ -127,7 +127,7 @@ def _storage_to_save(tensor: torch.Tensor) -> Any:
     met = _saving.met
     assert met is not None
     if base not in met:
-        whole: Any = _exact_storage(host_tensor(tensor.detach()))
+        whole: Any = exact_storage(host_tensor(tensor.detach()))
         whole.saved_from = str(tensor.device)
         met[base] = state, whole
     first, storage = met[base]
@@ -139,7 +139,7 @@ def _storage_to_save(tensor: torch.Tensor) -> Any:
     return storage
 
 
-def _exact_storage(plain: torch.Tensor) -> torch.UntypedStorage:
+def exact_storage(plain: torch.Tensor) -> torch.UntypedStorage:
     """The storage of a contiguous tensor, copied where it holds more than the tensor."""
     storage = plain.untyped_storage()
     if plain.storage_offset() or storage.nbytes() != plain.numel() * plain.element_size():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
+from ltc.device.ops.pickling import exact_storage
 from ltc.device.ops.resizing import resize, storage_bytes
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import (
@@ -32,6 +33,7 @@ from ltc.support.torch_private import (
     TYPED_STORAGE_SIZE,
     StorageBase,
     element_bytes,
+    plain_functions,
     storage_from_pointer,
     untyped_part,
 )
@@ -165,7 +167,12 @@ def _bytes_of(storage: Any) -> torch.Tensor:
     state = getattr(storage, "lazy", None)
     if state is None:
         return getattr(storage, "bytes_on_host", torch.empty(0, dtype=torch.uint8, device="cpu"))
-    return host_value(_root(state)).reshape(-1).view(torch.uint8)
+    with torch.no_grad(), plain_functions():
+        content = host_value(state).reshape(-1).view(torch.uint8)
+        # A view's own bytes stand first, without offset or gaps; it counts as large as its base.
+        missing = storage_bytes(state) - content.numel()
+        whole = torch.nn.functional.pad(content, (0, missing)) if missing > 0 else content
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(exact_storage(whole))
 
 
 # --- tensors that are set to a storage ----------------------------------------------------------
@@ -192,8 +199,13 @@ def _set_to_storage(
         raise RuntimeError(
             f"A tensor on {self.device} cannot be set to a storage on {source.device}."
         )
+    if state is not None and state.base is not None:
+        raise LtcError(
+            "A tensor cannot be set to the storage of a view, whose offset there is always 0. "
+            "Set it to that of the view's base, or slice the view."
+        )
     if state is not None:
-        self.data = _view_of_part(_root(state), *part)
+        self.data = _view_of_part(state, *part)
     elif source.device.type == DEVICE_TYPE:
         copies = vars(source).setdefault("copies_of_parts", {})
         if part not in copies:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ltc.device.recording.fallback import assign_host
 from ltc.device.recording.tensors import is_lazy, state_of
 from ltc.distributed.c10d import on_host, traced
 from ltc.support.torch_private import ProcessGroup, plain_functions, resolve_process_group
@@ -21,25 +22,28 @@ def _all_reduce(tensors, group, reduce_op, *_) -> None:
     _assign(tensors, traced.all_reduce(tensors, _kind(reduce_op), group.group_name))
 
 
-def _broadcast(tensors, group, root_rank: int, root_tensor: int, *_) -> None:
-    _assign(tensors, traced.broadcast([tensors[root_tensor]], root_rank, group.group_name))
+def _broadcast(
+    tensors, group, root_rank: int, root_tensor: int, *_, exchange=traced.record
+) -> None:
+    given = [tensors[root_tensor]]
+    _assign(tensors, traced.broadcast(given, root_rank, group.group_name, exchange))
 
 
-def _all_gather(output_lists, inputs, group, *_) -> None:
+def _all_gather(output_lists, inputs, group, *_, exchange=traced.record) -> None:
     for outputs, tensor in zip(output_lists, inputs):
         _require_one_of_each("all_gather", outputs, group)
         _require_sizes("all_gather", outputs, tensor.numel())
-    gathered = traced.all_gather(_flat(inputs), group.size(), group.group_name)
+    gathered = traced.all_gather(_flat(inputs), group.size(), group.group_name, exchange)
     for outputs, joined in zip(output_lists, gathered):
         _assign(outputs, joined.chunk(group.size()))
 
 
-def _all_gather_base(output, tensor, group, *_) -> None:
-    _all_gather_base_coalesced([output], [tensor], group)
+def _all_gather_base(output, tensor, group, *_, exchange=traced.record) -> None:
+    _all_gather_base_coalesced([output], [tensor], group, exchange=exchange)
 
 
-def _all_gather_base_coalesced(outputs, inputs, group, *_) -> None:
-    _assign(outputs, traced.all_gather(_flat(inputs), group.size(), group.group_name))
+def _all_gather_base_coalesced(outputs, inputs, group, *_, exchange=traced.record) -> None:
+    _assign(outputs, traced.all_gather(_flat(inputs), group.size(), group.group_name, exchange))
 
 
 def _reduce_scatter(outputs, input_lists, group, reduce_op, *_) -> None:
@@ -130,12 +134,13 @@ def in_place_kernel(name: str) -> Callable:
     def kernel(*args, **kwargs):
         values = on_host.in_schema_order(overload, args, kwargs)
         tensors = on_host.tensors_in(values)
-        if not all(map(is_lazy, tensors)) or _is_control(name, tensors):
+        if not all(map(is_lazy, tensors)):
             return at_once(*args, **kwargs)
         operands = list(values)
         operands[group_at] = on_host.group_of(values[group_at])
+        how = {"exchange": traced.run_at_once} if _is_control(name, tensors) else {}
         with torch.no_grad(), plain_functions():
-            record(*operands)
+            record(*operands, **how)
         return on_host.returned(overload, values, on_host.done(values[0]))
 
     return kernel
@@ -149,6 +154,7 @@ def _is_control(name: str, tensors: list[torch.Tensor]) -> bool:
     """Whether it moves whole numbers that are there already: sizes, indices, a pickle.
 
     They are read next, to decide what to do; a program of their own would only be in the way.
+    Another rank may have to compute its own first, and records: both ways meet in one exchange.
     """
     return name in _CONTROL_CALLS and all(
         x.dtype in _CONTROL_DTYPES and state_of(x).buffer is not None for x in tensors
@@ -167,7 +173,11 @@ def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list
 def _assign(targets, results) -> None:
     """Each target holds its result; like any collective, that leaves its autograd version alone."""
     for target, result in zip(targets, results, strict=True):
-        target.data.copy_(result.reshape(target.shape))
+        shaped = result.reshape(target.shape)
+        if is_lazy(shaped):
+            target.data.copy_(shaped)
+        else:
+            assign_host(target, shaped.to(target.dtype))
 
 
 # --- _c10d_functional: results are new tensors ------------------------------------------------

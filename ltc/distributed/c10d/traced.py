@@ -13,8 +13,11 @@ import torch.distributed as dist
 
 from ltc.debug import metrics
 from ltc.device.recording.sync import start_collectives, wait_device_ops
+from ltc.device.recording.tensors import host_tensor
+from ltc.device.recording.user_line import user_line
 from ltc.distributed.c10d import shared_memory_groups
 from ltc.distributed.collectives import CHANNELS, record
+from ltc.distributed.transport.folds import ORDERED
 from ltc.errors import Unsupported
 from ltc.ir.collective import Collective
 from ltc.ir.tensor_type import TensorType
@@ -36,6 +39,7 @@ KINDS = {
     dist.ReduceOp.BXOR: "bxor",
 }
 _OPERATIONS = {name: op for op, name in KINDS.items()}
+_BITWISE = frozenset({"band", "bor", "bxor"})
 _CHANNEL = "torch"
 
 
@@ -71,10 +75,15 @@ def _mean(total: torch.Tensor, ranks: int) -> torch.Tensor:
     return total.div(ranks, rounding_mode="trunc")
 
 
-def all_gather(tensors: Sequence[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
-    """Of each tensor [D, ...] those of every rank, joined in rank order: [size * D, ...]."""
+def all_gather(
+    tensors: Sequence[torch.Tensor], size: int, group: str, exchange: Callable = record
+) -> list[torch.Tensor]:
+    """Of each tensor [D, ...] those of every rank, joined in rank order: [size * D, ...].
+
+    exchange  `record`, or `run_at_once`
+    """
     shapes = [(size * x.shape[0], *x.shape[1:]) for x in tensors]
-    return _record("all_gather", tensors, group, shapes)
+    return _record("all_gather", tensors, group, shapes, exchange)
 
 
 def reduce_scatter(
@@ -94,15 +103,19 @@ def reduce_scatter(
     return _record("reduce_scatter", tensors, group, shapes, reduction=kind)
 
 
-def broadcast(tensors: Sequence[torch.Tensor], root: int, group: str) -> list[torch.Tensor]:
+def broadcast(
+    tensors: Sequence[torch.Tensor], root: int, group: str, exchange: Callable = record
+) -> list[torch.Tensor]:
     """The tensors of rank `root` of the group; what the others hold is not looked at.
+
+    exchange  `record`, or `run_at_once`
 
     Raises ValueError where the group has no such rank: all would wait for it, or get nothing.
     """
     size = resolve_process_group(group).size()
     if not 0 <= root < size:
         raise ValueError(f"broadcast from rank {root} of a group that has ranks 0 to {size - 1}.")
-    return _record("broadcast", tensors, group, [x.shape for x in tensors], root=root)
+    return _record("broadcast", tensors, group, [x.shape for x in tensors], exchange, root=root)
 
 
 def all_to_all(
@@ -117,18 +130,41 @@ def all_to_all(
     return _record("all_to_all", [x], group, [shape], pairs=pairs)[0]
 
 
-def _record(kind: str, tensors, group: str, shapes, **how) -> list[torch.Tensor]:
+def _record(
+    kind: str, tensors, group: str, shapes, exchange: Callable = record, **how
+) -> list[torch.Tensor]:
     if how.get("reduction", "sum") not in _OPERATIONS:
         raise Unsupported(
             f"{kind} with {how['reduction']}: over the CPU there are {', '.join(_OPERATIONS)}. "
             f"To scale what is summed, multiply the tensor first."
         )
+    for x in tensors:
+        _require_reduction(kind, how.get("reduction", "sum"), x.dtype)
     metrics.count(f"c10d::{kind}", len(tensors))
     types = [TensorType(x.dtype, tuple(shape)) for x, shape in zip(tensors, shapes)]
-    return record(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)
+    return exchange(Collective(kind, channel=f"{_CHANNEL}:{group}", **how), tensors, types)
+
+
+def _require_reduction(kind: str, reduction: str, dtype: torch.dtype) -> None:
+    """Raise RuntimeError for one that a dtype has not: every rank sees it, and none has begun."""
+    if reduction in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(f"{kind} with {reduction} needs integers or bool, not {dtype}")
+    if reduction in ORDERED and dtype.is_complex:
+        raise RuntimeError(f"{kind} with {reduction} needs numbers that have an order, not {dtype}")
 
 
 # --- running ----------------------------------------------------------------------------------
+
+
+def run_at_once(collective: Collective, tensors: Sequence[torch.Tensor], *_) -> list[torch.Tensor]:
+    """As `record`, but over on return; the results are CPU tensors.
+
+    It is the exchange that a rank which records the same has: a rank may do the one, and others the
+    other.
+    """
+    settle()
+    channel = GroupChannel(collective.channel.partition(":")[2])
+    return channel.run(collective.at(user_line()), [host_tensor(x) for x in tensors])
 
 
 class GroupChannel:
