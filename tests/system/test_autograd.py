@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -466,6 +467,34 @@ def test_floating_point_operations_are_counted(device):
     with FlopCounterMode(display=False) as counter:
         ramp(2, 2, device=device) @ ramp(2, 2, device=device)
     return counter.get_total_flops()
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        return (F.scaled_dot_product_attention(x, x, x),)
+
+
+TRACED = {
+    "attention": Attention,
+    "gru": lambda: nn.GRU(4, 3),
+    "lstm": lambda: nn.LSTM(4, 3, 2, bidirectional=True),
+    "rnn": lambda: nn.RNN(4, 3),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_graph_that_make_fx_traces_computes_gradients_anew(name):
+    layer = TRACED[name]().double()
+
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(layer(x)[0].square().sum(), x)[0]
+
+    first, second = torch.randn(2, 5, 3, 4, dtype=torch.float64)
+    expected = gradient(second)
+    layer.to("ltc")
+    traced = make_fx(gradient)(first.to("ltc"))
+    torch.testing.assert_close(traced(second.to("ltc")).cpu(), expected)
 
 
 @pytest.mark.compared

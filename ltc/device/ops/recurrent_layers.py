@@ -21,6 +21,7 @@ from ltc.ir.infer import GATES
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     DispatchKey,
+    dispatch_mode_depth,
     has_own_dispatch,
     is_batched,
     is_forward_mode,
@@ -189,7 +190,7 @@ def _all_layers(
 
 def _is_plain(layers: Layers, operands: Sequence[Any], state_count: int) -> bool:
     """Whether the recorded pair holds for these; it has neither batching rules nor forward mode."""
-    if is_transformed() or is_forward_mode():
+    if is_transformed() or is_forward_mode() or dispatch_mode_depth():
         return False
     for x in operands:
         if x.is_nested or x.device.type != DEVICE_TYPE or has_own_dispatch(x):

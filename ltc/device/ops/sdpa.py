@@ -20,6 +20,7 @@ from ltc.ir.infer import broadcast
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     below_autograd,
+    dispatch_mode_depth,
     has_own_dispatch,
     is_forward_mode,
     is_transformed,
@@ -28,6 +29,7 @@ from ltc.support.torch_private import (
 from ltc.tracebacks import entrance
 
 aten = torch.ops.aten
+_backward = aten._scaled_dot_product_fused_attention_overrideable_backward.default
 FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
 # --- what is recorded, and for which calls ------------------------------------------------------
@@ -179,7 +181,9 @@ def differentiable_backward(
     operands = [x for x in inputs if x is not None]
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
         with below_autograd():
-            return fused_attention_backward(*inputs, grad_input_mask, *rest, scale=scale)
+            # a dispatch mode sees what goes through the dispatcher: make_fx writes no other call down
+            backward = _backward if dispatch_mode_depth() else fused_attention_backward
+            return backward(*inputs, grad_input_mask, *rest, scale=scale)
     *_, dropout_p, is_causal, philox_seed, _ = rest
     seed = philox_seed if dropout_p else None
     made = gradient_formula(*inputs, seed, is_causal, scale, dropout_p)
