@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -181,6 +182,27 @@ def test_a_module_saved_whole_keeps_its_ties():
     model, _ = trained()
     after = through_torch(model, weights_only=False)
     assert after.first.weight is after.last.weight and after.norm.running_mean.device.type == "ltc"
+
+
+def test_equal_values_of_one_program_are_not_tied(way):
+    state = {"ones": torch.ones(2, device="ltc"), "others": torch.ones(2, device="ltc")}
+    ltm.mark_step()
+    after = way(state)
+    after["ones"].add_(1)
+    assert after["others"].tolist() == state["ones"].tolist() == [1, 1]
+
+
+def test_threads_save_one_tensor_at_the_same_time():
+    x = torch.ones(100_000, device="ltc")
+    with ThreadPoolExecutor(4) as pool:
+        saved = list(pool.map(lambda _: through_torch([x, x.detach()]), range(40)))
+    assert {str(t.device) for pair in saved for t in pair} == {"ltc:0"}
+
+
+def test_a_module_made_on_the_device_is_saved_and_loaded():
+    with torch.device("ltc"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    assert_same(through_torch(model.state_dict()), model.state_dict())
 
 
 def test_a_view_alone_is_saved_as_what_it_shows(way):

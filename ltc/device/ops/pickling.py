@@ -36,15 +36,20 @@ from ltc.support.torch_private import (
     dtypes_without_typed_storage,
     rebuild_tensor,
     rebuild_tensor_with_dtype,
+    storage_identity,
     typed_storage,
 )
 from ltc.tracebacks import entrance
 
 
 class _Saving(threading.local):
-    """What the torch.save under way in this thread has met, by base; None where none is."""
+    """What the torch.save under way in this thread has met, by base; None where none is.
+
+    devices  of the storages among it, by their identities
+    """
 
     met: dict[State, tuple[State, Any]] | None = None
+    devices: dict[int, str] = {}
 
 
 _saving = _Saving()
@@ -71,14 +76,12 @@ def _patch_save() -> None:
     original = torch.save
 
     def save(*args: Any, **kwargs: Any):
-        before = _saving.met
-        met = _saving.met = {}
+        before = _saving.met, _saving.devices
+        _saving.met, _saving.devices = {}, {}
         try:
             return original(*args, **kwargs)
         finally:
-            for _, storage in met.values():
-                del storage.saved_from
-            _saving.met = before
+            _saving.met, _saving.devices = before
 
     save.__doc__ = original.__doc__
     stand_in(torch.serialization, "save", save)
@@ -127,8 +130,10 @@ def _storage_to_save(tensor: torch.Tensor) -> Any:
     met = _saving.met
     assert met is not None
     if base not in met:
-        whole: Any = exact_storage(host_tensor(tensor.detach()))
-        whole.saved_from = str(tensor.device)
+        whole = exact_storage(host_tensor(tensor.detach()))
+        if _saved_from(whole) is not None:  # equal values of one program may be one buffer
+            whole = whole.clone()
+        _saving.devices[storage_identity(whole)] = str(tensor.device)
         met[base] = state, whole
     first, storage = met[base]
     if first is not state:
@@ -149,7 +154,7 @@ def exact_storage(plain: torch.Tensor) -> torch.UntypedStorage:
 
 def _saved_from(storage: Any) -> str | None:
     """The device a storage is saved from, where it is a lazy tensor's."""
-    return getattr(storage, "saved_from", None)
+    return _saving.devices.get(storage_identity(storage))
 
 
 # --- pickle and queues ------------------------------------------------------------------------
