@@ -160,6 +160,20 @@ def check_what_one_rank_can_see_is_refused_before_the_others_are_met(rank, world
     same(x, numbers(rank, 3))
 
 
+def check_parts_and_types_that_do_not_fit_are_refused(rank, world):
+    x = numbers(rank, 4).to(DEVICE)
+    for splits in ([6, -2], [1, 2], [4]):
+        with pytest.raises(ValueError, match=r"parts of \[.*\] rows of a tensor \[4\] among 2"):
+            dist.all_to_all_single(torch.zeros_like(x), x, splits, splits)
+    with pytest.raises(ValueError, match=r"a tensor \[3\] among 2 ranks"):
+        dist.all_to_all_single(torch.zeros(3, device=DEVICE), x[:3])
+    with pytest.raises(ValueError, match="output of torch.int32 for what is of torch.float32"):
+        dist.all_gather_into_tensor(torch.zeros(8, dtype=torch.int32, device=DEVICE), x)
+    with pytest.raises(ValueError, match="output of torch.float64 for what is of torch.float32"):
+        dist.reduce_scatter_tensor(torch.zeros(2, dtype=torch.float64, device=DEVICE), x)
+    same(x, numbers(rank, 4))
+
+
 def check_all_to_all_single_in_equal_and_in_unequal_parts(rank, world):
     on_both(lambda x, out: dist.all_to_all_single(out, x), numbers(rank, 4, 2), torch.zeros(4, 2))
     inputs, outputs = ([1, 3], [1, 2]) if rank == 0 else ([2, 1], [3, 1])

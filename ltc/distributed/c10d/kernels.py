@@ -43,6 +43,7 @@ def _all_gather_base(output, tensor, group, *_, exchange=traced.record) -> None:
 
 
 def _all_gather_base_coalesced(outputs, inputs, group, *_, exchange=traced.record) -> None:
+    _require_types("all_gather", outputs, inputs)
     _assign(outputs, traced.all_gather(_flat(inputs), group.size(), group.group_name, exchange))
 
 
@@ -61,6 +62,7 @@ def _reduce_scatter_base(output, tensor, group, reduce_op, *_) -> None:
 
 
 def _reduce_scatter_base_coalesced(outputs, inputs, group, reduce_op, *_) -> None:
+    _require_types("reduce_scatter", outputs, inputs)
     scattered = traced.reduce_scatter(
         _flat(inputs), _kind(reduce_op), group.size(), group.group_name
     )
@@ -107,6 +109,15 @@ def _require_sizes(call: str, outputs, elements: int) -> None:
             raise ValueError(
                 f"{call}: an output of {output.numel()} elements, {list(output.shape)}, for what "
                 f"has {elements}. Ranks give parts of one size: pad them, or make outputs that fit."
+            )
+
+
+def _require_types(call: str, outputs, inputs) -> None:
+    for output, tensor in zip(outputs, inputs):
+        if output.dtype is not tensor.dtype:
+            raise ValueError(
+                f"{call}: an output of {output.dtype} for what is of {tensor.dtype}. Make it of "
+                f"the same type."
             )
 
 
@@ -167,7 +178,15 @@ def _kind(reduce_op) -> str:
 
 
 def _splits(tensor: torch.Tensor, group: ProcessGroup, given: list[int]) -> list[int]:
-    return list(given) or [tensor.shape[0] // group.size()] * group.size()
+    """How many rows of the tensor are for each rank, or from it; ValueError where it has others."""
+    size, rows = group.size(), tensor.shape[0] if tensor.dim() else 0
+    splits = list(given) or [rows // size] * size
+    if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
+        raise ValueError(
+            f"all_to_all: parts of {splits} rows of a tensor {list(tensor.shape)} among {size} "
+            f"ranks. Give one part for each, which together are the tensor's first dimension."
+        )
+    return splits
 
 
 def _assign(targets, results) -> None:
