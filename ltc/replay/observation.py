@@ -15,7 +15,7 @@ from ltc.device.recording.exit_liveness import Ended
 from ltc.device.recording.recorder import Entry, Recorder, devices
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
-from ltc.device.recording.tensors import is_lazy
+from ltc.device.recording.tensors import current_device, is_lazy
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
 from ltc.replay.reachable import Reachable, state_if_any
 from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in, untraced
@@ -124,6 +124,7 @@ def modes() -> tuple[Any, ...]:
         torch.is_autocast_enabled(DEVICE_TYPE),
         torch.get_autocast_dtype(DEVICE_TYPE),
         torch.get_default_dtype(),
+        current_device().index,
     )
 
 

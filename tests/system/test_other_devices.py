@@ -138,6 +138,36 @@ def test_a_bare_ltc_in_another_thread_is_its_own_current_device():
     assert found == [1] and torch.ones(2).to("ltc").device.index == 0
 
 
+MADE_LIKE_A_TENSOR = {
+    "new_tensor": lambda x: x.new_tensor([1, 2]),
+    "new_tensor of an array": lambda x: x.new_tensor(torch.ones(2).numpy()),
+    "new of numbers": lambda x: x.new([1.0, 2.0]),
+    "new of a size": lambda x: x.new(2, 3),
+    "new of a Size": lambda x: x.new(torch.Size([2])),
+    "new of a named size": lambda x: x.new(size=(2,)),
+    "new of nothing": lambda x: x.new(),
+    "new of a tensor": lambda x: x.new(x),
+    "new_zeros": lambda x: x.new_zeros(2),
+}
+
+
+@pytest.mark.parametrize("way", MADE_LIKE_A_TENSOR)
+@pytest.mark.parametrize("device", ["ltc:0", "ltc:1"])
+def test_what_is_made_like_a_tensor_is_on_its_device(way, device):
+    make = MADE_LIKE_A_TENSOR[way]
+    expected = make(torch.ones(2, dtype=torch.float64))
+    made = make(torch.ones(2, dtype=torch.float64, device=device))
+    assert made.device == torch.device(device)
+    assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
+
+
+def test_what_is_made_like_a_tensor_may_be_elsewhere():
+    x = torch.ones(2, device="ltc:1")
+    assert x.new_tensor([1.0], device="cpu").device.type == "cpu"
+    assert x.new_tensor([1.0], device="ltc:2").device.index == 2
+    assert torch.ones(2).new_tensor([1.0]).device.type == torch.ones(2).new(3).device.type == "cpu"
+
+
 COPIES = {
     "pickle": lambda generator: pickle.loads(pickle.dumps(generator)),
     "deepcopy": copy.deepcopy,

@@ -447,3 +447,24 @@ def test_numbers_that_come_out_are_plain():
         found = [double, in_list, in_dict["rate"], pair.rate, pair.others[0]]
         assert found == [1.0, 1.0, 0.5, 0.5, 1.5]
         assert {type(number) for number in found} == {float}
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+def test_another_current_device():
+    weights = [torch.full((2,), float(n), device=f"ltc:{n}") for n in range(2)]
+
+    @ltc.compile
+    def made():
+        x = torch.ones(2, device="ltc") * 3
+        return x + weights[x.device.index]
+
+    found = []
+    for number in range(3 * CALLS):
+        with torch.ltc.device(number // CHANGED % 2), metrics.counted() as grown:
+            result = made()
+            found.append((result.device.index, result.tolist()))
+    expected = [number // CHANGED % 2 for number in range(3 * CALLS)]
+    assert found == [(n, [3.0 + n] * 2) for n in expected]
+    assert grown["ReplayedCalls"] == 1

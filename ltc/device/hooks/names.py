@@ -2,7 +2,8 @@
 
 A bare `ltc` means the thread's current device. Where C++ looks at it before a kernel does, it asks
 the device guard, which Python can not tell and which answers 0. So once a thread has chosen another
-device, the few functions that do so are given the name with its index.
+device, the few functions that do so are given the name with its index. For the same reason what is
+made like a tensor, on its device, is given that device.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ _done: list[bool] = []
 def install() -> None:
     """Let a bare `ltc` mean the thread's current device everywhere.  Once per process."""
     before_another_is_current(_name_devices)
+    for name in ("new", "new_tensor"):
+        stand_in(torch.Tensor, name, _on_own_device(getattr(torch.Tensor, name)))
 
 
 def replace_what_takes_a_device(
@@ -143,6 +146,24 @@ def _with_named_device(function: Callable[..., Any]) -> Callable[..., Any]:
             args = tuple(map(_named, args))
             kwargs = {name: _named(value) for name, value in kwargs.items()}
         return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _on_own_device(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, given the tensor's device where no other is named."""
+
+    @functools.wraps(method)
+    def wrapped(self: torch.Tensor, *args: Any, **kwargs: Any):
+        device = self.device
+        if device.type != DEVICE_TYPE or kwargs.get("device") is not None:
+            return method(self, *args, **kwargs)
+        if method.__name__ == "new":
+            if args and isinstance(args[0], torch.Tensor):  # the same tensor: it takes no device
+                return method(self, *args, **kwargs)
+            if not args and not kwargs.keys() - {"device"}:
+                args = (0,)  # without a size C++ forgets the device
+        return method(self, *args, **{**kwargs, "device": device})
 
     return wrapped
 
