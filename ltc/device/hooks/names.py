@@ -150,6 +150,9 @@ def _with_named_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+_SHOWN = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)  # by what `new` makes of them
+
+
 def _on_own_device(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method, given the tensor's device where no other is named."""
 
@@ -159,7 +162,7 @@ def _on_own_device(method: Callable[..., Any]) -> Callable[..., Any]:
         if device.type != DEVICE_TYPE or kwargs.get("device") is not None:
             return method(self, *args, **kwargs)
         if method.__name__ == "new":
-            if args and isinstance(args[0], torch.Tensor):  # the same tensor: it takes no device
+            if args and isinstance(args[0], _SHOWN):  # which take no device
                 return method(self, *args, **kwargs)
             if not args and not kwargs.keys() - {"device"}:
                 args = (0,)  # without a size C++ forgets the device
