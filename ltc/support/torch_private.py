@@ -249,6 +249,8 @@ RecursiveScriptModule = _named("torch.jit", "_script.RecursiveScriptModule")
 register_builtin = _named("torch.jit", "_builtins._register_builtin")
 MODULE_APPLY = Replaceable("torch.nn", "Module._apply")
 MODULE_CALL = _named("torch.nn", "Module._call_impl")
+# What may be called on a parameter without a shape.
+taken_uninitialized = _named("torch.nn.parameter", "UninitializedTensorMixin._allowed_methods")
 own_parameters = operator.attrgetter("_parameters")  # of a module: name -> parameter, itself
 own_buffers = operator.attrgetter("_buffers")
 

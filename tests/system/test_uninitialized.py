@@ -2,7 +2,10 @@
 
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -81,3 +84,20 @@ def test_before_its_first_input_a_parameter_says_what_is_missing(device):
         weight + 1
     with pytest.raises(RuntimeError, match="Can't access the shape of an uninitialized parameter"):
         weight.shape
+
+
+MOVED = """
+import torch, ltc
+import ltc.core.lazy_model as ltm
+torch.ltc.set_device(1)
+model = torch.nn.LazyLinear(3).to("ltc")
+print(model(torch.ones(2, 4, device="ltc")).device, model.weight.device)
+"""
+
+
+def test_it_moves_where_another_device_is_current():
+    environment = {**os.environ, "LTC_NUM_DEVICES": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", MOVED], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "ltc:1 ltc:1\n", done.stderr

@@ -26,6 +26,7 @@ from ltc.support.torch_private import (
     builtin_of_scripts,
     device_constructors,
     name_for_scripts,
+    taken_uninitialized,
 )
 
 _REAL = re.compile(r"(CPU|TPU|GPU):(\d+)")
@@ -117,6 +118,8 @@ def replace_what_takes_a_device(
             operation = builtin_of_scripts(original)
             if operation is not None:  # torch.jit.script knows functions by themselves
                 name_for_scripts(replacement, operation)
+            if original in taken_uninitialized:
+                taken_uninitialized.append(replacement)
     return replaced
 
 
