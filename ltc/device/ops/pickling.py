@@ -18,7 +18,7 @@ import torch.serialization
 from torch.multiprocessing import reductions
 from torch.utils.hooks import warn_if_has_hooks
 
-from ltc.device.ops.resizing import storage_bytes
+from ltc.device.ops.resizing import root_of, storage_bytes
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import (
@@ -125,7 +125,7 @@ def _saved(tensor: torch.Tensor) -> tuple:
 def _storage_to_save(tensor: torch.Tensor) -> Any:
     """A CPU storage with the elements; raises spec 004's error for a view beside its base."""
     state = state_of(tensor)
-    base = state if state.base is None else state.base
+    base = root_of(state)
     state.tensor_id  # noqa: B018  numbered in the order of saving
     met = _saving.met
     assert met is not None

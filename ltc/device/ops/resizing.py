@@ -39,13 +39,13 @@ class Freed(Buffer):
 
 def storage_bytes(state: State) -> int:
     """Bytes that the storage of a tensor stands for: its base's, or 0 once it is freed."""
-    root = _root(state)
+    root = root_of(state)
     return 0 if root.buffer.__class__ is Freed else _whole_bytes(root)
 
 
 def resize(state: State, size: int) -> None:
     """What `storage.resize_(size)` does to the tensor that holds `state`; see the file's text."""
-    root = _root(state)
+    root = root_of(state)
     if size == storage_bytes(root):
         return
     if size == 0:
@@ -59,7 +59,8 @@ def resize(state: State, size: int) -> None:
         )
 
 
-def _root(state: State) -> State:
+def root_of(state: State) -> State:
+    """The state that a view shows, or the state itself."""
     return state if state.base is None else state.base
 
 

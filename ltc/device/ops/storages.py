@@ -15,7 +15,7 @@ import torch
 import torch.utils.dlpack
 
 from ltc.device.ops.pickling import exact_storage
-from ltc.device.ops.resizing import resize, storage_bytes
+from ltc.device.ops.resizing import resize, root_of, storage_bytes
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import (
     device_of,
@@ -124,7 +124,7 @@ def _size_in_elements(self: Any):
 def _identity(self: Any):
     """Different for storages that share nothing: safetensors and others find ties by it."""
     state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
-    return _data_ptr(self) if state is None else _NO_ADDRESS + (_root(state).tensor_id << 32)
+    return _data_ptr(self) if state is None else _NO_ADDRESS + (root_of(state).tensor_id << 32)
 
 
 def _refusing(original: Callable[..., Any]):
@@ -154,10 +154,6 @@ def _exporting(original: Callable[..., Any]):
         return original(tensor, *args, **kwargs)
 
     return to_dlpack
-
-
-def _root(state: State) -> State:
-    return state if state.base is None else state.base
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:
@@ -191,19 +187,11 @@ def _set_to_storage(
     share that are set to the same part.
     """
     state = getattr(source, "lazy", None)
+    _require_settable(self, source, state)
     if size is None:
         held = len(_bytes_of(source)) if state is None else storage_bytes(state)
         size = (held // self.element_size(),)
     part = (self.dtype, storage_offset, tuple(size), tuple(stride or contiguous_strides(size)))
-    if source.device.type == DEVICE_TYPE and source.device != self.device:
-        raise RuntimeError(
-            f"A tensor on {self.device} cannot be set to a storage on {source.device}."
-        )
-    if state is not None and state.base is not None:
-        raise LtcError(
-            "A tensor cannot be set to the storage of a view, whose offset there is always 0. "
-            "Set it to that of the view's base, or slice the view."
-        )
     if state is not None:
         self.data = _view_of_part(state, *part)
     elif source.device.type == DEVICE_TYPE:
@@ -214,6 +202,18 @@ def _set_to_storage(
     else:
         self.data = to_device(_part_of(_bytes_of(source), *part), state_of(self).device)
     return self
+
+
+def _require_settable(tensor: torch.Tensor, source: Any, state: State | None) -> None:
+    if source.device.type == DEVICE_TYPE and source.device != tensor.device:
+        raise RuntimeError(
+            f"A tensor on {tensor.device} cannot be set to a storage on {source.device}."
+        )
+    if state is not None and state.base is not None:
+        raise LtcError(
+            "A tensor cannot be set to the storage of a view, whose offset there is always 0. "
+            "Set it to that of the view's base, or slice the view."
+        )
 
 
 def _part_of(
