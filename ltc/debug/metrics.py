@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ltc import config
@@ -43,9 +43,7 @@ def record(name: str, value: float, kind: str = "value") -> None:
 
     kind  "time" (nanoseconds), "bytes" or "value"; that of the first sample counts
     """
-    with _lock:
-        metric = _metrics.get(name) or _new_metric(name, kind)
-        metric.add(value, time.time())
+    note((), ((name, value, kind),))
 
 
 def _new_metric(name: str, kind: str) -> Metric:
@@ -53,15 +51,20 @@ def _new_metric(name: str, kind: str) -> Metric:
     return metric
 
 
-def note(counts: Iterable[tuple[str, int]], samples: Iterable[tuple[str, float, str]] = ()) -> None:
+def note(
+    counts: Iterable[tuple[str, int]], samples: Collection[tuple[str, float, str]] = ()
+) -> None:
     """`count` each of `counts` and `record` each of `samples`, as of one moment."""
-    now = time.time()
     with _lock:
         for name, n in counts:
             _counts[name] += n
-        for name, value, kind in samples:
-            metric = _metrics.get(name) or _new_metric(name, kind)
-            metric.add(value, now)
+        if samples:
+            now = time.time()
+            for name, value, kind in samples:
+                metric = _metrics.get(name) or _new_metric(name, kind)
+                metric.total += 1
+                metric.sum += value
+                metric.samples.append((now, value))
 
 
 class timed:
@@ -95,11 +98,6 @@ class Metric:
             raise ValueError(f"A metric of kind {kind!r}: the kinds are {kinds}.")
         self.kind, self.total, self.sum = kind, 0, 0.0
         self.samples: deque[tuple[float, float]] = deque(maxlen=config.value("LTC_METRICS_SAMPLES"))
-
-    def add(self, value: float, moment: float) -> None:
-        self.total += 1
-        self.sum += value
-        self.samples.append((moment, value))
 
     def copy(self) -> Metric:
         """The same, and no longer growing."""

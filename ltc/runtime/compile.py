@@ -116,7 +116,7 @@ def program_for(
         known = _binding(calls, outputs, replaced, device)
     elif (program := known.program()) is not None:
         note_use(program)
-        _note_program(program, "CachedCompile")
+        metrics.count("CachedCompile")
         return program, known
 
     def build() -> Program:
@@ -128,7 +128,7 @@ def program_for(
     program, is_new = PROGRAMS.get(known.key, build)
     known.program = ref(program)
     new = "UncachedCompile" if program.tiers is None else "InterpretedPrograms"
-    _note_program(program, new if is_new else "CachedCompile")
+    metrics.count(new if is_new else "CachedCompile")
     return program, known
 
 
@@ -137,12 +137,8 @@ def known_program(binding: ProgramBinding) -> Program | None:
     program = binding.program() if binding.key[1] == settings_now() else None
     if program is not None:
         note_use(program)
-        _note_program(program, "CachedCompile")
+        metrics.count("CachedCompile")
     return program
-
-
-def _note_program(program: Program, counter: str) -> None:
-    metrics.note(((counter, 1),), (("TensorsGraphSize", program.calls, "value"),))
 
 
 def _binding(

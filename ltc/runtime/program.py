@@ -75,10 +75,32 @@ class Program:
         return frozenset(self.replaced.values())
 
     @cached_property
-    def _outputs(self) -> tuple[list[tuple[Any, ...]], list[int | None]]:
+    def _outputs(self) -> list[tuple[tuple[Any, ...], int | None]]:
         """The type of every output, and the position of the input whose place it takes or None."""
-        keys = [input_key(shape, dtype) for shape, dtype in self.types]
-        return keys, [self.replaced.get(output) for output in range(len(keys))]
+        return [
+            (input_key(shape, dtype), self.replaced.get(output))
+            for output, (shape, dtype) in enumerate(self.types)
+        ]
+
+    def _output_buffers(
+        self,
+        device: int,
+        inputs: list[Buffer],
+        previous: Mapping[int, Buffer],
+        execution: Execution,
+    ) -> list[Buffer]:
+        """What the launch fills: where it may, the buffers of the inputs that it replaces."""
+        outputs: list[Buffer] = []
+        for key, position in self._outputs:
+            old = None if position is None else inputs[position]
+            if old is None or old.shared:
+                outputs.append(Buffer(key, device, None, execution, old))
+            else:
+                old.execution = execution
+                outputs.append(old)
+        for output, old in previous.items():
+            outputs[output].previous = old
+        return outputs
 
     def _chosen(self) -> tuple[Any, ComputationCapabilities]:
         """What is to run it now, and what that can do; launches under way keep theirs."""
@@ -109,35 +131,17 @@ class Program:
         """
         chosen = self._chosen()
         executor = executor_of(device)
-        metrics.record("DeviceLockWait", executor.take_waited(), "time")
+        waited = "DeviceLockWait", executor.take_waited(), "time"
+        metrics.note((), (("TensorsGraphSize", self.calls, "value"), waited))
         execution, (sources, dependencies) = Execution(), under_way(inputs)
-        outputs: list[Buffer] = []
-        for key, position in zip(*self._outputs):
-            if position is None:
-                old = previous.get(len(outputs)) if previous else None
-            else:
-                old = inputs[position]
-                if not old.shared:
-                    old.execution = execution
-                    outputs.append(old)
-                    continue
-            outputs.append(Buffer(key, device, None, execution, old))
+        outputs = self._output_buffers(device, inputs, previous, execution)
         for positions in chosen[1].aliased_outputs:
             Aliases([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
         work = _Work(
-            self,
-            chosen,
-            executor,
-            execution,
-            sources,
-            dependencies,
-            inputs,
-            scalars,
-            given,
-            replica,
-        )
+            self, chosen, executor, execution, sources, dependencies, inputs, scalars, given, replica
+        )  # fmt: skip
         if profiled_launch.is_wanted():
             work.profiled = profiled_launch.of(self, chosen, executor, inputs, given)
         is_long = self.seconds > SHORT_SECONDS and not self.is_verified
@@ -196,8 +200,7 @@ class _Work:
         self._handles_before: list[Any] = []  # of its outputs, before it was
 
     def __call__(self) -> None:
-        lost = self._lost_inputs()
-        if lost:
+        if self.dependencies and (lost := self._lost_inputs()):
             self._go_without(lost)
             return
         try:
@@ -300,10 +303,9 @@ class _Work:
 
     def _run(self) -> None:
         handles = [buffer.handle for buffer in self.inputs]
-        if any([buffer.shared for buffer in self.inputs]):
-            for position in self.program.donated:
-                if self.inputs[position].shared:
-                    handles[position] = copy_of(handles[position], self.executor.device)
+        for position in self.program.donated:
+            if self.inputs[position].shared:
+                handles[position] = copy_of(handles[position], self.executor.device)
         started = time.perf_counter_ns()
         computation = self.computation if self.profiled is None else self.profiled
         results = computation.launch(handles, self.scalars)

@@ -62,6 +62,8 @@ def download(handle: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.T
     found = backend().computation.download(handle)
     if not isinstance(found, torch.Tensor) or found.shape != shape:
         _refuse(found, shape, dtype)
+    if found.dtype is dtype and found.is_contiguous():
+        return found
     return found.to(dtype).contiguous()
 
 

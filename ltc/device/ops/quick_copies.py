@@ -16,9 +16,11 @@ import torch
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
-from ltc.device.recording.tensors import device_of, to_device
+from ltc.device.recording.sync import ready_buffer
+from ltc.device.recording.tensors import device_of, downloaded, to_device
 from ltc.device.torch_device import storage_of
 from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.runtime.buffer import Buffer
 from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import entrance
 
@@ -59,25 +61,36 @@ def _reading(thorough: Kernel) -> Kernel:
 
     def kernel(self: torch.Tensor):
         state = getattr(storage_of(self), "lazy", None)
-        value: Any = None if state is None or state.buffer is not None else state.value
-        session: Any = None if value is None else value.recorder.now
-        if (
-            session is None
-            or value.recorder.thread != get_ident()
-            or not (session.goes_on and is_plain_now())
-            or watching
-            or reads_are_forbidden()
-        ):
+        if state is None or watching or reads_are_forbidden() or not is_plain_now():
             return thorough(self)
-        read: torch.Tensor = value.tensor
-        session.note_read()
-        metrics.note(
-            (("aten::_local_scalar_dense", 1), ("EarlySyncLiveTensorsCount", 1)),
-            (("TransferFromDeviceTime", 0, "time"), ("InboundData", read.nbytes, "bytes")),
-        )
-        return read.item()
+        if state.buffer is not None:
+            return _number_in(state.buffer.settled())
+        value = state.value
+        if value is None or value.recorder.thread != get_ident():
+            return thorough(self)
+        session = value.recorder.now
+        if session is not None and session.goes_on:
+            return _number_at_once(session, value.tensor)
+        if state.base is not None or value.recorder.op_by_op is not None:
+            return thorough(self)
+        return _number_in(ready_buffer(state))
 
     return kernel
+
+
+def _number_in(buffer: Buffer) -> Any:
+    metrics.count("aten::_local_scalar_dense")
+    return downloaded(buffer).item()
+
+
+def _number_at_once(session: Any, read: torch.Tensor) -> Any:
+    """Where calls run op by op, of what one has given."""
+    session.note_read()
+    metrics.note(
+        (("aten::_local_scalar_dense", 1), ("EarlySyncLiveTensorsCount", 1)),
+        (("TransferFromDeviceTime", 0, "time"), ("InboundData", read.nbytes, "bytes")),
+    )
+    return read.item()
 
 
 _QUICK = {"_to_copy": _copying, "_local_scalar_dense": _reading}

@@ -299,6 +299,7 @@ def _is_of(state: State, recorder: Recorder) -> bool:
 # --- its program ------------------------------------------------------------------------------
 
 
+_saves = config.reader("LTC_SAVE_TENSORS_FILE")
 _NOWHERE: dict[int, Buffer] = {}  # never changed
 
 
@@ -311,7 +312,7 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
         ended.binding = binding
         placed = {binding.outputs[o]: position for o, position in ended.replaced.items()}
         ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
-    if config.value("LTC_SAVE_TENSORS_FILE"):
+    if any(_saves()):
         save_graph(program, binding.key[0], user_line())
     recorder.short_reads.note_program(
         program, recorder.cut_here is not None, bool(recorder.optimizer_steps)

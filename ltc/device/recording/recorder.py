@@ -234,6 +234,7 @@ class Recorder:
         "cut_here",
         "ended",
         "entries",
+        "has_grown",
         "lock",
         "draw",
         "__weakref__",
@@ -268,7 +269,7 @@ class Recorder:
         self.roots: dict[torch.dtype, Entry] = {}
         self.short_reads = ShortReads()
         self.root: Any = None  # an Entry, from the next line on
-        self.entries = 0
+        self.entries, self.has_grown = 0, False
         self.choose_paths()
 
     def choose_paths(self) -> None:
@@ -387,7 +388,7 @@ class Recorder:
             call.module, call.forward = place_of_call(call.line)
         entry = Entry(key, self.last, call)
         self.last.add_branch(entry)
-        self.entries += 1
+        self.entries, self.has_grown = self.entries + 1, True
         metrics.count("RecordedEntries")
         return entry
 
@@ -519,9 +520,11 @@ class Recorder:
         self.recordings += 1
         self.ended = self.last
         self.choose_paths()  # first: the number may not be readable, and the old one has ended
-        if self.entries > config.value("LTC_MAX_RECORDED"):
-            metrics.count("RecordedPathsForgotten")
-            self._plant()
+        if self.has_grown:
+            self.has_grown = False
+            if self.entries > config.value("LTC_MAX_RECORDED"):
+                metrics.count("RecordedPathsForgotten")
+                self._plant()
 
 
 class Device:

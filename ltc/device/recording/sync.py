@@ -48,7 +48,7 @@ from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 from ltc.support.process.held_signals import held
 from ltc.support.process.thread_frames import thread_frames, wants_processor
-from ltc.support.torch_private import shown_region
+from ltc.support.torch_private import is_profiled, record_region
 
 # --- a recording and its threads ------------------------------------------------------------------
 
@@ -249,11 +249,12 @@ def _forbidden_text(value: CallResult) -> str:
 def _cut(recorder: Recorder, explanation: Explanation) -> None:
     """End a recording before its step's mark; the one behind it knows of that where it is new."""
     recorder.cut_here = explanation
-    began = spans.now()
+    timeline = spans.timeline
+    began = 0 if timeline is None else spans.now()
     flush(recorder)
-    if spans.timeline is not None:
+    if timeline is not None:
         line = explanation.line
-        spans.timeline.add("cut", "cut at a read", began, spans.now(), {"line": line})
+        timeline.add("cut", "cut at a read", began, spans.now(), {"line": line})
     recorder.cut_by = explanation if recorder.ended.follow is END else None
 
 
@@ -375,9 +376,13 @@ def end_step(device: Device) -> None:
     if recorder.nothing_pending:  # else the end of the recording sees to it
         held.watch()  # over handlers that the program has set meanwhile
     recorder.has_marks, recorder.marked_by = True, None
-    began, timeline = spans.now(), spans.timeline
+    timeline = spans.timeline
+    began = 0 if timeline is None else spans.now()
     try:
-        with shown_region("ltc::mark_step"):
+        if is_profiled():
+            with record_region("ltc::mark_step"):
+                flush(recorder)
+        else:
             flush(recorder)
         _raise_unreported(device)
     finally:

@@ -116,12 +116,16 @@ def device_of(device: torch.device | str | int) -> Device:
     return current_device() if named.index is None else device_at(named.index)
 
 
-_current = threading.local()
+class _Current(threading.local):
+    device: Device | None = None
+
+
+_current = _Current()
 
 
 def current_device() -> Device:
     """The device that `ltc` without an index means in the calling thread."""
-    return getattr(_current, "device", None) or device_at(0)
+    return _current.device or device_at(0)
 
 
 _before_another: list[Callable[[], None]] = []
@@ -259,8 +263,8 @@ def host_value(state: State) -> torch.Tensor:
         if computed is not None:
             return computed
     if state.base is None or state.buffer is not None:
-        return _downloaded(ready_buffer(state))
-    plain = _downloaded(ready_buffer(state.base))
+        return downloaded(ready_buffer(state))
+    plain = downloaded(ready_buffer(state.base))
     with torch.no_grad(), plain_functions():
         for overload, args, kwargs, index in state.chain:
             result = overload(plain, *args, **kwargs)
@@ -286,7 +290,8 @@ def _computed_here(value: CallResult) -> torch.Tensor | None:
     return plain
 
 
-def _downloaded(buffer: Buffer) -> torch.Tensor:
+def downloaded(buffer: Buffer) -> torch.Tensor:
+    """A buffer's value, waited for, as a contiguous CPU tensor: do not write to it."""
     if not device_at(buffer.device).has_one_recorder():
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
     if watching:

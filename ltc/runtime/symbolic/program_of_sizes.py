@@ -80,7 +80,7 @@ class ProgramOfSizes:
             program.seconds = self._latest.seconds  # about as long at any size
         self._latest = program
         note_use(program)
-        metrics.note((("CachedCompile", 1),), (("TensorsGraphSize", program.calls, "value"),))
+        metrics.count("CachedCompile")
         return program
 
     def _made(self, values: tuple[int, ...]) -> Program | None:
