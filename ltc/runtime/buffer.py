@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -158,6 +158,43 @@ class Aliases:
     def lose_one(self) -> None:
         # two threads at once may count one: then memory is copied that could have been written to
         self._left -= 1
+
+
+class Outputs:
+    """What a program fills at each launch.
+
+    types     (shape, dtype) of each
+    replaced  output position -> position of the input that it takes the place of, and whose memory
+              the program may write over
+    donated   positions of these inputs
+    """
+
+    __slots__ = ("types", "replaced", "donated", "_kinds")
+
+    def __init__(self, types: tuple[tuple[Any, ...], ...], replaced: dict[int, int]) -> None:
+        self.types, self.replaced = types, replaced
+        self.donated = frozenset(replaced.values())
+        self._kinds = [(input_key(*type), replaced.get(k)) for k, type in enumerate(types)]
+
+    def buffers(
+        self,
+        device: int,
+        inputs: list[Buffer],
+        previous: Mapping[int, Buffer],
+        execution: Execution,
+    ) -> list[Buffer]:
+        """Those that a launch fills: where it may, the buffers of the inputs that it replaces."""
+        outputs: list[Buffer] = []
+        for key, position in self._kinds:
+            old = None if position is None else inputs[position]
+            if old is None or old.shared:
+                outputs.append(Buffer(key, device, None, execution, old))
+            else:
+                old.execution = execution
+                outputs.append(old)
+        for output, old in previous.items():
+            outputs[output].previous = old
+        return outputs
 
 
 class Buffer:

@@ -26,7 +26,7 @@ from ltc.profiling import spans
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
-from ltc.runtime.buffer import Buffer
+from ltc.runtime.buffer import Buffer, Outputs
 from ltc.runtime.graph_compiler import compile_and_keep, compile_traced
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
@@ -284,8 +284,7 @@ def _compile(
     roles_of = functools.partial(input_roles, numbering, replaced, calls)
     return Program(
         computation,
-        types,
-        replaced,
+        Outputs(types, replaced),
         roles_of,
         graph_of,
         len(calls),

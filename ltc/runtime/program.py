@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from ltc.backends.collective_runner import abort, running_as
@@ -13,7 +12,7 @@ from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.backend_errors import buffers_of, in_a_launch
-from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, input_key, under_way
+from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, Outputs, under_way
 from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.tiers import Tiers
@@ -42,9 +41,7 @@ class Program:
     """One executable.
 
     computation  what the backend compiled
-    types        (shape, dtype) of every output
-    replaced     output position -> position of the input that it takes the place of, and whose
-                 memory it may write over
+    outputs      what it fills
     roles_of     tells the role of every input and scalar
     graph_of     makes the graph it was compiled from anew: kept, it would outweigh the rest
     calls        how many recorded calls it runs
@@ -56,8 +53,7 @@ class Program:
     """
 
     computation: Any
-    types: tuple[tuple[Any, ...], ...]
-    replaced: dict[int, int]
+    outputs: Outputs
     roles_of: Callable[[], tuple[InputRole, ...]] | None = None
     graph_of: Callable[[], Any] | None = None
     calls: int = 0
@@ -69,38 +65,13 @@ class Program:
     last_use: int = 0  # grows from use to use, over all programs
     _known: tuple[Any, ComputationCapabilities] | None = None  # the computation, with its own
 
-    @cached_property
+    @property
+    def replaced(self) -> dict[int, int]:
+        return self.outputs.replaced
+
+    @property
     def donated(self) -> frozenset[int]:
-        """Positions of the inputs whose memory the program may overwrite."""
-        return frozenset(self.replaced.values())
-
-    @cached_property
-    def _outputs(self) -> list[tuple[tuple[Any, ...], int | None]]:
-        """The type of every output, and the position of the input whose place it takes or None."""
-        return [
-            (input_key(shape, dtype), self.replaced.get(output))
-            for output, (shape, dtype) in enumerate(self.types)
-        ]
-
-    def _output_buffers(
-        self,
-        device: int,
-        inputs: list[Buffer],
-        previous: Mapping[int, Buffer],
-        execution: Execution,
-    ) -> list[Buffer]:
-        """What the launch fills: where it may, the buffers of the inputs that it replaces."""
-        outputs: list[Buffer] = []
-        for key, position in self._outputs:
-            old = None if position is None else inputs[position]
-            if old is None or old.shared:
-                outputs.append(Buffer(key, device, None, execution, old))
-            else:
-                old.execution = execution
-                outputs.append(old)
-        for output, old in previous.items():
-            outputs[output].previous = old
-        return outputs
+        return self.outputs.donated
 
     def _chosen(self) -> tuple[Any, ComputationCapabilities]:
         """What is to run it now, and what that can do; launches under way keep theirs."""
@@ -134,7 +105,7 @@ class Program:
         waited = "DeviceLockWait", executor.take_waited(), "time"
         metrics.note((), (("TensorsGraphSize", self.calls, "value"), waited))
         execution, (sources, dependencies) = Execution(), under_way(inputs)
-        outputs = self._output_buffers(device, inputs, previous, execution)
+        outputs = self.outputs.buffers(device, inputs, previous, execution)
         for positions in chosen[1].aliased_outputs:
             Aliases([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
@@ -244,7 +215,7 @@ class _Work:
         prepared: Any = self.capabilities.prepared
         if not {work.execution for work in queued}.issuperset(self.dependencies):
             return None
-        if any([self.inputs[position].shared for position in self.program.donated]):
+        if any([self.inputs[position].shared for position in self.program.outputs.donated]):
             return None  # they are copied first
         try:
             handles, lent = [b.handle for b in self.inputs], self._lent_by(queued)
@@ -303,7 +274,7 @@ class _Work:
 
     def _run(self) -> None:
         handles = [buffer.handle for buffer in self.inputs]
-        for position in self.program.donated:
+        for position in self.program.outputs.donated:
             if self.inputs[position].shared:
                 handles[position] = copy_of(handles[position], self.executor.device)
         started = time.perf_counter_ns()

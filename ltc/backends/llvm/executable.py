@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import copy
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -102,34 +101,43 @@ class LlvmComputation:
         ]
         self._aliased_outputs = _aliased(plan.outputs)
         self._more_values = plan.values - given - OWN_VALUES
+        self._is_native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
+        self._can_run_ahead = (
+            self._is_native and len(self._runs) == 1 and not self._made_outputs
+            and not self._aliased_outputs and not plan.sums.all
+        )  # fmt: skip
+        self._maker_of: dict[tuple[Any, ...], tuple[Callable[[], torch.Tensor], bool]] = {}
         self._prepare_outputs(plan)
 
     def _prepare_outputs(self, plan: ProgramPlan) -> None:
-        makers = {kind: maker_of(*kind, plan.guard) for kind in set(plan.made)}
+        known = self._maker_of  # at other sizes, too: most outputs have one size
+        makers = {kind: known.get(kind) or maker_of(*kind, plan.guard) for kind in plan.made}
+        self._maker_of = makers
         self._makers = [makers[kind][0] for kind in plan.made]
-        native = not any(isinstance(run, ReferenceCall) for run in plan.runs)
         # Whether a launch asks torch for anything that the caller's modes could change.
-        asks = any(asks for _, asks in makers.values())
-        self._dispatches = not native or bool(self._made_outputs) or asks
-        self._runs_ahead = (
-            native and len(self._runs) == 1 and not self._made_outputs
-            and not self._aliased_outputs and not plan.sums.all and launch_queue.may_run_ahead(plan.made)
-        )  # fmt: skip
+        asks = any([asks for _, asks in makers.values()])
+        self._dispatches = not self._is_native or bool(self._made_outputs) or asks
+        self._runs_ahead = self._can_run_ahead and launch_queue.may_run_ahead(plan.made)
 
     @property
     def capabilities(self) -> ComputationCapabilities:
         """Made when asked for: kept, it would hold the computation that holds it."""
         return ComputationCapabilities(self._aliased_outputs, self.prepared)
 
-    def resized(self, plan: ProgramPlan, numbers: Sequence[tuple[Any, ...]]) -> LlvmComputation:
+    def words_of(self, run: int, arguments: Any, calls: Any) -> Any:
+        """Of a run of kernels, which words say what is added to these arguments, and these calls' tasks."""
+        words: Any = self._runs[run].run.words_of(arguments, calls)
+        return words
+
+    def resized(self, plan: ProgramPlan, words: Sequence[tuple[Any, Any]]) -> LlvmComputation:
         """The same program at other sizes.
 
-        plan     as this one's, but for shapes, bytes of the block and texts of errors
-        numbers  of each run, what `KernelRun.with_numbers` takes
+        plan   as this one's, but for shapes, bytes of the block and texts of errors
+        words  of each run, what `KernelRun.with_words` takes
         """
-        other = copy.copy(self)
-        other.plan = plan
-        other._runs = [run.with_numbers(*new) for run, new in zip(self._runs, numbers, strict=True)]
+        other = object.__new__(LlvmComputation)
+        other.__dict__.update(self.__dict__, plan=plan)  # copy.copy takes some microseconds
+        other._runs = [run.with_words(*new) for run, new in zip(self._runs, words, strict=True)]
         if plan.memory is not self.plan.memory:
             other._constants = constants_of(plan)
             other._constants_address = other._constants.data_ptr()
@@ -304,8 +312,10 @@ class _Kernels:
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
 
-    def with_numbers(self, *numbers: Any) -> _Kernels:
-        return _Kernels(self._calls, self.run.with_numbers(*numbers), self._rests)
+    def with_words(self, places: Any, words: Any) -> _Kernels:
+        other = object.__new__(_Kernels)
+        other.__dict__.update(self.__dict__, run=self.run.with_words(places, words))
+        return other
 
     @property
     def planned(self) -> tuple[PlannedCall, ...]:
@@ -395,7 +405,7 @@ class Reference:
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
 
-    def with_numbers(self, *numbers: Any) -> Reference:
+    def with_words(self, *words: Any) -> Reference:
         """Its node's sizes are numbers."""
         return self
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -75,5 +76,5 @@ def is_possible() -> bool:
 
 def may_run_ahead(made: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> bool:
     """Whether outputs of these types may be there before their program runs."""
-    nbytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in made)
+    nbytes = sum([prod(shape) * dtype.itemsize for shape, dtype in made])
     return nbytes <= MOST_BYTES_AHEAD

@@ -7,7 +7,6 @@ which the native code fills in from the addresses.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,45 +79,49 @@ class KernelRun:
         stamps     place in the frame of one more word than there are kernels: when the run began,
                    and when each kernel was over, as time.monotonic_ns() counts; 0: nowhere
         """
-        words = np.array([n for call in calls for n in call.arguments], dtype=np.int64)
-        self._places, self._added = np.ascontiguousarray(words.reshape(-1, 2).T)
-        self._records = np.zeros((len(calls), runner.RECORD_WORDS), dtype=np.int64)
-        self._words = arguments, len(faults), faults.start, stamps
-        first = arguments
-        for row, call in zip(self._records, calls, strict=True):
-            row[:] = call.entry, call.tasks, first, call.fault
+        pairs = np.array([n for call in calls for n in call.arguments], dtype=np.int64)
+        places, added = pairs.reshape(-1, 2).T
+        records, first = [], arguments
+        for call in calls:
+            records.append([call.entry, call.tasks, first, call.fault])
             first += len(call.arguments) // 2
+        assert all(len(record) == runner.RECORD_WORDS for record in records)
+        flat = np.array(records, dtype=np.int64).reshape(-1)
+        # What the native code is told, then the three tables that it is told of.
+        head = [len(calls), 0, len(places), 0, 0, arguments, len(faults), faults.start, stamps]
+        self._first_record = len(head)
+        self._first_place = self._first_record + len(flat)
+        self._first_added = self._first_place + len(places)
+        self._words = np.concatenate([np.array(head, dtype=np.int64), flat, places, added])
         self._point()
         self._call = runner.runner()
 
     def _point(self) -> None:
-        """Make the native code's record of where everything is."""
-        arguments, *others = self._words
-        self._run = np.array(
-            [
-                len(self._records), self._records.ctypes.data,
-                len(self._places), self._places.ctypes.data, self._added.ctypes.data, arguments,
-                *others,
-            ],
-            dtype=np.int64,
-        )  # fmt: skip
-        self.address = self._run.ctypes.data
+        """Say where the tables are."""
+        self.address = address = self._words.__array_interface__["data"][0]
+        self._words[1] = address + WORD * self._first_record
+        self._words[3] = address + WORD * self._first_place
+        self._words[4] = address + WORD * self._first_added
 
-    def with_numbers(
-        self, places: np.ndarray, added: np.ndarray, calls: np.ndarray, tasks: np.ndarray
-    ) -> KernelRun:
-        """The same kernels with other numbers: `added` to the arguments at `places`, `tasks` of `calls`."""
-        other = copy.copy(self)
-        other._added, other._records = self._added.copy(), self._records.copy()
-        other._added[places] = added
-        other._records[calls, TASKS] = tasks
+    def words_of(self, arguments: np.ndarray, calls: np.ndarray) -> np.ndarray:
+        """Which words `with_words` changes: what is added to these arguments, and these calls' tasks."""
+        tasks = self._first_record + runner.RECORD_WORDS * calls + TASKS
+        return np.concatenate([self._first_added + arguments, tasks])
+
+    def with_words(self, places: np.ndarray, words: np.ndarray) -> KernelRun:
+        """The same kernels with other numbers; `places`: what `words_of` gave."""
+        other = object.__new__(KernelRun)
+        other.__dict__.update(self.__dict__)  # copy.copy takes some microseconds
+        other._words = self._words.copy()
+        other._words[places] = words
         other._point()
         return other
 
     @property
     def numbers(self) -> tuple[list[int], list[int]]:
         """What is added to each argument in turn, and how many tasks each kernel has."""
-        return self._added.tolist(), self._records[:, TASKS].tolist()
+        tasks = self._words[self._first_record + TASKS : self._first_place : runner.RECORD_WORDS]
+        return self._words[self._first_added :].tolist(), tasks.tolist()
 
     def launch(self, frame: int) -> int:
         """Run all; the number of the call that failed, none after it having run, or -1.

@@ -12,10 +12,12 @@ from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
 from ltc.passes.narrow_dtypes import narrow
 from ltc.runtime import physical_dtype
+from ltc.runtime.buffer import Outputs
 from ltc.runtime.compile import ProgramBinding, binding_of, input_roles, live_calls
 from ltc.runtime.program import Program
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import Extent, SizeTrace
+from ltc.support.sizes.marks import is_symbolic
 
 # (values of the symbols, whether sizes are to be Extents) -> the trace of these, the calls, the outputs
 Derive = Callable[[Sequence[int], bool], tuple[SizeTrace, list[Call], tuple[CallResult, ...]]]
@@ -46,9 +48,10 @@ class TracedEnd:
         self.numbering = Numbering(self.calls)
         self._replaced = dict(self.binding.key[2])
         self._roles = functools.partial(input_roles, self.numbering, self._replaced, self.calls)
-        sizes = [size for value in self.outputs for size in value.shape]
-        shown = ", ".join(s.source if isinstance(s, Extent) else str(s) for s in sizes)
-        self._sizes = self.trace.function(f"({shown},)" if sizes else "()")
+        self._shapes = self.trace.function(_text_of_shapes(self.outputs))
+        self._fixed: Outputs | None = None  # where no size of theirs changes
+        if not is_symbolic([value.shape for value in self.outputs]):
+            self._fixed = self._outputs_at(values)
 
     @property
     def donated(self) -> frozenset[int]:
@@ -75,16 +78,23 @@ class TracedEnd:
 
     def program(self, computation: Any, values: Sequence[int]) -> Program:
         """What is run by a computation of these values of the symbols."""
-        sizes = iter(self._sizes(*values))
-        types = tuple((tuple([next(sizes) for _ in v.shape]), v.dtype) for v in self.outputs)
         return Program(
             computation,
-            types,
-            self._replaced,
+            self._fixed or self._outputs_at(values),
             self._roles,
             functools.partial(self.graph_at, tuple(values)),
             len(self.calls),
         )
+
+    def _outputs_at(self, values: Sequence[int]) -> Outputs:
+        dtypes = [value.dtype for value in self.outputs]
+        return Outputs(tuple(zip(self._shapes(*values), dtypes)), self._replaced)
+
+
+def _text_of_shapes(outputs: Sequence[CallResult]) -> str:
+    texts = [[s.source if isinstance(s, Extent) else str(s) for s in v.shape] for v in outputs]
+    shapes = [f"({', '.join([*sizes, ''])})" if sizes else "()" for sizes in texts]
+    return f"({', '.join([*shapes, ''])})" if shapes else "()"
 
 
 def _in_order(binding: ProgramBinding, outputs: Sequence[CallResult]) -> tuple[CallResult, ...]:

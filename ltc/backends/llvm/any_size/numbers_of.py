@@ -17,20 +17,6 @@ from ltc.support.sizes.marks import is_symbolic, settled
 
 
 @dataclass
-class RunNumbers:
-    """Of one run of kernels.
-
-    places, added  which of its arguments are expressions, and the numbers of these among all
-    calls, tasks   likewise of the kernels whose tasks are
-    """
-
-    places: Any
-    added: Any
-    calls: Any
-    tasks: Any
-
-
-@dataclass
 class Numbers:
     """The expressions of a plan, each once; what holds them refers to them by number."""
 
@@ -47,7 +33,8 @@ class Numbers:
         )
         return made
 
-    def of_run(self, run: Sequence[PlannedCall]) -> RunNumbers:
+    def of_run(self, run: Sequence[PlannedCall]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Which arguments of a run of kernels are expressions, which kernels' tasks, their numbers."""
         places: list[int] = []
         added: list[int] = []
         calls: list[int] = []
@@ -62,7 +49,11 @@ class Numbers:
             if isinstance(call.tasks, Extent):
                 calls.append(position)
                 tasks.append(self.number(call.tasks))
-        return RunNumbers(*[np.array(x, dtype=np.int64) for x in (places, added, calls, tasks)])
+        return (
+            np.array(places, dtype=np.int64),
+            np.array(calls, dtype=np.int64),
+            np.array(added + tasks, dtype=np.int64),
+        )
 
 
 def as_now(plan: ProgramPlan) -> ProgramPlan:

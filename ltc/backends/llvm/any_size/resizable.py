@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from ltc.backends.llvm.any_size.numbers_of import Numbers, as_now
 from ltc.backends.llvm.checked_steps import MemoryChecks
@@ -29,10 +30,14 @@ class ResizableProgram:
         self.trace, self.plan = trace, plan
         self._now = LlvmComputation(as_now(plan), kernels)
         numbers = Numbers(trace)
-        self._runs = [numbers.of_run(run) for run in plan.runs]  # type: ignore[arg-type]  # of kernels
+        self._words = []  # of each run of kernels: which words are expressions, and which these are
+        for k, run in enumerate(plan.runs):
+            arguments, calls, chosen = numbers.of_run(run)  # type: ignore[arg-type]  # of kernels
+            self._words.append((self._now.words_of(k, arguments, calls), chosen))
         self._made = [
-            (tuple(numbers.number(n) if isinstance(n, Extent) else -1 - n for n in shape), dtype)
-            for shape, dtype in plan.made
+            (k, tuple(numbers.number(n) if isinstance(n, Extent) else -1 - n for n in shape), dtype)
+            for k, (shape, dtype) in enumerate(plan.made)
+            if is_symbolic(shape)
         ]
         block = plan.block
         self._block = numbers.number(block) if isinstance(block, Extent) else -1 - block
@@ -58,19 +63,19 @@ class ResizableProgram:
         """The program at these values, which fit."""
         found = self._numbers(*values)
         all_numbers = np.array(found, dtype=np.int64)
-        made = tuple(
-            (tuple([found[n] if n >= 0 else -1 - n for n in shape]), dtype)
-            for shape, dtype in self._made
-        )
         block = found[self._block] if self._block >= 0 else -1 - self._block
         memory = None if self._memory is None else self._memory.at(values)
-        checks = self._checks(values)
-        plan = replace(self._now.plan, made=made, block=block, checks=checks, memory=memory)
-        runs = [
-            (one.places, all_numbers[one.added], one.calls, all_numbers[one.tasks])
-            for one in self._runs
-        ]
-        return self._now.resized(plan, runs)
+        plan = self._now.plan.with_sizes(
+            block=block, made=self._made_at(found), checks=self._checks(values), memory=memory
+        )
+        words = [(places, all_numbers[chosen]) for places, chosen in self._words]
+        return self._now.resized(plan, words)
+
+    def _made_at(self, found: Sequence[int]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+        made = list(self._now.plan.made)
+        for k, shape, dtype in self._made:
+            made[k] = tuple([found[n] if n >= 0 else -1 - n for n in shape]), dtype
+        return tuple(made)
 
     def _checks(self, values: Sequence[int]) -> tuple[FailedCheck, ...]:
         if not self._messages:
