@@ -116,6 +116,13 @@ FLAGS = (
         "run on PyTorch's kernels",
     ),
     Flag(
+        "LTC_COPY_PROCESS",
+        boolean,
+        True,
+        "the process that compiles is a copy of this one, by fork, where this one is small and has no "
+        "thread of yours; 0: always a new one, which imports torch first",
+    ),
+    Flag(
         "LTC_PROGRESS",
         boolean,
         True,
@@ -312,6 +319,7 @@ _OUTSIDE_PROGRAMS = frozenset(
         "LTC_TIER",
         "LTC_SYMBOLIC",
         "LTC_COMPILE_BEHIND",
+        "LTC_COPY_PROCESS",
         "LTC_PROGRESS",
         "LTC_REPLAY_CHECK",
         "LTC_NUM_DEVICES",

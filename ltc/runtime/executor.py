@@ -48,8 +48,8 @@ class Executor:
         """Do `work` after everything given before; `long` work runs behind the caller."""
         if self._queued.works:
             self._queued.settle()
-        with self._lock:  # _idle is true only between two holders of it
-            inline = not long and self._idle()
+        with self._lock:  # is_idle is true only between two holders of it
+            inline = not long and self.is_idle
         if inline:
             core_reservation.use_all()
             with self._inline:
@@ -67,7 +67,7 @@ class Executor:
     def wait_for_room(self) -> None:
         """Block while LTC_MAX_IN_FLIGHT programs wait or run."""
         core_reservation.recording_is_over()
-        if self._idle():
+        if self.is_idle:
             return
         self._queued.settle()
         if self._has_room():
@@ -169,7 +169,9 @@ class Executor:
 
     # --- what is under way
 
-    def _idle(self) -> bool:
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, and nothing runs."""
         return self._running is None and not self._waiting and not self._queued.works
 
     def _in_flight(self) -> int:

@@ -32,6 +32,7 @@ def auto(monkeypatch, tmp_path):
     monkeypatch.setattr(tiers, "LARGE_CALLS", 1)
     monkeypatch.setattr(forks, "RECORDED", 1 << 30)
     settings = {"LTC_TIER": "auto", "LTC_CACHE": 1, "LTC_CACHE_DIR": str(tmp_path)}
+    settings["LTC_COPY_PROCESS"] = 0  # a new process answers later than the next few steps end
     with config.override(LTC_BACKEND="llvm", LTC_NUM_DEVICES=1, **settings):
         yield
         compile_behind.end()
@@ -167,6 +168,138 @@ def test_the_other_process_ends_with_this_one_while_it_imports(tmp_path, monkeyp
     time.sleep(0.5)
     worker._process.stdin.close()  # as when this process ends
     assert worker._process.wait() == 0
+
+
+COPIED = """
+import os, signal, sys, threading, time, torch, ltc, ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from ltc.runtime import tiers
+from ltc.runtime.background import compile_behind, worker_process
+tiers.LARGE_CALLS = 1
+x = torch.arange(3011.0).to("ltc")
+
+def run(factor):
+    y = (x * factor).exp().sum()
+    ltm.mark_step(wait=True)
+    torch.testing.assert_close(y.cpu(), (x.cpu() * factor).exp().sum())
+
+def until_asked_for():
+    while compile_behind._worker is None:
+        run(1e-4)
+
+def until_answered():
+    while compile_behind._worker._requests:
+        time.sleep(0.01)
+
+def process():
+    return compile_behind._worker._process
+
+def is_copy():
+    return process().__class__ is worker_process.Copy
+
+"""
+
+
+def in_a_process(text: str, **settings: object) -> None:
+    """Where no thread but the main one is, as pytest's may have some."""
+    environment = {key: str(value) for key, value in {"LTC_COPY_PROCESS": 1, **settings}.items()}
+    ended = subprocess.run(
+        [sys.executable, "-c", COPIED + text],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="a process is copied on Linux alone")
+
+
+@linux
+def test_a_copy_of_the_process_compiles():
+    in_a_process("""
+with metrics.counted() as grown:
+    until_asked_for()
+    until_answered()
+    run(1e-4)
+assert is_copy()
+assert (grown["CompileBehind"], grown["UncachedCompile"]) == (1, 1), dict(grown)
+assert (grown["RecalledPrograms"], grown["CompileBehindFailed"]) == (1, 0), dict(grown)
+pid = process().pid
+compile_behind.end()
+assert process().poll() == -signal.SIGKILL and compile_behind._worker.is_usable() is False
+""")
+
+
+@linux
+def test_a_copy_is_in_none_of_the_modes_of_the_thread_that_makes_it():
+    in_a_process("""
+torch.set_default_device("ltc")
+with torch.inference_mode(), metrics.counted() as grown:
+    x = torch.arange(3011.0).to("ltc")
+    until_asked_for()
+    until_answered()
+    run(1e-4)
+assert is_copy()
+assert (grown["RecalledPrograms"], grown["CompileBehindFailed"]) == (1, 0), dict(grown)
+""")
+
+
+@linux
+@pytest.mark.parametrize(
+    ("setup", "settings"),
+    [
+        ("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", {}),
+        ("worker_process.MOST_BYTES = 0", {}),
+        ("", {"LTC_COPY_PROCESS": 0}),
+    ],
+    ids=["a thread", "large", "switched off"],
+)
+def test_what_may_not_be_copied_is_begun_anew(setup, settings):
+    in_a_process(
+        f"""
+{setup}
+until_asked_for()
+assert not is_copy()
+""",
+        **settings,
+    )
+
+
+@linux
+def test_a_copy_keeps_none_of_the_users_files_open_and_calls_none_of_their_handlers(tmp_path):
+    in_a_process(
+        """
+read, write = os.pipe()
+place = os.environ["PLACE"]
+signal.signal(signal.SIGTERM, lambda *_: open(place, "w").close())
+until_asked_for()
+assert is_copy()
+os.close(write)
+assert os.read(read, 1) == b""  # else another process may write to it yet
+os.kill(process().pid, signal.SIGTERM)
+assert process().wait() == -signal.SIGTERM
+assert not os.path.exists(place)
+run(1e-4)
+""",
+        PLACE=tmp_path / "handled",
+    )
+
+
+@linux
+def test_launches_under_way_are_over_before_the_process_is_copied():
+    in_a_process("""
+worker_process.PATIENCE_SECONDS = 100  # however busy the machine is
+with config.override(LTC_SYNC_WAIT=0):
+    weight = torch.zeros(1 << 20).to("ltc")
+    for _ in range(40):
+        weight.add_(1).mul_(0.5)
+        ltm.mark_step()
+    assert (weight.cpu() - 1).abs().max() < 1e-3
+until_answered()
+assert is_copy()
+""")
 
 
 def _lives(pid: int) -> bool:

@@ -28,6 +28,7 @@ def auto(monkeypatch, tmp_path) -> Iterator[None]:
     monkeypatch.setattr(forks, "_has_peers", lambda: False)
     ltm.mark_step()
     settings = {"LTC_TIER": "auto", "LTC_CACHE": 1, "LTC_CACHE_DIR": str(tmp_path)}
+    settings["LTC_COPY_PROCESS"] = 0  # a new process answers later than the next few steps end
     with config.override(LTC_BACKEND="llvm", LTC_NUM_DEVICES=1, **settings):
         device_at(0).recorder()._plant()
         yield

@@ -1,6 +1,7 @@
 """Compiling while the program that asked for it runs on.
 
 compile_behind   requests, and the process that is given them
-graph_record     what they are given, as data
-compile_worker   what that process does
+worker_process   that process: a copy of this one, or a new one
+graph_record     what it is given, as data
+compile_worker   what it does
 """

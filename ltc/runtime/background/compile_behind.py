@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 from typing import Any
@@ -19,6 +18,7 @@ from ltc.debug import metrics
 from ltc.ir.graph import Graph
 from ltc.ir.json_codec import Unrecordable
 from ltc.profiling import spans
+from ltc.runtime.background import worker_process
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.transfers import capabilities
 from ltc.support.disk_cache import disk_cache
@@ -26,20 +26,6 @@ from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.sizes.as_json import dumped, record_of_trace
 from ltc.support.sizes.extent import SizeTrace
 
-# Who has asked may be killed at any moment: while the other process imports torch, or compiles.
-_START = """
-import os, select, sys, threading
-def end_with_input():
-    hangup = select.poll()
-    hangup.register(0, 0)
-    hangup.poll()
-    os._exit(0)
-if hasattr(select, "poll"):
-    threading.Thread(target=end_with_input, daemon=True).start()
-sys.path[:] = {paths!r}
-from ltc.runtime.background.compile_worker import serve
-serve()
-"""
 _starting = renewed_lock(globals(), "_starting")
 _worker: Worker | None = None
 
@@ -123,16 +109,7 @@ class Worker:
     """The process, and what it was asked for."""
 
     def __init__(self) -> None:
-        paths = [path or os.getcwd() for path in sys.path]
-        with config.override(LTC_PROFILE=None):  # what it does is told here
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(paths=paths)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt from the keyboard is not meant for it
-                text=True,
-            )
+        self._process = worker_process.start()
         self._owner = os.getpid()
         self._numbers = itertools.count()
         self._free_from = 0
@@ -156,7 +133,7 @@ class Worker:
         self._process.wait()
 
     def _write(self, line: str) -> None:
-        """In a thread: the pipe takes it as fast as the process reads, which imports torch first."""
+        """In a thread: the pipe takes it as fast as the process reads, which may import torch first."""
         try:
             with self._writing:
                 assert self._process.stdin is not None

@@ -1,6 +1,6 @@
 """The process that compiles while the one that started it goes on: reads graphs, keeps programs.
 
-A request is a line of JSON on its standard input; the answer is a line with the request's number.
+A request is a line of JSON; the answer is a line with the request's number.
 The program itself goes through the disk cache, where the other process finds it as it finds those
 of earlier runs.  It runs with the lowest priority, and ends when its input does.
 """
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from typing import Any
+from typing import IO, Any
 
 from ltc import config
 from ltc.runtime.background.graph_record import graph_of_record
@@ -20,12 +19,10 @@ from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
 
 
-def serve() -> None:
+def serve(requests: IO[str], answers: IO[str]) -> None:
     """Answer every request; one that fails is answered too, and leaves nothing on the disk."""
     os.nice(19)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    sys.stdout = sys.stderr  # whatever prints
-    for line in sys.stdin:
+    for line in requests:
         trace = SizeTrace()
         request = loaded(line, trace)
         try:

@@ -1,0 +1,183 @@
+"""The process that compiles behind: a copy of this one, or a new one.
+
+A copy has torch at once, where a new process imports it for a second or two.  But it may wait for ever
+for a lock that another thread had when it was made, and memory that either of them writes to is there
+twice.  So this process is copied where it is small and no thread of the user's is at work.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # ltc has its own signal.signal
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import IO, NoReturn
+
+import torch
+
+from ltc import config
+from ltc.runtime.background.compile_worker import serve
+from ltc.runtime.executor import all_executors
+
+MOST_BYTES = 1 << 30  # that this process has in memory
+PATIENCE_SECONDS = 0.2  # for launches under way
+_OPEN_FILES, _PAGES = Path("/proc/self/fd"), Path("/proc/self/statm")
+
+# Who has asked may be killed at any moment: while the new process imports torch, too.
+_START = """
+import os, select, sys, threading
+def end_with_input():
+    hangup = select.poll()
+    hangup.register(0, 0)
+    hangup.poll()
+    os._exit(0)
+if hasattr(select, "poll"):
+    threading.Thread(target=end_with_input, daemon=True).start()
+sys.path[:] = {paths!r}
+from ltc.runtime.background.compile_worker import serve
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+sys.stdout = sys.stderr  # whatever prints
+serve(sys.stdin, answers)
+"""
+
+
+def start() -> Copy | subprocess.Popen[str]:
+    """A process that answers requests; its `stdin` and `stdout` take and give lines of text."""
+    if config.value("LTC_COPY_PROCESS") and _may_copy():
+        return Copy()
+    paths = [path or os.getcwd() for path in sys.path]
+    with config.override(LTC_PROFILE=None):  # what it does is told here
+        return subprocess.Popen(
+            [sys.executable, "-c", _START.format(paths=paths)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt from the keyboard is not meant for it
+            text=True,
+        )
+
+
+# --- a copy ---------------------------------------------------------------------------------------
+
+
+def _may_copy() -> bool:
+    return sys.platform == "linux" and _is_small() and _is_alone() and _comes_to_rest()
+
+
+def _is_small() -> bool:
+    resident = int(_PAGES.read_text().split()[1])
+    return resident * os.sysconf("SC_PAGE_SIZE") <= MOST_BYTES
+
+
+def _is_alone() -> bool:
+    """Whether no thread but the executors', which begin anew in a copy, can hold a lock."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    return {thread.ident for thread in others} <= {one.thread for one in all_executors()}
+
+
+def _comes_to_rest() -> bool:
+    """Whether what was launched is over before long."""
+    begun = time.monotonic()
+    while not all(one.is_idle for one in all_executors()):
+        if time.monotonic() - begun > PATIENCE_SECONDS:
+            return False
+        time.sleep(0.0002)
+    return True
+
+
+class Copy:
+    """A copy of this process that answers requests; its parts are called as those of Popen."""
+
+    def __init__(self) -> None:
+        requests, to_requests = os.pipe()
+        from_answers, answers = os.pipe()
+        with warnings.catch_warnings():  # from Python 3.12 on, wherever there are threads
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            _answer(requests, answers)
+        os.close(requests)
+        os.close(answers)
+        self.stdin: IO[str] = os.fdopen(to_requests, "w")
+        self.stdout: IO[str] = os.fdopen(from_answers)
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._await(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._await(0)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _await(self, options: int) -> int | None:
+        if self._status is None:
+            try:
+                ended, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # the user's program has waited for any child
+                ended, status = self.pid, 0
+            if ended:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+def _answer(requests: int, answers: int) -> NoReturn:
+    """What the copy does, and nothing of the user's: no handler, no file, no object that goes."""
+    try:
+        for tools in (sys, threading):  # of who looks at the user's program
+            tools.settrace(None)
+            tools.setprofile(None)
+        gc.freeze()
+        os.setsid()  # an interrupt from the keyboard is not meant for it
+        for number in signal.valid_signals():
+            if callable(_signal.getsignal(number)):
+                _signal.signal(number, _signal.SIG_DFL)
+        _close_all_but(requests, answers)
+        torch.set_num_threads(1)
+        threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
+        # Torch's modes are a thread's: a new one is in none.
+        server = threading.Thread(target=_serve, args=(requests, answers))
+        server.start()
+        server.join()
+    finally:
+        os._exit(0)
+
+
+def _serve(requests: int, answers: int) -> None:
+    with config.override(LTC_PROFILE=None):
+        serve(os.fdopen(requests), os.fdopen(answers, "w", buffering=1))
+
+
+def _end_with(requests: int) -> None:
+    """Whoever has asked may be killed at any moment."""
+    hangup = select.poll()
+    hangup.register(requests, 0)
+    hangup.poll()
+    os._exit(0)
+
+
+def _close_all_but(*kept: int) -> None:
+    """The parent's sockets and pipes end with the parent, and nothing is printed."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1) if config.value("LTC_DEBUG") else (0, 1, 2):
+        os.dup2(nothing, standard)
+    for number in map(int, os.listdir(_OPEN_FILES)):
+        if number > 2 and number not in kept:
+            _close(number)
+
+
+def _close(number: int) -> None:
+    try:
+        os.close(number)
+    except OSError:  # what listed them
+        pass
