@@ -119,8 +119,8 @@ FLAGS = (
         "LTC_COPY_PROCESS",
         boolean,
         True,
-        "the process that compiles is a copy of this one, by fork, where this one is small and has no "
-        "thread of yours; 0: always a new one, which imports torch first",
+        "the process that compiles is a copy of this one, by fork, where this one is small and no thread "
+        "of yours is at work; 0: always a new one, which imports torch first",
     ),
     Flag(
         "LTC_PROGRESS",

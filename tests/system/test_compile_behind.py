@@ -233,6 +233,18 @@ assert process().poll() == -signal.SIGKILL and compile_behind._worker.is_usable(
 
 
 @linux
+def test_threads_that_wait_do_not_keep_a_process_from_being_copied():
+    in_a_process("""
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+trains = threading.Thread(target=until_asked_for)  # and the main thread waits for it
+trains.start()
+trains.join()
+assert is_copy()
+until_answered()
+""")
+
+
+@linux
 def test_a_copy_is_in_none_of_the_modes_of_the_thread_that_makes_it():
     in_a_process("""
 torch.set_default_device("ltc")
@@ -250,7 +262,10 @@ assert (grown["RecalledPrograms"], grown["CompileBehindFailed"]) == (1, 0), dict
 @pytest.mark.parametrize(
     ("setup", "settings"),
     [
-        ("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", {}),
+        (
+            "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); time.sleep(0.1)",
+            {},
+        ),
         ("worker_process.MOST_BYTES = 0", {}),
         ("", {"LTC_COPY_PROCESS": 0}),
     ],

@@ -25,9 +25,11 @@ import torch
 from ltc import config
 from ltc.runtime.background.compile_worker import serve
 from ltc.runtime.executor import all_executors
+from ltc.support.process.thread_frames import thread_frames
 
 MOST_BYTES = 1 << 30  # that this process has in memory
 PATIENCE_SECONDS = 0.2  # for launches under way
+_WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock"})  # of Python's threading
 _OPEN_FILES, _PAGES = Path("/proc/self/fd"), Path("/proc/self/statm")
 
 # Who has asked may be killed at any moment: while the new process imports torch, too.
@@ -77,9 +79,17 @@ def _is_small() -> bool:
 
 
 def _is_alone() -> bool:
-    """Whether no thread but the executors', which begin anew in a copy, can hold a lock."""
-    others = set(threading.enumerate()) - {threading.current_thread()}
-    return {thread.ident for thread in others} <= {one.thread for one in all_executors()}
+    """Whether no thread but the executors', which begin anew in a copy, is at work."""
+    others = set(thread_frames()) - {threading.get_ident(), *[e.thread for e in all_executors()]}
+    return all(map(_waits, others))
+
+
+def _waits(thread: int) -> bool:
+    """Whether it waits for another thread or for an event, as that of tqdm does."""
+    frame = thread_frames().get(thread)
+    if frame is None:  # over
+        return True
+    return frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name in _WAITS
 
 
 def _comes_to_rest() -> bool:
