@@ -27,7 +27,7 @@ from ltc.runtime.background.compile_worker import serve
 from ltc.runtime.executor import all_executors
 from ltc.support.process.thread_frames import thread_frames
 
-MOST_BYTES = 1 << 30  # that this process has in memory
+MOST_BYTES = 768 << 20  # that this process has in memory: those that it writes to are copied once
 PATIENCE_SECONDS = 0.2  # for launches under way
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock"})  # of Python's threading
 _OPEN_FILES, _PAGES = Path("/proc/self/fd"), Path("/proc/self/statm")
