@@ -27,7 +27,7 @@ from ltc.runtime.background.compile_worker import serve
 from ltc.runtime.executor import all_executors
 from ltc.support.process.thread_frames import thread_frames
 
-MOST_BYTES = 768 << 20  # that this process has in memory: those that it writes to are copied once
+MOST_BYTES = 512 << 20  # of this process's own memory: what it writes to later is copied first
 PATIENCE_SECONDS = 0.2  # for launches under way
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock"})  # of Python's threading
 _OPEN_FILES, _PAGES = Path("/proc/self/fd"), Path("/proc/self/statm")
@@ -74,8 +74,9 @@ def _may_copy() -> bool:
 
 
 def _is_small() -> bool:
-    resident = int(_PAGES.read_text().split()[1])
-    return resident * os.sysconf("SC_PAGE_SIZE") <= MOST_BYTES
+    """Libraries, and what is shared with other processes, is not copied."""
+    resident, of_files = map(int, _PAGES.read_text().split()[1:3])
+    return (resident - of_files) * os.sysconf("SC_PAGE_SIZE") <= MOST_BYTES
 
 
 def _is_alone() -> bool:
@@ -108,9 +109,7 @@ class Copy:
     def __init__(self) -> None:
         requests, to_requests = os.pipe()
         from_answers, answers = os.pipe()
-        with warnings.catch_warnings():  # from Python 3.12 on, wherever there are threads
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+        self.pid = _forked()
         if self.pid == 0:
             _answer(requests, answers)
         os.close(requests)
@@ -139,6 +138,14 @@ class Copy:
             if ended:
                 self._status = os.waitstatus_to_exitcode(status)
         return self._status
+
+
+def _forked() -> int:
+    if sys.version_info < (3, 12):
+        return os.fork()
+    with warnings.catch_warnings():  # which it gives wherever there are threads, OpenMP's too
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _answer(requests: int, answers: int) -> NoReturn:
