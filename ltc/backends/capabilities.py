@@ -198,6 +198,9 @@ class KeepsPrograms(Protocol):
     def recall_resizable(self, key: str, origin_of: Callable[[int], Origin]) -> Resizable | None:
         """The Resizable of that key, if it was kept."""
 
+    def keep_launcher(self) -> None:
+        """Keep what launches need besides, so that who recalls a program has nothing to compile."""
+
 
 class Observer(Protocol):
     """Whom an observed launch tells what it does; values are CPU tensors, which it copies."""
