@@ -101,6 +101,11 @@ class InterpretedComputation:
         return found
 
     @property
+    def calls(self) -> int:
+        """How many it makes."""
+        return len(self._steps)
+
+    @property
     def is_one_kernel(self) -> bool:
         """Whether all it does is to call one of PyTorch's kernels."""
         return len(self._steps) == 1 and isinstance(self._steps[0].kernel, TorchCall)
