@@ -296,12 +296,34 @@ print("llvmlite" in sys.modules)
 """
 
 
+STEPS_OF_ALL_SIZES = """
+import sys, time
+import torch, ltc
+import ltc.core.lazy_model as ltm
+from ltc.debug import metrics
+from ltc.runtime import program
+from ltc.runtime.background import compile_behind
+program.SHORT_SECONDS = float(sys.argv[1])
+def steps(sizes):
+    for rows in sizes:
+        x = (torch.ones(rows, 7).to("ltc") * 2).tanh()
+        ltm.mark_step(wait=True)
+steps(range(20, 26))
+while compile_behind._worker._requests:
+    time.sleep(0.01)
+steps(range(26, 29))
+print("llvmlite" in sys.modules)
+assert metrics.counter_value("SymbolicPrograms") == 1
+"""
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere LLVM is asked for its name")
 @pytest.mark.parametrize("short", [QUEUED, AT_ONCE])
-def test_the_first_steps_on_a_machine_wait_for_no_llvm(short):
-    alone = {"LTC_TIER": "auto", "LTC_NUM_DEVICES": "1"}
+@pytest.mark.parametrize("script", [FIRST_STEPS, STEPS_OF_ALL_SIZES])
+def test_the_first_steps_on_a_machine_wait_for_no_llvm(script, short, tmp_path):
+    alone = {"LTC_TIER": "auto", "LTC_NUM_DEVICES": "1", "LTC_CACHE_DIR": str(tmp_path)}
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **alone}
-    command = [sys.executable, "-c", FIRST_STEPS, short]
+    command = [sys.executable, "-c", script, short]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 

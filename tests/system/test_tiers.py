@@ -10,10 +10,11 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
 from ltc.device.recording.recorder import device_at
-from ltc.runtime import tiers
+from ltc.runtime import program, tiers
 from tests.training_loop import train
 
 
@@ -77,6 +78,26 @@ def test_a_loop_of_several_programs_is_compiled_as_well():
     assert counts(grown) == (2, 4, 2, 2)
 
 
+def test_a_loop_of_one_call_stays_with_the_kernel_that_does_it(monkeypatch):
+    monkeypatch.setattr(tiers, "COMPILE_SECONDS", (60.0, 0.0))  # however slow the machine is
+    x = fresh(3, 1207)
+    with metrics.counted() as grown:
+        for _ in range(6):
+            y = x.sum(0)
+            ltm.mark_step(wait=True)
+    assert counts(grown) == (1, 6, 0, 0)
+    torch.testing.assert_close(y.cpu(), x.cpu().sum(0))
+
+
+def test_a_loop_of_one_call_that_draws_is_compiled():
+    with metrics.counted() as grown:
+        for _ in range(4):
+            y = torch.rand(3, 1208, device="ltc:0")
+            ltm.mark_step(wait=True)
+    assert counts(grown) == (1, 2, 1, 1)
+    assert 0 <= y.min().item() <= y.max().item() < 1
+
+
 def test_shapes_that_change_compile_nothing(monkeypatch):
     monkeypatch.setattr(tiers, "COMPILE_SECONDS", (60.0, 0.0))  # however slow the machine is
     with metrics.counted() as grown:
@@ -116,6 +137,26 @@ def test_replicas_run_compiled_programs_only(monkeypatch):
         run(x)
         ltm.wait_device_ops()
     assert counts(grown) == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize(("seconds", "is_behind"), [(60.0, False), (0.0, True)])
+def test_small_kernels_are_called_in_the_calling_thread(monkeypatch, seconds, is_behind):
+    monkeypatch.setattr(tiers, "REPEATS", 1 << 30)
+    monkeypatch.setattr(program, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(program, "SHORT_CALL_SECONDS", seconds)
+    threads, launch = [], InterpretedComputation.launch
+
+    def seen(self, *arguments):
+        threads.append(threading.get_ident())
+        return launch(self, *arguments)
+
+    monkeypatch.setattr(InterpretedComputation, "launch", seen)
+    x = fresh(3, 1240 + is_behind)
+    for _ in range(3):
+        run(x)
+        ltm.wait_device_ops()
+    here = threading.get_ident()
+    assert [one != here for one in threads] == [False, is_behind, is_behind]
 
 
 def trained(device: str, steps: int, tier: str) -> list[torch.Tensor]:

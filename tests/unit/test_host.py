@@ -58,6 +58,7 @@ def test_another_processor_or_llvm_is_asked_anew(monkeypatch, part):
 
 
 def test_where_llvm_can_not_be_found_the_question_says_so(monkeypatch):
+    monkeypatch.setattr(host_cpu, "_llvm_library", host_cpu._llvm_library.__wrapped__)
     monkeypatch.setattr(host_cpu.importlib.util, "find_spec", lambda name: None)
     ask = Asked()
     known_host(ask), known_host(ask)

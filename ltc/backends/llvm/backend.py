@@ -30,7 +30,10 @@ from ltc.backends.llvm.observed import ObservedLlvmComputation
 from ltc.backends.llvm.plan import plan_of, stepped_plan_of
 from ltc.backends.llvm.timing.timed import TimedComputation
 from ltc.ir.graph import Graph, Origin
+from ltc.llvm.compiler import llvm_binding
+from ltc.llvm.native import runner
 from ltc.llvm.native.kernel_cache import Loading, load
+from ltc.llvm.native.launch_ring import ring_source
 from ltc.llvm.native.runner import leave_processor
 from ltc.llvm.ops.dispatch import can_multiply, prefers_channels_last
 from ltc.llvm.ops.one_shot_sync import is_possible
@@ -88,6 +91,11 @@ class SavedPrograms:
         self, key: str, origin_of: Callable[[int], Origin]
     ) -> ResizableProgram | None:
         return saved_resizable.find(key, origin_of)
+
+    def keep_launcher(self) -> None:
+        if runner.has_pool():  # which is to make the runner, and so to keep it
+            text, names = ring_source()
+            llvm_binding.kept_code(text, *names)
 
 
 # A sum of few is added up by everyone: each more is one more operand to read for all of them.

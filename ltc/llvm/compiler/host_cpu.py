@@ -6,6 +6,7 @@ Importing LLVM takes 40 to 90 ms, and makes eight thousand objects that Python's
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
@@ -69,6 +70,7 @@ def _name() -> str | None:
     return hashlib.sha256("\0".join(["host", *seen]).encode()).hexdigest()
 
 
+@functools.cache
 def _processor() -> list[str]:
     with open(_PROCESSORS, encoding="utf-8") as file:
         first, _, _ = file.read(_FIRST_BYTES).partition("\n\n")
@@ -76,6 +78,7 @@ def _processor() -> list[str]:
     return [value for key, _, value in lines if key.strip() in _TELLING]
 
 
+@functools.cache
 def _llvm_library() -> list[str]:
     """Which files llvmlite consists of, without importing it."""
     package = importlib.util.find_spec("llvmlite")

@@ -255,13 +255,21 @@ def marked(text: str, names: Sequence[str]) -> str:
     return f"; {' '.join(names)}\n{text}"
 
 
+def kept_code(text: str, *names: str) -> MachineCode:
+    """The machine code of functions that a module defines; from now on it is on disk.
+
+    Raises InvalidGraph with LLVM's message where the text is wrong.
+    """
+    text = marked(text, names)
+    return object_code(name_of(text), text, names)
+
+
 def compile_kernels(text: str, *names: str) -> dict[str, int]:
     """The addresses of functions that a module defines: valid as long as the process lives.
 
     Raises InvalidGraph with LLVM's message where the text is wrong.
     """
-    text = marked(text, names)
-    library = link([object_code(name_of(text), text, names)], names)
+    library = link([kept_code(text, *names)], names)
     _kept.append(library)
     return library.addresses
 

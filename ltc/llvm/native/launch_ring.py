@@ -304,10 +304,15 @@ def _word(f: NamedBlocks, name: str) -> str:
     return f.word(f"p.{name}", "%ring", _WORDS[name.upper().replace(".", "_")])
 
 
+def ring_source() -> tuple[str, tuple[str, ...]]:
+    """The text that a ring's functions are compiled from, and their names."""
+    return text() + ATTRIBUTES, ("ring.push", "ring.call", "ring.serve", "ring.await")
+
+
 @functools.cache
 def _functions() -> tuple:
-    names = ("ring.push", "ring.call", "ring.serve", "ring.await")
-    code = llvm_binding.compile_kernels(text() + ATTRIBUTES, *names)
+    source, names = ring_source()
+    code = llvm_binding.compile_kernels(source, *names)
     word, number = ctypes.c_void_p, ctypes.c_int64
     # The first two are so short that letting other Python threads run meanwhile would cost more.
     return (

@@ -14,6 +14,7 @@ from typing import IO, Any
 from ltc import config
 from ltc.runtime.background.graph_record import graph_of_record
 from ltc.runtime.graph_compiler import compile_and_keep, resizable_and_keep
+from ltc.runtime.transfers import capabilities
 from ltc.support.sizes.as_json import fill_trace, loaded
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
@@ -35,6 +36,13 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 
 def _compile(request: dict[str, Any], trace: SizeTrace) -> None:
+    _keep(request, trace)
+    programs = capabilities().programs
+    assert programs is not None  # or nobody asks
+    programs.keep_launcher()  # or it is the other process that waits for LLVM
+
+
+def _keep(request: dict[str, Any], trace: SizeTrace) -> None:
     name, device, donated = request["name"], request["device"], frozenset(request["donated"])
     if request["sizes"] is None:
         compile_and_keep(name, graph_of_record(request["graph"]), device, donated)

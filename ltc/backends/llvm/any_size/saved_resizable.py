@@ -13,6 +13,7 @@ from ltc.backends.llvm.saved_program import (
     record_of_plan,
 )
 from ltc.ir.json_codec import Unrecordable
+from ltc.llvm.compiler import llvm_binding
 from ltc.support.disk_cache import disk_cache
 from ltc.support.sizes.as_json import dumped, fill_trace, loaded, record_of_trace
 from ltc.support.sizes.choices import tracing
@@ -34,7 +35,7 @@ def keep(key: str, program: ResizableProgram) -> None:
 def find(key: str, origin_of: OriginOf) -> ResizableProgram | None:
     """The program that some process has kept; None where anything is missing."""
     disk, trace = disk_cache(), SizeTrace()
-    if disk is None:
+    if disk is None or not llvm_binding.may_have_compiled():
         return None
 
     def read(data: bytes) -> Any:
