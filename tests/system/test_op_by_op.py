@@ -505,6 +505,16 @@ def test_threads_that_read_one_another(op_by_op):
     assert not failures
 
 
+def test_a_session_begins_before_its_first_operand_is_bound(op_by_op):
+    x = torch.arange(3.0).to("ltc:0")
+    x.cosh()  # its kernel is made
+    ltm.mark_step()
+    with metrics.counted() as grown:
+        y = x.cosh()
+    assert (grown["OpByOpSteps"], grown["LazyTracing"]) == (1, 0)  # it does not go the thorough way
+    torch.testing.assert_close(y.cpu(), torch.arange(3.0).cosh())
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_modes(op_by_op, mode):
     x = torch.randn(4, 4)

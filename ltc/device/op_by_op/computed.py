@@ -60,7 +60,4 @@ class LivingStates:
         return self._forgotten + len(self._references)
 
     def __iter__(self) -> Iterator[Any]:
-        for reference in self._references:
-            state = reference()
-            if state is not None:
-                yield state
+        return iter([state for one in self._references if (state := one()) is not None])

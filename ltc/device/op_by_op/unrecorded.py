@@ -205,11 +205,13 @@ class OpByOp:
             left = [state for state in mine if state.base is None and state.value is not None]
             for state in left:
                 self._settle(state)
-        metrics.count("OpByOpCalls", self.calls)
-        if made:
-            metrics.note(
-                (("CreateLtcTensor", made), ("DestroyLtcTensor", max(0, made - len(left))))
+        metrics.note(
+            (
+                ("OpByOpCalls", self.calls),
+                ("CreateLtcTensor", made),
+                ("DestroyLtcTensor", max(0, made - len(left))),
             )
+        )
 
     def _end_views(self, states: list[Any], mine: list[Any]) -> None:
         """Views are derived again from their bases; one whose base nobody else has is a tensor of
