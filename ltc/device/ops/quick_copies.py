@@ -22,11 +22,12 @@ from ltc.device.torch_device import storage_of
 from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.runtime.buffer import Buffer
 from ltc.support.torch_private import DEVICE_TYPE
-from ltc.tracebacks import entrance
+from ltc.tracebacks import entrance, shorten
 
 Kernel = Callable[..., Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_STRIDED = frozenset({None, torch.strided})
+STRIDED = torch.strided
+_STRIDED = frozenset({None, STRIDED})
 
 
 def _copying(thorough: Kernel) -> Kernel:
@@ -40,17 +41,21 @@ def _copying(thorough: Kernel) -> Kernel:
         device: torch.device | None = None,
         **others: Any,
     ):
-        if (
-            self.is_cpu
-            and device is not None
-            and device.type == DEVICE_TYPE
-            and self.__class__ in _PLAIN
-            and layout in _STRIDED
-            and self.layout is torch.strided
-            and is_plain_now()
-        ):
-            given = self if dtype is None or dtype is self.dtype else self.detach().to(dtype)
-            return to_device(given, device_of(device))
+        try:
+            if (
+                self.is_cpu
+                and device is not None
+                and device.type == DEVICE_TYPE
+                and self.__class__ in _PLAIN
+                and layout in _STRIDED
+                and self.layout is STRIDED
+                and is_plain_now()
+            ):
+                given = self if dtype is None or dtype is self.dtype else self.detach().to(dtype)
+                return to_device(given, device_of(device))
+        except BaseException as error:
+            shorten(error)
+            raise
         return thorough(self, dtype=dtype, layout=layout, device=device, **others)
 
     return kernel

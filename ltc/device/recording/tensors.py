@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -164,7 +164,8 @@ def wrap_all(recorder: Recorder, signature: Signature, values: Sequence[CallResu
 
 def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
     """A new tensor that holds a buffer."""
-    tensor = device.new_tensor(buffer.shape, buffer.dtype)
+    _, shape, dtype, _ = buffer.key
+    tensor = device.new_tensor(shape, dtype)
     storage_of(tensor).lazy = _holding(buffer, device)
     return tensor
 
@@ -185,36 +186,49 @@ def _holding(buffer: Buffer, device: Device) -> State:
 
 def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
     """A buffer with a copy of a CPU tensor's elements."""
-    return _uploaded_together([tensor], device)[0]
+    started = perf_counter_ns()
+    try:
+        with plain_functions():
+            buffer = _filled(tensor, device.index)
+    except Exception as error:
+        raise backend_errors.in_an_upload(error, device.index)  # noqa: B904  it may be the same
+    _note_uploaded((tensor,), (buffer,), buffer.key[3], perf_counter_ns() - started)
+    return buffer
 
 
 def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[Buffer]:
     """Buffers with copies of CPU tensors, counted as one transfer."""
-    started = time.perf_counter_ns()
-    buffers = []
+    started = perf_counter_ns()
     try:
         with plain_functions():
-            for tensor in tensors:
-                plain = tensor.detach()
-                if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
-                    plain = plain.resolve_conj().resolve_neg().contiguous()
-                handle = upload(plain, device.index)
-                key = input_key(tuple(plain.shape), plain.dtype)
-                buffers.append(Buffer(key, device.index, handle))
+            buffers = [_filled(tensor, device.index) for tensor in tensors]
     except Exception as error:
         raise backend_errors.in_an_upload(error, device.index)  # noqa: B904  it may be the same
+    nbytes = sum([buffer.nbytes for buffer in buffers])
+    _note_uploaded(tensors, buffers, nbytes, perf_counter_ns() - started)
+    return buffers
+
+
+def _filled(tensor: torch.Tensor, device: int) -> Buffer:
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
+        plain = plain.detach().resolve_conj().resolve_neg().contiguous()
+    return Buffer(input_key(tuple(plain.shape), plain.dtype), device, upload(plain, device))
+
+
+def _note_uploaded(
+    tensors: Sequence[torch.Tensor], buffers: Sequence[Buffer], nbytes: int, elapsed: int
+) -> None:
     if watching:
         note_uploads(tensors, buffers)
-    elapsed = time.perf_counter_ns() - started
     metrics.note(
         (("DeviceDataCacheMiss", len(buffers)),),
         (
             ("TransferToDeviceTime", elapsed, "time"),
             ("TensorToData", elapsed, "time"),
-            ("OutboundData", sum([buffer.nbytes for buffer in buffers]), "bytes"),
+            ("OutboundData", nbytes, "bytes"),
         ),
     )
-    return buffers
 
 
 def to_device(tensor: torch.Tensor, device: Device) -> torch.Tensor:
@@ -296,9 +310,9 @@ def downloaded(buffer: Buffer) -> torch.Tensor:
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
     if watching:
         note_obstacle("reads a value")
-    started = time.perf_counter_ns()
+    started = perf_counter_ns()
     value = download(buffer.ready(), buffer.shape, buffer.dtype)
-    elapsed = time.perf_counter_ns() - started
+    elapsed = perf_counter_ns() - started
     metrics.note(
         (), (("TransferFromDeviceTime", elapsed, "time"), ("InboundData", buffer.nbytes, "bytes"))
     )
