@@ -16,13 +16,14 @@ import torch
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
 from ltc.device.call_observer import watching
+from ltc.device.recording.recorder import device_at
 from ltc.device.recording.sync import ready_buffer
-from ltc.device.recording.tensors import device_of, downloaded, to_device
+from ltc.device.recording.tensors import current_device, downloaded, to_device
 from ltc.device.torch_device import storage_of
 from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.runtime.buffer import Buffer
 from ltc.support.torch_private import DEVICE_TYPE
-from ltc.tracebacks import entrance, shorten
+from ltc.tracebacks import shorten
 
 Kernel = Callable[..., Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -52,11 +53,12 @@ def _copying(thorough: Kernel) -> Kernel:
                 and is_plain_now()
             ):
                 given = self if dtype is None or dtype is self.dtype else self.detach().to(dtype)
-                return to_device(given, device_of(device))
+                here = current_device() if device.index is None else device_at(device.index)
+                return to_device(given, here)
+            return thorough(self, dtype=dtype, layout=layout, device=device, **others)
         except BaseException as error:
             shorten(error)
             raise
-        return thorough(self, dtype=dtype, layout=layout, device=device, **others)
 
     return kernel
 
@@ -65,20 +67,24 @@ def _reading(thorough: Kernel) -> Kernel:
     """aten::_local_scalar_dense."""
 
     def kernel(self: torch.Tensor):
-        state = getattr(storage_of(self), "lazy", None)
-        if state is None or watching or reads_are_forbidden() or not is_plain_now():
-            return thorough(self)
-        if state.buffer is not None:
-            return _number_in(state.buffer.settled())
-        value = state.value
-        if value is None or value.recorder.thread != get_ident():
-            return thorough(self)
-        session = value.recorder.now
-        if session is not None and session.goes_on:
-            return _number_at_once(session, value.tensor)
-        if state.base is not None or value.recorder.op_by_op is not None:
-            return thorough(self)
-        return _number_in(ready_buffer(state))
+        try:
+            state = getattr(storage_of(self), "lazy", None)
+            if state is None or watching or reads_are_forbidden() or not is_plain_now():
+                return thorough(self)
+            if state.buffer is not None:
+                return _number_in(state.buffer.settled())
+            value = state.value
+            if value is None or value.recorder.thread != get_ident():
+                return thorough(self)
+            session = value.recorder.now
+            if session is not None and session.goes_on:
+                return _number_at_once(session, value.tensor)
+            if state.base is not None or value.recorder.op_by_op is not None:
+                return thorough(self)
+            return _number_in(ready_buffer(state))
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return kernel
 
@@ -104,4 +110,4 @@ _QUICK = {"_to_copy": _copying, "_local_scalar_dense": _reading}
 def quickly(name: str, thorough: Kernel) -> Kernel:
     """The kernel of an overload that does the common case at once, and leaves others to `thorough`."""
     make = _QUICK.get(name)
-    return thorough if make is None else entrance(make(thorough))
+    return thorough if make is None else make(thorough)

@@ -18,7 +18,7 @@ import torch
 
 from ltc import config
 from ltc.backends.plain_dispatch import is_plain_now
-from ltc.device.op_by_op.computed import computed
+from ltc.device.op_by_op.computed import ComputedValue, computed
 from ltc.device.op_by_op.unrecorded import sessions
 from ltc.device.recording.at_once_lines import (
     RECORDED,
@@ -77,6 +77,8 @@ _NAMESPACE = {
     "run_now": run,
     "NeedsRule": NeedsRule,
     "computed": computed,
+    "ComputedValue": ComputedValue,
+    "new_object": object.__new__,
     "is_plain_now": is_plain_now,
     "alias": torch.ops.aten.alias.default,
     "link_of": link_of,
