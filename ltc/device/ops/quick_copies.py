@@ -15,6 +15,7 @@ import torch
 
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.device.call_observer import watching
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.sync import ready_buffer
@@ -29,6 +30,10 @@ Kernel = Callable[..., Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 STRIDED = torch.strided
 _STRIDED = frozenset({None, STRIDED})
+_NUMBERS = Often(  # that are read where they have been computed
+    ("aten::_local_scalar_dense", "EarlySyncLiveTensorsCount"),
+    (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")),
+)
 
 
 def _copying(thorough: Kernel) -> Kernel:
@@ -97,10 +102,7 @@ def _number_in(buffer: Buffer) -> Any:
 def _number_at_once(session: Any, read: torch.Tensor) -> Any:
     """Where calls run op by op, of what one has given."""
     session.note_read()
-    metrics.note(
-        (("aten::_local_scalar_dense", 1), ("EarlySyncLiveTensorsCount", 1)),
-        (("TransferFromDeviceTime", 0, "time"), ("InboundData", read.nbytes, "bytes")),
-    )
+    _NUMBERS.happened(0, read.nbytes)
     return read.item()
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ltc.aten.call import CallResult
 from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.device.call_observer import note_obstacle, note_uploads, watching
 from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.signature import Signature
@@ -184,6 +185,12 @@ def _holding(buffer: Buffer, device: Device) -> State:
     return state
 
 
+_UPLOADS = Often(  # of one tensor
+    ("DeviceDataCacheMiss",),
+    (("TransferToDeviceTime", "time"), ("TensorToData", "time"), ("OutboundData", "bytes")),
+)
+
+
 def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
     """A buffer with a copy of a CPU tensor's elements."""
     started = perf_counter_ns()
@@ -192,7 +199,10 @@ def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
             buffer = _filled(tensor, device.index)
     except Exception as error:
         raise backend_errors.in_an_upload(error, device.index)  # noqa: B904  it may be the same
-    _note_uploaded((tensor,), (buffer,), buffer.key[3], perf_counter_ns() - started)
+    if watching:
+        note_uploads((tensor,), (buffer,))
+    elapsed = perf_counter_ns() - started
+    _UPLOADS.happened(elapsed, elapsed, buffer.key[3])
     return buffer
 
 
@@ -204,8 +214,17 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
             buffers = [_filled(tensor, device.index) for tensor in tensors]
     except Exception as error:
         raise backend_errors.in_an_upload(error, device.index)  # noqa: B904  it may be the same
-    nbytes = sum([buffer.nbytes for buffer in buffers])
-    _note_uploaded(tensors, buffers, nbytes, perf_counter_ns() - started)
+    if watching:
+        note_uploads(tensors, buffers)
+    elapsed = perf_counter_ns() - started
+    metrics.note(
+        (("DeviceDataCacheMiss", len(buffers)),),
+        (
+            ("TransferToDeviceTime", elapsed, "time"),
+            ("TensorToData", elapsed, "time"),
+            ("OutboundData", sum([buffer.nbytes for buffer in buffers]), "bytes"),
+        ),
+    )
     return buffers
 
 
@@ -214,21 +233,6 @@ def _filled(tensor: torch.Tensor, device: int) -> Buffer:
     if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
         plain = plain.detach().resolve_conj().resolve_neg().contiguous()
     return Buffer(input_key(tuple(plain.shape), plain.dtype), device, upload(plain, device))
-
-
-def _note_uploaded(
-    tensors: Sequence[torch.Tensor], buffers: Sequence[Buffer], nbytes: int, elapsed: int
-) -> None:
-    if watching:
-        note_uploads(tensors, buffers)
-    metrics.note(
-        (("DeviceDataCacheMiss", len(buffers)),),
-        (
-            ("TransferToDeviceTime", elapsed, "time"),
-            ("TensorToData", elapsed, "time"),
-            ("OutboundData", nbytes, "bytes"),
-        ),
-    )
 
 
 def to_device(tensor: torch.Tensor, device: Device) -> torch.Tensor:
