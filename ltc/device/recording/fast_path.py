@@ -109,7 +109,7 @@ def build_kernel(signature: Signature, namespace: dict | None = None):
 def _recording_kernel(signature: Signature, namespace: dict) -> FunctionType:
     namespace["runnable"] = runnable = how_to_run(signature)
     runnable.runs_here &= not is_forced(signature)
-    namespace["call"] = runnable.call
+    namespace["call"] = runnable.quick
     slow = namespace["slow"] = FunctionType(_thorough.__code__, namespace)
     source = _source(signature)
     if source is None or is_forced(signature) or config.value("LTC_LINES"):
