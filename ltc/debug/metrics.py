@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ltc import config
+from ltc.debug.amounts import bytes_text, percent_text, time_text, value_text
 from ltc.support.process.fork_safe_lock import renewed_lock
 
 SHORT_COUNTERS = ("CachedCompile", "MarkStep", "DynamoSyncInputExecuteTime")
@@ -27,6 +29,21 @@ SHORT_METRICS = (
 _counts: defaultdict[str, int] = defaultdict(int)
 _metrics: dict[str, Metric] = {}
 _lock = renewed_lock(globals(), "_lock")
+_before_reading: list[Callable[[], None]] = []
+
+
+def before_reading(note: Callable[[], None]) -> None:
+    """Have it called before anybody looks at what was counted, or clears it."""
+    _before_reading.append(note)
+
+
+@contextmanager
+def up_to_date() -> Iterator[None]:
+    """A block before which all that has happened is noted, and in which nothing else is."""
+    with _lock:
+        for note in _before_reading:
+            note()
+        yield
 
 
 # --- recording ---------------------------------------------------------------------------------
@@ -65,6 +82,22 @@ def note(
                 metric.total += 1
                 metric.sum += value
                 metric.samples.append((now, value))
+
+
+def note_series(
+    counts: Iterable[tuple[str, int]],
+    series: Iterable[tuple[str, Sequence[float], str]],
+    moments: Sequence[float],
+) -> None:
+    """`note` of several moments at once: of each sample there is a value for every moment."""
+    with _lock:
+        for name, n in counts:
+            _counts[name] += n
+        for name, values, kind in series:
+            metric = _metrics.get(name) or _new_metric(name, kind)
+            metric.total += len(values)
+            metric.sum += sum(values)
+            metric.samples.extend(zip(moments, values))
 
 
 class timed:
@@ -155,7 +188,7 @@ class counted(Mapping[str, int]):
 
 
 def _totals() -> dict[str, int]:
-    with _lock:
+    with up_to_date():
         return {name: metric.total for name, metric in _metrics.items()} | dict(_counts)
 
 
@@ -164,18 +197,19 @@ def _totals() -> dict[str, int]:
 
 def counter_names() -> list[str]:
     """The counters that are not zero, in alphabetical order."""
-    with _lock:
+    with up_to_date():
         return sorted(name for name, n in _counts.items() if n)
 
 
 def counter_value(name: str) -> int | None:
     """The counter's value, or None where it was not used since it was last cleared."""
-    return _counts.get(name) or None
+    with up_to_date():
+        return _counts.get(name) or None
 
 
 def metric_names() -> list[str]:
     """The metrics that have samples, in alphabetical order."""
-    with _lock:
+    with up_to_date():
         return sorted(_metrics)
 
 
@@ -184,7 +218,7 @@ def metric_data(name: str) -> tuple[int, float, tuple[tuple[float, float], ...]]
 
     Times are in nanoseconds.
     """
-    with _lock:
+    with up_to_date():
         metric = _metrics.get(name)
         return None if metric is None else (metric.total, metric.sum, tuple(metric.samples))
 
@@ -212,7 +246,7 @@ def as_dict() -> dict[str, dict]:
                 "kind": metric.kind,
                 "total_samples": metric.total,
                 "accumulator": metric.sum,
-                "percentiles": {_percent(f): v for f, v in metric.percentiles().items()},
+                "percentiles": {percent_text(f): v for f, v in metric.percentiles().items()},
             }
             for name, metric in metrics.items()
         },
@@ -221,7 +255,7 @@ def as_dict() -> dict[str, dict]:
 
 def totals() -> dict[str, dict]:
     """`as_dict` without the percentiles, which take time: a point to tell `growth` from."""
-    with _lock:
+    with up_to_date():
         return {
             "counters": {name: _counts[name] for name in counter_names()},
             "metrics": {name: _totals_of(_metrics[name]) for name in sorted(_metrics)},
@@ -274,7 +308,7 @@ def _metric_growth(now: dict[str, Any], before: dict[str, Any] | None) -> dict[s
 
 def _snapshot() -> tuple[dict[str, int], dict[str, Metric]]:
     """Counters and metrics of one moment, in alphabetical order."""
-    with _lock:
+    with up_to_date():
         counters = {name: _counts[name] for name in counter_names()}
         return counters, {name: _metrics[name].copy() for name in sorted(_metrics)}
 
@@ -284,19 +318,19 @@ def _snapshot() -> tuple[dict[str, int], dict[str, Metric]]:
 
 def clear_counters() -> None:
     """Forget every counter."""
-    with _lock:
+    with up_to_date():
         _counts.clear()
 
 
 def clear_metrics() -> None:
     """Forget every metric."""
-    with _lock:
+    with up_to_date():
         _metrics.clear()
 
 
 def clear_all() -> None:
     """Forget every counter and every metric."""
-    with _lock:
+    with up_to_date():
         clear_counters()
         clear_metrics()
 
@@ -348,48 +382,9 @@ def _metric_block(name: str, metric: Metric) -> str:
         kept = sum(value for _, value in metric.samples)
         lines.append(f"  ValueRate: {text_of(kept / seconds)} / second")
         lines.append(f"  Rate: {len(metric.samples) / seconds:g} / second")
-    percentiles = (f"{_percent(f)}={text_of(v)}" for f, v in metric.percentiles().items())
+    percentiles = (f"{percent_text(f)}={text_of(v)}" for f, v in metric.percentiles().items())
     lines.append(f"  Percentiles: {'; '.join(percentiles)}")
     return "\n".join(lines) + "\n"
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:g}%"
-
-
-def time_text(nanoseconds: float) -> str:
-    """06m09s401ms746.001us: from the largest part that is not zero down to thousandths of a us."""
-    whole = round(nanoseconds)
-    text, started = "", False
-    for unit, width, size in _TIME_PARTS:
-        part, whole = divmod(whole, size)
-        started = started or part > 0
-        if started:
-            text += f"{part:0{width}d}{unit}"
-    return f"{text}{whole // 1000:03d}.{whole % 1000:03d}us"
-
-
-_TIME_PARTS = (  # unit, digits, nanoseconds
-    ("d", 2, 86_400_000_000_000),
-    ("h", 2, 3_600_000_000_000),
-    ("m", 2, 60_000_000_000),
-    ("s", 2, 1_000_000_000),
-    ("ms", 3, 1_000_000),
-)
-
-
-def bytes_text(n: float) -> str:
-    """1.50KB: in the largest unit of which there is at least one, by powers of 1024."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if n < 1024:
-            return f"{n:.2f}{unit}"
-        n /= 1024
-    return f"{n:.2f}PB"
-
-
-def value_text(number: float) -> str:
-    """4.00"""
-    return f"{number:.2f}"
 
 
 _REPRESENTATION = {"time": time_text, "bytes": bytes_text, "value": value_text}

@@ -28,7 +28,8 @@ def kept_as() -> dict[torch.dtype, torch.dtype]:
 
 def physical(dtype: torch.dtype) -> torch.dtype:
     """What a tensor reported as `dtype` is in device memory."""
-    return kept_as().get(dtype, dtype)
+    kept = _read() if _kept_as is None else _kept_as
+    return kept.get(dtype, dtype) if kept else dtype
 
 
 def mode() -> str:

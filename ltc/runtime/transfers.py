@@ -35,9 +35,13 @@ BackendRegistrar.register(EagerBackend.name, EagerBackend)
 BackendRegistrar.register(LlvmBackend.name, _llvm_or_reference)
 
 
+_chosen = config.reader("LTC_BACKEND")
+
+
 def backend() -> BackendImplInterface:
     """The backend that LTC_BACKEND names; raises BackendMissing where there is none."""
-    return BackendRegistrar.get(config.value("LTC_BACKEND"))
+    (name,) = _chosen()
+    return BackendRegistrar.get(name)
 
 
 def capabilities() -> BackendCapabilities:
@@ -54,7 +58,9 @@ def upload(tensor: torch.Tensor, device: int) -> Any:
 
 
 def _upload(tensor: torch.Tensor, device: int) -> Any:
-    return backend().computation.upload(tensor.to(physical(tensor.dtype)), device)
+    dtype = tensor.dtype
+    kept = physical(dtype)
+    return backend().computation.upload(tensor if kept is dtype else tensor.to(kept), device)
 
 
 def download(handle: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

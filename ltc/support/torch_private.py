@@ -124,6 +124,12 @@ below_autograd = _named("torch._C", "_AutoDispatchBelowAutograd")
 function_mode_depth = _named("torch._C", "_len_torch_function_stack")
 kernel_of_key = operator.attrgetter("_op_dk")  # what calls an overload's C++ kernel for a key
 function_of = operator.attrgetter("_op")  # what an overload calls, without its Python
+# Where torch's own Python functions are: they take their arguments in half an overload's time.
+_BOUND = (
+    _named("torch._C", "_VariableFunctions"),
+    _named("torch._C", "TensorBase"),
+    _named("torch._C", "_nn"),
+)
 dispatch_mode_depth = _named("torch._C", "_len_torch_dispatch_stack")
 plain_functions = _named("torch._C", "DisableTorchFunction")  # no default device, no user's mode
 is_transformed = _named("torch._C", "_are_functorch_transforms_active")
@@ -134,6 +140,11 @@ _forward_mode = _named("torch.autograd", "forward_ad")
 
 # Of `torch.autograd.grad(is_grads_batched=True)`, which is no transformation.
 is_batched = _named("torch._C._functorch", "is_legacy_batchedtensor")
+
+
+def bound_function(name: str) -> Callable[..., Any] | None:
+    """torch's own Python function or method of that name, under whatever Python has put over it."""
+    return next((f for place in _BOUND if (f := getattr(place, name, None)) is not None), None)
 
 
 def is_forward_mode() -> bool:

@@ -15,9 +15,13 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks, unrecorded
+from ltc.device.recording.fast_path import overload_named
 from ltc.device.recording.recorder import KERNEL_FILE, device_at
+from ltc.device.recording.run_now import how_to_run
+from ltc.device.recording.signature import Signature
 from ltc.device.torch_device import storage_of
 from ltc.runtime import tiers
+from ltc.support.torch_private import below_autograd
 from tests.training_loop import train
 
 
@@ -505,6 +509,16 @@ def test_threads_that_read_one_another(op_by_op):
     assert not failures
 
 
+def test_a_session_begins_before_its_first_operand_is_bound(op_by_op):
+    x = torch.arange(3.0).to("ltc:0")
+    x.cosh()  # its kernel is made
+    ltm.mark_step()
+    with metrics.counted() as grown:
+        y = x.cosh()
+    assert (grown["OpByOpSteps"], grown["LazyTracing"]) == (1, 0)  # it does not go the thorough way
+    torch.testing.assert_close(y.cpu(), torch.arange(3.0).cosh())
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_modes(op_by_op, mode):
     x = torch.randn(4, 4)
@@ -535,3 +549,43 @@ def test_autocast_of_the_cpu_does_not_reach_in(op_by_op):
     x = torch.randn(4, 4).to("ltc:0")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (x @ x).dtype is torch.float32
+
+
+_X = torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    "name, args",
+    [
+        ("add.Tensor", (_X, _X)), ("mul.Tensor", (_X, 2.0)), ("pow.Tensor_Scalar", (_X, 2)),
+        ("pow.Tensor_Tensor", (_X, _X)), ("gt.Scalar", (_X, 0.5)), ("gt.Tensor", (_X, _X)),
+        ("div.Tensor", (_X, _X)), ("div.Tensor_mode", (_X, _X)), ("sum", (_X,)),
+        ("sum.dim_IntList", (_X, [1], True)), ("mean.dim", (_X, [0])), ("max.dim", (_X, 1)),
+        ("max.other", (_X, _X)), ("max", (_X,)), ("squeeze", (_X,)), ("squeeze.dim", (_X, 0)),
+        ("squeeze.dims", (_X, [0])), ("transpose.int", (_X, 0, 1)), ("select.int", (_X, 0, 1)),
+        ("view", (_X, [4])), ("view.dtype", (_X, torch.int32)), ("clamp", (_X, 0.0, 1.0)),
+        ("clamp.Tensor", (_X, _X, _X)), ("where.self", (_X > 0, _X, _X)), ("mm", (_X, _X)),
+        ("linear", (_X, _X, None)), ("cat", ([_X, _X], 1)), ("add_.Tensor", (_X.clone(), _X)),
+        ("masked_fill_.Scalar", (_X.clone(), _X > 2, 1.0)), ("argmax", (_X, None, False)),
+    ],
+)  # fmt: skip
+def test_torchs_functions_come_to_the_overload_that_was_called(name, args):
+    kernel = how_to_run(Signature(overload_named(f"aten::{name}")))
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    options = {"rounding_mode": "floor"} if name.endswith("_mode") else {}
+    assert kernel.quick is not kernel.call
+    with below_autograd(), Seen():
+        kernel.quick(*args, **options)
+    assert seen[0] is overload_named(f"aten::{name}")
+
+
+@pytest.mark.parametrize("name", ["slice.Tensor", "split.sizes", "_foreach_sqrt_", "zeros_like"])
+def test_where_torch_has_no_such_function_the_overload_is_called(name):
+    kernel = how_to_run(Signature(overload_named(f"aten::{name}")))
+    assert kernel.quick is kernel.call

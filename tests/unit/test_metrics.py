@@ -7,6 +7,7 @@ import pytest
 
 from ltc import config
 from ltc.debug import metrics, metrics_saver, profiler
+from ltc.debug.often import Often
 
 
 @pytest.fixture(autouse=True)
@@ -310,3 +311,52 @@ def test_a_trace_alone_marks_nothing(marks):
     with profiler.Trace("part"):
         assert not profiler.get_tracer_marked_step()
     assert not marks
+
+
+# --- what happens often ---
+
+
+@pytest.fixture(scope="module")
+def often():
+    return Often(("Reads", "Looks"), (("ReadTime", "time"), ("ReadBytes", "bytes")))
+
+
+def test_what_happens_often_is_there_for_whoever_looks(often):
+    with metrics.counted() as grown:
+        for number in range(3):
+            often.happened(10 * number, 4)
+        assert metrics.counter_value("Reads") == metrics.counter_value("Looks") == 3
+    assert (grown["Reads"], grown["ReadTime"], grown["ReadBytes"]) == (3, 3, 3)
+    total, summed, samples = metrics.metric_data("ReadTime")
+    assert (total, summed, [value for _, value in samples]) == (3, 30, [0, 10, 20])
+    assert time.time() - 60 < samples[0][0] <= samples[-1][0] <= time.time()
+    assert metrics.as_dict()["metrics"]["ReadBytes"]["accumulator"] == 12
+
+
+def test_what_happened_before_the_clearing_is_gone_too(often):
+    often.happened(1, 1)
+    metrics.clear_all()
+    assert metrics.counter_names() == metrics.metric_names() == []
+    often.happened(1, 1)
+    metrics.clear_counters()
+    assert metrics.counter_names() == [] and metrics.metric_names() == ["ReadBytes", "ReadTime"]
+
+
+def test_nobody_looks_for_a_long_while(often):
+    for _ in range(10_000):
+        often.happened(1, 1)
+    assert len(often._times) < 1000
+    assert metrics.counter_value("Reads") == 10_000
+
+
+def test_threads_at_once_lose_nothing(often):
+    def make() -> None:
+        for _ in range(2000):
+            often.happened(1, 1)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        metrics.totals()
+    assert metrics.counter_value("Reads") == metrics.metric_data("ReadTime")[0] == 8000

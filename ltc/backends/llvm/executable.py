@@ -18,7 +18,7 @@ from ltc.backends.eager import LOWERING, EagerComputation
 from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.llvm import launch_queue
 from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
-from ltc.backends.llvm.output_pool import copied, maker_of, pool
+from ltc.backends.llvm.output_pool import LARGE_BYTES, copied, maker_of, pool
 from ltc.backends.llvm.plan import (
     ALIAS,
     COPIED,
@@ -68,8 +68,8 @@ class LlvmComputation:
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
-        if tensor.is_floating_point():
-            _touched_ahead.expect(tensor.nbytes)
+        if (nbytes := tensor.nbytes) >= LARGE_BYTES and tensor.is_floating_point():
+            _touched_ahead.expect(nbytes)
         return EagerComputation.upload(tensor, device)
 
     @staticmethod

@@ -15,15 +15,31 @@ _new = object.__new__
 FEW = 128  # references that are not worth looking through
 
 
-def computed(recorder: Any, tensor: torch.Tensor) -> CallResult:
-    """A value that is there: what a call, in the recording of `recorder`, has made.
+class ComputedValue(CallResult):
+    """A value that is there: what a call has made.
 
     tensor  on the CPU, of any strides; others may lie in its memory
+
+    A call has two things to set: the rest is the same for all, or the tensor says it.
     """
-    value = _new(CallResult)  # its constructor would take as long as all of this
-    value.recorder, value.call, value.index = recorder, _RUN, 0
-    value.shape, value.dtype = tuple(tensor.shape), tensor.dtype
-    value.tensor = tensor.resolve_conj() if value.dtype.is_complex else tensor
+
+    __slots__ = ()
+    call, index = _RUN, 0
+    shape: Any = property(lambda self: tuple(self.tensor.shape))
+    dtype: Any = property(lambda self: self.tensor.dtype)
+
+    def as_operand(self) -> CallResult:
+        """The same, as a `Call` names what it reads."""
+        operand = CallResult(self.recorder, self.call, self.index, self.shape, self.dtype)
+        operand.tensor = self.tensor
+        return operand
+
+
+def computed(recorder: Any, tensor: torch.Tensor) -> ComputedValue:
+    """What a call, in the recording of `recorder`, has made."""
+    value = _new(ComputedValue)  # kernels spell this out
+    value.recorder = recorder
+    value.tensor = tensor.resolve_conj() if tensor.dtype.is_complex else tensor
     return value
 
 
@@ -60,7 +76,4 @@ class LivingStates:
         return self._forgotten + len(self._references)
 
     def __iter__(self) -> Iterator[Any]:
-        for reference in self._references:
-            state = reference()
-            if state is not None:
-                yield state
+        return iter([state for one in self._references if (state := one()) is not None])

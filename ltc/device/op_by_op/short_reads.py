@@ -56,9 +56,13 @@ class ShortReads:
 
     def note_calls(self, calls: int, seconds: float) -> None:
         """So many have run at once between two reads."""
-        is_slow = seconds > CALL_SECONDS * (calls + _OF_A_READ)
-        self._slow = self._slow + 1 if is_slow else 0
-        self._add(_LEAST - _MOST if self._slow >= _SLOW else 1)
+        if seconds > CALL_SECONDS * (calls + _OF_A_READ):
+            self._slow += 1
+            self._add(_LEAST - _MOST if self._slow >= _SLOW else 1)
+        else:
+            self._slow = 0
+            if self._balance < _MOST or not self.run_at_once:  # else nothing changes
+                self._add(1)
 
     def note_late(self) -> None:
         """Many have run at once and no read came."""

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -65,7 +66,7 @@ class OpByOp:
         self.is_over, self._since_read, self._reads = False, now(), 0
         self._optimizer_steps = 0
         self.next_look = min(FEW, self._late_at)
-        self.made_states = recorder.live.refer
+        self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
         sessions[recorder.thread] = self
         metrics.count("OpByOpSteps")
@@ -80,7 +81,7 @@ class OpByOp:
         if self.calls >= self._late_at and not self.is_over:
             self.recorder.short_reads.note_late()
             self._end_at_next_call()
-        living = self.recorder.live.forget_dead()
+        living = self.recorder.live.forget_dead() + self.recorder.bound.forget_dead()
         self.next_look = min(self.calls + max(FEW, living), max(self._late_at, self.calls))
 
     def _end_at_next_call(self) -> None:
@@ -91,20 +92,22 @@ class OpByOp:
         """A value was read that was there."""
         if not self.follows_reads:
             return
-        moment, short_reads = now(), self.recorder.short_reads
+        moment, calls, short_reads = now(), self.calls, self.recorder.short_reads
         if self._has_trained():
             short_reads.note_training()
         else:
-            short_reads.note_calls(self.calls - self._read_at, moment - self._since_read)
-        self._read_at, self._since_read = self.calls, moment
+            short_reads.note_calls(calls - self._read_at, moment - self._since_read)
+        self._read_at, self._since_read, self._late_at = calls, moment, calls + LATE
         self._reads += 1
-        self._late_at = self.calls + LATE
         if not short_reads.run_at_once:
             self._end_at_next_call()
 
     def _has_trained(self) -> bool:
         """Whether an optimizer has made a step since this was last asked."""
-        steps = sum(self.recorder.optimizer_steps.values())
+        by_optimizer = self.recorder.optimizer_steps
+        if not by_optimizer:
+            return False
+        steps = sum(by_optimizer.values())
         before, self._optimizer_steps = self._optimizer_steps, steps
         return steps > before
 
@@ -112,8 +115,8 @@ class OpByOp:
         """The value of a state that has a buffer."""
         buffer: Buffer = state.buffer
         value = computed(self.recorder, buffer.ready())
-        self.recorder.bound.append(state)
         value.buffer = buffer
+        self.bound_states(ref(state))
         return value
 
     @property
@@ -127,10 +130,13 @@ class OpByOp:
 
     def bind_all(self, states: list[Any]) -> list[CallResult]:
         """Values for states of which none has one yet; raises AttributeError where one has no buffer."""
-        values = [computed(self.recorder, state.buffer.ready()) for state in states]
+        values: list[CallResult] = [
+            computed(self.recorder, state.buffer.ready()) for state in states
+        ]
         for state, value in zip(states, values):
             state.value, value.buffer = value, state.buffer
-        self.recorder.bound.extend(states)
+        for state in states:
+            self.bound_states(ref(state))
         return values
 
     def own(self, state: Any) -> torch.Tensor:
@@ -205,11 +211,13 @@ class OpByOp:
             left = [state for state in mine if state.base is None and state.value is not None]
             for state in left:
                 self._settle(state)
-        metrics.count("OpByOpCalls", self.calls)
-        if made:
-            metrics.note(
-                (("CreateLtcTensor", made), ("DestroyLtcTensor", max(0, made - len(left))))
+        metrics.note(
+            (
+                ("OpByOpCalls", self.calls),
+                ("CreateLtcTensor", made),
+                ("DestroyLtcTensor", max(0, made - len(left))),
             )
+        )
 
     def _end_views(self, states: list[Any], mine: list[Any]) -> None:
         """Views are derived again from their bases; one whose base nobody else has is a tensor of

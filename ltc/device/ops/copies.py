@@ -35,13 +35,15 @@ from ltc.errors import NotLazyTensor, Unsupported
 aten = torch.ops.aten
 
 
-def _recorded(value: CallResult, overload: Any, args: tuple, kwargs: dict):
+def _recorded(value: Any, overload: Any, args: tuple, kwargs: dict):
     """The value of one functional call on `value`."""
     recorder = value.recorder
     session = recorder.op_by_op
-    if session is not None and is_plain_now():
-        session.calls += 1
-        return computed(recorder, overload(value.tensor, *args, **kwargs))
+    if session is not None:
+        if is_plain_now():
+            session.calls += 1
+            return computed(recorder, overload(value.tensor, *args, **kwargs))
+        value = value.as_operand()
     key = (overload, value, *args, *kwargs.values())
 
     def make_call() -> Call:

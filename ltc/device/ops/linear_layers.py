@@ -26,7 +26,7 @@ from ltc.support.torch_private import (
     is_transformed,
     plain_functions,
 )
-from ltc.tracebacks import entrance
+from ltc.tracebacks import entrance, shorten
 
 _linear = torch.ops.aten.linear.default
 _differentiable = DispatchKeySet(DispatchKey.AutogradNestedTensor) | DispatchKeySet(
@@ -39,17 +39,21 @@ is_grad_enabled, redispatch = torch.is_grad_enabled, _linear.redispatch
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
     """aten::linear."""
-    if is_transformed() or function_mode_depth() or dispatch_mode_depth() or is_forward_mode():
-        return _in_parts(x, weight, bias)
-    if not (_is_plain(x) and _is_plain(weight) and (bias is None or _is_plain(bias))):
-        return _in_parts(x, weight, bias)
-    if is_grad_enabled():
-        return redispatch(_differentiable, x, weight, bias)
-    return recorded(x, weight, bias)
-
-
-def _is_plain(x: torch.Tensor) -> bool:
-    return x.__class__ in _PLAIN or not has_own_dispatch(x)
+    try:
+        if is_transformed() or function_mode_depth() or dispatch_mode_depth() or is_forward_mode():
+            return _in_parts(x, weight, bias)
+        if not (
+            x.__class__ in _PLAIN
+            and weight.__class__ in _PLAIN
+            and (bias is None or bias.__class__ in _PLAIN)
+        ) and any(map(has_own_dispatch, [one for one in (x, weight, bias) if one is not None])):
+            return _in_parts(x, weight, bias)
+        if is_grad_enabled():
+            return redispatch(_differentiable, x, weight, bias)
+        return recorded(x, weight, bias)
+    except BaseException as error:
+        shorten(error)
+        raise
 
 
 def _in_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None):
@@ -87,6 +91,6 @@ def install(library: torch.library.Library) -> None:
     and for gradients of several results at once it is written with products.
     """
     library.impl("linear", recorded, "PrivateUse1")
-    library.impl("linear", entrance(linear), "AutogradPrivateUse1")
+    library.impl("linear", linear, "AutogradPrivateUse1")
     for key in ("CPU", "FuncTorchBatched"):
         library.impl("linear_backward", _without_modes(gradients), key)

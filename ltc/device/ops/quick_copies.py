@@ -15,18 +15,25 @@ import torch
 
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.device.call_observer import watching
+from ltc.device.recording.recorder import device_at
 from ltc.device.recording.sync import ready_buffer
-from ltc.device.recording.tensors import device_of, downloaded, to_device
+from ltc.device.recording.tensors import current_device, downloaded, to_device
 from ltc.device.torch_device import storage_of
 from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.runtime.buffer import Buffer
 from ltc.support.torch_private import DEVICE_TYPE
-from ltc.tracebacks import entrance
+from ltc.tracebacks import shorten
 
 Kernel = Callable[..., Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_STRIDED = frozenset({None, torch.strided})
+STRIDED = torch.strided
+_STRIDED = frozenset({None, STRIDED})
+_NUMBERS = Often(  # that are read where they have been computed
+    ("aten::_local_scalar_dense", "EarlySyncLiveTensorsCount"),
+    (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")),
+)
 
 
 def _copying(thorough: Kernel) -> Kernel:
@@ -40,18 +47,23 @@ def _copying(thorough: Kernel) -> Kernel:
         device: torch.device | None = None,
         **others: Any,
     ):
-        if (
-            self.is_cpu
-            and device is not None
-            and device.type == DEVICE_TYPE
-            and self.__class__ in _PLAIN
-            and layout in _STRIDED
-            and self.layout is torch.strided
-            and is_plain_now()
-        ):
-            given = self if dtype is None or dtype is self.dtype else self.detach().to(dtype)
-            return to_device(given, device_of(device))
-        return thorough(self, dtype=dtype, layout=layout, device=device, **others)
+        try:
+            if (
+                self.is_cpu
+                and device is not None
+                and device.type == DEVICE_TYPE
+                and self.__class__ in _PLAIN
+                and layout in _STRIDED
+                and self.layout is STRIDED
+                and is_plain_now()
+            ):
+                given = self if dtype is None or dtype is self.dtype else self.detach().to(dtype)
+                here = current_device() if device.index is None else device_at(device.index)
+                return to_device(given, here)
+            return thorough(self, dtype=dtype, layout=layout, device=device, **others)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return kernel
 
@@ -60,20 +72,24 @@ def _reading(thorough: Kernel) -> Kernel:
     """aten::_local_scalar_dense."""
 
     def kernel(self: torch.Tensor):
-        state = getattr(storage_of(self), "lazy", None)
-        if state is None or watching or reads_are_forbidden() or not is_plain_now():
-            return thorough(self)
-        if state.buffer is not None:
-            return _number_in(state.buffer.settled())
-        value = state.value
-        if value is None or value.recorder.thread != get_ident():
-            return thorough(self)
-        session = value.recorder.now
-        if session is not None and session.goes_on:
-            return _number_at_once(session, value.tensor)
-        if state.base is not None or value.recorder.op_by_op is not None:
-            return thorough(self)
-        return _number_in(ready_buffer(state))
+        try:
+            state = getattr(storage_of(self), "lazy", None)
+            if state is None or watching or reads_are_forbidden() or not is_plain_now():
+                return thorough(self)
+            if state.buffer is not None:
+                return _number_in(state.buffer.settled())
+            value = state.value
+            if value is None or value.recorder.thread != get_ident():
+                return thorough(self)
+            session = value.recorder.now
+            if session is not None and session.goes_on:
+                return _number_at_once(session, value.tensor)
+            if state.base is not None or value.recorder.op_by_op is not None:
+                return thorough(self)
+            return _number_in(ready_buffer(state))
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return kernel
 
@@ -86,10 +102,7 @@ def _number_in(buffer: Buffer) -> Any:
 def _number_at_once(session: Any, read: torch.Tensor) -> Any:
     """Where calls run op by op, of what one has given."""
     session.note_read()
-    metrics.note(
-        (("aten::_local_scalar_dense", 1), ("EarlySyncLiveTensorsCount", 1)),
-        (("TransferFromDeviceTime", 0, "time"), ("InboundData", read.nbytes, "bytes")),
-    )
+    _NUMBERS.happened(0, read.nbytes)
     return read.item()
 
 
@@ -99,4 +112,4 @@ _QUICK = {"_to_copy": _copying, "_local_scalar_dense": _reading}
 def quickly(name: str, thorough: Kernel) -> Kernel:
     """The kernel of an overload that does the common case at once, and leaves others to `thorough`."""
     make = _QUICK.get(name)
-    return thorough if make is None else entrance(make(thorough))
+    return thorough if make is None else make(thorough)

@@ -64,10 +64,10 @@ def may_be_number(signature: Signature, i: int) -> bool:
     return is_pointwise and seen_tensor and not arguments[i].written
 
 
-def new_tensor_lines() -> list[str]:
+def new_tensor_lines(shape: str = "value.shape", dtype: str = "value.dtype") -> list[str]:
     """Lines that make `tensor`, which holds `value`."""
     return [
-        "tensor = recorder.new_tensor(value.shape, value.dtype)",
+        f"tensor = recorder.new_tensor({shape}, {dtype})",
         "storage_of(tensor).lazy = state = State()",
         "state.value = value",
         "state.device = recorder.device",
@@ -150,7 +150,10 @@ def _contiguous_tensors(i: int) -> str:
 def _all_here(signature: Signature) -> str:
     """A condition: each operand was computed in this recording, and not in another thread's."""
     conditions = []
+    first = next(i for i, a in enumerate(signature.arguments) if a.kind in (TENSOR, TENSORS))
     for i, argument in enumerate(signature.arguments):
+        if i == first:
+            continue  # it is this one's recording
         is_here = f"value{i}.recorder is recorder"
         if may_be_number(signature, i) and argument.kind == TENSOR:
             conditions.append(f" and (value{i}.__class__ is type or {is_here})")
@@ -215,14 +218,8 @@ def _result_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
     if signature.returns_written:
         return [*lines, returned_written(signature)]
     if signature.returns == ("Tensor",):
-        made = "alias(made)" if kernel.may_be_operand else "made"
-        return [
-            *lines,
-            f"value = computed(recorder, {made})",
-            *new_tensor_lines(),
-            _RAN,
-            "return tensor",
-        ]
+        alias = ["made = alias(made)"] if kernel.may_be_operand else []
+        return [*lines, *alias, *_computed_lines("made"), "return tensor"]
     return [
         *lines,
         "tensors = []",
@@ -230,10 +227,23 @@ def _result_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
         "    if one is None:",
         "        tensors.append(None)",
         "        continue",
-        "    value = computed(recorder, one)",
-        *indent([*new_tensor_lines(), _RAN]),
+        *indent(_computed_lines("one")),
         "    tensors.append(tensor)",
         "return tensors" if signature.returns == ("List[Tensor]",) else "return tuple(tensors)",
+    ]
+
+
+def _computed_lines(made: str) -> list[str]:
+    """Lines that make `tensor`, which holds what a kernel has made: `computed` and `wrap`."""
+    return [
+        f"dtype = {made}.dtype",
+        "if dtype.is_complex:",
+        f"    {made} = {made}.resolve_conj()",
+        "value = new_object(ComputedValue)",
+        "value.recorder = recorder",
+        f"value.tensor = {made}",
+        *new_tensor_lines(f"{made}.shape", "dtype"),
+        _RAN,
     ]
 
 

@@ -18,7 +18,7 @@ import torch
 
 from ltc import config
 from ltc.backends.plain_dispatch import is_plain_now
-from ltc.device.op_by_op.computed import computed
+from ltc.device.op_by_op.computed import ComputedValue, computed
 from ltc.device.op_by_op.unrecorded import sessions
 from ltc.device.recording.at_once_lines import (
     RECORDED,
@@ -77,6 +77,8 @@ _NAMESPACE = {
     "run_now": run,
     "NeedsRule": NeedsRule,
     "computed": computed,
+    "ComputedValue": ComputedValue,
+    "new_object": object.__new__,
     "is_plain_now": is_plain_now,
     "alias": torch.ops.aten.alias.default,
     "link_of": link_of,
@@ -107,7 +109,7 @@ def build_kernel(signature: Signature, namespace: dict | None = None):
 def _recording_kernel(signature: Signature, namespace: dict) -> FunctionType:
     namespace["runnable"] = runnable = how_to_run(signature)
     runnable.runs_here &= not is_forced(signature)
-    namespace["call"] = runnable.call
+    namespace["call"] = runnable.quick
     slow = namespace["slow"] = FunctionType(_thorough.__code__, namespace)
     source = _source(signature)
     if source is None or is_forced(signature) or config.value("LTC_LINES"):

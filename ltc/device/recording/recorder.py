@@ -367,6 +367,12 @@ class Recorder:
     def _may_go_op_by_op(self) -> bool:
         return not self.exchanges and self.thread not in watching and forks.may_run()
 
+    def begins_at_once(self) -> bool:
+        """Whether whatever comes next is the first call of a recording that runs at once."""
+        if not self.nothing_pending or not (self.short_reads.run_at_once or forks.is_forced()):
+            return False
+        return self._may_go_op_by_op()
+
     def go_op_by_op(self) -> None:
         """Run every call at once until the recording ends; nothing is pending."""
         self.live, self.bound = LivingStates(), LivingStates()

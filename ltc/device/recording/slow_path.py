@@ -12,6 +12,7 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Scalar
 from ltc.debug import metrics
 from ltc.device.evidence.cuts_explained import too_much_pending
+from ltc.device.op_by_op.computed import ComputedValue
 from ltc.device.recording import fallback, run_now
 from ltc.device.recording.recorder import Device, Recorder
 from ltc.device.recording.signature import (
@@ -234,6 +235,8 @@ class _Lowered:
 
     def _name_numbers(self, argument: Argument, operand: Any):
         """(part of the key, operand of the call) for what `_tensors` gave."""
+        if operand.__class__ is ComputedValue:
+            operand = operand.as_operand()
         if operand is None or operand.__class__ is CallResult:
             return operand, operand
         if operand.__class__ is list:

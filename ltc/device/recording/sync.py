@@ -22,6 +22,7 @@ from ltc.device.evidence.cuts_explained import (
     read_of,
 )
 from ltc.device.evidence.forks_explained import value_text
+from ltc.device.op_by_op.unrecorded import OpByOp
 from ltc.device.recording.exit_liveness import end
 from ltc.device.recording.recorder import (
     END,
@@ -122,6 +123,18 @@ def _go_op_by_op(recorder: Recorder) -> None:
             explain_short_reads()
 
 
+def _begun_at_once(recorder: Recorder) -> OpByOp | None:
+    """The session that begins here, where what comes next would be the first to run at once.
+
+    So no kernel is made to read anew: the one that asks has read nothing of this recording yet.
+    """
+    if recorder.interrupted or _this_thread.holding or not recorder.begins_at_once():
+        return None
+    _go_op_by_op(recorder)
+    recorder.interrupted = False
+    return recorder.now
+
+
 def _flush_foreign(recorder: Recorder) -> None:
     if _this_thread.holding:
         raise PendingElsewhere(recorder)
@@ -143,14 +156,18 @@ def value_of(state: State) -> CallResult:
     """The Value that `state` has in this thread's recording, bound or derived where needed."""
     recorder = state.device.recorders.get(get_ident()) or state.device.recorder()
     value, buffer, entry = state.value, state.buffer, recorder.cursor
-    # the common case of Recorder.bind, without its calls
-    if value is None and buffer is not None and entry.key is buffer.key:
-        execution = buffer.execution
-        if execution is None or execution.failure is None:
-            recorder.last, recorder.cursor = entry, entry.next
-            recorder.inputs.append(buffer)
-            recorder.bound.append(state)
-            value = state.value = entry.value
+    # the common cases of Recorder.bind, without its calls
+    if value is None and buffer is not None:
+        if entry.key is buffer.key:
+            execution = buffer.execution
+            if execution is None or execution.failure is None:
+                recorder.last, recorder.cursor = entry, entry.next
+                recorder.inputs.append(buffer)
+                recorder.bound.append(state)
+                value = state.value = entry.value
+                return value
+        elif entry is STOPPED and (session := recorder.now or _begun_at_once(recorder)) is not None:
+            value = state.value = session.bind(state)
             return value
     while True:
         value = state.value

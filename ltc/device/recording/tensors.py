@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from ltc.aten.call import CallResult
 from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.device.call_observer import note_obstacle, note_uploads, watching
 from ltc.device.recording.recorder import Device, Recorder, device_at
 from ltc.device.recording.signature import Signature
@@ -164,7 +165,8 @@ def wrap_all(recorder: Recorder, signature: Signature, values: Sequence[CallResu
 
 def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
     """A new tensor that holds a buffer."""
-    tensor = device.new_tensor(buffer.shape, buffer.dtype)
+    _, shape, dtype, _ = buffer.key
+    tensor = device.new_tensor(shape, dtype)
     storage_of(tensor).lazy = _holding(buffer, device)
     return tensor
 
@@ -183,29 +185,38 @@ def _holding(buffer: Buffer, device: Device) -> State:
     return state
 
 
+_UPLOADS = Often(  # of one tensor
+    ("DeviceDataCacheMiss",),
+    (("TransferToDeviceTime", "time"), ("TensorToData", "time"), ("OutboundData", "bytes")),
+)
+
+
 def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
     """A buffer with a copy of a CPU tensor's elements."""
-    return _uploaded_together([tensor], device)[0]
+    started = perf_counter_ns()
+    try:
+        with plain_functions():
+            buffer = _filled(tensor, device.index)
+    except Exception as error:
+        raise backend_errors.in_an_upload(error, device.index)  # noqa: B904  it may be the same
+    if watching:
+        note_uploads((tensor,), (buffer,))
+    elapsed = perf_counter_ns() - started
+    _UPLOADS.happened(elapsed, elapsed, buffer.key[3])
+    return buffer
 
 
 def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[Buffer]:
     """Buffers with copies of CPU tensors, counted as one transfer."""
-    started = time.perf_counter_ns()
-    buffers = []
+    started = perf_counter_ns()
     try:
         with plain_functions():
-            for tensor in tensors:
-                plain = tensor.detach()
-                if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
-                    plain = plain.resolve_conj().resolve_neg().contiguous()
-                handle = upload(plain, device.index)
-                key = input_key(tuple(plain.shape), plain.dtype)
-                buffers.append(Buffer(key, device.index, handle))
+            buffers = [_filled(tensor, device.index) for tensor in tensors]
     except Exception as error:
         raise backend_errors.in_an_upload(error, device.index)  # noqa: B904  it may be the same
     if watching:
         note_uploads(tensors, buffers)
-    elapsed = time.perf_counter_ns() - started
+    elapsed = perf_counter_ns() - started
     metrics.note(
         (("DeviceDataCacheMiss", len(buffers)),),
         (
@@ -215,6 +226,13 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
         ),
     )
     return buffers
+
+
+def _filled(tensor: torch.Tensor, device: int) -> Buffer:
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
+        plain = plain.detach().resolve_conj().resolve_neg().contiguous()
+    return Buffer(input_key(tuple(plain.shape), plain.dtype), device, upload(plain, device))
 
 
 def to_device(tensor: torch.Tensor, device: Device) -> torch.Tensor:
@@ -296,9 +314,9 @@ def downloaded(buffer: Buffer) -> torch.Tensor:
         buffer.shared = True  # another thread's step must not overwrite it while it is read here
     if watching:
         note_obstacle("reads a value")
-    started = time.perf_counter_ns()
+    started = perf_counter_ns()
     value = download(buffer.ready(), buffer.shape, buffer.dtype)
-    elapsed = time.perf_counter_ns() - started
+    elapsed = perf_counter_ns() - started
     metrics.note(
         (), (("TransferFromDeviceTime", elapsed, "time"), ("InboundData", buffer.nbytes, "bytes"))
     )
