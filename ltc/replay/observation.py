@@ -16,8 +16,9 @@ from ltc.device.recording.recorder import Entry, Recorder, devices
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import current_device, is_lazy
+from ltc.device.torch_device import state_if_any
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
-from ltc.replay.reachable import Reachable, state_if_any
+from ltc.replay.reachable import Reachable
 from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in, untraced
 from ltc.replay.traced_float import Operation, Tape, plain
 from ltc.support.torch_private import DEVICE_TYPE

@@ -14,12 +14,11 @@ from ltc.backends.collective_runner import current_replica
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
 from ltc.device.recording.tensors import uploaded, wrap_buffer
-from ltc.device.torch_device import storage_of
+from ltc.device.torch_device import state_if_any, storage_of
 from ltc.replay.counters import Counters
 from ltc.replay.handed_over import HandedOver
 from ltc.replay.observation import Observation, modes
 from ltc.replay.origins import recorded_path
-from ltc.replay.reachable import state_if_any
 from ltc.runtime.buffer import Buffer, BufferKey, input_key
 from ltc.runtime.compile import known_program
 from ltc.runtime.executor import executor_of
