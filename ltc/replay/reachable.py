@@ -122,7 +122,7 @@ class Reachable(Conditions):
         elif isinstance(value, types.MethodType):
             self.visit(value.__func__, f"{name}.__func__")
             self.visit(value.__self__, f"{name}.__self__")
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
             for part in ("func", "args", "keywords"):
                 self.visit(getattr(value, part), f"{name}.{part}")
         else:
@@ -213,6 +213,8 @@ class Reachable(Conditions):
             raise Obstacle("it uses a CPU tensor that was made in inference mode")
         if is_fixed:  # what it holds may have become numbers
             self.conditions.append(f"{expression}._version == {tensor._version}")
+            if tensor.layout is torch.strided:  # `tensor.data = other` counts as no write
+                self.conditions.append(f"{expression}.data_ptr() == {tensor.data_ptr()}")
         else:
             self.conditions += [
                 f"{expression}.shape == {tuple(tensor.shape)}",
