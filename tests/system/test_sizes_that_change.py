@@ -228,6 +228,47 @@ def test_sizes_at_which_code_changes_are_right():
         assert_like_the_cpu(got, step(n, "cpu"), n)
 
 
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return (x.transpose(1, 2) * 2).contiguous()
+
+
+def turned_and_joined(x: torch.Tensor) -> torch.Tensor:
+    return x.permute(0, 2, 1).reshape(x.shape[0], -1).cos()
+
+
+def turned_and_reduced(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2) + x.transpose(1, 2).sum(0)
+
+
+def of_each_channel(x: torch.Tensor) -> torch.Tensor:
+    weight = torch.linspace(-1, 1, 9 * x.shape[1], dtype=x.dtype).sin().view(-1, 1, 3, 3)
+    images = x[:, :, :36].reshape(*x.shape[:2], 6, 6)
+    return F.conv2d(images, weight.to(x.device), groups=x.shape[1])
+
+
+@pytest.mark.parametrize(
+    "compute", [turned, turned_and_joined, turned_and_reduced, of_each_channel]
+)
+@pytest.mark.parametrize("names", ["l", "m", "nl", "nml"])
+def test_squares_of_lanes_that_are_turned_are_those_of_this_size(compute, names):
+    """Where whole vectors cover rows and columns, a row's number counts squares, not rows."""
+    draws = random.Random(names)
+
+    def run_all() -> None:
+        for number in range(9):
+            images = draws.choice((2, 3, 4, 5, 6)) if "n" in names else 4
+            rows = draws.choice((16, 32, 48, 80, 96)) if "m" in names else 48
+            columns = draws.choice((48, 64, 80, 96)) if "l" in names else 64
+            x = torch.linspace(-2, 3, images * rows * columns).sin().view(images, rows, columns)
+            got = compute(x.to("ltc:0"))
+            ltm.mark_step()
+            assert_like_the_cpu([got], [compute(x)], (number, tuple(x.shape)))
+
+    with metrics.counted() as grown:
+        in_a_new_thread(run_all)
+    assert grown["SymbolicSizes"] >= 1
+
+
 # --- what else holds ------------------------------------------------------------------------------
 
 
