@@ -350,6 +350,21 @@ def test_sizes_that_must_be_equal_are_looked_at():
     assert step(11, 11).cpu().shape == (11, 3)
 
 
+def test_a_number_that_was_an_expression_by_chance_may_be_none_at_another_size():
+    """Of strides 2 and 1 at widths 7 and 8 the expression 9 - width is 0 at 9, and divides by it."""
+    weight = torch.linspace(-1, 1, 4 * 3 * 9, dtype=torch.float64).sin().view(4, 3, 3, 3)
+
+    def step(height: int, width: int, stride: int) -> None:
+        x = torch.linspace(-1, 1, 6 * height * width, dtype=torch.float64).cos()
+        x = x.view(2, 3, height, width)
+        got = F.conv2d(x.to("ltc:0"), weight.to("ltc:0"), stride=stride)
+        ltm.mark_step()
+        assert_like_the_cpu([got], [F.conv2d(x, weight, stride=stride)], (height, width, stride))
+
+    for height, width, stride in ((9, 7, 2), (12, 8, 1), (10, 9, 1), (11, 9, 2), (13, 10, 2)):
+        step(height, width, stride)
+
+
 def test_an_index_out_of_range_names_the_size_of_this_time():
     def step(n: int, index: int) -> torch.Tensor:
         y = torch.arange(float(n)).to("ltc:0").exp()[torch.tensor([0, index]).to("ltc:0")]
