@@ -32,6 +32,17 @@ from ltc.support.torch_private import (
 # Its Python object lives as long as the C++ storage; Any, since it has attributes of ltc's.
 storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage
 
+
+def state_if_any(tensor: torch.Tensor) -> Any:
+    """The state of a tensor on a device; None of one that nothing was ever asked of, or a sparse one.
+
+    A sparse tensor has no storage: its indices and values have.
+    """
+    if tensor.layout is not torch.strided:
+        return None
+    return getattr(storage_of(tensor), "lazy", None)
+
+
 # --- tensors of device index >= 1 -------------------------------------------------------------
 # create_empty_tensor makes tensors of index 0 only; a DLPack capsule may carry any index, and
 # one prebuilt capsule content per (index, dtype) makes it cost 1 us.

@@ -8,6 +8,7 @@ name "ltc" stands for gloo, for CPU and ltc tensors alike.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import sys
@@ -23,6 +24,7 @@ from ltc import config
 from ltc.device.recording.tensors import is_lazy
 from ltc.distributed.c10d import ddp, kernels, on_host, shared_memory_groups, traced
 from ltc.distributed.c10d.kernels import FUNCTIONAL, IN_PLACE
+from ltc.distributed.transport import session
 from ltc.support.torch_private import (
     DEVICE_TYPE,
     SPLIT_SOURCE,
@@ -58,6 +60,7 @@ def install() -> None:
     _register_kernels()
     _settle_before_other_calls()
     _settle_before_functional_calls()
+    _go_by_arguments_too()
     _allow_monitored_barriers()
     _take_timeouts_of_what_is_over()
     ddp.install()
@@ -221,8 +224,40 @@ def _settled_end(destroy: Callable) -> Callable:
         finally:
             shared_memory_groups.forget(group)
             destroy(group)
+            _forget_arguments()
 
     return settled
+
+
+_told = contextlib.ExitStack()  # what arguments of init_process_group have said
+
+
+def _go_by_arguments_too() -> None:
+    """Rank and size that init_process_group is told alone count as if a launcher had said them.
+
+    Else the collectives of ltm would find one replica in each process, and exchange nothing.
+    """
+    original = dist.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args, **kwargs):
+        original(*args, **kwargs)
+        if config.value("XRT_SHARD_WORLD_SIZE") == 1 < dist.get_world_size():
+            rank, local = dist.get_rank(), config.value("XRT_SHARD_LOCAL_ORDINAL")
+            settings = {
+                "XRT_SHARD_WORLD_SIZE": dist.get_world_size(),
+                "XRT_SHARD_ORDINAL": rank,
+                "XRT_SHARD_LOCAL_ORDINAL": local if local >= 0 else rank,
+            }
+            _told.enter_context(config.override(**settings))
+
+    dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
+
+
+def _forget_arguments() -> None:
+    """The default group is gone; a process that has met the others by it stays who it was."""
+    if not dist.is_initialized() and not session.any_in_use():
+        _told.close()
 
 
 def _settle_at_exit() -> None:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ltc import config
 from ltc.device.recording.tensors import is_lazy
-from ltc.device.torch_device import storage_of
+from ltc.device.torch_device import state_if_any
 from ltc.profiling.spans import Peak
 from ltc.support.module_names import models
 
@@ -43,8 +43,7 @@ def _of_modules() -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def _note(found: dict[int, tuple[str, Any]], name: str, tensor: torch.Tensor) -> None:
-    state = getattr(storage_of(tensor), "lazy", None) if is_lazy(tensor) else None
-    buffer = getattr(state, "buffer", None)
+    buffer = getattr(state_if_any(tensor), "buffer", None) if is_lazy(tensor) else None
     if buffer is not None:
         found.setdefault(id(buffer), (name, buffer.key))
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device,
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device,
           torch.Size, torch.memory_format, range, slice, enum.Enum)  # fmt: skip
 _MOST = 100_000  # things that are followed
 
@@ -103,14 +103,14 @@ class Conditions:
 
     def visit(self, value: Any, expression: str) -> None:
         """Of a thing that has to be the same one."""
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             self.pin(expression, value)
             return
         self.require(f"{expression} is {self._name_of_visited(value)}")
 
     def visit_new(self, value: Any) -> None:
         """Of a thing that is held to be the same one in another way."""
-        if not isinstance(value, _PLAIN):
+        if not isinstance(value, PLAIN):
             self._name_of_visited(value)
 
     def _name_of_visited(self, value: Any) -> str:

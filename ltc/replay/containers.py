@@ -62,11 +62,11 @@ def items(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is numbers in memory: of numpy, of `array`, or a bytearray."""
+    """Whether it is numbers in memory: of numpy, of `array`, a bytearray, or a view of one."""
     kind = type(value)
     if (kind.__module__, kind.__name__) == ("numpy", "ndarray"):
         return True
-    return isinstance(value, (bytearray, array.array))
+    return isinstance(value, (bytearray, memoryview, array.array))
 
 
 def visit_array(use: Conditions, value: Any, name: str) -> None:

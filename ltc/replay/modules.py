@@ -58,6 +58,7 @@ def visit_hooks_of_tensor(use: Conditions, tensor: torch.Tensor, expression: str
 def visit_module(use: Conditions, module: torch.nn.Module) -> None:
     attributes = vars(module)
     table = use.constant(attributes)
+    use.require(f"{use.constant(module)}.__class__ is {use.constant(type(module))}")
     use.require(f"len({table}) == {len(attributes)}")  # a new one may hide its class's
     for key, value in attributes.items():
         if key in _TABLES or key in use.names or not key.startswith("_"):

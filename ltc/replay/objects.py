@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ltc.replay.conditions import Conditions
+from ltc.replay.conditions import PLAIN, Conditions
 from ltc.tracebacks import is_users
 
 _LIBRARIES = ("torch", "ltc", "numpy", "builtins", "itertools", "functools", "math", "random", "os")
@@ -24,6 +24,7 @@ _NO_OPERATORS = {"__repr__", "__str__", "__del__", "__dir__", "__sizeof__", "__i
                  "__class_getitem__", "__set_name__", "__reduce__", "__reduce_ex__",
                  "__getstate__", "__setstate__", "__copy__", "__deepcopy__"}  # fmt: skip
 _OF_A_FUNCTION = {"forward", "backward", "setup_context", "jvp", "vmap"}  # of autograd's
+_WHOLE = {"vars", "__dict__", "asdict", "astuple"}  # code with these may use every field
 _BY_TEXT = {"getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"}
 
 
@@ -65,6 +66,7 @@ def visit_object(use: Conditions, value: Any, name: str) -> None:
         constructors = () if issubclass(value, torch.nn.Module) else _CONSTRUCTORS
         visit_class(use, value, constructors)
     elif not _is_of_library(type(value).__module__):
+        use.require(f"{name}.__class__ is {use.constant(type(value))}")
         _visit_own(use, value, name)
         visit_class(use, type(value))
 
@@ -75,6 +77,10 @@ def _visit_own(use: Conditions, value: Any, name: str) -> None:
     if isinstance(own, dict):
         use.require(f"len({name}.__dict__) == {len(own)}")  # a new one may hide its class's
         _visit_named(use, own, name)
+        if not use.names.isdisjoint(_WHOLE):
+            for key, part in own.items():
+                if isinstance(part, PLAIN) and key not in use.names:
+                    use.visit(part, f"{name}.__dict__[{key!r}]")
     for key in sorted(use.names.intersection(dir(type(value)))):
         if isinstance(inspect.getattr_static(type(value), key, None), types.MemberDescriptorType):
             if hasattr(value, key):
@@ -93,16 +99,35 @@ def _visit_named(use: Conditions, attributes: dict[str, Any], name: str) -> None
 
 
 def visit_class(use: Conditions, kind: type, others: tuple[str, ...] = ()) -> None:
-    """The methods and attributes that code names, that operators call, and some `others`."""
-    if kind in use.classes or _is_of_library(kind.__module__):
-        return
-    use.classes.add(kind)
+    """The methods and attributes that code names, that operators call, and some `others`.
+
+    Those of each class that it inherits from too: `super()` finds what another one hides.
+    """
+    for base in kind.__mro__:
+        if base not in use.classes and not _is_of_library(base.__module__):
+            use.classes.add(base)
+            _visit_parts_of(use, base, others)
+
+
+def _visit_parts_of(use: Conditions, kind: type, others: tuple[str, ...]) -> None:
     names = use.names | set(_operators(kind)) | set(others)
     if issubclass(kind, torch.autograd.Function):
         names |= _OF_A_FUNCTION
     name = use.constant(kind)
     for key in sorted(names.intersection(dir(kind))):
-        _visit_part(use, inspect.getattr_static(kind, key, None), f"{name}.{key}")
+        part = inspect.getattr_static(kind, key, None)
+        if _is_descriptor(part):
+            owner = next(base for base in kind.__mro__ if key in vars(base))
+            use.visit(part, f"{use.constant(owner)}.__dict__[{key!r}]")
+        else:
+            _visit_part(use, part, f"{name}.{key}")
+
+
+def _is_descriptor(part: Any) -> bool:
+    """Whether a user's class, or `functools.partialmethod`, says what the attribute is."""
+    kind = type(part)
+    is_own = kind is functools.partialmethod or not _is_of_library(kind.__module__)
+    return is_own and hasattr(kind, "__get__")
 
 
 def _operators(kind: type) -> Iterator[str]:

@@ -16,8 +16,9 @@ from ltc.device.recording.recorder import Entry, Recorder, devices
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import current_device, is_lazy
+from ltc.device.torch_device import state_if_any
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
-from ltc.replay.reachable import Reachable, state_if_any
+from ltc.replay.reachable import Reachable
 from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in, untraced
 from ltc.replay.traced_float import Operation, Tape, plain
 from ltc.support.torch_private import DEVICE_TYPE
@@ -37,6 +38,7 @@ class Observation:
     numbers     the values of `reachable.numbers`, then of the counters, before the call
     operations  what was computed from these numbers
     counted     by how much each counter has grown
+    written     places of the tensors that it has written to, as autograd counts it
     holders     the number of a state that lives on -> who has it: ("tensor", place), ("gradient",
                 place of the tensor it is the gradient of), or ("result", number)
     no_gradient places of the tensors whose gradient is gone
@@ -58,6 +60,7 @@ class Observation:
     numbers: list[float] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     counted: list[float] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     holders: dict[int, tuple[str, Any]] = field(default_factory=dict)
     no_gradient: list[int] = field(default_factory=list)
     form: Any = None
@@ -146,12 +149,14 @@ def observed(
     seen.aliases = [(p, places[id(s)]) for p, s in enumerate(states) if s and places[id(s)] != p]
     seen.numbers = [n.value for n in reachable.numbers] + _values(reachable)
     running = {device: device.random.running for device in devices()}
-    before = modes()
+    before, versions = modes(), _versions(reachable)
     with CallObserver(lambda state: places.get(id(state))) as observer:
         result = _traced_call(function, args, kwargs, seen)
         for recorder in recorders():
             flush(recorder)
     seen.counted = [now - was for now, was in zip(_values(reachable), _counters_of(seen))]
+    versions_now = _versions(reachable)
+    seen.written = [place for place, was in enumerate(versions) if versions_now[place] != was]
     if modes() != before:
         seen.obstacle = (
             "the call leaves a mode of torch behind, such as no_grad or the default dtype"
@@ -168,6 +173,12 @@ def observed(
 
 def _values(reachable: Reachable) -> list[float]:
     return [found.tensor.item() for found in reachable.counters if found.tensor.dim() == 0]
+
+
+def _versions(reachable: Reachable) -> list[int | None]:
+    """How often autograd has seen each tensor written to; None where it does not count."""
+    tensors = [found.tensor for found in reachable.lazy]
+    return [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _counters_of(seen: Observation) -> list[float]:

@@ -82,6 +82,8 @@ def _same_bits(mine: torch.Tensor, other: torch.Tensor) -> bool:
 def _place_of_host(reachable: Reachable, source: torch.Tensor) -> int | None:
     for place, found in enumerate(reachable.host):
         same = found.tensor
+        if same.layout is not torch.strided:
+            continue  # it has no memory of its own
         if (same.data_ptr(), same.shape, same.stride(), same.dtype) == (
             source.data_ptr(),
             source.shape,

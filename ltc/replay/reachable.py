@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from ltc.device.recording.state import State
 from ltc.device.recording.tensors import is_lazy
-from ltc.device.torch_device import storage_of
 from ltc.replay.conditions import Conditions, FoundTensor, Number, Obstacle
 from ltc.replay.containers import (
     CONTAINERS,
@@ -124,7 +122,7 @@ class Reachable(Conditions):
         elif isinstance(value, types.MethodType):
             self.visit(value.__func__, f"{name}.__func__")
             self.visit(value.__self__, f"{name}.__self__")
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
             for part in ("func", "args", "keywords"):
                 self.visit(getattr(value, part), f"{name}.{part}")
         else:
@@ -187,6 +185,8 @@ class Reachable(Conditions):
     def _visit_tensor(self, tensor: torch.Tensor, expression: str, is_fixed: bool) -> None:
         if tensor.__class__ not in _TENSORS:
             raise Obstacle(f"it uses a {tensor.__class__.__name__}, a subclass of Tensor")
+        if tensor.layout is not torch.strided and is_lazy(tensor):
+            raise Obstacle("it uses a sparse tensor, or makes a sparse gradient")
         if not is_fixed:
             name = self.constant(tensor.__class__)
             self.conditions.append(f"{expression}.__class__ is {name}")
@@ -213,6 +213,8 @@ class Reachable(Conditions):
             raise Obstacle("it uses a CPU tensor that was made in inference mode")
         if is_fixed:  # what it holds may have become numbers
             self.conditions.append(f"{expression}._version == {tensor._version}")
+            if tensor.layout is torch.strided:  # `tensor.data = other` counts as no write
+                self.conditions.append(f"{expression}.data_ptr() == {tensor.data_ptr()}")
         else:
             self.conditions += [
                 f"{expression}.shape == {tuple(tensor.shape)}",
@@ -237,9 +239,3 @@ def _layout_of(tensor: torch.Tensor) -> dict[str, Any]:
         "strides": tensor.stride() if tensor.layout is torch.strided else None,
         "requires_grad": tensor.requires_grad,
     }
-
-
-def state_if_any(tensor: torch.Tensor) -> State | None:
-    """The state of a tensor on a device; None of one that nothing was ever asked of."""
-    state: State | None = getattr(storage_of(tensor), "lazy", None)
-    return state

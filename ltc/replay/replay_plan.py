@@ -14,16 +14,16 @@ from ltc.backends.collective_runner import current_replica
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
 from ltc.device.recording.tensors import uploaded, wrap_buffer
-from ltc.device.torch_device import storage_of
+from ltc.device.torch_device import state_if_any, storage_of
 from ltc.replay.counters import Counters
 from ltc.replay.handed_over import HandedOver
 from ltc.replay.observation import Observation, modes
 from ltc.replay.origins import recorded_path
-from ltc.replay.reachable import state_if_any
 from ltc.runtime.buffer import Buffer, BufferKey, input_key
 from ltc.runtime.compile import known_program
 from ltc.runtime.executor import executor_of
 from ltc.support.process.held_signals import held
+from ltc.support.torch_private import increment_version, is_forward_mode, saved_tensors_hooks
 from ltc.utils import steps
 
 _TOGETHER = 40  # conditions of one `if`
@@ -34,8 +34,9 @@ class Changed(Exception):
 
 
 def replays_now() -> bool:
-    """Whether nothing in the calling thread has to see each call of torch."""
-    return is_plain_now() and not config.value("LTC_SAVE_TENSORS_FILE")
+    """Whether nothing in the calling thread has to see each call of torch, or what a graph saves."""
+    is_seen = is_forward_mode() or saved_tensors_hooks(False) is not None
+    return is_plain_now() and not is_seen and not config.value("LTC_SAVE_TENSORS_FILE")
 
 
 class ReplayPlan:
@@ -68,6 +69,7 @@ class ReplayPlan:
             "uploaded": uploaded,
             "wrap_buffer": wrap_buffer,
             "counters": self._counters,
+            "increment_version": increment_version,
             "Changed": Changed,
         }
         self._places = _places_of_states(self._last)
@@ -203,6 +205,7 @@ class ReplayPlan:
     def _lines_of_results(self) -> Iterator[str]:
         seen, lazy = self._last, self._last.reachable.lazy
         yield "def hand_out(args, kwargs, states, made, inputs):"
+        yield from self._lines_of_versions()
         for k, holders in enumerate(self._ended.holders):
             yield from self._lines_of_holders(f"made[{k}]", holders)
         for position, holders in self._ended.shared:
@@ -213,6 +216,17 @@ class ReplayPlan:
             if gradient in expressions:
                 yield f"    {gradient} = None"
         yield f"    return {self._text_of(seen.form)}"
+
+    def _lines_of_versions(self) -> Iterator[str]:
+        """Autograd is told what was written to, so that a graph which had saved it is refused."""
+        found = [self._last.reachable.lazy[place] for place in self._last.written]
+        written = tuple(one.tensor for one in found if one.is_fixed)
+        if written:
+            self._names["written"] = written
+            yield "    increment_version(written)"
+        others = [one.expression for one in found if not one.is_fixed]
+        if others:
+            yield f"    increment_version([{', '.join(others)}])"
 
     def _lines_of_holders(self, buffer: str, holders: Sequence[int]) -> Iterator[str]:
         for number in holders:

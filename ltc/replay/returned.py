@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ltc.device.recording.tensors import is_lazy
-from ltc.replay.reachable import Reachable, state_if_any
+from ltc.device.torch_device import state_if_any
+from ltc.replay.reachable import Reachable
 from ltc.replay.traced_float import plain
 
 _GRAPH_NODES = 10_000  # of autograd's, that are looked at to see whether a backward has used them
@@ -58,6 +59,8 @@ def form_of(result: Any, known: dict[int, tuple[str, Any]], reachable: Reachable
         raise Unfit(f"a {result.__class__.__name__}")
     if not is_lazy(result):
         raise Unfit("a CPU tensor")
+    if result.layout is not torch.strided:
+        raise Unfit("a sparse tensor")
     state: Any = state_if_any(result)
     if state is None or state.base is not None:
         raise Unfit("a view of another tensor: return a clone")

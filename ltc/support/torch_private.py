@@ -169,6 +169,8 @@ sequence_number = _named("torch._C", "_autograd._get_sequence_nr")  # of the nex
 number_of_node = operator.methodcaller("_sequence_nr")
 is_view = operator.methodcaller("_is_view")  # one that autograd follows
 CheckpointFrame = _named("torch.utils.checkpoint", "_CheckpointFrame")
+# (False) -> the pair that `torch.autograd.graph.saved_tensors_hooks` has set, or None
+saved_tensors_hooks = _named("torch._C", "_autograd._top_saved_tensors_default_hooks")
 RUN_BACKWARD = Replaceable("torch.autograd.graph", "_engine_run_backward", also_in="torch.autograd")
 ADAM_ON_LISTS = Replaceable("torch.optim.adam", "_multi_tensor_adam")
 GLOBAL_MODULE_HOOKS = tuple(  # around the calls of every module

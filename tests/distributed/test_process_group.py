@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import ltc
+import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.distributed import lazy_multiprocessing
@@ -538,6 +539,16 @@ def check_a_groups_own_timeout_ends_a_wait_in_memory(rank, world):
 
 def check_a_timeout_that_nobody_gave_is_that_of_ltc(rank, world):
     assert shared_memory_groups.communicator_of(dist.new_group()).limit_seconds is None
+
+
+def check_ltm_goes_by_the_rank_and_size_that_the_group_was_given(rank, world):
+    assert (ltm.xrt_world_size(), ltm.get_ordinal(), ltm.is_master_ordinal()) == (
+        world,
+        rank,
+        rank == 0,
+    )
+    total = ltm.all_reduce("sum", torch.full((2,), rank + 1.0, device=DEVICE))
+    assert total.tolist() == [3.0, 3.0]
 
 
 def test_processes_that_ltc_started_find_each_other():

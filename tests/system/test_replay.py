@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 import ltc
 import ltc.core.lazy_model as ltm
@@ -615,6 +616,49 @@ def test_what_fails_in_a_replayed_call_is_raised_to_who_reads_it():
             y.cpu()
     assert grown["ReplayedCalls"] == 1
     assert step(x, torch.tensor([2], device="ltc")).item() == x[2].item()
+
+
+def test_a_graph_that_saved_what_a_replayed_call_wrote_to_is_refused():
+    """As behind a recorded call: its gradients would be those of other weights."""
+    weight, buffer = torch.ones(3, device="ltc", requires_grad=True), batch(1, 3)
+
+    @ltc.compile
+    def step(x, written):
+        with torch.no_grad():
+            weight.sub_(x)
+            buffer.mul_(2)
+            written.add_(x)
+            return x * 2
+
+    for _ in range(3):
+        step(batch(0, 3), batch(2, 3))
+    one_written = batch(3, 3)
+    versions = [weight._version, buffer._version, one_written._version]
+    graph = (weight * weight).sum()
+    with metrics.counted() as grown:
+        step(batch(0, 3), one_written)
+    assert grown["ReplayedCalls"] == 1
+    assert [weight._version, buffer._version, one_written._version] == [n + 1 for n in versions]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        graph.backward()
+
+
+def test_tangents_and_hooks_on_what_graphs_save_are_seen():
+    weight = torch.ones(3, device="ltc", requires_grad=True)
+
+    @ltc.compile
+    def gradient(x):
+        return torch.autograd.grad((weight * x).square().sum(), weight)[0]
+
+    square = ltc.compile(lambda x: x * x)
+    for number in range(5):
+        x = batch(number, 3)
+        square(x), gradient(x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept * 0, lambda kept: kept):
+        assert gradient(x).tolist() == [0, 0, 0]
+    with forward_ad.dual_level():
+        found = square(forward_ad.make_dual(x, torch.ones(3, device="ltc")))
+        assert torch.equal(forward_ad.unpack_dual(found).tangent, 2 * x)
 
 
 # --- refusals and checks ------------------------------------------------------------------------

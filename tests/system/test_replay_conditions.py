@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import types
 
 import numpy as np
@@ -298,11 +299,97 @@ def negative_zero():
     return lambda x: 1 / (x * settings.shift), lambda: setattr(settings, "shift", -0.0)
 
 
+def base_class_behind_super():
+    settings = types.SimpleNamespace(scale=1.0)
+
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return x * settings.scale
+
+    class Doubled(Scaled):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    module = Doubled()
+    return lambda x: module(x), lambda: setattr(settings, "scale", 5.0)
+
+
+def other_method_of_a_base_class():
+    class Scaled:
+        def scaled(self, x):
+            return x * 1.0
+
+    class Doubled(Scaled):
+        def scaled(self, x):
+            return super().scaled(x) * 2
+
+    work = Doubled()
+    return lambda x: work.scaled(x), lambda: setattr(Scaled, "scaled", lambda self, x: x * 5.0)
+
+
+def descriptor():
+    class Field:
+        def __set_name__(self, owner, name):
+            self.held = {"scale": 1.0}
+
+        def __get__(self, instance, owner):
+            return self.held["scale"]
+
+    class Settings:
+        scale = Field()
+
+    settings = Settings()
+    return lambda x: x * settings.scale, lambda: vars(Settings)["scale"].held.update(scale=5.0)
+
+
+def partial_method():
+    class Work:
+        scale = 1.0
+
+        def scaled(self, x, factor):
+            return x * factor * self.scale
+
+        doubled = functools.partialmethod(scaled, factor=2.0)
+
+    work = Work()
+    return lambda x: work.doubled(x), lambda: setattr(Work, "scale", 5.0)
+
+
+def other_class():
+    class Once:
+        def scaled(self, x):
+            return x * 1.0
+
+    class Often:
+        def scaled(self, x):
+            return x * 5.0
+
+    work = Once()
+    return lambda x: work.scaled(x), lambda: setattr(work, "__class__", Often)
+
+
+def all_fields():
+    settings = types.SimpleNamespace(alpha=1.0)
+    return lambda x: torch.add(x, x, **vars(settings)), lambda: setattr(settings, "alpha", 5.0)
+
+
+def data_of_a_cpu_tensor():
+    scale = torch.tensor(1.0)
+    return lambda x: x * scale.item(), lambda: setattr(scale, "data", torch.tensor(5.0))
+
+
+def view_of_bytes():
+    held = bytearray(b"a")
+    view = memoryview(held)
+    return lambda x: x * view[0], lambda: held.__setitem__(0, 5)
+
+
 VALUES = [class_attribute, attribute_that_hides_its_class, attribute_with_a_default,
           attribute_by_its_text, slot, members_of_a_set, order_of_a_table, elements_of_an_array,
           queue, user_dict, class_method, method_without_gradients, autograd_function,
           backward_of_a_function, item, call, length, context, code_of_a_function,
-          negative_zero]  # fmt: skip
+          negative_zero, base_class_behind_super, other_method_of_a_base_class, descriptor,
+          partial_method, other_class, all_fields, data_of_a_cpu_tensor, view_of_bytes]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", VALUES)

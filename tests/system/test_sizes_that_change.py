@@ -228,6 +228,47 @@ def test_sizes_at_which_code_changes_are_right():
         assert_like_the_cpu(got, step(n, "cpu"), n)
 
 
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return (x.transpose(1, 2) * 2).contiguous()
+
+
+def turned_and_joined(x: torch.Tensor) -> torch.Tensor:
+    return x.permute(0, 2, 1).reshape(x.shape[0], -1).cos()
+
+
+def turned_and_reduced(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2) + x.transpose(1, 2).sum(0)
+
+
+def of_each_channel(x: torch.Tensor) -> torch.Tensor:
+    weight = torch.linspace(-1, 1, 9 * x.shape[1], dtype=x.dtype).sin().view(-1, 1, 3, 3)
+    images = x[:, :, :36].reshape(*x.shape[:2], 6, 6)
+    return F.conv2d(images, weight.to(x.device), groups=x.shape[1])
+
+
+@pytest.mark.parametrize(
+    "compute", [turned, turned_and_joined, turned_and_reduced, of_each_channel]
+)
+@pytest.mark.parametrize("names", ["l", "m", "nl", "nml"])
+def test_squares_of_lanes_that_are_turned_are_those_of_this_size(compute, names):
+    """Where whole vectors cover rows and columns, a row's number counts squares, not rows."""
+    draws = random.Random(names)
+
+    def run_all() -> None:
+        for number in range(9):
+            images = draws.choice((2, 3, 4, 5, 6)) if "n" in names else 4
+            rows = draws.choice((16, 32, 48, 80, 96)) if "m" in names else 48
+            columns = draws.choice((48, 64, 80, 96)) if "l" in names else 64
+            x = torch.linspace(-2, 3, images * rows * columns).sin().view(images, rows, columns)
+            got = compute(x.to("ltc:0"))
+            ltm.mark_step()
+            assert_like_the_cpu([got], [compute(x)], (number, tuple(x.shape)))
+
+    with metrics.counted() as grown:
+        in_a_new_thread(run_all)
+    assert grown["SymbolicSizes"] >= 1
+
+
 # --- what else holds ------------------------------------------------------------------------------
 
 
@@ -307,6 +348,21 @@ def test_sizes_that_must_be_equal_are_looked_at():
         step(10, 9)
     ltm.mark_step()
     assert step(11, 11).cpu().shape == (11, 3)
+
+
+def test_a_number_that_was_an_expression_by_chance_may_be_none_at_another_size():
+    """Of strides 2 and 1 at widths 7 and 8 the expression 9 - width is 0 at 9, and divides by it."""
+    weight = torch.linspace(-1, 1, 4 * 3 * 9, dtype=torch.float64).sin().view(4, 3, 3, 3)
+
+    def step(height: int, width: int, stride: int) -> None:
+        x = torch.linspace(-1, 1, 6 * height * width, dtype=torch.float64).cos()
+        x = x.view(2, 3, height, width)
+        got = F.conv2d(x.to("ltc:0"), weight.to("ltc:0"), stride=stride)
+        ltm.mark_step()
+        assert_like_the_cpu([got], [F.conv2d(x, weight, stride=stride)], (height, width, stride))
+
+    for height, width, stride in ((9, 7, 2), (12, 8, 1), (10, 9, 1), (11, 9, 2), (13, 10, 2)):
+        step(height, width, stride)
 
 
 def test_an_index_out_of_range_names_the_size_of_this_time():

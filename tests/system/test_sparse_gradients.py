@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
@@ -95,6 +96,50 @@ def test_two_sparse_dimensions_compute_as_well(device):
     masked = dense.sparse_mask(y.coalesce())
     results = [total, x + y, -x.coalesce(), (x * 3).coalesce() + y.coalesce(), masked, dense + x]
     return [one.to_dense() if one.is_sparse else one for one in results]
+
+
+def trained_by(compiled) -> list[list[float]]:
+    """The weights after steps that each begin with the gradient of the one before."""
+    layer = nn.Embedding(5, 2, sparse=True).to("ltc")
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    @compiled
+    def step(rows):
+        optimizer.zero_grad()
+        layer(rows).square().sum().backward()
+        optimizer.step()
+
+    for number in range(6):
+        step(torch.tensor([0, number % 3, 2], device="ltc"))
+    return layer.weight.tolist()
+
+
+def test_a_function_that_is_to_be_replayed_may_make_them():
+    with config.override(LTC_CHECK=0), pytest.warns(UserWarning, match="a sparse gradient"):
+        found = trained_by(ltc.compile)
+    assert found == trained_by(lambda function: function)
+
+
+def test_a_cpu_tensor_without_memory_may_be_closed_over():
+    kept = torch.eye(3).to_sparse()
+    step = ltc.compile(lambda x: x.to("ltc") * kept.shape[0])
+    with config.override(LTC_CHECK=0):
+        for number in range(5):
+            assert step(torch.full((2,), float(number))).tolist() == [3.0 * number] * 2
+
+
+def test_a_profile_tells_what_holds_memory_beside_them(tmp_path):
+    layer = nn.Embedding(5, 2, sparse=True).to("ltc")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with ltc.profile(tmp_path / "profile.json"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(torch.tensor([0, 2], device="ltc")).sum().backward()
+            optimizer.step()
+            ltm.mark_step()
+    assert layer.weight.grad.is_sparse
 
 
 def test_it_prints_is_saved_and_moved(equal):

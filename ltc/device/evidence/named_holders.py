@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ltc.aten.call import CallResult
-from ltc.device.torch_device import storage_of
+from ltc.device.torch_device import state_if_any
 from ltc.support.torch_private import DEVICE_TYPE, is_view
 from ltc.tracebacks import is_of_the_program
 
@@ -79,7 +79,7 @@ def _pending(tensor: torch.Tensor | None) -> Any:
     """The value that a tensor waits for; None where it waits for nothing."""
     if tensor is None or tensor.device.type != DEVICE_TYPE:
         return None
-    return getattr(getattr(storage_of(tensor), "lazy", None), "value", None)
+    return getattr(state_if_any(tensor), "value", None)
 
 
 # --- where they may be --------------------------------------------------------------------------

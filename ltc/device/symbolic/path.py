@@ -176,9 +176,12 @@ class SymbolicPath:
         if not self._matches(position, key, found):
             return None
         values = tuple(found.get(k, value) for k, value in enumerate(self.values))
-        if min(values) < SMALLEST or self._bytes(*values) > most_bytes:
+        try:
+            if min(values) < SMALLEST or self._bytes(*values) > most_bytes:
+                return None
+            self._set(values)
+        except ArithmeticError:  # what was taken for an expression, of a stride say, is 0 there
             return None
-        self._set(values)
         entry = self.entries[position]
         return entry if entry.key == key else None
 
@@ -226,8 +229,8 @@ class SymbolicPath:
 
     def _set(self, values: tuple[int, ...]) -> None:
         """Give all entries these sizes; one whose types are not known then is closed."""
+        self._resize(*values)  # before the first assignment it raises where it does
         self.values = values
-        self._resize(*values)
         if not _holds(self._fits, values):
             for position, fits in self._guards:
                 if not _holds(fits, values):

@@ -121,10 +121,10 @@ def locate(ctx: LoopContext, variables: Sequence[int], number: Index) -> None:
     """Sets the variables of a row, from its number."""
     for v in reversed(variables[1:]):
         extent: Index = ctx.nest.extents[v]
-        if isinstance(extent, Extent):
+        if ctx.schedule.tiles and v == variables[-1]:
+            extent = ctx.size(ctx.nest.extents[v] // ctx.schedule.lanes)
+        elif isinstance(extent, Extent):
             extent = ctx.extent(v)
-        elif ctx.schedule.tiles and v == variables[-1]:
-            extent //= ctx.schedule.lanes
         ctx.variables[v], number = number % extent, number // extent
     if variables:
         ctx.variables[variables[0]] = number
