@@ -3,7 +3,9 @@
 A program that is new runs at once, call by call, on PyTorch's own kernels (backends/interpreter/):
 nothing is expanded, fused or compiled for it.  It is compiled when it comes back as a loop brings
 it, or when it has taken as long as compiling it would.  So no step waits for a compiler that it does
-not need, and a program costs at most about twice what the better of both ways costs.
+not need, and a program costs at most about twice what the better of both ways costs.  For a program
+of one call, which makes one tensor, a loop is no reason: there is nothing to fuse, and PyTorch's
+kernel does all of it.
 
 LTC_TIER=native compiles every program before its first run: then the same bits in every run.  So
 does whatever asks for the same bits in several places at once, replicas above all.
@@ -96,6 +98,7 @@ class Tiers:
         calls         how many recorded calls it runs
         """
         self.interpreted = _Timed(interpreted, self)
+        self._is_one_kernel = interpreted.is_one_kernel
         self._compile, self._begin_behind, self._calls = compile, begin_behind, calls
         self._behind: Request | None = None
         self._native: Any = None
@@ -134,7 +137,7 @@ class Tiers:
         """Why it is to be compiled now; None where it is not."""
         if self.has_failed:
             return "Failed"
-        if self._repeats >= REPEATS:
+        if self._repeats >= REPEATS and not self._is_one_kernel:
             return "Repeated"
         least, for_each = COMPILE_SECONDS
         return "Paid" if self.seconds >= least + for_each * self._calls else None

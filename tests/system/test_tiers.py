@@ -77,6 +77,39 @@ def test_a_loop_of_several_programs_is_compiled_as_well():
     assert counts(grown) == (2, 4, 2, 2)
 
 
+def test_a_loop_of_one_call_stays_with_the_kernel_that_does_it(monkeypatch):
+    monkeypatch.setattr(tiers, "COMPILE_SECONDS", (60.0, 0.0))  # however slow the machine is
+    x = fresh(3, 1207)
+    with metrics.counted() as grown:
+        for _ in range(6):
+            y = x.sum(0)
+            ltm.mark_step(wait=True)
+    assert counts(grown) == (1, 6, 0, 0)
+    torch.testing.assert_close(y.cpu(), x.cpu().sum(0))
+
+
+def test_a_loop_of_one_call_that_draws_is_compiled():
+    with metrics.counted() as grown:
+        for _ in range(4):
+            y = torch.rand(3, 1208, device="ltc:0")
+            ltm.mark_step(wait=True)
+    assert counts(grown) == (1, 2, 1, 1)
+    assert 0 <= y.min().item() <= y.max().item() < 1
+
+
+def test_a_loop_of_one_update_over_lists_is_compiled():
+    values = [fresh(3, 1209).requires_grad_() for _ in range(2)]
+    for value in values:
+        value.grad = torch.ones_like(value)
+    optimizer = torch.optim.AdamW(values)
+    ltm.mark_step(wait=True)
+    with metrics.counted() as grown:
+        for _ in range(5):
+            optimizer.step()
+            ltm.mark_step(wait=True)
+    assert grown["TierUpRepeated"] == 1
+
+
 def test_shapes_that_change_compile_nothing(monkeypatch):
     monkeypatch.setattr(tiers, "COMPILE_SECONDS", (60.0, 0.0))  # however slow the machine is
     with metrics.counted() as grown:

@@ -15,7 +15,14 @@ from ltc.aten.call import Call, CallResult, Numbering
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.call_facts import TimedCall, as_recorded, facts_of_call
-from ltc.backends.interpreter.call_kernel import CallKernel, Expand, Slots, kernel_of, operands_of
+from ltc.backends.interpreter.call_kernel import (
+    CallKernel,
+    Expand,
+    Slots,
+    TorchCall,
+    kernel_of,
+    operands_of,
+)
 from ltc.backends.interpreter.stride_rules import cannot_fail
 from ltc.backends.plain_dispatch import PlainDispatch
 
@@ -92,6 +99,14 @@ class InterpretedComputation:
             needed |= read
         found.reverse()
         return found
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether all it does is to make one tensor by one of PyTorch's kernels."""
+        if len(self._steps) != 1 or not isinstance(self._steps[0].kernel, TorchCall):
+            return False
+        call = self._steps[0].kernel.call
+        return len(call.results) == 1 and not call.mutated and call.name.startswith("aten::")
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
         return self._launched(self._steps, buffers, scalars)
