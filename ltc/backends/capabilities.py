@@ -43,12 +43,15 @@ class ComputationCapabilities(_Capabilities):
                      a launch before it in the queue leaves there is read by nobody
     text             the program in the backend's own words, for LTC_SAVE_TENSORS_FMT=backend
     timed            tells the times of its kernels, for ltc.profile
+    python_calls     how many kernels a launch calls from Python: each call gives the interpreter's
+                     lock away, and waits for it when the kernel has ended
     """
 
     aliased_outputs: tuple[tuple[int, ...], ...] = ()
     prepared: Callable[[list[Any], list[Any], Any, Mapping[int, Any]], Launch | None] | None = None
     text: Callable[[], str] | None = None
     timed: TimedLaunches | None = None
+    python_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 A program that took long the last time runs behind the caller, which records the next step
 meanwhile; at most LTC_MAX_IN_FLIGHT wait or run.  A hand-over costs about 60 us, so a program
-that is over sooner runs in the calling thread.
+that is over sooner runs in the calling thread.  So does one that calls small kernels from Python:
+two threads would pass the interpreter's lock to each other at every call, and where one keeps it,
+the other waits for Python's switch interval of 5 ms.
 
 The thread stays in the backend's queue, without Python, where it has one: it then needs no
 interpreter's lock between programs.  It comes back for what cannot be queued, and where a launch
@@ -22,6 +24,7 @@ from ltc.runtime.buffer import Failure
 from ltc.runtime.queued_launches import QueueableWork, QueuedWorks
 
 SHORT_SECONDS = 0.00025  # below this, waiting costs less than handing over
+SHORT_CALL_SECONDS = 0.0001  # likewise, for each kernel called from Python
 LONG_WAIT = 20_000  # nanoseconds, from which on waiting for room is shown
 
 

@@ -14,7 +14,7 @@ from ltc.debug import metrics
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.backend_errors import buffers_of, in_a_launch
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, input_key, under_way
-from ltc.runtime.executor import SHORT_SECONDS, Executor, executor_of
+from ltc.runtime.executor import SHORT_CALL_SECONDS, SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.tiers import Tiers
 from ltc.runtime.timing import profiled_launch
@@ -140,7 +140,8 @@ class Program:
         )
         if profiled_launch.is_wanted():
             work.profiled = profiled_launch.of(self, chosen, executor, inputs, given)
-        is_long = self.seconds > SHORT_SECONDS and not self.is_verified
+        short = SHORT_SECONDS + SHORT_CALL_SECONDS * chosen[1].python_calls
+        is_long = self.seconds > short and not self.is_verified
         executor.run(work, long=self.exchanges or (is_long and not work.is_inline))
         return outputs
 

@@ -171,7 +171,7 @@ class _Timed:
 
     @property
     def capabilities(self) -> ComputationCapabilities:
-        return ComputationCapabilities(timed=self)
+        return ComputationCapabilities(timed=self, python_calls=self._interpreted.calls)
 
     def launch(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:
         return self._launched(self._interpreted.launch, buffers, scalars)

@@ -10,10 +10,11 @@ from torch import nn
 
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
 from ltc.device.recording.recorder import device_at
-from ltc.runtime import tiers
+from ltc.runtime import program, tiers
 from tests.training_loop import train
 
 
@@ -149,6 +150,26 @@ def test_replicas_run_compiled_programs_only(monkeypatch):
         run(x)
         ltm.wait_device_ops()
     assert counts(grown) == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize(("seconds", "is_behind"), [(60.0, False), (0.0, True)])
+def test_small_kernels_are_called_in_the_calling_thread(monkeypatch, seconds, is_behind):
+    monkeypatch.setattr(tiers, "REPEATS", 1 << 30)
+    monkeypatch.setattr(program, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(program, "SHORT_CALL_SECONDS", seconds)
+    threads, launch = [], InterpretedComputation.launch
+
+    def seen(self, *arguments):
+        threads.append(threading.get_ident())
+        return launch(self, *arguments)
+
+    monkeypatch.setattr(InterpretedComputation, "launch", seen)
+    x = fresh(3, 1240 + is_behind)
+    for _ in range(3):
+        run(x)
+        ltm.wait_device_ops()
+    here = threading.get_ident()
+    assert [one != here for one in threads] == [False, is_behind, is_behind]
 
 
 def trained(device: str, steps: int, tier: str) -> list[torch.Tensor]:

@@ -101,6 +101,11 @@ class InterpretedComputation:
         return found
 
     @property
+    def calls(self) -> int:
+        """How many it makes."""
+        return len(self._steps)
+
+    @property
     def is_one_kernel(self) -> bool:
         """Whether all it does is to make one tensor by one of PyTorch's kernels."""
         if len(self._steps) != 1 or not isinstance(self._steps[0].kernel, TorchCall):
