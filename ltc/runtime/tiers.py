@@ -4,7 +4,8 @@ A program that is new runs at once, call by call, on PyTorch's own kernels (back
 nothing is expanded, fused or compiled for it.  It is compiled when it comes back as a loop brings
 it, or when it has taken as long as compiling it would.  So no step waits for a compiler that it does
 not need, and a program costs at most about twice what the better of both ways costs.  For a program
-of one call a loop is no reason: there is nothing to fuse, and PyTorch's kernel does all of it.
+of one call, which makes one tensor, a loop is no reason: there is nothing to fuse, and PyTorch's
+kernel does all of it.
 
 LTC_TIER=native compiles every program before its first run: then the same bits in every run.  So
 does whatever asks for the same bits in several places at once, replicas above all.

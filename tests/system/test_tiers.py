@@ -98,6 +98,19 @@ def test_a_loop_of_one_call_that_draws_is_compiled():
     assert 0 <= y.min().item() <= y.max().item() < 1
 
 
+def test_a_loop_of_one_update_over_lists_is_compiled():
+    values = [fresh(3, 1209).requires_grad_() for _ in range(2)]
+    for value in values:
+        value.grad = torch.ones_like(value)
+    optimizer = torch.optim.AdamW(values)
+    ltm.mark_step(wait=True)
+    with metrics.counted() as grown:
+        for _ in range(5):
+            optimizer.step()
+            ltm.mark_step(wait=True)
+    assert grown["TierUpRepeated"] == 1
+
+
 def test_shapes_that_change_compile_nothing(monkeypatch):
     monkeypatch.setattr(tiers, "COMPILE_SECONDS", (60.0, 0.0))  # however slow the machine is
     with metrics.counted() as grown:

@@ -5,6 +5,7 @@ import torch
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.backends.eager import EagerComputation
+from ltc.backends.interpreter import straight_line
 from ltc.backends.interpreter.call_kernel import (
     ExpandedCall,
     NotInterpretable,
@@ -183,6 +184,72 @@ def test_a_result_of_another_shape_than_recorded_is_not_taken():
     y = calls.one(aten.mul.Tensor, x, 2, shape=(4,))
     with pytest.raises(Exception, match="was recorded"):
         calls.computation(y).launch([torch.ones(3)], [])
+
+
+def often_run(calls: Calls, *outputs: CallResult, buffers, scalars=(), donated=()):
+    """Its calls have become one function."""
+    computation = calls.computation(*outputs, donated=donated)
+    for _ in range(straight_line.RUNS_BEFORE):
+        computation.launch([buffer.clone() for buffer in buffers], list(scalars))
+    return computation
+
+
+def test_calls_that_have_run_often_give_what_they_gave():
+    calls = Calls()
+    x, rows = calls.input(2, 3), calls.input(2, dtype=torch.int64)
+    factor = Scalar(0, 2.0, torch.float64, True, "other")
+    turned = calls.one(aten.t.default, x, shape=(3, 2))
+    y = calls.one(aten.mul.Tensor, turned, factor, shape=(3, 2))
+    z = calls.one(aten.index_select.default, y, 0, rows, shape=(2, 2))  # its operand is packed
+    wide = calls.one(aten.cat.default, [z, y], shape=(5, 2))
+    total = calls.one(aten.sum.default, wide, shape=(), kwargs={"dtype": torch.float64},
+                      dtype=torch.float64)  # fmt: skip
+    most, _ = calls.add(aten.max.dim, (wide, 0), [(2,), (2,)])
+    new = calls.one(aten.add_.Tensor, x, 1, shape=(2, 3), mutated=(0,), returned=False)
+    given = [torch.arange(6.0).view(2, 3), torch.tensor([2, 0])]
+    often = often_run(calls, wide, total, most, new, buffers=given, scalars=[2.0], donated=[0])
+    for step in range(3):
+        x, rows = torch.randn(2, 3), torch.tensor([step, 1])
+        y = (x.t() * (step + 3.0)).contiguous()
+        expected = torch.cat([y[rows], y])
+        made = often.launch([x, rows], [step + 3.0])
+        assert torch.equal(made[0], expected) and torch.equal(made[2], expected.max(0).values)
+        torch.testing.assert_close(made[1], expected.sum(dtype=torch.float64))
+        assert made[3].data_ptr() == x.data_ptr()
+
+
+def test_calls_that_have_run_often_run_one_by_one_again_after_an_error():
+    calls = Calls()
+    x, rows = calls.input(3), calls.input(1, dtype=torch.int64)
+    y = calls.one(aten.index_select.default, x, 0, rows, shape=(1,))
+    z = calls.one(aten.add_.Tensor, x, 1, shape=(3,), mutated=(0,), returned=False)
+    often = often_run(calls, y, z, buffers=[torch.zeros(3), torch.tensor([1])], donated=[0])
+    given = torch.zeros(3)
+    with pytest.raises(Exception) as caught:
+        often.launch([given, torch.tensor([7])], [])
+    assert given.tolist() == [0, 0, 0] and caught.value.overwritten == ()
+    made, new = often.launch([given, torch.tensor([2])], [])
+    assert (made.tolist(), new.tolist()) == ([0], [1, 1, 1])
+
+
+def test_a_result_that_has_another_shape_after_many_runs_is_made_by_the_rule():
+    class Changing:
+        is_short = False
+
+        def name(self) -> str:
+            return "aten::mul.Tensor"
+
+        def _op(self, x, other):
+            return (x * other)[:2] if self.is_short else x * other
+
+    calls, overload = Calls(), Changing()
+    x = calls.input(3)
+    y = calls.one(overload, x, 2, shape=(3,))
+    often = often_run(calls, y, buffers=[torch.ones(3)])
+    overload.is_short = True
+    for _ in range(2):
+        (made,) = often.launch([torch.ones(3)], [])
+        assert made.tolist() == [2, 2, 2]
 
 
 def test_results_have_the_recorded_dtype():

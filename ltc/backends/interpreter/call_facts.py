@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-from ltc.aten.call import Call
+from ltc.aten.call import Call, CallResult
 from ltc.backends.capabilities import KernelFacts
-from ltc.backends.interpreter.call_kernel import CallKernel, Values, operands_of
+from ltc.backends.interpreter.call_kernel import CallKernel, Values
 from ltc.ir.graph import Origin
 
 
@@ -28,6 +28,19 @@ class TimedCall(CallKernel):
     def run(self, values: Values) -> None:
         self._kernel.run(values)
         self._times.append(time.monotonic_ns())
+
+
+def operands_of(call: Call) -> list[CallResult]:
+    """The values that a call reads."""
+    found: list[CallResult] = []
+    waiting: list[Sequence[Any]] = [(*call.args, *call.kwargs.values())]
+    while waiting:
+        for part in waiting.pop():
+            if part.__class__ is CallResult:
+                found.append(part)
+            elif part.__class__ is list or part.__class__ is tuple:
+                waiting.append(part)
+    return found
 
 
 def as_recorded(x: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from ltc.aten.call import Call, CallResult, Scalar
 from ltc.aten.registry import expand_alone
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.exact_draws import draws_the_same_bits
+from ltc.backends.interpreter.line_names import Names
 from ltc.backends.interpreter.stride_rules import takes_any_strides
 from ltc.backends.interpreter.view_chains import write_through
 from ltc.errors import InvalidGraph
@@ -111,6 +112,10 @@ class CallKernel:
 
     def run(self, values: Values) -> None:
         raise NotImplementedError
+
+    def source(self, names: Names) -> str:
+        """A line of Python that does the same, where the call has run as it was recorded."""
+        return f"{names.of(self)}.run(values)"
 
 
 class ExpandedCall(CallKernel):
@@ -233,7 +238,24 @@ class TorchCall(CallKernel):
             if found.dtype is dtype and found.shape == values[shape]:
                 values[self.first] = found
                 return True
+        self._kept_as_it_is = None
         return self._keep_each(found, values)
+
+    def source(self, names: Names) -> str:
+        if self._expanded is not None or self._mutated or self._kept_as_it_is is None:
+            return super().source(names)
+        shown = [self._source_of(place) for place in self._args]
+        if self._kwargs:  # as a table: a name may be a word of Python's, as `from` is
+            table = [f"{name!r}: {self._source_of(x)}" for name, x in self._kwargs.items()]
+            shown.append(f"**{{{', '.join(table)}}}")
+        return f"values[{self.first}] = {names.of(self._function)}({', '.join(shown)})"
+
+    def _source_of(self, place: Place) -> str:
+        """An argument, as `_called` gives it."""
+        if place.__class__ is tuple:
+            return f"[{', '.join(map(self._source_of, place))}]"
+        as_it_is = self._any_strides or place >= self._slots.scalars.start  # no result of a call
+        return f"values[{place}]{'' if as_it_is else '.contiguous()'}"
 
     def _keep_each(self, found: Any, values: Values) -> bool:
         results = self.call.results
@@ -376,16 +398,3 @@ _OF_LTC: dict[str, Callable[[Call, Slots, frozenset[int]], CallKernel]] = {
     "ltc::write_view": _WriteView,
     "ltc::barrier": _PassedOn,
 }
-
-
-def operands_of(call: Call) -> list[CallResult]:
-    """The values that a call reads."""
-    found: list[CallResult] = []
-    waiting: list[Sequence[Any]] = [(*call.args, *call.kwargs.values())]
-    while waiting:
-        for part in waiting.pop():
-            if part.__class__ is CallResult:
-                found.append(part)
-            elif part.__class__ is list or part.__class__ is tuple:
-                waiting.append(part)
-    return found

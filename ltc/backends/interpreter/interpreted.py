@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.eager import EagerComputation
-from ltc.backends.interpreter.call_facts import TimedCall, as_recorded, facts_of_call
+from ltc.backends.interpreter.call_facts import TimedCall, as_recorded, facts_of_call, operands_of
 from ltc.backends.interpreter.call_kernel import (
-    CallKernel,
     Expand,
     Slots,
     TorchCall,
+    Values,
     kernel_of,
-    operands_of,
 )
+from ltc.backends.interpreter.straight_line import Run, Step, StraightLine
 from ltc.backends.interpreter.stride_rules import cannot_fail
 from ltc.backends.plain_dispatch import PlainDispatch
 
@@ -71,9 +72,11 @@ class InterpretedComputation:
         self._outputs = [slots.of_value(value) for value in outputs]
         self._donated = {self._inputs[position]: position for position in donated}
         self._steps = self._made_ready(calls, slots, expanded)
+        shapes = {slots.of_value(value): slots.of_constant(value.shape) for value in outputs}
+        self._straight = StraightLine(self._steps, shapes)
         self.start, self._scalars = slots.start, slots.scalars
 
-    def _made_ready(self, calls: Sequence[Call], slots: Slots, expanded: Expand) -> list[_Step]:
+    def _made_ready(self, calls: Sequence[Call], slots: Slots, expanded: Expand) -> list[Step]:
         """The steps, found from the last to the first."""
         needed, found, nothing_fails = set(self._outputs), [], True
         kept = set(self._inputs.values()).difference(self._donated)
@@ -95,7 +98,7 @@ class InterpretedComputation:
                 writable -= self._donated.keys()
             kernel = kernel_of(call, slots, frozenset(writable), expanded)
             overwrites = tuple(p for s, p in self._donated.items() if s in writable)
-            found.append(_Step(kernel, tuple(dead | made - needed), overwrites))
+            found.append(Step(kernel, tuple(dead | made - needed), overwrites))
             needed |= read
         found.reverse()
         return found
@@ -107,20 +110,31 @@ class InterpretedComputation:
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether all it does is to call one of PyTorch's kernels."""
-        return len(self._steps) == 1 and isinstance(self._steps[0].kernel, TorchCall)
+        """Whether all it does is to make one tensor by one of PyTorch's kernels."""
+        if len(self._steps) != 1 or not isinstance(self._steps[0].kernel, TorchCall):
+            return False
+        call = self._steps[0].kernel.call
+        return len(call.results) == 1 and not call.mutated and call.name.startswith("aten::")
 
     def launch(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        return self._launched(self._steps, buffers, scalars)
+        straight = self._straight.found()
+        if straight is not None:
+            try:
+                return self._launched(straight, buffers, scalars)
+            except Exception as error:
+                self._straight.forget()
+                if getattr(error, "overwritten", ()):
+                    raise
+        return self._launched(functools.partial(_run_each, self._steps), buffers, scalars)
 
     def launch_timed(
         self, buffers: list[torch.Tensor], scalars: list[Any], told: Callable[[bytes], object]
     ) -> list[torch.Tensor]:
         """`launch`, and the time at which each call ended, behind that at which the first began."""
         times = array("q", [time.monotonic_ns()])
-        steps = [_Step(TimedCall(step.kernel, times), *step[1:]) for step in self._steps]
+        steps = [Step(TimedCall(step.kernel, times), *step[1:]) for step in self._steps]
         try:
-            return self._launched(steps, buffers, scalars)
+            return self._launched(functools.partial(_run_each, steps), buffers, scalars)
         finally:
             told(times.tobytes())
 
@@ -134,7 +148,7 @@ class InterpretedComputation:
         return [facts_of_call(step.kernel.call, known) for step in self._steps]
 
     def _launched(
-        self, steps: Iterable[_Step], buffers: list[torch.Tensor], scalars: list[Any]
+        self, run: Run, buffers: list[torch.Tensor], scalars: list[Any]
     ) -> list[torch.Tensor]:
         values = self.start.copy()
         for position, slot in self._inputs.items():
@@ -143,12 +157,7 @@ class InterpretedComputation:
         overwritten: list[int] = []
         try:
             with PlainDispatch():
-                for kernel, dead, overwrites in steps:
-                    if overwrites:
-                        overwritten.extend(overwrites)
-                    kernel.run(values)
-                    for slot in dead:
-                        values[slot] = None
+                run(values, overwritten)
                 return self._made_outputs(buffers, values)
         except BaseException as error:
             error.overwritten = tuple(overwritten)  # type: ignore[attr-defined]  # see Computation.launch
@@ -161,15 +170,13 @@ class InterpretedComputation:
         return [_settled(values[slot], taken, given) for slot in self._outputs]
 
 
-class _Step(NamedTuple):
-    """
-    dead        slots that nobody reads after it
-    overwrites  positions of the donated inputs that it may write over
-    """
-
-    kernel: CallKernel
-    dead: tuple[int, ...]
-    overwrites: tuple[int, ...]
+def _run_each(steps: Iterable[Step], values: Values, overwritten: list[int]) -> None:
+    for kernel, dead, overwrites in steps:
+        if overwrites:
+            overwritten.extend(overwrites)
+        kernel.run(values)
+        for slot in dead:
+            values[slot] = None
 
 
 def _memory(x: torch.Tensor) -> int:
