@@ -54,6 +54,19 @@ def is_plain_now() -> bool:
     )
 
 
+# The same in generated kernels, of which a call of it would take as long as what it asks.
+IS_PLAIN_NOW = (
+    "not (function_modes() or is_inference() or is_autocast('cpu') or is_transformed() or modes())"
+)
+ITS_NAMES = {
+    "function_modes": function_mode_depth,
+    "is_inference": is_inference,
+    "is_autocast": is_autocast,
+    "is_transformed": is_transformed,
+    "modes": dispatch_mode_depth,
+}
+
+
 class PlainDispatch:
     """Plain CPU kernels inside, whatever modes the calling thread is in.
 

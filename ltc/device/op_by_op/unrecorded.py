@@ -28,7 +28,7 @@ from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.executor import executor_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
-from ltc.support.torch_private import storage_identity, storage_use_count
+from ltc.support.torch_private import plain_functions, storage_identity, storage_use_count
 
 LONG = 256  # calls after which a read ends a session: what follows may be a step that comes back
 sessions: dict[int, OpByOp] = {}  # what the calls of a thread run in, where they are not recorded
@@ -145,16 +145,18 @@ class OpByOp:
         if value.recorder is not self.recorder:
             raise AttributeError("it is another thread's")
         x: torch.Tensor = value.tensor
-        if state.base is None and _fills_its_memory(x) and self._may_overwrite(state.buffer):
+        buffer = state.buffer
+        if (
+            state.base is None
+            and (buffer is None or (self._owns_inputs and not buffer.shared))
+            and _fills_its_memory(x)
+        ):
             return x
         return x.clone(memory_format=torch.contiguous_format)
 
     def own_all(self, states: list[Any]) -> list[torch.Tensor]:
         """`own` of each."""
         return [self.own(state) for state in states]
-
-    def _may_overwrite(self, buffer: Buffer | None) -> bool:
-        return buffer is None or (self._owns_inputs and not buffer.shared)
 
     # --- calls
 
@@ -206,7 +208,7 @@ class OpByOp:
                 recorder.short_reads.note_unread()
         made, states = recorder.live.made, [*recorder.live, *recorder.bound]
         mine = [s for s in states if s.value is not None and s.value.recorder is recorder]
-        with PlainDispatch():
+        with plain_functions():
             self._end_views(states, mine)
             left = [state for state in mine if state.base is None and state.value is not None]
             for state in left:
@@ -264,7 +266,8 @@ class OpByOp:
     def _new_buffer(self, value: CallResult) -> Buffer:
         x = value.tensor
         if x.is_neg() or not _fills_its_memory(x):
-            x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
+            with PlainDispatch():
+                x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
         return Buffer(input_key(value.shape, value.dtype), self._device, x)
 
 

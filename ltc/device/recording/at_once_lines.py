@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ltc.backends.plain_dispatch import IS_PLAIN_NOW
 from ltc.device.recording.run_now import TorchKernel, how_to_run
 from ltc.device.recording.signature import (
     DEVICE,
@@ -96,7 +97,7 @@ def at_once_lines(signature: Signature) -> list[str]:
     is_view = signature.is_view and not kernel.writes
     lines = _view_lines(signature) if is_view else _result_lines(signature, kernel)
     return [
-        "elif recorder.thread == get_ident() and is_plain_now()"
+        f"elif recorder.thread == get_ident() and {IS_PLAIN_NOW}"
         f"{conditions(signature.arguments)}{_all_here(signature)}:",
         *indent(_call_lines(signature, kernel)),
         "    session.calls += 1",

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 
 from ltc import config
-from ltc.backends.plain_dispatch import is_plain_now
+from ltc.backends.plain_dispatch import ITS_NAMES
 from ltc.device.op_by_op.computed import ComputedValue, computed
 from ltc.device.op_by_op.unrecorded import sessions
 from ltc.device.recording.at_once_lines import (
@@ -79,7 +79,6 @@ _NAMESPACE = {
     "computed": computed,
     "ComputedValue": ComputedValue,
     "new_object": object.__new__,
-    "is_plain_now": is_plain_now,
     "alias": torch.ops.aten.alias.default,
     "link_of": link_of,
     "links_of": links_of,
@@ -95,6 +94,7 @@ _NAMESPACE = {
     "number_types": frozenset((float, int, bool, complex)),
     # what a kernel may find in place of a lazy tensor: another device's, a number, a wrapper
     "other_operand": OTHER_OPERAND,
+    **ITS_NAMES,
 }
 
 

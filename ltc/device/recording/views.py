@@ -14,6 +14,7 @@ import torch
 
 from ltc.aten.call import Call, CallResult
 from ltc.aten.value_views import changes_values
+from ltc.device.op_by_op.computed import ComputedValue
 from ltc.device.recording import gradient_views
 from ltc.device.recording.recorder import Recorder
 from ltc.device.recording.signature import Signature
@@ -46,12 +47,14 @@ def link_view(recorder: Recorder, viewed: State, value: CallResult, link: tuple)
     # C++ is asked each time: a flag set inside a backward is undone by the engine.
     if not is_view_replay_enabled():
         set_view_replay_enabled(True)
+    # what has been computed would ask its tensor, twice
+    typed: Any = value.tensor if value.__class__ is ComputedValue else value
     if is_inference_mode_enabled():
         # a view of a tensor that counts its versions counts with it, so it is an ordinary one too
         with torch.inference_mode(False):
-            tensor = recorder.new_tensor(value.shape, value.dtype)
+            tensor = recorder.new_tensor(typed.shape, typed.dtype)
     else:
-        tensor = recorder.new_tensor(value.shape, value.dtype)
+        tensor = recorder.new_tensor(typed.shape, typed.dtype)
     storage_of(tensor).lazy = state = State()
     state.value, state.device, state.buffer = value, recorder.device, None
     if viewed.base is None:
