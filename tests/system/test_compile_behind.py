@@ -193,3 +193,13 @@ def test_a_graph_is_read_as_it_was_written():
     assert schedule(*read.outputs) == schedule(*graph.outputs)
     assert {node: origin.position for node, origin in read.origins.items()} == {y: 4}
     assert read.scratch is torch.bfloat16
+
+
+def test_the_process_that_compiles_knows_no_device():
+    start = compile_behind._START.format(paths=sys.path, package=compile_behind._PACKAGE)
+    asked = start.replace("\nserve()\n", "\nprint('ltc.device' in sys.modules, gc.isenabled())\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:  # its input stays open: it would end with it
+        assert process.stdout.read() == "False True\n"

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from ltc import config
@@ -27,8 +28,11 @@ from ltc.support.sizes.as_json import dumped, record_of_trace
 from ltc.support.sizes.extent import SizeTrace
 
 # Who has asked may be killed at any moment: while the other process imports torch, or compiles.
+# A compiler is no device: of ltc it imports what it needs, without what the package begins with.
+# Nothing that is there when it begins will be garbage.
 _START = """
-import os, select, sys, threading
+import gc, os, select, sys, threading, types
+gc.disable()
 def end_with_input():
     hangup = select.poll()
     hangup.register(0, 0)
@@ -37,9 +41,14 @@ def end_with_input():
 if hasattr(select, "poll"):
     threading.Thread(target=end_with_input, daemon=True).start()
 sys.path[:] = {paths!r}
+sys.modules["ltc"] = types.ModuleType("ltc")
+sys.modules["ltc"].__path__ = [{package!r}]
 from ltc.runtime.background.compile_worker import serve
+gc.freeze()
+gc.enable()
 serve()
 """
+_PACKAGE = str(Path(__file__).parents[2])
 _starting = renewed_lock(globals(), "_starting")
 _worker: Worker | None = None
 
@@ -126,7 +135,7 @@ class Worker:
         paths = [path or os.getcwd() for path in sys.path]
         with config.override(LTC_PROFILE=None):  # what it does is told here
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(paths=paths)],
+                [sys.executable, "-c", _START.format(paths=paths, package=_PACKAGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
