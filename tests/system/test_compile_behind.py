@@ -20,7 +20,7 @@ from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.json_codec import Unrecordable
 from ltc.ir.node import make
 from ltc.runtime import tiers
-from ltc.runtime.background import compile_behind
+from ltc.runtime.background import compile_behind, worker_process
 from ltc.runtime.background.graph_record import graph_of_record, record_of_graph
 
 
@@ -341,3 +341,14 @@ def test_a_graph_is_read_as_it_was_written():
     assert schedule(*read.outputs) == schedule(*graph.outputs)
     assert {node: origin.position for node, origin in read.origins.items()} == {y: 4}
     assert read.scratch is torch.bfloat16
+
+
+def test_the_process_that_compiles_knows_no_device():
+    start = worker_process.START.format(paths=sys.path, package=worker_process.PACKAGE)
+    telling = "print('ltc.device' in sys.modules, gc.isenabled())\n"
+    asked = start[: start.index("answers =")] + telling
+    process = subprocess.Popen(
+        [sys.executable, "-c", asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:  # its input stays open: it would end with it
+        assert process.stdout.read() == "False True\n"

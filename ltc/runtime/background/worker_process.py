@@ -30,11 +30,15 @@ from ltc.support.process.thread_frames import thread_frames
 MOST_BYTES = 512 << 20  # of this process's own memory: what it writes to later is copied first
 PATIENCE_SECONDS = 0.2  # for launches under way
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock"})  # of Python's threading
+PACKAGE = str(Path(__file__).parents[2])
 _OPEN_FILES, _PAGES = Path("/proc/self/fd"), Path("/proc/self/statm")
 
 # Who has asked may be killed at any moment: while the new process imports torch, too.
-_START = """
-import os, select, sys, threading
+# A compiler is no device: of ltc it imports what it needs, without what the package begins with.
+# Nothing that is there when it begins will be garbage.
+START = """
+import gc, os, select, sys, threading, types
+gc.disable()
 def end_with_input():
     hangup = select.poll()
     hangup.register(0, 0)
@@ -43,7 +47,11 @@ def end_with_input():
 if hasattr(select, "poll"):
     threading.Thread(target=end_with_input, daemon=True).start()
 sys.path[:] = {paths!r}
+sys.modules["ltc"] = types.ModuleType("ltc")
+sys.modules["ltc"].__path__ = [{package!r}]
 from ltc.runtime.background.compile_worker import serve
+gc.freeze()
+gc.enable()
 answers = os.fdopen(os.dup(1), "w", buffering=1)
 sys.stdout = sys.stderr  # whatever prints
 serve(sys.stdin, answers)
@@ -57,7 +65,7 @@ def start() -> Copy | subprocess.Popen[str]:
     paths = [path or os.getcwd() for path in sys.path]
     with config.override(LTC_PROFILE=None):  # what it does is told here
         return subprocess.Popen(
-            [sys.executable, "-c", _START.format(paths=paths)],
+            [sys.executable, "-c", START.format(paths=paths, package=PACKAGE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if config.value("LTC_DEBUG") else subprocess.DEVNULL,
