@@ -41,6 +41,7 @@ SIZES = (
     257,
 )
 USUAL = SIZES[2:]
+WHOLE = (16, 32, 48, 64)  # vectors of every dtype, with nothing left over
 SEEDS_OF_PARTS = 3
 LARGEST = 1e3
 
@@ -230,12 +231,13 @@ class ResizedProgram:
 def sequence(seed: int, count: int) -> list[Extents]:
     """Extents of so many runs: most change each time, and some come again."""
     r = random.Random(f"extents {seed}")
+    usual = WHOLE if r.random() < 0.3 else USUAL
     found: list[Extents] = []
     while len(found) < count:
         if found and r.random() < 0.1:
             found.append(r.choice(found))
             continue
-        table = USUAL if r.random() < 0.9 else SIZES
+        table = usual if r.random() < 0.9 else SIZES
         most = r.choice((12, 20, len(table)))
         found.append({name: r.choice(table[:most]) for name in "nlm"})
     return found
