@@ -15,6 +15,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks, short_reads
+from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
 from ltc.runtime import graph_compiler, tiers
@@ -46,7 +47,8 @@ def in_a_new_thread(function: Callable[[], None]) -> None:
     found: list[BaseException] = []
 
     def run() -> None:
-        device_at(0).recorder()._plant()  # that of an ended thread may have come back
+        sync.discard(device_at(0))  # the recorder of an ended thread may have come back
+        device_at(0).recorder()._plant()
         try:
             function()
         except BaseException as error:
