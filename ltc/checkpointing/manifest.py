@@ -70,14 +70,10 @@ def complete(folder: str | os.PathLike, save: SharedSave) -> bool:
     states = [save.state_path(folder, ordinal) for ordinal in range(save.count)]
     if not all(file.is_file() for file in (*parts, *states)):
         return False
-    try:
-        sums = {file.name: _sum_of(file) for file in (*parts, *states)}
-    except FileNotFoundError:  # another replica was last too, and it is not one to be kept
-        return False
     said = {
         "version": 1,
-        "parts": {file.name: sums[file.name] for file in parts},
-        "states": {file.name: sums[file.name] for file in states},
+        "parts": {file.name: _sum_of(file) for file in parts},
+        "states": {file.name: _sum_of(file) for file in states},
     }
     with writing(Path(folder) / NAME) as file:
         file.write(json.dumps(said, indent=1).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
@@ -270,10 +271,16 @@ class CheckpointManager:
         folder = self._file_of(step).with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
         save = manifest.SharedSave(count, self._life, self._number_of_save(step, folder, count))
-        serialization.write(own, save.state_path(folder, ordinal))
-        serialization.write(share, save.part_path(folder, ordinal))
         self._metrics.pop(step, None)  # of an earlier save
-        if manifest.complete(folder, save):
+        try:
+            serialization.write(own, save.state_path(folder, ordinal))
+            serialization.write(share, save.part_path(folder, ordinal))
+            is_complete_now = manifest.complete(folder, save)
+        except OSError as error:
+            if error.errno != errno.ENOENT or not self._is_below(step, self.steps()):
+                raise
+            is_complete_now = False  # another replica has removed it, as this one would have
+        if is_complete_now:
             self._file_of(step).unlink(missing_ok=True)  # of an earlier save that one replica made
             self._tidy(step, metric)
         self._begun = None
@@ -287,13 +294,18 @@ class CheckpointManager:
         return self._numbers[step]
 
     def _tidy(self, step: int, metric: float | None) -> None:
-        """Remove what is not to be kept, and what was begun before the latest and never ended."""
+        """Remove what is not to be kept, and what lies below the latest and was never complete."""
         self._metrics[step] = metric
         complete = self.steps()
-        kept, first = self._kept(complete), complete[-self._keep_last :][0]
+        kept = self._kept(complete)
         for old, path in self._found():
-            if old not in kept and (old in complete or old < first):
+            if old not in kept and (old in complete or self._is_below(old, complete)):
                 manifest.remove(path) if path.is_dir() else path.unlink(True)
+
+    def _is_below(self, step: int, complete: list[int]) -> bool:
+        """Whether a step comes before as many as are kept of the latest."""
+        latest = complete[-self._keep_last :]
+        return len(latest) == self._keep_last and step < latest[0]
 
     def _kept(self, steps: list[int]) -> set[int]:
         kept = set(steps[-self._keep_last :])

@@ -1,5 +1,6 @@
 """Shares of replicas that save one after the other: at every instant a whole checkpoint is there."""
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -115,6 +116,25 @@ def test_a_save_that_failed_and_is_tried_again_counts_as_one(replicas, monkeypat
     ranks.save(0, 1, 10)
     ranks.save(1, 1, 10)
     assert ranks.found() == (1, 10)
+
+
+@pytest.mark.parametrize("step, raised", [(3, None), (9, OSError)])
+def test_one_that_saves_a_step_below_the_kept_may_find_it_removed(
+    step, raised, replicas, monkeypatch
+):
+    ranks, replace = replicas(keep_last=1), os.replace
+    ranks.save_all(8, 80)
+
+    def overtaken(*names) -> None:
+        shutil.rmtree(ranks.folder / f"step-{step:08d}", ignore_errors=True)
+        replace(*names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", overtaken)
+        with contextlib.nullcontext() if raised is None else pytest.raises(raised, match="step-"):
+            ranks.save(0, step, 30)
+    ranks.save_all(10, 100)
+    assert ranks.found() == (10, 100) and os.listdir(ranks.folder) == ["step-00000010"]
 
 
 def test_an_onlooker_that_restores_takes_nothing_from_a_save_under_way(replicas):
