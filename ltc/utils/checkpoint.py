@@ -168,10 +168,12 @@ class CheckpointManager:
     def restore_latest(self) -> Restored | None:
         """Go back to the latest checkpoint that is whole; None where there is none.
 
-        Every replica calls it, and waits for the others: all go back to the same step, after the
-        saves that any of them has begun. One that a replica can not read is left out with a warning
-        that says why. Nothing is changed before all have read and checked it to its end. Raises
-        PeerFailure where a replica does not come.
+        One that can not be read is left out with a warning that says why. Nothing is changed before
+        it was read and checked to its end.
+
+        Where `sharded`, every replica calls it, and waits for the others: all go back to the same
+        step, after the saves that any of them has begun, and it counts only where all could read it.
+        Raises PeerFailure where a replica does not come.
         """
         self.wait()
         self._begin_life()
@@ -182,7 +184,7 @@ class CheckpointManager:
                 read = self._read(step)
             except (DamagedFile, OSError) as error:
                 problem = str(error)
-            problem = _problem_of_any(world.meet(f"{_RESTORING}: read {step}", problem.encode()))
+            problem = _problem_of_any(self._told(f"read {step}", problem.encode()))
             if read is not None and not problem:
                 return self._apply(*read)
             warn_user(f"The checkpoint of step {step} is left out: {problem}")
@@ -191,17 +193,19 @@ class CheckpointManager:
 
     def _begin_life(self) -> None:
         """Agree with all replicas, whose saves have ended, on how to tell those to come from them."""
-        agreed = world.meet(f"{_RESTORING}: begin", uuid.uuid4().hex[:12].encode())
+        agreed = self._told("begin", uuid.uuid4().hex[:12].encode())
         self._life = agreed[0].decode() if len(agreed) > 1 else ""
         self._numbers, self._begun = {}, None
 
     def _latest_but(self, left_out: set[int]) -> int | None:
         """The latest step but some, as replica 0 finds it."""
         latest = max(set(self.steps()) - left_out, default=None)
-        said: int | None = json.loads(
-            world.meet(f"{_RESTORING}: choose", json.dumps(latest).encode())[0]
-        )
+        said: int | None = json.loads(self._told("choose", json.dumps(latest).encode())[0])
         return said
+
+    def _told(self, what: str, mine: bytes) -> list[bytes]:
+        """What every replica says, where each has a share; else it is nobody else's business."""
+        return world.meet(f"{_RESTORING}: {what}", mine) if self._sharded else [mine]
 
     @entrance
     def restore(self, step: int) -> Restored:
