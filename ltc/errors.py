@@ -19,6 +19,10 @@ class CodeRefused(LtcError):
     """The system lets no memory become machine code: kernels that are compiled can not run."""
 
 
+class NowhereToMeet(LtcError):
+    """This process is one of several, and nothing says where they find each other."""
+
+
 class OutOfRangeIndexError(IndexError, RuntimeError):
     """An index outside its dimension, for which eager PyTorch raises the one or the other."""
 

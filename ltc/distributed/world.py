@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ltc import config
 from ltc.device.hooks.names import device_index, kind_of, real_devices, supported_devices
@@ -122,17 +121,21 @@ def is_master(local: bool = True) -> bool:
     return (local_ordinal() if local else ordinal()) == 0
 
 
-_rendezvous: Callable[[str], Any] | None = None
+_rendezvous: Callable[[str, bytes], list[bytes]] | None = None
 
 
-def install_rendezvous(rendezvous: Callable[[str], Any]) -> None:
+def install_rendezvous(rendezvous: Callable[[str, bytes], list[bytes]]) -> None:
     """Say how replicas wait for each other; the layer that lets them calls this."""
     global _rendezvous
     _rendezvous = rendezvous
 
 
-def meet(tag: str) -> None:
-    """Wait until every replica is here; those that do not come are named in the error."""
-    if world_size() > 1:
-        assert _rendezvous is not None, "ltc.distributed.rendezvous is not imported"
-        _rendezvous(tag)
+def meet(tag: str, payload: bytes = b"") -> list[bytes]:
+    """Wait until every replica is here; those that do not come are named in the error.
+
+    return  each one's payload, in the order of the ordinals
+    """
+    if world_size() == 1:
+        return [payload]
+    assert _rendezvous is not None, "ltc.distributed.rendezvous is not imported"
+    return _rendezvous(tag, payload)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import json
 import math
 import operator
 import os
 import re
-import shutil
+import uuid
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -20,11 +23,13 @@ from ltc.checkpointing.safetensors_format import DamagedFile
 from ltc.checkpointing.snapshot import frozen
 from ltc.device.recording.user_line import warn_user
 from ltc.distributed import world
+from ltc.errors import NowhereToMeet
 from ltc.tracebacks import entrance
 from ltc.utils import serialization
 from ltc.utils.closures import AsyncClosureHandler
 
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
+_RESTORING = "ltc.utils.checkpoint.restore_latest"
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class CheckpointManager:
 
     The random state of Python, NumPy, torch and every device is saved with them: that of replica 0,
     or, where `sharded`, that of each. A replica whose own was not saved keeps the one it has.
-    Everything else must be equal on all replicas. Every replica restores, in any number of them.
+    Everything else must be equal on all replicas. Every replica restores, in any number of them:
+    `restore_latest` at the start of each run also tells what it saves from what a dead run left.
 
     Raises ValueError where not even the latest would be kept, TypeError for a part without
     state_dict() and load_state_dict(). Its methods raise OSError where the folder cannot be written
@@ -93,6 +99,9 @@ class CheckpointManager:
         self._keep_last, self._keep_best, self._higher = keep_last, keep_best, higher_is_better
         self._parts, self._sharded = parts, sharded
         self._metrics: dict[int, float | None] = {}
+        self._life = ""  # see SharedSave
+        self._numbers: dict[int, int] = {}  # of the last save of each step in this life
+        self._begun: int | None = None  # the step whose save has not ended, or has failed
         self._writer = AsyncClosureHandler(max_queue_size=1)
 
     @entrance
@@ -161,20 +170,47 @@ class CheckpointManager:
     def restore_latest(self) -> Restored | None:
         """Go back to the latest checkpoint that is whole; None where there is none.
 
-        One that can not be read is left out with a warning that says why. Nothing is changed
-        before a checkpoint was read and checked to its end.
+        One that can not be read is left out with a warning that says why. Nothing is changed before
+        it was read and checked to its end.
+
+        Where `sharded`, every replica calls it, and waits for the others: all go back to the same
+        step, after the saves that any of them has begun, and it counts only where all could read it.
+        Raises PeerFailure where a replica does not come.
         """
         self.wait()
-        if self._sharded:
-            self._remove_own_of_unfinished()
-        for step in reversed(self.steps()):
+        self._begin_life()
+        left_out: set[int] = set()
+        while (step := self._latest_but(left_out)) is not None:
+            read, problem = None, ""
             try:
-                content = serialization.load(self._existing(step))
+                read = self._read(step)
             except (DamagedFile, OSError) as error:
-                warn_user(f"The checkpoint of step {step} is left out: {error}")
-            else:
-                return self._apply(content, self._existing(step))
+                problem = str(error)
+            problem = _problem_of_any(self._told(f"read {step}", problem.encode()))
+            if read is not None and not problem:
+                return self._apply(*read)
+            warn_user(f"The checkpoint of step {step} is left out: {problem}")
+            left_out.add(step)
         return None
+
+    def _begin_life(self) -> None:
+        """Agree with all replicas, whose saves have ended, on how to tell those to come from them."""
+        agreed = self._told("begin", uuid.uuid4().hex[:12].encode())
+        self._life = agreed[0].decode() if len(agreed) > 1 else ""
+        self._numbers, self._begun = {}, None
+
+    def _latest_but(self, left_out: set[int]) -> int | None:
+        """The latest step but some, as replica 0 finds it."""
+        latest = max(set(self.steps()) - left_out, default=None)
+        said: int | None = json.loads(self._told("choose", json.dumps(latest).encode())[0])
+        return said
+
+    def _told(self, what: str, mine: bytes) -> list[bytes]:
+        """What every replica says, where each has a share and they can meet."""
+        if self._sharded:
+            with contextlib.suppress(NowhereToMeet):  # of many, this process is told to do its part
+                return world.meet(f"{_RESTORING}: {what}", mine)
+        return [mine]
 
     @entrance
     def restore(self, step: int) -> Restored:
@@ -185,10 +221,15 @@ class CheckpointManager:
         """
         step = _number_of_step(step)
         self.wait()
-        path = self._existing(step)
-        return self._apply(serialization.load(path), path)
+        return self._apply(*self._read(step))
 
-    def _apply(self, content: dict[str, Any], path: Path) -> Restored:
+    def _read(self, step: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """What a checkpoint holds, and the random state that this replica saved, if there is one."""
+        path = self._existing(step)
+        content = serialization.load(path)
+        return content, _random_state_of(world.ordinal(), content, path)
+
+    def _apply(self, content: dict[str, Any], random: dict[str, Any] | None) -> Restored:
         missing = self._parts.keys() - content["parts"].keys()
         if missing:
             raise KeyError(
@@ -197,9 +238,9 @@ class CheckpointManager:
             )
         for name, part in self._parts.items():
             part.load_state_dict(content["parts"][name])
-        saved = _random_state_of(world.ordinal(), content, path)
-        if saved is not None:
-            restore_random_state(saved)
+        if random is not None:
+            restore_random_state(random)
+        self._begun = None  # what is saved next is no second try
         return Restored(content["step"], content["metric"], content["extra"])
 
     # --- files
@@ -210,12 +251,6 @@ class CheckpointManager:
             return []
         matches = ((_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
         return [(int(match[1]), path) for match, path in matches if match]
-
-    def _remove_own_of_unfinished(self) -> None:
-        """Of saves that were cut off: else they might be taken for a part of the next of that step."""
-        for path in [path for _, path in self._found() if path.is_dir() and not is_complete(path)]:
-            for file in path.glob(f"*-{world.ordinal():05d}-of-*.safetensors"):
-                file.unlink(missing_ok=True)
 
     def _existing(self, step: int) -> Path:
         """The file of a step, or its folder where the replicas wrote a share each."""
@@ -230,7 +265,7 @@ class CheckpointManager:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file_of(step)
         serialization.write(plan, file)
-        shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # shares of an earlier save
+        manifest.remove(file.with_suffix(""))  # shares of an earlier save
         self._tidy(step, metric)
 
     def _write_share(
@@ -244,22 +279,44 @@ class CheckpointManager:
     ) -> None:
         folder = self._file_of(step).with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
-        serialization.write(own, manifest.state_path(folder, ordinal, count))
-        serialization.write(share, manifest.part_path(folder, ordinal, count))
-        if manifest.complete(folder, count):
+        save = manifest.SharedSave(count, self._life, self._number_of_save(step, folder, count))
+        self._metrics.pop(step, None)  # of an earlier save
+        try:
+            serialization.write(own, save.state_path(folder, ordinal))
+            serialization.write(share, save.part_path(folder, ordinal))
+            is_complete_now = manifest.complete(folder, save)
+        except OSError as error:
+            if error.errno != errno.ENOENT or not self._is_below(step, self.steps()):
+                raise
+            is_complete_now = False  # another replica has removed it, as this one would have
+        if is_complete_now:
             self._file_of(step).unlink(missing_ok=True)  # of an earlier save that one replica made
             self._tidy(step, metric)
+        self._begun = None
+
+    def _number_of_save(self, step: int, folder: Path, count: int) -> int:
+        """How many saves the step had in this life; one that failed is made again as the same."""
+        if step != self._begun:
+            before = manifest.number_of(folder, count, self._life)  # a process before may have made
+            self._numbers[step] = max(self._numbers.get(step, -1), before) + 1
+            self._begun = step
+        return self._numbers[step]
 
     def _tidy(self, step: int, metric: float | None) -> None:
-        """Remove what is not to be kept, and what was begun before all that is and never ended."""
+        """Remove what is not to be kept, and what lies below the latest and was never complete."""
         self._metrics[step] = metric
-        kept, complete = self._kept(), set(self.steps())
+        complete = self.steps()
+        kept = self._kept(complete)
         for old, path in self._found():
-            if old not in kept and (old in complete or old < min(kept)):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)
+            if old not in kept and (old in complete or self._is_below(old, complete)):
+                manifest.remove(path) if path.is_dir() else path.unlink(True)
 
-    def _kept(self) -> set[int]:
-        steps = self.steps()
+    def _is_below(self, step: int, complete: list[int]) -> bool:
+        """Whether a step comes before as many as are kept of the latest."""
+        latest = complete[-self._keep_last :]
+        return len(latest) == self._keep_last and step < latest[0]
+
+    def _kept(self, steps: list[int]) -> set[int]:
         kept = set(steps[-self._keep_last :])
         metrics = {step: self._metric(step) for step in steps} if self._keep_best else {}
         rated = [
@@ -293,11 +350,19 @@ def _number_of_step(step: Any) -> int:
     return number
 
 
+def _problem_of_any(problems: list[bytes]) -> str:
+    """What the first replica that could not read a checkpoint says; "" where all could."""
+    for ordinal, problem in enumerate(problems):
+        if problem:
+            return (
+                problem.decode() if len(problems) == 1 else f"replica {ordinal}: {problem.decode()}"
+            )
+    return ""
+
+
 def _random_state_of(ordinal: int, content: dict[str, Any], path: Path) -> dict[str, Any] | None:
     """The random state that a replica saved; None where there was no such replica."""
     if content["random"] is not None:
         return content["random"] if ordinal == 0 else None
-    count = manifest.count_of(str(path))
-    if ordinal >= count:
-        return None
-    return serialization.load(manifest.state_path(path, ordinal, count))["random"]
+    own = manifest.own_state_of(str(path), ordinal)
+    return None if own is None else serialization.load(own)["random"]

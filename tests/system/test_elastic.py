@@ -7,8 +7,6 @@ from torch.utils.data import DataLoader
 import ltc.distributed.parallel_loader as pl
 from ltc.checkpointing.elastic_sampler import ElasticSampler
 from ltc.checkpointing.resumable import Resumable
-from ltc.distributed import world
-from ltc.utils.checkpoint import CheckpointManager
 
 
 def batches_of(replicas: int, ordinal: int, epoch: int, first: int = 0) -> list[list[int]]:
@@ -79,22 +77,3 @@ def test_a_loader_that_reads_ahead_goes_on_where_the_training_was_and_reads_noth
         given += [batch.tolist() for batch in later]
     assert given == expected
     assert len(data.read) == 2 * 4 + 20
-
-
-def test_a_share_of_a_save_that_was_cut_off_is_no_part_of_a_later_one(tmp_path, monkeypatch):
-    """Replica 0 died in step 2 before replica 1 had saved; in its next life both save step 2 anew."""
-    monkeypatch.setattr(world, "world_size", lambda: 2)
-
-    def manager_of(ordinal: int, value: float) -> CheckpointManager:
-        monkeypatch.setattr(world, "ordinal", lambda: ordinal)
-        layer = torch.nn.Linear(1, 1, bias=False)
-        torch.nn.init.constant_(layer.weight, value)
-        return CheckpointManager(tmp_path, sharded=True, layer=layer)
-
-    manager_of(0, 5.0).save(2)
-    for ordinal in range(2):
-        assert manager_of(ordinal, 0.0).restore_latest() is None
-    manager_of(1, 7.0).save(2)
-    assert manager_of(1, 0.0).steps() == []
-    manager_of(0, 7.0).save(2)
-    assert manager_of(1, 0.0).steps() == [2]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ltc import config
 from ltc.distributed.transport.private_folder import private_folder, require_private
 from ltc.distributed.transport.shm_segment import LANES, region_bytes
-from ltc.errors import LtcError
+from ltc.errors import LtcError, NowhereToMeet
 from ltc.support.process.parent_death import end_with_parent
 from ltc.support.torch_private import default_store
 
@@ -98,7 +98,7 @@ def end_with_torchrun() -> None:
 def store(processes: int):
     """The torch.distributed store of this run: in its folder, its launcher's, or its default group's.
 
-    Raises LtcError where there is none.
+    Raises NowhereToMeet where there is none.
     """
     folder = config.value("LTC_RENDEZVOUS")
     if folder:
@@ -119,7 +119,7 @@ def store(processes: int):
         # a restarted worker group must not meet what the one before it left
         attempt = config.value("TORCHELASTIC_RESTART_COUNT")
         return dist.PrefixStore(f"ltc/{attempt}", tcp)
-    raise LtcError(
+    raise NowhereToMeet(
         f"This is process {config.value('XRT_SHARD_ORDINAL')} of {processes}, and nothing says "
         f"where they meet. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, "
         f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
