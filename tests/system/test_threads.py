@@ -3,6 +3,7 @@
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
 from ltc.device.recording import recorder
 from ltc.device.recording.recorder import device_at
+from ltc.runtime.executor import executor_of
 from ltc.support.process.thread_frames import thread_frames
 
 STEPS = 15
@@ -177,6 +179,22 @@ def test_two_threads_may_find_the_same_ended_thread(monkeypatch):
     monkeypatch.setattr(recorder, "thread_frames", frames_and_another_one_drops)
     device._drop_recorders_of_ended_threads(even_pending=True)
     assert set(device.recorders) <= set(thread_frames())
+
+
+def test_an_executor_that_has_the_number_of_an_ended_thread_records_nothing(monkeypatch):
+    device, numbers = device_at(3), []
+
+    def record() -> None:
+        torch.ones(3).to("ltc:3").add(1).sum().item()
+        numbers.append(threading.get_ident())
+
+    in_threads(record)
+    (number,) = numbers
+    monkeypatch.setattr(executor_of(4), "_thread", SimpleNamespace(ident=number))
+    monkeypatch.setattr(recorder, "thread_frames", lambda: {threading.get_ident(), number})
+    assert number in device.recorders
+    device._drop_recorders_of_ended_threads()
+    assert number not in device.recorders
 
 
 def test_many_threads_read_one_tensor():

@@ -32,6 +32,7 @@ from ltc.device.symbolic.going_on import entry_for, other_way, wants_another
 from ltc.device.torch_device import empty_tensor
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.buffer import Buffer, byte_size, input_key
+from ltc.runtime.executor import all_executors
 from ltc.support.process.thread_frames import thread_frames
 from ltc.support.reference_counts import IN_TWO_LISTS, reference_counts
 from ltc.support.torch_private import DEVICE_TYPE, create_empty_tensor
@@ -566,6 +567,8 @@ class Device:
         known = list(self.recorders.items())  # first: no thread that begins meanwhile is among them
         # the numbers alone: a frame that is kept keeps alive what its function had in hand
         running = set(thread_frames())
+        # These record nothing, and may have the number of one that did.
+        running.difference_update([executor.thread for executor in all_executors()])
         for thread, recorder in known:
             if thread in running:
                 continue
