@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 def name_of_overload(overload: Any) -> str:
@@ -123,6 +125,18 @@ class Call:
     def name(self) -> str:
         """ "aten::add.Tensor", or the ltc:: name."""
         return name_of_overload(self.overload)
+
+
+def parts_of_kind(kind: type[T], operands: list[Sequence[Any]]) -> list[T]:
+    """Whatever is a `kind` in these, and in lists and tuples in them; `operands` is used up."""
+    found: list[T] = []
+    while operands:
+        for part in operands.pop():
+            if part.__class__ is kind:
+                found.append(part)
+            elif part.__class__ is list or part.__class__ is tuple:
+                operands.append(part)
+    return found
 
 
 class Numbering:

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 from ltc import config
-from ltc.aten.call import Call, CallResult, Numbering, Scalar
+from ltc.aten.call import Call, CallResult, Numbering, Scalar, parts_of_kind
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
 from ltc.backends.interpreter.call_kernel import ExpandedCall, NotInterpretable
@@ -351,17 +351,7 @@ def input_roles(
 
 
 def _scalars(calls: Sequence[Call]) -> list[Scalar]:
-    found: list[Scalar] = []
-    waiting: list[Sequence[Any]] = [
-        (*call.args, *call.kwargs.values(), call.seed) for call in calls
-    ]
-    while waiting:
-        for operand in waiting.pop():
-            if operand.__class__ is Scalar:
-                found.append(operand)
-            elif operand.__class__ is list or operand.__class__ is tuple:
-                waiting.append(operand)
-    return found
+    return parts_of_kind(Scalar, [(*call.args, *call.kwargs.values(), call.seed) for call in calls])
 
 
 def _recalled(key: tuple[Any, ...], calls: list[Call]) -> Any:

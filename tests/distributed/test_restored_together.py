@@ -8,29 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import ltc.core.lazy_model as ltm
 from ltc.distributed.transport import session
 from ltc.utils.checkpoint import CheckpointManager
+from tests.saved_part import Part
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from replicas import in_threads, values
-
-
-class Part:
-    """Tensors for several shares, whose values all say of which save they are."""
-
-    def __init__(self, value: float = 0.0):
-        self.value = value
-
-    def state_dict(self) -> dict:
-        return {name: torch.full((16,), self.value) for name in "abcd"}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.value = state["a"][0].item()
-        assert all((tensor == self.value).all() for tensor in state.values()), "of different saves"
 
 
 def saved(manager: CheckpointManager, part: Part, steps: range, blocking: bool = True) -> None:

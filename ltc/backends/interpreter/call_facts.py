@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-from ltc.aten.call import Call, CallResult
+from ltc.aten.call import Call, CallResult, parts_of_kind
 from ltc.backends.capabilities import KernelFacts
 from ltc.backends.interpreter.call_kernel import CallKernel, Values
 from ltc.ir.graph import Origin
@@ -32,15 +32,7 @@ class TimedCall(CallKernel):
 
 def operands_of(call: Call) -> list[CallResult]:
     """The values that a call reads."""
-    found: list[CallResult] = []
-    waiting: list[Sequence[Any]] = [(*call.args, *call.kwargs.values())]
-    while waiting:
-        for part in waiting.pop():
-            if part.__class__ is CallResult:
-                found.append(part)
-            elif part.__class__ is list or part.__class__ is tuple:
-                waiting.append(part)
-    return found
+    return parts_of_kind(CallResult, [(*call.args, *call.kwargs.values())])
 
 
 def as_recorded(x: Any) -> Any:

@@ -41,6 +41,7 @@ from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
+from ltc.support.shallow_copy import copied_with
 
 _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 _blocks = Blocks()
@@ -135,9 +136,8 @@ class LlvmComputation:
         plan   as this one's, but for shapes, bytes of the block and texts of errors
         words  of each run, what `KernelRun.with_words` takes
         """
-        other = object.__new__(LlvmComputation)
-        other.__dict__.update(self.__dict__, plan=plan)  # copy.copy takes some microseconds
-        other._runs = [run.with_words(*new) for run, new in zip(self._runs, words, strict=True)]
+        runs = [run.with_words(*new) for run, new in zip(self._runs, words, strict=True)]
+        other = copied_with(self, plan=plan, _runs=runs)
         if plan.memory is not self.plan.memory:
             other._constants = constants_of(plan)
             other._constants_address = other._constants.data_ptr()
@@ -313,9 +313,7 @@ class _Kernels:
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
 
     def with_words(self, places: Any, words: Any) -> _Kernels:
-        other = object.__new__(_Kernels)
-        other.__dict__.update(self.__dict__, run=self.run.with_words(places, words))
-        return other
+        return copied_with(self, run=self.run.with_words(places, words))
 
     @property
     def planned(self) -> tuple[PlannedCall, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from ltc.ir.node import Node
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.native import runner
+from ltc.support.shallow_copy import copied_with
 
 WORD = 8  # bytes
 TASKS = 1  # where in the record of a kernel the number of its tasks is
@@ -110,9 +111,7 @@ class KernelRun:
 
     def with_words(self, places: np.ndarray, words: np.ndarray) -> KernelRun:
         """The same kernels with other numbers; `places`: what `words_of` gave."""
-        other = object.__new__(KernelRun)
-        other.__dict__.update(self.__dict__)  # copy.copy takes some microseconds
-        other._words = self._words.copy()
+        other = copied_with(self, _words=self._words.copy())
         other._words[places] = words
         other._point()
         return other

@@ -13,6 +13,7 @@ from ltc.backends.llvm.checked_steps import MemoryChecks
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.plan import FailedCheck, ProgramPlan
 from ltc.llvm.native.kernel_cache import LoadedKernel
+from ltc.support.shallow_copy import copied_with
 from ltc.support.sizes.extent import Extent, SizeTrace
 from ltc.support.sizes.marks import is_symbolic, text_function
 
@@ -65,9 +66,8 @@ class ResizableProgram:
         all_numbers = np.array(found, dtype=np.int64)
         block = found[self._block] if self._block >= 0 else -1 - self._block
         memory = None if self._memory is None else self._memory.at(values)
-        plan = self._now.plan.with_sizes(
-            block=block, made=self._made_at(found), checks=self._checks(values), memory=memory
-        )
+        made, checks = self._made_at(found), self._checks(values)
+        plan = copied_with(self._now.plan, block=block, made=made, checks=checks, memory=memory)
         words = [(places, all_numbers[chosen]) for places, chosen in self._words]
         return self._now.resized(plan, words)
 
