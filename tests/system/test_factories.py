@@ -16,7 +16,8 @@ import ltc.utils.serialization as xser
 from ltc import config
 from ltc.checkpointing.elastic_sampler import ElasticSampler
 from ltc.checkpointing.resumable import Resumable, random_state, restore_random_state
-from ltc.debug import graphs
+from ltc.debug import graphs, metrics
+from ltc.device import register
 from ltc.device.recording.recorder import device_at
 from ltc.distributed.data_parallel import DataParallel
 from ltc.runtime.program_cache import PROGRAMS
@@ -504,3 +505,43 @@ def test_a_like_of_another_device_is_there_after_one_of_this_device(tier):
             assert made.device == torch.device(device or "ltc:0")
             assert made.tolist() == [1.0] * 3
             ltm.mark_step()
+
+
+# --- what a step that comes back costs -----------------------------------------------------------
+
+
+COMES_BACK = {
+    **{name: FACTORIES[name] for name in ("zeros", "ones", "full", "arange", "linspace", "eye")},
+    "randn": lambda d: torch.randn(2, 3, device=d),
+    "randint": lambda d: torch.randint(0, 9, (2,), device=d),
+    "empty": lambda d: torch.empty(2, 3, device=d).zero_(),
+    "another dtype": lambda d: torch.ones(2, 3, device=d).to(torch.float64),
+    "copy_": lambda d: torch.zeros(3, device=d).copy_(torch.ones(3, device=d)),
+    "copy_ of another dtype": lambda d: torch.zeros(3, device=d).copy_(torch.arange(3, device=d)),
+    "copy_ of another shape": lambda d: torch.zeros(2, 3, device=d).copy_(torch.ones(3, device=d)),
+    "copy_ to a view": lambda d: torch.zeros(2, 3, device=d)[0].copy_(torch.ones(3, device=d)),
+    "a number where": lambda d: torch.where(torch.ones(2, device=d) > 0, 0.0, 1.0),
+    "std": lambda d: torch.ones(4, device=d).std(),
+}
+
+
+@pytest.mark.parametrize("name", COMES_BACK)
+def test_what_comes_back_is_not_looked_at_thoroughly(name, monkeypatch):
+    def step():
+        made = [COMES_BACK[name]("ltc") for _ in range(2)]
+        ltm.mark_step()
+        return made
+
+    for _ in range(3):
+        step()
+    closed, recorded = [], metrics.metric_data("LazyTracing")
+    exclusively = register.exclusively
+    monkeypatch.setattr(
+        register, "exclusively", lambda *call: closed.append(call) or exclusively(*call)
+    )
+    made = step()
+    assert metrics.metric_data("LazyTracing") == recorded
+    assert not closed
+    if not name.startswith("rand"):
+        for one in made:
+            torch.testing.assert_close(one.cpu(), COMES_BACK[name]("cpu"))

@@ -1,25 +1,36 @@
-"""Copies and reads that change no recording: a tensor of the CPU that comes to the device, and a number
-that is there already.
+"""The common cases of copies, of memory without values and of reads.
 
-They need neither the lock of a recording nor a search for it, which take as long as the copy itself.
-Whatever else such a call may be is left to the kernels of copies.py.
+A tensor of the CPU that comes to the device, and a number that is there already, change no recording; a
+copy in another dtype and new memory are mostly the call that followed here the last time.  They need
+neither the lock of a recording nor a search for it, which take longer than the call itself.  Whatever
+else such a call may be is left to the kernels of copies.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
 import torch
 
+from ltc.aten.call import CallResult
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
 from ltc.debug.often import Often
 from ltc.device.call_observer import watching
-from ltc.device.recording.recorder import device_at
-from ltc.device.recording.sync import ready_buffer
-from ltc.device.recording.tensors import current_device, downloaded, to_device
+from ltc.device.op_by_op.computed import computed
+from ltc.device.recording.recorder import Recorder, device_at
+from ltc.device.recording.slow_path import OTHER_OPERAND
+from ltc.device.recording.sync import ready_buffer, value_of
+from ltc.device.recording.tensors import (
+    current_device,
+    downloaded,
+    recorder_named,
+    to_device,
+    wrap,
+)
+from ltc.device.recording.views import write
 from ltc.device.torch_device import storage_of
 from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.runtime.buffer import Buffer
@@ -29,6 +40,8 @@ from ltc.tracebacks import shorten
 Kernel = Callable[..., Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 STRIDED = torch.strided
+COPY, ZEROS = torch.ops.aten._to_copy.default, torch.ops.aten.zeros.default
+EXPAND = torch.ops.aten.expand_copy.default
 _STRIDED = frozenset({None, STRIDED})
 _NUMBERS = Often(  # that are read where they have been computed
     ("aten::_local_scalar_dense", "EarlySyncLiveTensorsCount"),
@@ -60,7 +73,105 @@ def _copying(thorough: Kernel) -> Kernel:
                 given = self if dtype is None or dtype is self.dtype else self.detach().to(dtype)
                 here = current_device() if device.index is None else device_at(device.index)
                 return to_device(given, here)
+            copy = _copied_here(self, dtype, device) if layout in _STRIDED else None
+            if copy is not None:
+                return copy
             return thorough(self, dtype=dtype, layout=layout, device=device, **others)
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    return kernel
+
+
+def _copied_here(
+    self: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None
+) -> torch.Tensor | None:
+    """The copy of a lazy tensor on its device; None where that takes a closer look."""
+    try:
+        state = storage_of(self).lazy
+        if device is not None and device != state.device.torch_device:
+            return None
+        value = state.value or value_of(state)
+        recorder = value.recorder
+    except OTHER_OPERAND:
+        return None
+    dtype, session = dtype or self.dtype, recorder.now
+    if session is None:
+        copied = _expected(recorder, (COPY, value, dtype))
+        return None if copied is None else wrap(recorder, copied)
+    if recorder.thread != get_ident() or not is_plain_now():
+        return None
+    session.calls += 1
+    return wrap(recorder, computed(recorder, value.tensor.to(dtype, copy=True)))
+
+
+def _overwriting(thorough: Kernel) -> Kernel:
+    """aten::copy_."""
+
+    def kernel(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False):
+        try:
+            value = _as_of(self, source)
+            if value is None:
+                return thorough(self, source, non_blocking)
+            write(storage_of(self).lazy, value)
+            return self
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    return kernel
+
+
+def _as_of(self: torch.Tensor, source: torch.Tensor) -> CallResult | None:
+    """A recorded value of `source` in the dtype and shape of `self`; None where that takes a closer look."""
+    try:
+        state = storage_of(source).lazy
+        if storage_of(self).lazy.device is not state.device:
+            return None
+        value: CallResult = state.value or value_of(state)
+        recorder, dtype, shape = value.recorder, self.dtype, self.size()
+    except OTHER_OPERAND:
+        return None
+    if recorder.now is not None or recorder.thread != get_ident():
+        return None  # values may be written over
+    is_cast, is_broadcast = value.dtype is not dtype, value.shape != shape
+    if is_cast and is_broadcast:
+        return None
+    if is_cast:
+        return _expected(recorder, (COPY, value, dtype))
+    return _expected(recorder, (EXPAND, value, list(shape))) if is_broadcast else value
+
+
+def _expected(recorder: Recorder, key: tuple) -> CallResult | None:
+    """The result of the call that `key` names, where it is what followed here the last time."""
+    entry = recorder.cursor
+    if recorder.now is not None or entry.key != key or recorder.thread != get_ident():
+        return None
+    recorder.last, recorder.cursor = entry, entry.next
+    value: CallResult = entry.value
+    return value
+
+
+def _making(thorough: Kernel) -> Kernel:
+    """aten::empty."""
+
+    def kernel(
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        **others: Any,
+    ):
+        try:
+            if device is not None and device.type == DEVICE_TYPE and layout in _STRIDED:
+                recorder = recorder_named(device)
+                key = ZEROS, tuple(size), dtype or torch.get_default_dtype()
+                value = _expected(recorder, key)
+                if value is not None:
+                    return wrap(recorder, value)
+            return thorough(size, dtype=dtype, layout=layout, device=device, **others)
         except BaseException as error:
             shorten(error)
             raise
@@ -106,7 +217,12 @@ def _number_at_once(session: Any, read: torch.Tensor) -> Any:
     return read.item()
 
 
-_QUICK = {"_to_copy": _copying, "_local_scalar_dense": _reading}
+_QUICK = {
+    "_to_copy": _copying,
+    "copy_": _overwriting,
+    "_local_scalar_dense": _reading,
+    "empty.memory_format": _making,
+}
 
 
 def quickly(name: str, thorough: Kernel) -> Kernel:

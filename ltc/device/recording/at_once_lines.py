@@ -44,13 +44,39 @@ def call_slow(arguments: tuple[Argument, ...]) -> str:
     return f"slow({', '.join(parts)})"
 
 
-def conditions(arguments: tuple[Argument, ...]) -> str:
+def first_operand(signature: Signature) -> int | None:
+    """The position of the argument whose recording it is; None of a call that starts from nothing."""
+    arguments = signature.arguments
+    return next((i for i, a in enumerate(arguments) if a.kind in (TENSOR, TENSORS)), None)
+
+
+def recorder_of(signature: Signature) -> str:
+    """What gives the recorder, once the operands' values are there."""
+    arguments, first = signature.arguments, first_operand(signature)
+    if first is None:
+        assert signature.device is not None
+        return f"recorder_named({name_of(signature.device, arguments[signature.device])})"
+    return (
+        f"value{first}[0].recorder"
+        if arguments[first].kind == TENSORS
+        else f"value{first}.recorder"
+    )
+
+
+def errors_of(signature: Signature) -> str:
+    """What is raised up to there by operands that the thorough way sees to."""
+    first = first_operand(signature)
+    is_list = first is not None and signature.arguments[first].kind == TENSORS
+    return "(*other_operand, IndexError)" if is_list else "other_operand"
+
+
+def conditions(signature: Signature) -> str:
     """What the thorough way sees to: a seed from the user's generator, another device or layout."""
-    conditions = []
-    for name, argument in [(name_of(i, a), a) for i, a in enumerate(arguments)]:
+    conditions, has_operand = [], first_operand(signature) is not None
+    for name, argument in [(name_of(i, a), a) for i, a in enumerate(signature.arguments)]:
         if argument.kind == GENERATOR:
             conditions.append(f" and {name} is None")
-        elif argument.kind == DEVICE:
+        elif argument.kind == DEVICE and has_operand:  # else the recording is that of the device
             conditions.append(f" and ({name} is None or {name} == recorder.device.torch_device)")
         elif argument.name == "layout":
             conditions.append(f" and ({name} is None or {name} is strided)")
@@ -98,7 +124,7 @@ def at_once_lines(signature: Signature) -> list[str]:
     lines = _view_lines(signature) if is_view else _result_lines(signature, kernel)
     return [
         f"elif recorder.thread == get_ident() and {IS_PLAIN_NOW}"
-        f"{conditions(signature.arguments)}{_all_here(signature)}:",
+        f"{conditions(signature)}{_all_here(signature)}:",
         *indent(_call_lines(signature, kernel)),
         "    session.calls += 1",
         "    if session.calls > session.next_look:",
@@ -151,7 +177,7 @@ def _contiguous_tensors(i: int) -> str:
 def _all_here(signature: Signature) -> str:
     """A condition: each operand was computed in this recording, and not in another thread's."""
     conditions = []
-    first = next(i for i, a in enumerate(signature.arguments) if a.kind in (TENSOR, TENSORS))
+    first = first_operand(signature)
     for i, argument in enumerate(signature.arguments):
         if i == first:
             continue  # it is this one's recording

@@ -1,10 +1,10 @@
 """One Python kernel per overload, written by this file from the overload's schema.
 
 A generated kernel does the common case and nothing else: every operand is a lazy tensor or a
-number, and the call is the one that followed here the last time.  It then moves the cursor, puts
-the numbers on the recording's list, and gives a new tensor (or a new value to an old one) the
-recorded result.  Whatever else may be is `record`'s business.  `print(source_of("aten::add.Tensor"))` shows
-one.
+number (or there is none, and a device is named), and the call is the one that followed here the last
+time.  It then moves the cursor, puts the numbers on the recording's list, and gives a new tensor (or a
+new value to an old one) the recorded result.  Whatever else may be is `record`'s business.
+`print(source_of("aten::add.Tensor"))` shows one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from ltc.device.recording.at_once_lines import (
     at_once_lines,
     call_slow,
     conditions,
+    errors_of,
+    first_operand,
     indent,
     may_be_number,
     name_of,
     new_tensor_lines,
+    recorder_of,
     returned_written,
 )
 from ltc.device.recording.recorder import KERNEL_FILE
@@ -56,6 +59,7 @@ from ltc.device.recording.signature import (
 from ltc.device.recording.slow_path import OTHER_OPERAND, is_forced, record
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import value_of, values_of
+from ltc.device.recording.tensors import recorder_named
 from ltc.device.recording.views import link_view, link_views, links_of, write
 from ltc.device.shapes.numbers_that_fit import fits
 from ltc.device.torch_device import storage_of
@@ -65,6 +69,7 @@ from ltc.tracebacks import shorten
 
 _NAMESPACE = {
     "record": record,
+    "recorder_named": recorder_named,
     "storage_of": storage_of,
     "value_of": value_of,
     "values_of": values_of,
@@ -183,9 +188,10 @@ def overload_named(name: str):
 
 def _source(signature: Signature) -> str | None:
     """The kernel's source, or None for an overload that none of the forms below fits."""
-    arguments = signature.arguments
-    first = next((i for i, a in enumerate(arguments) if a.kind in (TENSOR, TENSORS)), None)
-    if first is None or not signature.returns_tensors or signature.checks_values:
+    arguments, first = signature.arguments, first_operand(signature)
+    if first is None and (signature.device is None or signature.tensors):
+        return None
+    if not signature.returns_tensors or signature.checks_values:
         return None
     if signature.has_no_result:
         return None
@@ -194,18 +200,17 @@ def _source(signature: Signature) -> str | None:
     if signature.is_view and first != 0:
         return None
     reads, key, scalars = _reads(signature)
-    recorder_of = f"value{first}[0]" if arguments[first].kind == TENSORS else f"value{first}"
     body = [
         "try:",
         *indent(reads),
-        f"    recorder = {recorder_of}.recorder",
-        f"except {_errors(arguments[first])}:",
+        f"    recorder = {recorder_of(signature)}",
+        f"except {errors_of(signature)}:",
         f"    return {call_slow(arguments)}",
         "session = recorder.now",
         "if session is None:",
         "    entry = recorder.cursor",
         f"    if entry.key == ({', '.join(['overload', *key])},) and recorder.thread == get_ident()"
-        f"{conditions(arguments)}{_fitting(signature)}:",
+        f"{conditions(signature)}{_fitting(signature)}:",
         "        recorder.last = entry",
         "        recorder.cursor = entry.next",
         *indent(indent(_scalar_lines(signature, scalars))),
@@ -222,10 +227,6 @@ def _fitting(signature: Signature) -> str:
     """Conditions on numbers that a kernel refuses where they do not fit into the result's dtype."""
     names = [name_of(i, signature.arguments[i]) for i in signature.converted]
     return "".join(f" and fits({name}, entry.value.dtype)" for name in names)
-
-
-def _errors(first: Argument) -> str:
-    return "(*other_operand, IndexError)" if first.kind == TENSORS else "other_operand"
 
 
 def _parameters(arguments: tuple[Argument, ...]) -> str:

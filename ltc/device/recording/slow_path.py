@@ -248,11 +248,11 @@ class _Lowered:
         return operand.__class__, self._number(operand, argument.name)
 
     def _lower_number(self, argument: Argument, value: Any):
-        if value is None:
-            return None.__class__, None
         static = argument.static
         if static is None or (static and value in static):
             return (value.__class__, value), value
+        if value is None:
+            return value.__class__, None
         return value.__class__, self._number(value, argument.name)
 
     def _lower_numbers(self, argument: Argument, values: Sequence[Any]):

@@ -117,6 +117,17 @@ def device_of(device: torch.device | str | int) -> Device:
     return current_device() if named.index is None else device_at(named.index)
 
 
+def recorder_named(device: torch.device | None) -> Recorder:
+    """The calling thread's recorder of the device that a call names.
+
+    Raises TypeError where it names none of ltc's, RuntimeError where there is none of that index.
+    """
+    if device is None or device.type != DEVICE_TYPE:
+        raise TypeError
+    here = current_device() if device.index is None else device_at(device.index)
+    return here.recorder()
+
+
 class _Current(threading.local):
     device: Device | None = None
 
