@@ -127,7 +127,7 @@ class Execution:
         """Block until it is over; a failure stays here."""
         if self._running.locked():
             began = spans.now()
-            core_reservation.use_all()
+            core_reservation.waits_for(self)
             if self.come_to_end is not None:
                 self.come_to_end()
             with self._running:  # passed on to the next waiter on leaving

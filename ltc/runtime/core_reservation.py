@@ -3,12 +3,17 @@
 A program has a thread for every processor. A thread that goes on recording beside it would be
 given the processor of one of them in the midst of a task, and the whole kernel would wait for that
 task. So for as long as recording usually takes, the program leaves one processor alone.
+
+Who reads the loss of every step records nothing beside its program: handing it over would only make
+three threads share two processors. It runs in the thread itself, but for one run now and then, which
+tells whether that still waits at once.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 from ltc import config
 from ltc.backends.interface import LaunchQueue
@@ -16,10 +21,46 @@ from ltc.runtime.transfers import capabilities
 from ltc.support.process import processors
 
 LONGEST = 40_000_000  # nanoseconds that are left at once: a guess may be wrong, an LSTM takes 30 ms
+WAITS_IN_A_ROW = 4  # after which the next run of a program is expected to be waited for as well
+LOOKS_EVERY = 32  # runs of such a program: one of them is behind its caller
+SOON = 4  # to wait within this part of a program's time is to record nothing beside it
+
+
+class Waits:
+    """Whether the runs of a program are waited for as soon as they are handed over.
+
+    in_a_row  how many were, up to the last one
+    here      how many have run in their caller for that reason
+    """
+
+    __slots__ = ("here", "in_a_row")
+
+    def __init__(self) -> None:
+        self.in_a_row = self.here = 0
+
+    def are_expected(self) -> bool:
+        """Whether the run that now starts is to be its caller's."""
+        if self.in_a_row < WAITS_IN_A_ROW:
+            return False
+        self.here += 1
+        return bool(self.here % LOOKS_EVERY)
+
+    def note(self, is_soon: bool) -> None:
+        self.in_a_row = self.in_a_row + 1 if is_soon else 0
 
 
 class _Recording(threading.local):
-    since: int | None = None  # CPU time of this thread when it went on recording
+    """
+    since  CPU time of this thread when it went on recording
+    last   the launch that it handed over last
+    soon   until when a wait for that comes soon, in nanoseconds; None where it has waited since
+    waits  of the program that it handed over first since then
+    """
+
+    since: int | None = None
+    last: Any = None
+    soon: int | None = None
+    waits: Waits
 
 
 _this_thread = _Recording()
@@ -27,10 +68,28 @@ _usual = 0  # nanoseconds of CPU that a thread took the last time, from one laun
 _is_left = False  # whether programs may have been told to leave one
 
 
-def recording_goes_on() -> None:
-    """The calling thread has handed a program over, and records the next one beside it."""
-    _this_thread.since = time.thread_time_ns()
+def recording_goes_on(launch: Any, seconds: float, waits: Waits) -> None:
+    """The calling thread has handed a launch over, and records the next one beside it.
+
+    seconds  that its program took the last time
+    waits    for the runs of that
+    """
+    caller = _this_thread
+    caller.since, caller.last = time.thread_time_ns(), launch
+    if caller.soon is None:
+        caller.soon = time.monotonic_ns() + int(seconds * 1e9 / SOON)
+        caller.waits = waits
     leave_one()
+
+
+def waits_for(launch: Any) -> None:
+    """The calling thread waits for a launch; for all, where none is given."""
+    caller = _this_thread
+    if caller.soon is not None:
+        is_last = launch is None or launch is caller.last
+        caller.waits.note(is_last and time.monotonic_ns() < caller.soon)
+        caller.soon = caller.last = None
+    use_all()
 
 
 def recording_is_over() -> None:

@@ -2,7 +2,8 @@
 
 A program that took long the last time runs behind the caller, which records the next step
 meanwhile; at most LTC_MAX_IN_FLIGHT wait or run.  A hand-over costs about 60 us, so a program
-that is over sooner runs in the calling thread.  So does one that calls small kernels from Python:
+that is over sooner runs in the calling thread, and so does one that this thread will wait for at once,
+as core_reservation.py expects.  So does one that calls small kernels from Python:
 two threads would pass the interpreter's lock to each other at every call, and where one keeps it,
 the other waits for Python's switch interval of 5 ms.
 
@@ -65,7 +66,7 @@ class Executor:
                 self._queued.call_back()
             self._start_thread()
             self._changed.notify_all()
-        core_reservation.recording_goes_on()
+        core_reservation.recording_goes_on(work.execution, work.usual_seconds, work.waits)
 
     def wait_for_room(self) -> None:
         """Block while LTC_MAX_IN_FLIGHT programs wait or run."""
@@ -183,7 +184,9 @@ class Executor:
     def wait(self) -> None:
         """Block until everything given so far is over; errors stay with their launches."""
         began, timeline = spans.now(), spans.timeline
-        waits = timeline is not None and self._in_flight() > 0
+        waits = self._in_flight() > 0
+        if waits:
+            core_reservation.waits_for(None)
         while self._in_flight():
             self._queued.come_to_last()
             with self._changed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ltc.backends.collective_runner import abort, running_as
@@ -13,6 +13,7 @@ from ltc.debug import metrics
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.backend_errors import buffers_of, in_a_launch
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, Outputs, under_way
+from ltc.runtime.core_reservation import Waits
 from ltc.runtime.executor import SHORT_CALL_SECONDS, SHORT_SECONDS, Executor, executor_of
 from ltc.runtime.salvage import salvage
 from ltc.runtime.tiers import Tiers
@@ -50,6 +51,7 @@ class Program:
     is_verified  whether its launches are judged: then it runs before its caller goes on
     tiers        what it is run by until it is compiled; None once it is
     why          why there is such a program; None until the recording that needed it has told
+    waits        whether its runs are waited for at once: then they are their caller's
     """
 
     computation: Any
@@ -61,6 +63,7 @@ class Program:
     is_verified: bool = False
     tiers: Tiers | None = None
     why: Explanation | None = None
+    waits: Waits = field(default_factory=Waits)
     seconds: float = 0.0  # of the latest run: decides whether the next one runs behind the caller
     last_use: int = 0  # grows from use to use, over all programs
     _known: tuple[Any, ComputationCapabilities] | None = None  # the computation, with its own
@@ -117,7 +120,8 @@ class Program:
             work.profiled = profiled_launch.of(self, chosen, executor, inputs, given)
         short = SHORT_SECONDS + SHORT_CALL_SECONDS * chosen[1].python_calls
         is_long = self.seconds > short and not self.is_verified
-        executor.run(work, long=self.exchanges or (is_long and not work.is_inline))
+        is_behind = is_long and not work.is_inline and not self.waits.are_expected()
+        executor.run(work, long=self.exchanges or is_behind)
         return outputs
 
 
@@ -203,6 +207,14 @@ class _Work:
             buffer.handle = buffer.previous = None
 
     # --- in a queue
+
+    @property
+    def usual_seconds(self) -> float:
+        return self.program.seconds
+
+    @property
+    def waits(self) -> Waits:
+        return self.program.waits
 
     @property
     def needs_python(self) -> bool:

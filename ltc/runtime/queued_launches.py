@@ -22,10 +22,18 @@ class QueueableWork(Protocol):
     """One launch.
 
     execution     ends with the work, with an error if need be
+    usual_seconds  what its program took the last time
+    waits          for the runs of that
     needs_python  whether no queue can run it, whatever its inputs
     """
 
     execution: Execution
+
+    @property
+    def usual_seconds(self) -> float: ...
+
+    @property
+    def waits(self) -> core_reservation.Waits: ...
 
     @property
     def needs_python(self) -> bool: ...

@@ -19,6 +19,7 @@ from ltc.llvm.emit.builder import Builder, function_text
 from ltc.llvm.native.kernel_run import KernelCall, KernelRun, entry_address
 from ltc.runtime import program
 from ltc.runtime.buffer import Execution
+from ltc.runtime.core_reservation import Waits
 from ltc.runtime.executor import Executor, executor_of
 
 pytestmark = pytest.mark.skipif(
@@ -115,9 +116,10 @@ class UntilTold:
     """A work that needs Python, and lasts until it is told to end."""
 
     needs_python = True
+    usual_seconds = 0.0
 
     def __init__(self) -> None:
-        self.execution, self.may_end = Execution(), threading.Event()
+        self.execution, self.may_end, self.waits = Execution(), threading.Event(), Waits()
 
     def __call__(self) -> None:
         self.may_end.wait()

@@ -1,5 +1,6 @@
 """A thread that records beside a program gets a processor, for as long as it usually computes."""
 
+import itertools
 import os
 import threading
 import time
@@ -78,6 +79,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(core_reservation, "time", clock)
     monkeypatch.setattr(core_reservation, "_usual", 0)
     monkeypatch.setattr(core_reservation, "_is_left", False)
+    monkeypatch.setattr(core_reservation, "_this_thread", core_reservation._Recording())
     monkeypatch.setattr(processors, "count", lambda: 2)
     return clock
 
@@ -91,7 +93,7 @@ def left(monkeypatch):
 
 
 def test_as_long_as_the_thread_computed_the_last_time(clock, left):
-    core_reservation.recording_goes_on()
+    core_reservation.recording_goes_on(None, 0.0, core_reservation.Waits())
     clock.computed += 300_000
     clock.monotonic += 9_000_000  # it slept meanwhile
     core_reservation.recording_is_over()
@@ -100,7 +102,7 @@ def test_as_long_as_the_thread_computed_the_last_time(clock, left):
 
 
 def test_no_longer_than_a_wrong_guess_may_cost(clock, left):
-    core_reservation.recording_goes_on()
+    core_reservation.recording_goes_on(None, 0.0, core_reservation.Waits())
     clock.computed += 10**12
     core_reservation.recording_is_over()
     core_reservation.leave_one()
@@ -108,7 +110,7 @@ def test_no_longer_than_a_wrong_guess_may_cost(clock, left):
 
 
 def test_each_threads_own_time_counts(clock, left):
-    core_reservation.recording_goes_on()
+    core_reservation.recording_goes_on(None, 0.0, core_reservation.Waits())
     clock.computed += 5
     other = threading.Thread(target=core_reservation.recording_is_over)  # never went on recording
     other.start()
@@ -123,9 +125,11 @@ class Work:
     """One that ends when told."""
 
     needs_python = True
+    usual_seconds = 0.0
 
     def __init__(self) -> None:
         self.execution, self.may_end = Execution(), threading.Event()
+        self.waits = core_reservation.Waits()
 
     def __call__(self) -> None:
         self.may_end.wait()
@@ -197,6 +201,58 @@ def test_how_long_there_was_no_room_is_told_to_the_next_launch(monkeypatch):
     executor.wait_for_room()
     assert executor.take_waited() > 0
     assert executor.take_waited() == 0
+    ending.join()
+
+
+def hand_over_and_wait(clock: Clock, waits: core_reservation.Waits, after: int) -> None:
+    """A run of a millisecond, waited for so many nanoseconds after it was handed over."""
+    launch = Execution()
+    core_reservation.recording_goes_on(launch, 0.001, waits)
+    clock.monotonic += after
+    core_reservation.waits_for(launch)
+
+
+def test_what_is_waited_for_soon_runs_in_its_caller_but_for_one_run_now_and_then(clock, left):
+    waits = core_reservation.Waits()
+    for _ in range(core_reservation.WAITS_IN_A_ROW):
+        assert not waits.are_expected()
+        hand_over_and_wait(clock, waits, 200_000)
+    expected = [waits.are_expected() for _ in range(core_reservation.LOOKS_EVERY)]
+    assert expected == [True] * (core_reservation.LOOKS_EVERY - 1) + [False]
+    assert not core_reservation.Waits().are_expected()  # another program's
+
+
+def test_what_is_recorded_beside_runs_behind_again(clock, left):
+    waits = core_reservation.Waits()
+    for _ in range(core_reservation.WAITS_IN_A_ROW):
+        hand_over_and_wait(clock, waits, 200_000)
+    hand_over_and_wait(clock, waits, 300_000)
+    assert not waits.are_expected()
+
+
+def test_who_reads_what_the_step_before_gave_records_beside_its_programs(clock, left):
+    waits, launches = core_reservation.Waits(), [Execution() for _ in range(20)]
+    for before, launch in itertools.pairwise(launches):
+        core_reservation.recording_goes_on(launch, 0.001, waits)
+        core_reservation.waits_for(before)
+        assert not waits.are_expected()
+
+
+def test_a_short_program_that_is_read_counts_for_the_long_one_before_it(clock, left):
+    waits = core_reservation.Waits()
+    for _ in range(core_reservation.WAITS_IN_A_ROW):
+        core_reservation.recording_goes_on(Execution(), 0.001, waits)
+        clock.monotonic += 100_000
+        hand_over_and_wait(clock, core_reservation.Waits(), 100_000)
+    assert waits.are_expected()
+
+
+def test_waiting_for_the_device_uses_all_processors(clock, left):
+    executor, work = Executor(0), Work()
+    executor.run(work, long=True)
+    ending = end_once(work, lambda: len(left) > 1)
+    executor.wait()
+    assert left == [clock.monotonic, 0]
     ending.join()
 
 
