@@ -51,16 +51,16 @@ def capabilities() -> BackendCapabilities:
 
 def upload(tensor: torch.Tensor, device: int) -> Any:
     """A backend's buffer with a copy of a contiguous CPU tensor, in the type it is kept as."""
-    if spans.timeline is None:
-        return _upload(tensor, device)
-    with spans.timeline.span("upload", f"upload {list(tensor.shape)}", bytes=tensor.nbytes):
-        return _upload(tensor, device)
-
-
-def _upload(tensor: torch.Tensor, device: int) -> Any:
+    (name,) = _chosen()
+    copy = BackendRegistrar.get(name).computation.upload
     dtype = tensor.dtype
     kept = physical(dtype)
-    return backend().computation.upload(tensor if kept is dtype else tensor.to(kept), device)
+    if kept is not dtype:
+        tensor = tensor.to(kept)
+    if spans.timeline is None:
+        return copy(tensor, device)
+    with spans.timeline.span("upload", f"upload {list(tensor.shape)}", bytes=tensor.nbytes):
+        return copy(tensor, device)
 
 
 def download(handle: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

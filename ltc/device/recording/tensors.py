@@ -178,7 +178,9 @@ def wrap_buffer(buffer: Buffer, device: Device) -> torch.Tensor:
     """A new tensor that holds a buffer."""
     _, shape, dtype, _ = buffer.key
     tensor = device.new_tensor(shape, dtype)
-    storage_of(tensor).lazy = _holding(buffer, device)
+    storage_of(tensor).lazy = state = State()
+    state.device, state.buffer = device, buffer
+    state.value = state.views = state.base = None
     return tensor
 
 
