@@ -124,6 +124,21 @@ def test_the_older_export_to_onnx_has_the_calls_and_values_of_the_cpu(
     equal(on_ltc, on_cpu)
 
 
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_a_traced_recurrent_cell_runs_where_it_is_loaded(cell, equal):
+    """The CPU has no kernel for the fused cells of outside devices, nor has ONNX."""
+    module, x, hidden = cell(3, 4), torch.randn(2, 3), torch.randn(2, 2, 4)
+
+    def states(device):
+        one, other = hidden.to(device)
+        return (one, other) if cell is nn.LSTMCell else one
+
+    expected = module(x, states("cpu"))
+    script = torch.jit.trace(module.to("ltc"), (x.to("ltc"), states("ltc")))
+    equal(script(x.to("ltc"), states("ltc")), expected)
+    equal(torch.jit.load(saved(script))(x, states("cpu")), expected)
+
+
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_saved_module_has_its_weights(way, name, equal, tmp_path):
