@@ -260,6 +260,13 @@ def coalesced(tensor: torch.Tensor, is_coalesced: bool = True) -> torch.Tensor:
 
 RecursiveScriptModule = _named("torch.jit", "_script.RecursiveScriptModule")
 register_builtin = _named("torch.jit", "_builtins._register_builtin")
+TRACED_GRAPH = Replaceable("torch.jit", "_get_trace_graph")  # what torch.onnx.export has traced
+# Passes of torch.onnx.export(dynamo=False) that look into the memory of a model's parameters:
+# (graph, name -> tensor, …).
+ONNX_PASSES = tuple(
+    Replaceable("torch._C", f"_jit_pass_onnx_{name}")
+    for name in ("eval_peephole", "constant_fold", "deduplicate_initializers")
+)
 MODULE_APPLY = Replaceable("torch.nn", "Module._apply")
 MODULE_CALL = _named("torch.nn", "Module._call_impl")
 # What may be called on a parameter without a shape.

@@ -39,7 +39,7 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     if wait or waits:
         sync.wait_device_ops([device])
     if metrics_file:
-        metrics_saver.save_metrics()
+        metrics_saver.save_at_mark()
     closures_of(device).run()
 
 

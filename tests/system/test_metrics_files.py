@@ -52,6 +52,21 @@ def test_each_step_appends_a_line_of_json_and_they_add_up(tmp_path):
     assert {run["kind"] for run in runs} == {"time"}
 
 
+def test_a_file_that_can_not_be_written_ends_no_training(tmp_path):
+    seen: list[float] = []
+    with config.override(LTC_METRICS_FILE=tmp_path):  # a folder
+        y = torch.ones(5, device="ltc").exp()
+        ltm.add_step_closure(seen.append, (3.0,))
+        with pytest.warns(
+            UserWarning, match=f"LTC_METRICS_FILE={tmp_path} lacks a step: .*directory"
+        ):
+            ltm.mark_step()
+    assert seen == [3.0]
+    torch.testing.assert_close(y.cpu(), torch.ones(5).exp())
+    with pytest.raises(IsADirectoryError):
+        metrics_saver.save_metrics(str(tmp_path))
+
+
 def test_json_goes_to_each_replicas_own_file(tmp_path):
     with config.override(XRT_SHARD_WORLD_SIZE=2, XRT_SHARD_ORDINAL=1):
         metrics_saver.save_metrics(str(tmp_path / "steps.jsonl"))

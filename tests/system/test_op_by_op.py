@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
 from ltc import config
@@ -301,6 +302,18 @@ def test_what_an_input_shares_with_another_tensor_is_not_written_over(op_by_op):
     y.data = x
     y.mul_(2)
     assert (x.tolist(), y.tolist(), z.tolist()) == ([4.0] * 4, [4.0] * 4, [1.0] * 4)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_computes_again_what_its_backward_needs(op_by_op, reentrant):
+    grown = []
+    for device in ("cpu", "ltc:0"):
+        x = torch.linspace(-1, 1, 6, requires_grad=True)
+        moved = x.to(device)
+        hidden = checkpoint(lambda y: (y * 2).tanh() * y, moved, use_reentrant=reentrant)
+        checkpoint(torch.exp, hidden, use_reentrant=reentrant).sum().backward()
+        grown.append((x.grad, moved.cpu()))  # what was computed again has written to nothing
+    torch.testing.assert_close(*grown)
 
 
 def test_what_is_written_to_in_place_stays_in_its_memory(op_by_op):

@@ -46,6 +46,7 @@ MODULES = {
     "tied": (Tied, lambda: torch.arange(7)),
     "norms": (lambda: nn.Sequential(nn.LayerNorm(4), nn.GELU()), lambda: torch.randn(2, 4)),
 }
+ONNX_MODULES = [name for name in MODULES if name != "conv1d"]  # ONNX has no padding="same"
 WAYS = {
     "trace": lambda module, x: torch.jit.trace(module, (x,)),
     "script": lambda module, x: torch.jit.script(module),
@@ -90,6 +91,52 @@ def test_a_traced_convolution_is_in_the_graph_as_on_the_cpu():
         graph = torch.jit.trace(module.to(device), (x.to(device),)).inlined_graph
         kinds[device] = [node.kind() for node in graph.nodes() if node.kind().startswith("aten::")]
     assert kinds["ltc"] == kinds["cpu"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*legacy TorchScript", "ignore:no signature found", "ignore:The feature will"
+)
+@pytest.mark.parametrize("options", [{}, {"do_constant_folding": False}])
+@pytest.mark.parametrize("name", ONNX_MODULES)
+@pytest.mark.parametrize("way", [*WAYS, "module"])
+def test_the_older_export_to_onnx_has_the_calls_and_values_of_the_cpu(
+    way, name, options, equal, monkeypatch
+):
+    """Its passes take the address of a tensor for what is in it: two biases at none were one."""
+    of_onnx = "torch.onnx._internal.torchscript_exporter.onnx_proto_utils._add_onnxscript_fn"
+    monkeypatch.setattr(of_onnx, lambda model, opsets: model)  # all that needs the package onnx
+    last_pass = torch._C._jit_pass_onnx_deduplicate_initializers
+    written = []
+
+    def watched(graph, parameters, *args):
+        values = last_pass(graph, parameters, *args)
+        copies = {key: value.detach().clone() for key, value in values.items()}  # before a move
+        written.append(([node.kind() for node in graph.nodes()], copies))
+        return values
+
+    monkeypatch.setattr(torch._C, "_jit_pass_onnx_deduplicate_initializers", watched)
+    module, x = made(name)
+    for device in ("cpu", "ltc"):
+        moved, on_device = module.to(device), x.to(device)
+        script = WAYS[way](moved, on_device) if way in WAYS else moved
+        torch.onnx.export(script, (on_device,), io.BytesIO(), dynamo=False, **options)
+    on_cpu, on_ltc = written
+    equal(on_ltc, on_cpu)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_a_traced_recurrent_cell_runs_where_it_is_loaded(cell, equal):
+    """The CPU has no kernel for the fused cells of outside devices, nor has ONNX."""
+    module, x, hidden = cell(3, 4), torch.randn(2, 3), torch.randn(2, 2, 4)
+
+    def states(device):
+        one, other = hidden.to(device)
+        return (one, other) if cell is nn.LSTMCell else one
+
+    expected = module(x, states("cpu"))
+    script = torch.jit.trace(module.to("ltc"), (x.to("ltc"), states("ltc")))
+    equal(script(x.to("ltc"), states("ltc")), expected)
+    equal(torch.jit.load(saved(script))(x, states("cpu")), expected)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -12,6 +12,7 @@ import torch.utils.checkpoint
 from torch.nn.parameter import is_lazy as is_uninitialized
 
 from ltc.aten.call import Call
+from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.device.hooks import (
     adam_step,
     assignment,
@@ -25,6 +26,7 @@ from ltc.device.hooks import (
     tracing,
     unmarked_loops,
 )
+from ltc.device.op_by_op.computed import computed
 from ltc.device.recording import gradient_views
 from ltc.device.recording.sync import exclusively, value_of
 from ltc.device.recording.tensors import is_lazy, state_of, wrap
@@ -120,6 +122,9 @@ def barrier(tensor: torch.Tensor) -> torch.Tensor:
 
     def record_barrier() -> torch.Tensor:
         value = value_of(state)
+        if recorder.op_by_op is not None:  # what has run is merged with nothing
+            with PlainDispatch():
+                return wrap(recorder, computed(recorder, value.tensor.clone()))
 
         def make_call() -> Call:
             call = Call("ltc::barrier", (value, recorder.last.depth), {}, line=user_line())

@@ -1,7 +1,8 @@
 """nn.LSTMCell and nn.GRUCell: what torch's fused kernels compute, written with other overloads.
 
 For an outside device torch takes `lstm_cell` and `gru_cell` apart into products and a fused kernel. That
-has no tangents, so in forward mode the cells are written with overloads that do, as on the CPU.
+has no tangents, nor has ONNX or the CPU, where a trace may be loaded, such a kernel. So in forward mode
+and while torch.jit traces the cells are written with other overloads, as on the CPU.
 """
 
 from __future__ import annotations
@@ -108,11 +109,11 @@ def _gru_cell(x: Any, hidden: Any, of_x: Any, of_hidden: Any, *biases: Any):
     return fused_gru_cell(F.linear(x, of_x), F.linear(hidden, of_hidden), hidden, *biases)[0]
 
 
-def _with_tangents(overload: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The formula in forward mode, else what torch does."""
+def _fused_unless_followed(overload: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The formula in forward mode and in a trace, else what torch does."""
 
     def kernel(*operands: Any):
-        if is_forward_mode():
+        if is_forward_mode() or torch.jit.is_tracing():
             with plain_functions():
                 return formula(*operands)
         return kernel_of_key(overload)(DispatchKey.CompositeImplicitAutograd, *operands)
@@ -131,6 +132,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
 def install(library: torch.library.Library) -> None:
     """Put the cells in the place of torch's own formulas for this device."""
     for name, formula in (("lstm_cell", _lstm_cell), ("gru_cell", _gru_cell)):
-        kernel = _with_tangents(getattr(aten, name).default, formula)
+        kernel = _fused_unless_followed(getattr(aten, name).default, formula)
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             library.impl(name, kernel, key)
