@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from types import FrameType
 
-from ltc.tracebacks import is_users
+from ltc.tracebacks import is_users, shown_of_torch
 
 _is_users = functools.lru_cache(4096)(is_users)  # asked for a dozen frames of each new call
 
@@ -19,6 +20,20 @@ def user_line() -> str:
     code = frame.f_code
     # interned: a loop records the same line many times
     return sys.intern(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+
+
+def torchs_line() -> str:
+    """ "torch/file.py:12 in function" of torch's innermost frame, where the user has called
+    torch; "" elsewhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        shown = shown_of_torch(frame.f_code.co_filename)
+        if shown is None:
+            return ""
+        if shown:
+            return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
 
 
 def warn_user(text: str) -> None:
