@@ -15,6 +15,7 @@ PLUG_INS = {
     "accelerate.accelerator": "ltc.integrations.accelerate_hooks",
     "accelerate.commands.launch": "ltc.integrations.accelerate_launch",
     "safetensors": "ltc.integrations.safetensors_files",
+    "safetensors.torch": "ltc.integrations.safetensors_ties",
     "torch.nn.attention.flex_attention": "ltc.integrations.flex_attention",
     "torch.optim.swa_utils": "ltc.integrations.weight_averages",
     "transformers.training_args": "ltc.integrations.transformers_arguments",
