@@ -252,6 +252,8 @@ def test_map_location_is_honoured(target, device):
         lambda x: x[2:6],
         lambda x: x.reshape(3, 4).t(),
         lambda x: (x + 1).double()[:0],
+        lambda x: x[2:3].expand(20),
+        lambda x: (x + 1).expand(3, 12),
     ],
 )
 def test_the_bytes_of_a_storage_are_copied_pending_or_not(make):
