@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from types import FrameType
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
 from ltc.tracebacks import is_users, shown_of_torch
 
@@ -34,6 +36,27 @@ def torchs_line() -> str:
             return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
+
+
+def called_from(frame: FrameType, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """function(*args, **kwargs), of whose warnings from C++ the line is that of a frame."""
+    call = FunctionType(_call_at(frame.f_code, frame.f_lineno), frame.f_globals)
+    try:
+        return call(function, args, kwargs)
+    except BaseException as error:
+        inner = error.__traceback__ and error.__traceback__.tb_next
+        if inner is not None and inner.tb_next is None:  # the line would be shown twice
+            error.__traceback__ = None
+        raise
+
+
+_CALL = compile("lambda function, args, kwargs: function(*args, **kwargs)", "<ltc>", "eval")
+
+
+@functools.lru_cache(1024)
+def _call_at(code: CodeType, line: int) -> CodeType:
+    (plain,) = (one for one in _CALL.co_consts if isinstance(one, CodeType))
+    return plain.replace(co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=line)
 
 
 def warn_user(text: str) -> None:
