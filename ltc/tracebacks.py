@@ -48,6 +48,13 @@ def _is_own(filename: str) -> bool:
     return filename.startswith((_OWN, "<ltc"))
 
 
+def shown_of_torch(filename: str) -> str | None:
+    """A file of torch's from "torch" on; "" of one that is ltc's, None of any other."""
+    if _is_own(filename):
+        return ""
+    return os.path.join("torch", filename[len(_TORCH) :]) if filename.startswith(_TORCH) else None
+
+
 def _is_library(filename: str) -> bool:
     """Whether it is torch's or Python's own: shown where a frame of the user's has called it."""
     if filename.startswith((_TORCH, *_GENERATED)):

@@ -33,7 +33,8 @@ class SharedSave:
     """One save of a step by all replicas, as the names of its files tell it from every other.
 
     count   the replicas
-    life    twelve hexadecimal digits that they agreed on when they began; "" where they did not
+    life    twelve hexadecimal digits that they share with no other run, and agree on anew where they
+            go back together; "" for one replica, and where processes have nowhere to meet
     number  how many saves of the step that life had before
     """
 

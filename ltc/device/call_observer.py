@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ltc.device.recording.user_line import user_line
+from ltc.device.recording.user_line import torchs_line, user_line
 
 watching: dict[int, CallObserver] = {}  # by thread; empty nearly always
 
@@ -72,8 +72,9 @@ def note_obstacle(what: str) -> None:
     """The watched call does `what`, which cannot be done again without it."""
     observer = watching.get(get_ident())
     if observer is not None:
-        line = user_line()
-        observer.hinder(f"it {what} at {line}" if line else f"it {what}")
+        line, inner = user_line(), torchs_line()
+        place = f" at {line}" if line else ""
+        observer.hinder(f"it {what}{place}" + (f", inside {inner}" if inner else ""))
 
 
 def note_mark(wait: bool) -> None:

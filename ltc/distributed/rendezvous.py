@@ -138,4 +138,4 @@ def _unpacked(content: bytes) -> dict[int, bytes]:
     return found
 
 
-world.install_rendezvous(rendezvous)
+world.install_rendezvous(rendezvous, sessions.name_of_run)

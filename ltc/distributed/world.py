@@ -122,12 +122,15 @@ def is_master(local: bool = True) -> bool:
 
 
 _rendezvous: Callable[[str, bytes], list[bytes]] | None = None
+_name_of_run: Callable[[], str] | None = None
 
 
-def install_rendezvous(rendezvous: Callable[[str, bytes], list[bytes]]) -> None:
+def install_rendezvous(
+    rendezvous: Callable[[str, bytes], list[bytes]], name_of_run: Callable[[], str]
+) -> None:
     """Say how replicas wait for each other; the layer that lets them calls this."""
-    global _rendezvous
-    _rendezvous = rendezvous
+    global _rendezvous, _name_of_run
+    _rendezvous, _name_of_run = rendezvous, name_of_run
 
 
 def meet(tag: str, payload: bytes = b"") -> list[bytes]:
@@ -139,3 +142,14 @@ def meet(tag: str, payload: bytes = b"") -> list[bytes]:
         return [payload]
     assert _rendezvous is not None, "ltc.distributed.rendezvous is not imported"
     return _rendezvous(tag, payload)
+
+
+def name_of_run() -> str:
+    """Twelve hexadecimal digits that the replicas of this run have in common, and no other run has.
+
+    "" for a replica that is alone, and where nothing says where they meet. None waits for another.
+    """
+    if world_size() == 1:
+        return ""
+    assert _name_of_run is not None, "ltc.distributed.rendezvous is not imported"
+    return _name_of_run()

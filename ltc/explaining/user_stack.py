@@ -46,7 +46,9 @@ def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
         code = frame.f_code
         owner = _owner(code.co_filename)
         if owner == _PROGRAM or (owner == _PACKAGE and not frames):
-            frames.append(UserFrame(code.co_filename, frame.f_lineno, code.co_name))
+            found = UserFrame(code.co_filename, frame.f_lineno, code.co_name)
+            if found not in frames[-1:]:  # see user_line.called_from
+                frames.append(found)
         frame = frame.f_back
     return tuple(frames)
 

@@ -15,7 +15,10 @@ PLUG_INS = {
     "accelerate.accelerator": "ltc.integrations.accelerate_hooks",
     "accelerate.commands.launch": "ltc.integrations.accelerate_launch",
     "safetensors": "ltc.integrations.safetensors_files",
+    "safetensors.torch": "ltc.integrations.safetensors_ties",
+    "torch._decomp.decompositions": "ltc.integrations.norm_decompositions",
     "torch.nn.attention.flex_attention": "ltc.integrations.flex_attention",
+    "torch.optim.swa_utils": "ltc.integrations.weight_averages",
     "transformers.training_args": "ltc.integrations.transformers_arguments",
     "transformers.trainer": "ltc.integrations.transformers_trainer",
 }

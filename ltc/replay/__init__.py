@@ -7,6 +7,7 @@ reachable           what a call can use: arguments, and what its function closes
 conditions          what such a thing adds to: expressions that have to stay true
 containers          lists, tables, sets, arrays
 objects             attributes, classes and their methods
+indirect            context variables, weak references, getters
 modules             modules, optimizers and the hooks around them
 traced_float        numbers that say what was computed from them
 observation         what one recorded call came to: which program, on what, and who got the results

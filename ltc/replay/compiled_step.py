@@ -107,7 +107,7 @@ class _Replays:
             except Changed:
                 continue
             if self._is_to_be_checked(plan):
-                return self._check(situation, plan, prepared[1], args, kwargs)
+                return self._check(situation, plan, prepared.scalars, args, kwargs)
             if next(reversed(self._plans)) != situation:
                 self._plans.move_to_end(situation)
             self._recorded = 0

@@ -6,14 +6,13 @@ things of one kind, and write down here what they find.
 
 from __future__ import annotations
 
-import enum
 import types
 from typing import Any, NamedTuple
 
 import torch
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device,
-          torch.Size, torch.memory_format, range, slice, enum.Enum)  # fmt: skip
+          torch.Size, torch.memory_format, range, slice)  # fmt: skip
 _MOST = 100_000  # things that are followed
 
 
@@ -57,6 +56,7 @@ class Conditions:
     names       of attributes that code on the way has
     classes     of users, whose methods are among the conditions
     methods     expressions of others that are
+    weak        weak references that are still to be followed, with their expressions
     """
 
     def __init__(self) -> None:
@@ -74,6 +74,7 @@ class Conditions:
         self.counters: list[FoundTensor] = []
         self.classes: set[type] = set()
         self.methods: set[str] = set()
+        self.weak: list[tuple[Any, str]] = []
         self._seen: dict[int, str] = {}
 
     def is_new(self, value: Any) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import array
 import types
-from collections import OrderedDict, UserDict, UserList, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, deque
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from ltc.replay.conditions import Conditions, Obstacle
 
 _SEQUENCES = (list, tuple, deque)
 _TABLES = (dict, types.MappingProxyType)
 _SETS = (set, frozenset)
-_WRAPPED = (UserDict, UserList)  # classes of Python around a container
-CONTAINERS = (*_SEQUENCES, *_TABLES, *_SETS, *_WRAPPED)
+# classes of Python around a container, which is their `data`
+_WRAPPED: Any = (UserDict, UserList, UserString, WeakKeyDictionary, WeakValueDictionary, WeakSet)
+CONTAINERS = (*_SEQUENCES, *_TABLES, *_SETS, *_WRAPPED, ChainMap)
 PLAIN_CONTAINERS = (*CONTAINERS, OrderedDict)  # of no class that a user has written
 _LITERAL = (str, int, bool, bytes, type(None))  # keys that stand in an expression themselves
 _MOST_BYTES = 1 << 16  # of an array that is compared in each call
@@ -25,6 +27,8 @@ def visit_container(use: Conditions, value: Any, name: str) -> None:
         _visit_set(use, value, name)
     elif isinstance(value, _WRAPPED):
         use.visit(value.data, f"{name}.data")
+    elif isinstance(value, ChainMap):
+        use.visit(value.maps, f"{name}.maps")
     else:
         use.require(same_places(use, value, name))
         for key, part in items(value):

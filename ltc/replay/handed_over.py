@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ltc.replay.observation import Observation
+from ltc.replay.counters import product_of
+from ltc.replay.observation import Multiplied, Observation, alike_growth
 from ltc.replay.traced_float import ARITHMETIC, COMPARISONS, Computed, Known
 
 _NEAR = (1, -1, 2)  # an optimizer's step is counted before it is used, or after
@@ -30,6 +31,8 @@ class HandedOver:
     conditions  expressions that are true as long as these hold
     lines       assignments that come before
     constants   what they name
+    growth      what a call adds to each counter; None where it is multiplied
+    products    the expression of what each of those becomes
     """
 
     def __init__(self, calls: Sequence[Observation]) -> None:
@@ -45,8 +48,15 @@ class HandedOver:
         for text, history in self._near:
             self._by_history.setdefault(history, []).append(text)
         self._operations: list[str | None] = []
+        grown = alike_growth(calls)
+        self.growth = [None if isinstance(by, Multiplied) else by for by in grown]
+        products: dict[int, str] = {}
         for place in range(len(self._last.operations)):
             self._operations.append(self._operation(place))
+            for counter, by in enumerate(grown):
+                if by == Multiplied(place):
+                    products[counter] = self._product(counter, place)
+        self.products = [products[counter] for counter in sorted(products)]
         self._add_decisions()
         self.slots = [self._slot(place) for place in range(len(self._last.scalars))]
 
@@ -133,6 +143,22 @@ class HandedOver:
             if _varies(text):
                 self.conditions.append(f"{text} == {operation.result!r}")
 
+    def _product(self, counter: int, place: int) -> str:
+        """The expression of a counter that an operation's result has multiplied."""
+        factor = self._operations[place]
+        if factor is None:
+            raise ChangesByItself("a step count is multiplied by a number that changes by itself")
+        before = self._known[len(self._last.reachable.numbers) + counter]
+        dtype = self._last.reachable.counters[counter].tensor.dtype
+        expression = product_of(dtype, before, factor)
+        key = ("product", expression)
+        if key not in self._texts:
+            text = self._texts[key] = f"t{len(self._texts)}"
+            self.lines.append(f"{text} = {expression}")
+            history = tuple(call.counts[counter] for call in self._calls)
+            self._near += [(text, history), (f"(1 - {text})", tuple(1 - x for x in history))]
+        return self._texts[key]
+
     # --- the program's numbers
 
     def _slot(self, place: int) -> str | None:
@@ -148,9 +174,12 @@ class HandedOver:
                 if history == tuple(c.operations[operation].result for c in self._calls):
                     texts.append(text)
         if not texts:
+            hint = (
+                "" if not self._last.reachable.host else ": numbers of CPU tensors are not followed"
+            )
             raise ChangesByItself(
                 f"the number at {self._last.line_of(place)} changes from call to call, and follows "
-                f"from no float argument, learning rate or step count"
+                f"from no float argument, learning rate or step count{hint}"
             )
         self.conditions += [f"{texts[0]} == {other}" for other in texts[1:]]
         return texts[0]
@@ -173,7 +202,7 @@ def _is_constant(history: tuple) -> bool:
 
 def _varies(text: str) -> bool:
     """Whether an expression is of something that may be another number the next time."""
-    return text[0] in "nt" or text.startswith(("(n", "(2 * "))
+    return text[0] in "nt" or text.startswith(("(n", "(2 * ", "(1 - "))
 
 
 def _computed(name: str, texts: list[Any]) -> str:

@@ -19,13 +19,15 @@ _LIBRARIES = ("torch", "ltc", "numpy", "builtins", "itertools", "functools", "ma
 _INSTALLED = tuple(
     sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_METHODS_OF_FUNCTOOLS = (functools.partialmethod, functools.singledispatchmethod)
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _NO_OPERATORS = {"__repr__", "__str__", "__del__", "__dir__", "__sizeof__", "__init_subclass__",
                  "__class_getitem__", "__set_name__", "__reduce__", "__reduce_ex__",
                  "__getstate__", "__setstate__", "__copy__", "__deepcopy__"}  # fmt: skip
 _OF_A_FUNCTION = {"forward", "backward", "setup_context", "jvp", "vmap"}  # of autograd's
 _WHOLE = {"vars", "__dict__", "asdict", "astuple"}  # code with these may use every field
-_BY_TEXT = {"getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"}
+BY_TEXT = {"getattr", "hasattr", "setattr", "delattr", "vars", "__dict__", "attrgetter",
+           "methodcaller"}  # fmt: skip
 
 
 def attribute(value: Any, name: str, default: Any = None) -> Any:
@@ -44,12 +46,18 @@ def is_followed(file: str) -> bool:
 def names_in(code: types.CodeType) -> Iterator[str]:
     """Of globals and attributes, also of those that it asks for by their text."""
     yield from code.co_names
-    asks_by_text = not _BY_TEXT.isdisjoint(code.co_names)
+    asks_by_text = not BY_TEXT.isdisjoint(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_in(constant)
-        elif asks_by_text and isinstance(constant, str) and constant.isidentifier():
-            yield constant
+        elif asks_by_text and isinstance(constant, str):
+            yield from identifiers(constant)
+
+
+def identifiers(text: str) -> list[str]:
+    """Those of a dotted name; none of any other text."""
+    parts = text.split(".")
+    return parts if all(map(str.isidentifier, parts)) else []
 
 
 # --- objects ------------------------------------------------------------------------------------
@@ -61,10 +69,11 @@ def visit_object(use: Conditions, value: Any, name: str) -> None:
         use.visit_function(inner, use.constant(inner))
     if isinstance(value, types.ModuleType):
         if not _is_of_library(value.__name__):
-            _visit_named(use, vars(value), name)
+            visit_named(use, vars(value), name)
     elif isinstance(value, type):
         constructors = () if issubclass(value, torch.nn.Module) else _CONSTRUCTORS
         visit_class(use, value, constructors)
+        visit_class(use, type(value))
     elif not _is_of_library(type(value).__module__):
         use.require(f"{name}.__class__ is {use.constant(type(value))}")
         _visit_own(use, value, name)
@@ -76,7 +85,7 @@ def _visit_own(use: Conditions, value: Any, name: str) -> None:
     own = attribute(value, "__dict__")
     if isinstance(own, dict):
         use.require(f"len({name}.__dict__) == {len(own)}")  # a new one may hide its class's
-        _visit_named(use, own, name)
+        visit_named(use, own, name)
         if not use.names.isdisjoint(_WHOLE):
             for key, part in own.items():
                 if isinstance(part, PLAIN) and key not in use.names:
@@ -89,7 +98,7 @@ def _visit_own(use: Conditions, value: Any, name: str) -> None:
                 use.require(f"not hasattr({name}, {key!r})")
 
 
-def _visit_named(use: Conditions, attributes: dict[str, Any], name: str) -> None:
+def visit_named(use: Conditions, attributes: dict[str, Any], name: str) -> None:
     for key in sorted(use.names.intersection(attributes)):
         if not isinstance(attributes[key], types.ModuleType):
             use.visit(attributes[key], f"{name}.{key}")
@@ -124,9 +133,9 @@ def _visit_parts_of(use: Conditions, kind: type, others: tuple[str, ...]) -> Non
 
 
 def _is_descriptor(part: Any) -> bool:
-    """Whether a user's class, or `functools.partialmethod`, says what the attribute is."""
+    """Whether a user's class, or one of functools', says what the attribute is."""
     kind = type(part)
-    is_own = kind is functools.partialmethod or not _is_of_library(kind.__module__)
+    is_own = kind in _METHODS_OF_FUNCTOOLS or not _is_of_library(kind.__module__)
     return is_own and hasattr(kind, "__get__")
 
 

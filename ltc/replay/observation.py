@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from ltc.device.recording.state import State
 from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import current_device, is_lazy
 from ltc.device.torch_device import state_if_any
+from ltc.replay.counters import multipliers
 from ltc.replay.origins import Origins, origins_of, recorded_path, slots_of, unknown_input
 from ltc.replay.reachable import Reachable
 from ltc.replay.returned import Unfit, form_of, graph_obstacle, tensors_in, untraced
@@ -37,7 +38,7 @@ class Observation:
     seeds       the slots of those that were drawn from the device's running seed, in order
     numbers     the values of `reachable.numbers`, then of the counters, before the call
     operations  what was computed from these numbers
-    counted     by how much each counter has grown
+    counts      the values of the counters after the call
     written     places of the tensors that it has written to, as autograd counts it
     holders     the number of a state that lives on -> who has it: ("tensor", place), ("gradient",
                 place of the tensor it is the gradient of), or ("result", number)
@@ -59,7 +60,7 @@ class Observation:
     seeds: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
-    counted: list[float] = field(default_factory=list)
+    counts: list[float] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     holders: dict[int, tuple[str, Any]] = field(default_factory=dict)
     no_gradient: list[int] = field(default_factory=list)
@@ -98,9 +99,19 @@ class Observation:
             return "its random draws or its step mark are others"
         if not _same_operations(self.operations, other.operations):
             return "it has computed other numbers"
-        if self.counted != other.counted:
+        if None in alike_growth([self, other]):
             return "its step counts have grown otherwise"
         return "" if repr(self.form) == repr(other.form) else "it has returned something else"
+
+    def growth(self) -> list[float]:
+        """By how much each counter has grown."""
+        return [now - was for now, was in zip(self.counts, _counters_of(self))]
+
+    def multiplied_by(self, counter: int) -> frozenset[int]:
+        """The places of the operations by whose results a counter may have been multiplied."""
+        results = [operation.result for operation in self.operations]
+        dtype = self.reachable.counters[counter].tensor.dtype
+        return multipliers(dtype, _counters_of(self)[counter], self.counts[counter], results)
 
     def other_constant(self, other: Observation) -> str:
         """Where both have made a tensor on the CPU that is not the same; "" where all are."""
@@ -154,7 +165,7 @@ def observed(
         result = _traced_call(function, args, kwargs, seen)
         for recorder in recorders():
             flush(recorder)
-    seen.counted = [now - was for now, was in zip(_values(reachable), _counters_of(seen))]
+    seen.counts = _values(reachable)
     versions_now = _versions(reachable)
     seen.written = [place for place, was in enumerate(versions) if versions_now[place] != was]
     if modes() != before:
@@ -317,6 +328,28 @@ def _gradients(seen: Observation) -> dict[int, tuple[str, Any]]:
 
 
 # --- differences --------------------------------------------------------------------------------
+
+
+class Multiplied(NamedTuple):
+    """A counter is multiplied by what an operation has given, by its place on the tape."""
+
+    place: int
+
+
+def alike_growth(calls: Sequence[Observation]) -> list[float | Multiplied | None]:
+    """What each call adds to each counter, or multiplies it by; None where calls differ in that."""
+    found: list[float | Multiplied | None] = []
+    known: dict[tuple, Multiplied | None] = {}  # counters of equal values are looked at once
+    for counter, added in enumerate(zip(*(call.growth() for call in calls))):
+        if all(by == added[0] for by in added):
+            found.append(added[0])
+            continue
+        histories = tuple((_counters_of(call)[counter], call.counts[counter]) for call in calls)
+        if histories not in known:
+            places = frozenset.intersection(*(call.multiplied_by(counter) for call in calls))
+            known[histories] = Multiplied(min(places)) if places else None
+        found.append(known[histories])
+    return found
 
 
 def _where_paths_part(mine: Entry, other: Entry) -> str:

@@ -7,7 +7,6 @@ the code of the function, or of what it calls, names them.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,9 @@ from ltc.replay.containers import (
     visit_array,
     visit_container,
 )
+from ltc.replay.indirect import follow_references, visit_indirect
 from ltc.replay.modules import visit_hooks_of_tensor, visit_module, visit_optimizer
-from ltc.replay.objects import attribute, is_followed, names_in, visit_object
+from ltc.replay.objects import attribute, is_followed, names_in, visit_named, visit_object
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _ROOTS = ("args", "kwargs")
@@ -55,6 +55,7 @@ class Reachable(Conditions):
         self.visit_inside(function, self.constant(function))
         self._visit_arguments(args, "args")
         self._visit_arguments(kwargs, "kwargs")
+        follow_references(self)
         self._versions = [found.tensor._version for found in self.host]
         self._layouts = self._layouts_now()
 
@@ -105,6 +106,8 @@ class Reachable(Conditions):
     # --- what holds others
 
     def visit_inside(self, value: Any, name: str) -> None:
+        if visit_indirect(self, value, name):  # a weakref.proxy looks like what it stands for
+            return
         if isinstance(value, torch.Tensor):
             self._visit_tensor(value, name, is_fixed=True)
         elif isinstance(value, torch.nn.Module):
@@ -122,9 +125,6 @@ class Reachable(Conditions):
         elif isinstance(value, types.MethodType):
             self.visit(value.__func__, f"{name}.__func__")
             self.visit(value.__self__, f"{name}.__self__")
-        elif isinstance(value, (functools.partial, functools.partialmethod)):
-            for part in ("func", "args", "keywords"):
-                self.visit(getattr(value, part), f"{name}.{part}")
         else:
             visit_object(self, value, name)
 
@@ -133,6 +133,9 @@ class Reachable(Conditions):
             inner = attribute(function, "__wrapped__")  # such as below torch.no_grad()
             if isinstance(inner, types.FunctionType):
                 self.visit(inner, f"{name}.__wrapped__")
+            of_types = attribute(function, "registry")  # of a singledispatch
+            if isinstance(of_types, types.MappingProxyType):
+                self.visit(of_types, f"{name}.registry")
             return
         names = set(names_in(function.__code__))
         self.names |= names
@@ -149,6 +152,7 @@ class Reachable(Conditions):
             self.visit(function.__globals__[key], f"{table}[{key!r}]")
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             self.visit(getattr(function, part), f"{name}.{part}")
+        visit_named(self, vars(function), name)
 
     # --- arguments
 

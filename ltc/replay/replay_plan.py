@@ -7,7 +7,7 @@ one function without a loop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ltc import config
 from ltc.backends.collective_runner import current_replica
@@ -15,7 +15,7 @@ from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
 from ltc.device.recording.tensors import uploaded, wrap_buffer
 from ltc.device.torch_device import state_if_any, storage_of
-from ltc.replay.counters import Counters
+from ltc.replay.counters import Counters, single
 from ltc.replay.handed_over import HandedOver
 from ltc.replay.observation import Observation, modes
 from ltc.replay.origins import recorded_path
@@ -31,6 +31,21 @@ _TOGETHER = 40  # conditions of one `if`
 
 class Changed(Exception):
     """The call is not one that the plan is for; nothing was done."""
+
+
+class Prepared(NamedTuple):
+    """What one call is given.
+
+    states   that it works on
+    scalars  the program's numbers
+    counts   the new values of counters that are multiplied
+    """
+
+    states: list[Any]
+    scalars: list[Any]
+    inputs: list[Buffer]
+    program: Any
+    counts: list[float]
 
 
 def replays_now() -> bool:
@@ -55,7 +70,7 @@ class ReplayPlan:
         numbers, counters = HandedOver(calls), self._last.reachable.counters
         self._counters: Counters | None = None
         if counters:
-            self._counters = Counters([one.tensor for one in counters], self._last.counted)
+            self._counters = Counters([one.tensor for one in counters], numbers.growth)
         self._keys = _keys_of_inputs(self._last)
         self._names: dict[str, Any] = {
             **self._last.reachable.constants,
@@ -69,6 +84,7 @@ class ReplayPlan:
             "uploaded": uploaded,
             "wrap_buffer": wrap_buffer,
             "counters": self._counters,
+            "single": single,
             "increment_version": increment_version,
             "Changed": Changed,
         }
@@ -84,14 +100,14 @@ class ReplayPlan:
 
     # --- a call
 
-    def prepare(self, args: tuple, kwargs: dict) -> tuple[list, list, list, Any]:
-        """The states that the call works on, its numbers, its inputs and its program.
+    def prepare(self, args: tuple, kwargs: dict) -> Prepared:
+        """What the call is given.
 
         Nothing is pending in the calling thread. Raises Changed where the call is another.
         """
         try:
             states = self._states_of(args, kwargs)
-            scalars = self._numbers_of(args, kwargs)
+            scalars, counts = self._numbers_of(args, kwargs)
             inputs = self._inputs(states, args, kwargs)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise Changed from error
@@ -99,7 +115,7 @@ class ReplayPlan:
         program = known_program(binding)
         if program is None or not self._is_alone():
             raise Changed
-        return states, scalars, inputs, program
+        return Prepared(states, scalars, inputs, program, counts)
 
     def _is_alone(self) -> bool:
         """Whether no other thread has anything pending, for which it may have read an input."""
@@ -108,7 +124,7 @@ class ReplayPlan:
             [r.nothing_pending for r in [*others] if r is not self.recorder]
         )
 
-    def run(self, prepared: tuple[list, list, list, Any], args: tuple, kwargs: dict) -> Any:
+    def run(self, prepared: Prepared, args: tuple, kwargs: dict) -> Any:
         """What the call returns that was prepared."""
         executor_of(self._device.index).wait_for_room()  # while it can be interrupted
         with held:
@@ -117,15 +133,13 @@ class ReplayPlan:
             steps.mark(self._device, self._last.mark)
         return result
 
-    def _run_uninterrupted(
-        self, prepared: tuple[list, list, list, Any], args: tuple, kwargs: dict
-    ) -> Any:
-        states, scalars, inputs, program = prepared
+    def _run_uninterrupted(self, prepared: Prepared, args: tuple, kwargs: dict) -> Any:
+        states, scalars, inputs, program, counts = prepared
         for slot in self._last.seeds:
             scalars[slot] = self.recorder.draw()
         made = self._launch(program, inputs, scalars)
         if self._counters is not None:
-            self._counters.grow()
+            self._counters.grow(counts)
         result = self._hand_out(args, kwargs, states, made, inputs)
         self.replayed += 1
         metrics.count("ReplayedCalls")
@@ -283,7 +297,8 @@ def _lines_of_numbers(numbers: HandedOver, has_counters: bool) -> Iterator[str]:
         yield "    counts = counters.values()"
     yield from (f"    {line}" for line in numbers.lines)
     yield from _checks(numbers.conditions)
-    yield f"    return [{', '.join(str(slot) for slot in numbers.slots)}]"
+    slots, products = ", ".join(map(str, numbers.slots)), ", ".join(numbers.products)
+    yield f"    return [{slots}], [{products}]"
 
 
 def _checks(conditions: Sequence[str]) -> Iterator[str]:

@@ -362,6 +362,9 @@ resolve_process_group = _named("torch.distributed.distributed_c10d", "_resolve_p
 default_store = _named("torch.distributed.distributed_c10d", "_get_default_store")
 SPLIT_SOURCE = Replaceable("torch.distributed.distributed_c10d", "_get_split_source")
 SET_STATIC_GRAPH = Replaceable("torch.nn.parallel", "DistributedDataParallel._set_static_graph")
+REGISTER_BUILTIN_HOOK = Replaceable(
+    "torch.nn.parallel", "DistributedDataParallel._register_builtin_comm_hook"
+)
 REBUILD_BUCKETS = Replaceable("torch.distributed", "Reducer._rebuild_buckets")
 WAIT_FOR_WORK = Replaceable("torch._C._distributed_c10d", "Work.wait")
 group_devices = operator.attrgetter("_device_types")  # of a process group: what it serves

@@ -61,8 +61,7 @@ class CheckpointManager:
 
     The random state of Python, NumPy, torch and every device is saved with them: that of replica 0,
     or, where `sharded`, that of each. A replica whose own was not saved keeps the one it has.
-    Everything else must be equal on all replicas. Every replica restores, in any number of them:
-    `restore_latest` at the start of each run also tells what it saves from what a dead run left.
+    Everything else must be equal on all replicas. Every replica restores, in any number of them.
 
     Raises ValueError where not even the latest would be kept, TypeError for a part without
     state_dict() and load_state_dict(). Its methods raise OSError where the folder cannot be written
@@ -99,7 +98,7 @@ class CheckpointManager:
         self._keep_last, self._keep_best, self._higher = keep_last, keep_best, higher_is_better
         self._parts, self._sharded = parts, sharded
         self._metrics: dict[int, float | None] = {}
-        self._life = ""  # see SharedSave
+        self._agreed: str | None = None  # the life of what is saved after `restore_latest`
         self._numbers: dict[int, int] = {}  # of the last save of each step in this life
         self._begun: int | None = None  # the step whose save has not ended, or has failed
         self._writer = AsyncClosureHandler(max_queue_size=1)
@@ -146,7 +145,8 @@ class CheckpointManager:
         )
         if self._sharded:
             own = serialization.planned({"random": random_state()})
-            write = functools.partial(self._write_share, step, metric, ordinal, count)
+            life = world.name_of_run() if self._agreed is None else self._agreed
+            write = functools.partial(self._write_share, step, metric, ordinal, count, life)
             plans = [plan.part(ordinal, count), own]
         elif ordinal == 0:
             write, plans = functools.partial(self._write, step, metric), [plan]
@@ -196,7 +196,7 @@ class CheckpointManager:
     def _begin_life(self) -> None:
         """Agree with all replicas, whose saves have ended, on how to tell those to come from them."""
         agreed = self._told("begin", uuid.uuid4().hex[:12].encode())
-        self._life = agreed[0].decode() if len(agreed) > 1 else ""
+        self._agreed = agreed[0].decode() if len(agreed) > 1 else None
         self._numbers, self._begun = {}, None
 
     def _latest_but(self, left_out: set[int]) -> int | None:
@@ -274,12 +274,13 @@ class CheckpointManager:
         metric: float | None,
         ordinal: int,
         count: int,
+        life: str,
         share: serialization.SavePlan,
         own: serialization.SavePlan,
     ) -> None:
         folder = self._file_of(step).with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
-        save = manifest.SharedSave(count, self._life, self._number_of_save(step, folder, count))
+        save = manifest.SharedSave(count, life, self._number_of_save(step, folder, count, life))
         self._metrics.pop(step, None)  # of an earlier save
         try:
             serialization.write(own, save.state_path(folder, ordinal))
@@ -294,10 +295,10 @@ class CheckpointManager:
             self._tidy(step, metric)
         self._begun = None
 
-    def _number_of_save(self, step: int, folder: Path, count: int) -> int:
+    def _number_of_save(self, step: int, folder: Path, count: int, life: str) -> int:
         """How many saves the step had in this life; one that failed is made again as the same."""
         if step != self._begun:
-            before = manifest.number_of(folder, count, self._life)  # a process before may have made
+            before = manifest.number_of(folder, count, life)  # a process before may have made
             self._numbers[step] = max(self._numbers.get(step, -1), before) + 1
             self._begun = step
         return self._numbers[step]

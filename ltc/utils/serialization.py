@@ -245,9 +245,8 @@ def load(
     keys = [keys] if isinstance(keys, str) else keys
     if xser_legacy.is_old(path):
         return xser_legacy.load(path, device)
-    paths = manifest.parts_of(path) if os.path.isdir(path) else [path]
     with ExitStack() as files:
-        opened = [OpenFile(files.enter_context(open(p, "rb")), p) for p in paths]
+        opened = [OpenFile(files.enter_context(open(p, "rb")), p) for p in _files_of(path)]
         with shown(bytes_in(opened), progress) as done:
             return SavedData(opened, path, device, done).read(keys)
 
@@ -267,18 +266,25 @@ def _one_device(map_location: Any) -> torch.device:
 
 
 def names(path: str | os.PathLike) -> list[str]:
-    """The names under which a file lists its tensors; none of them is read.
+    """The names under which a file lists its tensors, or a folder that several replicas wrote.
 
-    Raises DamagedFile where the file is not what a save wrote, FileNotFoundError where there is none.
+    None of the tensors is read. Raises DamagedFile where the file is not what a save wrote,
+    FileNotFoundError where there is none.
 
     >>> import ltc.utils.serialization as xser
     >>> xser.save({"model": {"weight": torch.ones(2)}, "step": 7}, "state.safetensors")
     >>> xser.names("state.safetensors")
     ['model.weight']
     """
-    path = os.fspath(path)
-    with open(path, "rb") as file:
-        return [entry.name for entry in read_header(file, path).entries]
+    path, found = os.fspath(path), []
+    for one in _files_of(path):
+        with open(one, "rb") as file:
+            found += [entry.name for entry in read_header(file, one).entries]
+    return found
+
+
+def _files_of(path: str) -> list[str]:
+    return manifest.parts_of(path) if os.path.isdir(path) else [path]
 
 
 @contextmanager

@@ -78,6 +78,23 @@ def test_the_folder_goes_with_the_process_that_made_it(met):
     assert not os.path.exists(folder)
 
 
+def test_whoever_comes_first_names_the_run_and_another_attempt_has_another_name(monkeypatch):
+    server = dist.TCPStore("localhost", 0, 1, True)
+    monkeypatch.delenv("LTC_RENDEZVOUS", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+
+    def named(attempt: int) -> str:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        bootstrap.name_of_run.cache_clear()
+        return bootstrap.name_of_run(2)
+
+    assert len({named(0), named(0)}) == 1
+    assert len({named(0), named(1)}) == 2
+    bootstrap.name_of_run.cache_clear()
+
+
 def test_without_a_launcher_the_error_says_what_to_do(monkeypatch):
     for name in ("LTC_RENDEZVOUS", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)

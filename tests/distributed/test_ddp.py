@@ -89,6 +89,19 @@ def check_a_communication_hook(rank, world):
     assert_trains_like_the_cpu(with_hook, rank)
 
 
+def check_the_built_in_communication_hooks(rank, world):
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        gradients = []
+        for device in ("cpu", DEVICE):
+            torch.manual_seed(0)
+            model = DistributedDataParallel(nn.Linear(3, 2).to(device))
+            model._register_builtin_comm_hook(kind)
+            model(torch.full((2, 3), rank + 1.0, device=device)).square().sum().backward()
+            gradients.append(model.module.weight.grad.cpu())
+        # halved before they are added, or after: in float16 one unit in the last place
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+
+
 def check_zero_redundancy_optimizer(rank, world):
     def sharded(parameters):
         return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=1e-2)

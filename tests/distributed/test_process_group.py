@@ -175,6 +175,17 @@ def check_parts_and_types_that_do_not_fit_are_refused(rank, world):
     same(x, numbers(rank, 4))
 
 
+def check_functional_parts_that_do_not_fit_are_refused_at_the_call(rank, world):
+    x, group = numbers(rank, 4).to(DEVICE), dist.group.WORLD
+    with pytest.raises(ValueError, match=r"parts of \[1, 1\] rows of a tensor \[4\] among 2"):
+        functional.all_to_all_single(x, [2, 2], [1, 1], group)
+    for outputs in ([4], [5, -1]):
+        with pytest.raises(ValueError, match=r"parts of \[.*\] rows from 2 ranks"):
+            functional.all_to_all_single(x, outputs, [2, 2], group)
+    found = functional.all_to_all_single(x, [2, 2], [2, 2], group)
+    same(found + 0, torch.cat([numbers(r, 4)[2 * rank : 2 * rank + 2] for r in range(world)]))
+
+
 def check_all_to_all_single_in_equal_and_in_unequal_parts(rank, world):
     on_both(lambda x, out: dist.all_to_all_single(out, x), numbers(rank, 4, 2), torch.zeros(4, 2))
     inputs, outputs = ([1, 3], [1, 2]) if rank == 0 else ([2, 1], [3, 1])

@@ -1,6 +1,7 @@
 """Replicas of which one is far ahead of the others save shares, and go back to the same step."""
 
 import functools
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from tests.saved_part import Part
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicas import in_threads, values
+from replicas import in_processes, in_threads, values
 
 
 def saved(manager: CheckpointManager, part: Part, steps: range, blocking: bool = True) -> None:
@@ -150,3 +151,40 @@ def test_a_world_of_another_size_leaves_nothing_in_the_checkpoints_of_the_next(t
     for step in (1, 2):
         files = (tmp_path / f"step-0000000{step}").glob("*.safetensors")
         assert ["-of-00002" in file.name for file in files] == [True] * 4
+
+
+def saved_by(ordinal: int, folder: str, value: float, ordinals: tuple[int, ...] = (0, 1)) -> list:
+    """The steps that there are once some replicas of a run, none of which restores, have saved."""
+    if ordinal in ordinals:
+        CheckpointManager(folder, sharded=True, part=Part(value)).save(2)
+    ltm.rendezvous("all have saved")
+    return CheckpointManager(folder, sharded=True, part=Part()).steps()
+
+
+def saved_by_the_first(ordinal: int) -> list:
+    return saved_by(ordinal, os.environ["FOLDER"], 5.0, ordinals=(0,))
+
+
+def saved_by_the_second(ordinal: int) -> list:
+    return saved_by(ordinal, os.environ["FOLDER"], 7.0, ordinals=(1,))
+
+
+def saved_by_both(ordinal: int) -> list:
+    return saved_by(ordinal, os.environ["FOLDER"], 8.0)
+
+
+@pytest.mark.parametrize("of_processes", [False, True], ids=["threads", "processes"])
+def test_shares_of_two_runs_are_no_checkpoint_where_nobody_restores(of_processes, tmp_path):
+    """One replica of the first run saved, the other of the second; the third saves as a whole."""
+
+    def run(function: Callable, value: float, ordinals: tuple[int, ...]) -> list:
+        if of_processes:
+            return values(in_processes(__file__, function.__name__, FOLDER=str(tmp_path)))
+        return values(in_threads(lambda i, device: saved_by(i, str(tmp_path), value, ordinals), 2))
+
+    assert run(saved_by_the_first, 5.0, (0,)) == [[], []]
+    assert run(saved_by_the_second, 7.0, (1,)) == [[], []]
+    assert run(saved_by_both, 8.0, (0, 1)) == [[2], [2]]
+    part = Part()
+    CheckpointManager(tmp_path, part=part).restore(2)
+    assert part.value == 8.0 and len(list((tmp_path / "step-00000002").iterdir())) == 5

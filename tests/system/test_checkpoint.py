@@ -430,6 +430,18 @@ def test_shares_are_nearly_equal_and_together_everything(tmp_path, monkeypatch):
     assert sum(map(len, names)) == len(set().union(*names)) == 16 and {len(n) for n in names} == {4}
 
 
+def test_the_names_of_shares_are_those_of_all(tmp_path, monkeypatch):
+    part = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+    for ordinal in range(3):
+        as_replica(monkeypatch, ordinal, 3)
+        CheckpointManager(tmp_path, sharded=True, model=part).save(1)
+    found = xser.names(tmp_path / "step-00000001")
+    assert sorted(found) == sorted(f"parts.model.{name}" for name in part.state_dict())
+    (tmp_path / "step-00000001" / "manifest.json").unlink()
+    with pytest.raises(xser.DamagedFile, match="not every replica has saved"):
+        xser.names(tmp_path / "step-00000001")
+
+
 def test_a_checkpoint_without_every_share_is_none(tmp_path, monkeypatch):
     training = Training()
     save_shares(tmp_path, training, monkeypatch, 1, count=2)

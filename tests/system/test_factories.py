@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -505,6 +506,30 @@ def test_a_like_of_another_device_is_there_after_one_of_this_device(tier):
             assert made.device == torch.device(device or "ltc:0")
             assert made.tolist() == [1.0] * 3
             ltm.mark_step()
+
+
+def warned_at(function) -> list[tuple[str, int]]:
+    """The lines of the warnings that C++ gives, from the function's first."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [(one.filename, one.lineno - function.__code__.co_firstlineno) for one in caught]
+
+
+def copies_a_tensor():
+    torch.ones(3, device="ltc").new_tensor(torch.ones(3, device="ltc"))
+    torch.tensor(torch.ones(3, device="ltc"), device="ltc")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_warning_of_what_takes_a_device_names_the_users_line(index):
+    """Also once another device is the current one: then ltc stands before more functions."""
+    before = torch.accelerator.current_device_index()
+    torch.accelerator.set_device_index(index)
+    try:
+        assert warned_at(copies_a_tensor) == [(__file__, 1), (__file__, 2)]
+    finally:
+        torch.accelerator.set_device_index(before)
 
 
 # --- what a step that comes back costs -----------------------------------------------------------

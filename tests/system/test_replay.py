@@ -101,6 +101,10 @@ OPTIMIZERS = [
     (torch.optim.Adadelta, {}),
     (torch.optim.RAdam, {}),
     (torch.optim.Rprop, {}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.NAdam, {"foreach": False, "weight_decay": 0.01, "decoupled_weight_decay": True}),
+    (torch.optim.NAdam, {"momentum_decay": 0.0}),
+    (torch.optim.ASGD, {"capturable": True}),
 ]
 
 
@@ -108,6 +112,68 @@ OPTIMIZERS = [
 def test_training_is_replayed(optimizer, options):
     grown = both(training(optimizer, **options), calls=10)
     assert grown["ReplayedCalls"] >= 4, dict(grown)
+
+
+def test_a_learning_rate_may_change_beside_a_count_that_is_multiplied():
+    def make(compiled):
+        model = Net().to("ltc")
+        stepper = torch.optim.NAdam(
+            [{"params": model.first.parameters()}, {"params": model.last.parameters(), "lr": 0.1}]
+        )
+
+        @compiled
+        def step(x):
+            stepper.zero_grad()
+            model(x).square().mean().backward()
+            stepper.step()
+
+        def call(number):
+            stepper.param_groups[0]["lr"] = 0.01 / (number + 1)
+            step(batch(number, 4, 6))
+            counts = [state["mu_product"] for state in stepper.state.values()]
+            return [*model.parameters(), *counts]
+
+        return call
+
+    grown = both(make, calls=10)
+    assert grown["ReplayedCalls"] >= 4, dict(grown)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "place"),
+    [
+        (torch.optim.ASGD, r"torch/optim/optimizer.py:\d+ in _get_value"),
+        (torch.optim.Adafactor, r"torch/optim/_adafactor.py:\d+ in _single_tensor_adafactor"),
+    ],
+)
+def test_an_optimizer_that_reads_is_refused_and_its_line_named(optimizer, place):
+    model = Net().to("ltc")
+    stepper = optimizer(model.parameters())
+
+    @ltc.compile
+    def step(x):
+        stepper.zero_grad()
+        model(x).square().mean().backward()
+        stepper.step()
+
+    with pytest.warns(UserWarning, match=f"reads a value at .*test_replay.py.*, inside {place}"):
+        for number in range(5):
+            step(batch(number, 4, 6))
+
+
+def test_a_number_of_a_cpu_tensor_is_refused_and_the_tensor_named():
+    model = Net().to("ltc")
+    stepper = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))
+
+    @ltc.compile
+    def step(x):
+        stepper.zero_grad()
+        model(x).square().mean().backward()
+        stepper.step()
+
+    with pytest.warns(UserWarning, match="or step count: numbers of CPU tensors are not followed"):
+        for number in range(6):
+            step(batch(number, 4, 6))
 
 
 def test_random_numbers_are_those_of_calls_that_are_recorded():

@@ -1,9 +1,14 @@
 """What changes between calls of a function that `ltc.compile` replays is seen at the next call."""
 
 import collections
+import contextvars
+import ctypes
 import dataclasses
+import enum
 import functools
+import operator
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -384,12 +389,171 @@ def view_of_bytes():
     return lambda x: x * view[0], lambda: held.__setitem__(0, 5)
 
 
+def context_variable():
+    scale = contextvars.ContextVar("scale", default=1.0)
+    return lambda x: x * scale.get(), lambda: scale.set(5.0)
+
+
+def default_of_a_context_variable_that_is_set():
+    scale = contextvars.ContextVar("scale", default=2.0)
+    return lambda x: x * scale.get(1.0), lambda: scale.set(2.0)
+
+
+def table_in_a_context_variable():
+    held, scale = {"value": 1.0}, contextvars.ContextVar("scale")
+    scale.set(held)
+    return lambda x: x * scale.get()["value"], lambda: held.update(value=5.0)
+
+
+def context_object():
+    scale = contextvars.ContextVar("scale")
+    context = contextvars.copy_context()
+    context.run(scale.set, 1.0)
+    return lambda x: x * context[scale], lambda: context.run(scale.set, 5.0)
+
+
+def chain_of_tables():
+    chain = collections.ChainMap({}, {"scale": 1.0})
+    return lambda x: x * chain["scale"], lambda: chain.maps.insert(0, {"scale": 5.0})
+
+
+class Held:
+    scale = 1.0
+
+    def scaled(self, x):
+        return x * self.scale
+
+
+def weak_reference():
+    reference, held = weakref.ref(one := Held()), [one]
+    return lambda x: x * reference().scale, lambda: setattr(held[0], "scale", 5.0)
+
+
+def weak_reference_that_dies():
+    reference, held = weakref.ref(one := Held()), [one]
+    del one
+    return lambda x: x * (5.0 if reference() is None else 1.0), held.clear
+
+
+def weak_method():
+    method, held = weakref.WeakMethod((one := Held()).scaled), [one]
+    return lambda x: method()(x), lambda: setattr(held[0], "scale", 5.0)
+
+
+def weak_values():
+    table, held = weakref.WeakValueDictionary(one=(one := Held())), [one]
+    return lambda x: x * table["one"].scale, lambda: setattr(held[0], "scale", 5.0)
+
+
+def weak_keys():
+    one = Held()
+    table = weakref.WeakKeyDictionary({one: 1.0})
+    return lambda x: x * table[one], lambda: table.update({one: 5.0})
+
+
+def function_of_a_type():
+    @functools.singledispatch
+    def scaled(x):
+        return x * 1.0
+
+    return lambda x: scaled(x), lambda: scaled.register(torch.Tensor, lambda x: x * 5.0)
+
+
+def method_of_a_type():
+    settings = {"scale": 1.0}
+
+    class Work:
+        @functools.singledispatchmethod
+        def scaled(self, x):
+            return x
+
+        @scaled.register(torch.Tensor)
+        def _(self, x):
+            return x * settings["scale"]
+
+    work = Work()
+    return lambda x: work.scaled(x), lambda: settings.update(scale=5.0)
+
+
+def attribute_by_a_getter():
+    settings = types.SimpleNamespace(inner=types.SimpleNamespace(scale=1.0))
+    get = operator.attrgetter("inner.scale")
+    return lambda x: x * get(settings), lambda: setattr(settings.inner, "scale", 5.0)
+
+
+def method_by_a_caller():
+    held, call = Held(), operator.methodcaller("scaled", ones(1))
+    return lambda x: x * call(held), lambda: setattr(held, "scale", 5.0)
+
+
+def attribute_by_a_partial():
+    get = functools.partial(getattr, held := Held(), "scale")
+    return lambda x: x * get(), lambda: setattr(held, "scale", 5.0)
+
+
+def method_of_a_table():
+    get = (table := {"scale": 1.0}).get
+    return lambda x: x * get("scale"), lambda: table.update(scale=5.0)
+
+
+def view_of_a_table():
+    values = (table := {"scale": 1.0}).values()
+    return lambda x: x * sum(values), lambda: table.update(scale=5.0)
+
+
+def attribute_of_a_function():
+    def scaled(x):
+        return x * scaled.scale
+
+    scaled.scale = 1.0
+    return lambda x: scaled(x), lambda: setattr(scaled, "scale", 5.0)
+
+
+def attribute_of_an_enumeration():
+    class Kind(enum.Enum):
+        ONE = 1
+
+    Kind.ONE.scale = 1.0
+    return lambda x: x * Kind.ONE.scale, lambda: setattr(Kind.ONE, "scale", 5.0)
+
+
+def property_of_a_metaclass():
+    class Scaled(type):
+        scale = property(lambda kind: kind.inner)
+
+    class Settings(metaclass=Scaled):
+        inner = 1.0
+
+    return lambda x: x * Settings.scale, lambda: setattr(Settings, "inner", 5.0)
+
+
+def attribute_that_a_class_looks_up():
+    class Settings:
+        def __getattr__(self, name):
+            return self.__dict__["held"][name]
+
+    settings = Settings()
+    settings.held = {"scale": 1.0}
+    return lambda x: x * settings.scale, lambda: settings.held.update(scale=5.0)
+
+
+def number_of_ctypes():
+    number = ctypes.c_float(1.0)
+    return lambda x: x * number.value, lambda: setattr(number, "value", 5.0)
+
+
 VALUES = [class_attribute, attribute_that_hides_its_class, attribute_with_a_default,
           attribute_by_its_text, slot, members_of_a_set, order_of_a_table, elements_of_an_array,
           queue, user_dict, class_method, method_without_gradients, autograd_function,
           backward_of_a_function, item, call, length, context, code_of_a_function,
           negative_zero, base_class_behind_super, other_method_of_a_base_class, descriptor,
-          partial_method, other_class, all_fields, data_of_a_cpu_tensor, view_of_bytes]  # fmt: skip
+          partial_method, other_class, all_fields, data_of_a_cpu_tensor, view_of_bytes,
+          context_variable, default_of_a_context_variable_that_is_set, table_in_a_context_variable,
+          context_object, chain_of_tables, weak_reference, weak_reference_that_dies, weak_method,
+          weak_values, weak_keys, function_of_a_type, method_of_a_type, attribute_by_a_getter,
+          method_by_a_caller, attribute_by_a_partial, method_of_a_table, view_of_a_table,
+          attribute_of_a_function, attribute_of_an_enumeration, property_of_a_metaclass,
+          attribute_that_a_class_looks_up, number_of_ctypes]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", VALUES)
@@ -406,6 +570,37 @@ def test_values_that_change_later_are_seen(make):
         found.append(y.tolist())
     assert found[0] == found[1]
     assert grown["ReplayedCalls"] >= 4, dict(grown)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda model: weakref.proxy(model), r"uses a weakref.proxy, .*: use weakref.ref"),
+        (lambda model: weakref.ref(model), "finds a Linear by a weak reference alone"),
+    ],
+)
+def test_what_a_weak_reference_hides_is_refused(made, reason):
+    model = nn.Linear(1, 1).to("ltc")
+    reference = made(model)
+
+    def step(x):
+        found = reference() if isinstance(reference, weakref.ref) else reference
+        return (x * found.in_features).detach()
+
+    step = ltc.compile(step)
+    with pytest.warns(UserWarning, match=reason):
+        for _ in range(5):
+            step(ones(1))
+
+
+def test_a_weak_reference_beside_another_name_is_followed():
+    model = nn.Linear(1, 1).to("ltc")
+    model.owner = weakref.ref(model)
+    step = ltc.compile(lambda x: model(x).detach() * model.owner().in_features)
+    with metrics.counted() as grown:
+        for _ in range(5):
+            step(ones(1))
+    assert grown["ReplayedCalls"] == 3
 
 
 def test_an_integer_that_becomes_a_float_is_another_value():

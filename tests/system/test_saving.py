@@ -252,6 +252,8 @@ def test_map_location_is_honoured(target, device):
         lambda x: x[2:6],
         lambda x: x.reshape(3, 4).t(),
         lambda x: (x + 1).double()[:0],
+        lambda x: x[2:3].expand(20),
+        lambda x: (x + 1).expand(3, 12),
     ],
 )
 def test_the_bytes_of_a_storage_are_copied_pending_or_not(make):
@@ -261,6 +263,44 @@ def test_the_bytes_of_a_storage_are_copied_pending_or_not(make):
     copied = torch.UntypedStorage(storage.size()).copy_(storage)
     shown = torch.empty(0, dtype=x.dtype).set_(copied, x.storage_offset(), x.size(), x.stride())
     assert torch.equal(shown, x.cpu())
+
+
+class SharedHalves(nn.Module):
+    """One weight in two layers, and on ltc two buffers that are parts of one memory and share nothing."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.last.weight = self.first.weight
+        self.to(device)
+        whole = torch.arange(40.0, device=device)
+        halves = whole.split(20) if device == "ltc" else [x.clone() for x in whole.split(20)]
+        self.register_buffer("low", halves[0])
+        self.register_buffer("high", halves[1])
+
+
+def test_safetensors_writes_a_shared_weight_once(tmp_path):
+    sizes = []
+    for device in ("cpu", "ltc"):
+        model, path = SharedHalves(device), tmp_path / f"{device}.safetensors"
+        safetensors.torch.save_model(model, str(path))
+        sizes.append(path.stat().st_size)
+        other = SharedHalves("ltc")
+        assert safetensors.torch.load_model(other, str(path)) == (set(), [])
+        for name, tensor in other.state_dict().items():
+            assert torch.equal(tensor.cpu(), model.state_dict()[name].cpu())
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[1:3], lambda x: x.view(-1)])
+def test_safetensors_refuses_tensors_that_share_as_on_the_cpu(part, tmp_path):
+    for device in ("cpu", "ltc"):
+        x = torch.ones(4, 4, device=device)
+        with pytest.raises(RuntimeError, match="share memory"):
+            safetensors.torch.save_file({"a": x, "b": part(x)}, str(tmp_path / "file"))
+    x = torch.arange(8.0, device="ltc")
+    safetensors.torch.save_file({"a": x[:4], "b": x[4:]}, str(tmp_path / "file"))
+    assert safetensors.torch.load_file(str(tmp_path / "file"))["b"].tolist() == [4, 5, 6, 7]
 
 
 def test_a_copy_on_the_cpu_is_saved_as_one_of_the_cpu():

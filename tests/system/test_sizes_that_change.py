@@ -271,6 +271,37 @@ def test_squares_of_lanes_that_are_turned_are_those_of_this_size(compute, names)
     assert grown["SymbolicSizes"] >= 1
 
 
+def summed_over_windows(x: torch.Tensor, taps: int) -> torch.Tensor:
+    weight = torch.linspace(-1, 1, 18 * taps**2, dtype=x.dtype).sin().view(6, 3, taps, taps)
+    return F.conv2d(x, weight.to(x.device))
+
+
+def largest_of_windows(x: torch.Tensor, taps: int) -> torch.Tensor:
+    return F.max_pool2d(x, taps)
+
+
+def stepped_over(x: torch.Tensor, taps: int) -> torch.Tensor:
+    weight = torch.linspace(-1, 1, 72, dtype=x.dtype).sin().view(6, 3, 2, 2)
+    return F.conv2d(x, weight.to(x.device), stride=taps)
+
+
+@pytest.mark.parametrize("compute", [summed_over_windows, largest_of_windows, stepped_over])
+def test_windows_of_other_sizes_are_one_program(compute):
+    x = torch.linspace(-2, 3, 2 * 3 * 16 * 17).sin().view(2, 3, 16, 17)
+
+    def run_all() -> None:
+        for number in range(24):
+            taps = 2 + number % 4
+            got = compute(x.to("ltc:0"), taps)
+            ltm.mark_step()
+            assert_like_the_cpu([got], [compute(x, taps)], taps)
+
+    with metrics.counted() as grown:
+        in_a_new_thread(run_all)
+    assert grown["SymbolicProgramsRefused"] == 0
+    assert grown["SymbolicPrograms"] >= 1 and grown["SymbolicSizes"] >= 1
+
+
 # --- what else holds ------------------------------------------------------------------------------
 
 

@@ -584,6 +584,27 @@ def test_an_exported_program_runs_and_is_saved(network, equal, tmp_path):
     equal(torch.export.load(tmp_path / "program.pt2").module()(x.to("ltc")), expected)
 
 
+class DecidesByValue(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+DRAFTS = {
+    "norm": lambda: nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4), nn.MaxPool1d(2)),
+    "branch": DecidesByValue,
+}
+
+
+@pytest.mark.usefixtures("no_stand_in")
+@pytest.mark.parametrize("network", DRAFTS)
+def test_a_draft_is_exported_with_the_values_of_the_device(network, equal):
+    """torch compares what its formulas say with what each call gives, statistics included."""
+    model, x = DRAFTS[network]().eval(), torch.linspace(0, 1, 24).view(2, 3, 4)
+    expected = model(x)
+    program = torch.export.draft_export(model.to("ltc"), (x.to("ltc"),))
+    equal(program.module()(x.to("ltc")), expected)
+
+
 def exchanges(x):
     from torch.distributed import _functional_collectives as functional
 

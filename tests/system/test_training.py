@@ -303,3 +303,21 @@ def total_graph_size() -> float:
     """Nodes of all graphs that were cut so far."""
     data = metrics.metric_data("TensorsGraphSize")
     return data[1] if data else 0.0
+
+
+@pytest.mark.parametrize("options", [{}, {"multi_avg_fn": optim.swa_utils.get_swa_multi_avg_fn}])
+def test_averages_of_whole_numbers_are_those_of_one_by_one(options):
+    """The buffers of batch norm count in int64; torch has no list kernel for their average."""
+    found = []
+    for device in ("cpu", "ltc"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
+        made = {name: make() for name, make in options.items()} if device == "ltc" else {}
+        averaged = optim.swa_utils.AveragedModel(model, use_buffers=True, **made)
+        for number in range(4):
+            for _ in range(number):
+                model(torch.randn(5, 3).to(device))
+            averaged.update_parameters(model)
+        found.append([x.cpu() for x in averaged.state_dict().values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

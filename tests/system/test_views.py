@@ -8,6 +8,7 @@ values are read before any is written.
 
 import os
 import random
+import warnings
 
 import pytest
 import torch
@@ -373,6 +374,40 @@ def test_out_of_stack_and_cat(device):
     joined = torch.empty(6, device=device, dtype=torch.double)
     torch.cat([ramp(3, device=device), ramp(3, device=device)], out=joined)
     return stacked, joined
+
+
+OUTS = {
+    "add": lambda x, out: torch.add(x, 1, out=out),
+    "max": lambda x, out: torch.max(x, 0, out=(out, torch.ones(7, dtype=torch.int64).to(x.device))),
+    "index_select": lambda x, out: torch.index_select(
+        x, 0, torch.zeros(2, dtype=torch.int64).to(x.device), out=out
+    ),
+    "inv": lambda x, out: torch.linalg.inv(x, out=out),
+    "masked_select": lambda x, out: torch.masked_select(x, x > 0, out=out),
+    "arange": lambda x, out: torch.arange(5, out=out),
+    "linspace": lambda x, out: torch.linspace(0, 1, 5, out=out),
+    "normal": lambda x, out: torch.normal(x, 1.0, out=out),
+}
+
+
+@pytest.mark.parametrize("tier", ["auto", "native"])
+@pytest.mark.parametrize("name", OUTS)
+def test_an_out_of_another_shape_is_told_of_as_often_as_on_the_cpu(name, tier, capfd):
+    """Neither the kernel that says what the result is, nor the one that computes it, sees its shape."""
+    told = []
+    for device in ("cpu", "ltc", "ltc"):
+        x, out = torch.eye(3).to(device), torch.ones(7, device=device)
+        with config.override(LTC_TIER=tier), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                OUTS[name](x, out)
+            except RuntimeError as error:
+                told.append(str(error))
+                continue
+            ltm.mark_step()
+            told.append(([one.filename for one in caught], out.shape))
+    assert told[0] == told[1] == told[2]
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.compared

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from ltc.device.recording.recorder import devices
 from ltc.device.recording.tensors import before_another_is_current, current_device
+from ltc.device.recording.user_line import called_from
 from ltc.runtime.transfers import backend
 from ltc.support.stand_in import stand_in
 from ltc.support.torch_private import (
@@ -148,7 +151,7 @@ def _with_named_device(function: Callable[..., Any]) -> Callable[..., Any]:
         if current_device().index:
             args = tuple(map(_named, args))
             kwargs = {name: _named(value) for name, value in kwargs.items()}
-        return function(*args, **kwargs)
+        return _as_the_caller(function, args, kwargs)
 
     return wrapped
 
@@ -163,15 +166,22 @@ def _on_own_device(method: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: torch.Tensor, *args: Any, **kwargs: Any):
         device = self.device
         if device.type != DEVICE_TYPE or kwargs.get("device") is not None:
-            return method(self, *args, **kwargs)
+            return _as_the_caller(method, (self, *args), kwargs)
         if method.__name__ == "new":
             if args and isinstance(args[0], _SHOWN):  # which take no device
                 return method(self, *args, **kwargs)
             if not args and not kwargs.keys() - {"device"}:
                 args = (0,)  # without a size C++ forgets the device
-        return method(self, *args, **{**kwargs, "device": device})
+        return _as_the_caller(method, (self, *args), {**kwargs, "device": device})
 
     return wrapped
+
+
+def _as_the_caller(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Called as by who has called the replacement: C++ warns of the innermost line of Python."""
+    if is_compiling():  # Dynamo, which runs no C++ and knows no frames
+        return function(*args, **kwargs)
+    return called_from(sys._getframe(2), function, args, kwargs)
 
 
 def _named(value: Any) -> Any:

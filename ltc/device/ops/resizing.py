@@ -43,6 +43,12 @@ def storage_bytes(state: State) -> int:
     return 0 if root.buffer.__class__ is Freed else _whole_bytes(root)
 
 
+def own_bytes(state: State) -> int:
+    """Bytes of the elements of a tensor that is not freed."""
+    value = exclusively(state.device.recorder(), lambda: value_of(state))
+    return byte_size(value.shape, value.dtype)
+
+
 def resize(state: State, size: int) -> None:
     """What `storage.resize_(size)` does to the tensor that holds `state`; see the file's text."""
     root = root_of(state)

@@ -15,7 +15,7 @@ import torch
 import torch.utils.dlpack
 
 from ltc.device.ops.pickling import exact_storage
-from ltc.device.ops.resizing import resize, root_of, storage_bytes
+from ltc.device.ops.resizing import own_bytes, resize, root_of, storage_bytes
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import (
     device_of,
@@ -112,9 +112,15 @@ def _resize_bytes_(self: Any, size: int):
 
 
 def _size_in_bytes(self: Any):
-    """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address."""
+    """What FSDP asks for.  nbytes() stays 0: who asks for that wants memory at an address.
+
+    An expanded view has more elements than its base: as many as are read from its storage.
+    """
     state = getattr(self, "lazy", None) if self.device.type == DEVICE_TYPE else None
-    return self.nbytes() if state is None else storage_bytes(state)
+    if state is None:
+        return self.nbytes()
+    held = storage_bytes(state)
+    return max(held, own_bytes(state)) if held and state.base is not None else held
 
 
 def _size_in_elements(self: Any):

@@ -50,6 +50,9 @@ _CHECKS_VALUES = frozenset(
 )
 
 
+# Their numbers give the count of what is made, which may come out otherwise than was meant.
+_SHAPES_THAT_ARE_COUNTED = frozenset({"aten::arange.out", "aten::arange.start_out"})
+
 # Numbers that the kernel converts to the result's dtype, and refuses where they do not fit.
 _CONVERTED = {
     "fill": ("value",),
@@ -126,6 +129,17 @@ class Signature:
     def may_resize(self) -> bool:
         """Whether what it writes to may have another shape: that of `out=` arguments."""
         return bool(self.written) and not self.name.partition(".")[0].endswith("_")
+
+    @cached_property
+    def outs(self) -> tuple[str, ...]:
+        """The names of its `out=` arguments."""
+        return tuple(a.name for a in self.arguments if a.written and a.keyword_only)
+
+    @cached_property
+    def resizes_silently(self) -> bool:
+        """Whether PyTorch says nothing of an `out=` tensor of another shape: where a shape is given."""
+        reads = any(not argument.written for _, argument in self.tensors)
+        return not reads and self.name not in _SHAPES_THAT_ARE_COUNTED
 
     @cached_property
     def is_view(self) -> bool:

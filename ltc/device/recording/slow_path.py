@@ -3,7 +3,8 @@ recognise what comes next on its path ends up here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -188,6 +189,7 @@ class _Lowered:
                 self.kwargs[argument.name] = operand
         if signature.may_resize and self._resizes():
             parts.append(RESIZES)
+            self._give_empty_outs()
         if config.value("LTC_LINES"):
             parts.append(user_line())
         self.key = tuple(parts)
@@ -261,9 +263,14 @@ class _Lowered:
         return [v.__class__ for v in values], [self._number(v, argument.name) for v in values]
 
     def _resizes(self) -> bool:
-        """Whether an `out=` tensor does not have the shape of the result yet."""
+        """Whether an `out=` tensor does not have the shape of the result yet.
+
+        What the result is does not hang on the tensor's shape; asked with an empty one, PyTorch does
+        not warn of another.
+        """
+        outs = self._outs_as(CallResult.without_elements)
         try:
-            types = iter(self._types(self._written()))
+            types = iter(self._types(self._written(), outs))
         except NoTypes:
             return False
         for position in self.signature.written:
@@ -283,8 +290,21 @@ class _Lowered:
             for i in self.signature.written_by(self.values)
         )
 
-    def _types(self, written: tuple):
-        signature, kwargs = self.signature, self.kwargs
+    def _give_empty_outs(self) -> None:
+        """What is to be resized is no operand: the call is given tensors without elements."""
+
+        def empty(value: CallResult) -> CallResult:
+            plain = torch.empty(0, dtype=value.dtype, device="cpu")
+            return value_of(adopt(plain, self.recorder.device))
+
+        self.kwargs |= self._outs_as(empty)
+
+    def _outs_as(self, function: Callable[[CallResult], CallResult]) -> dict[str, Any]:
+        return {name: _each(function, self.kwargs.get(name)) for name in self.signature.outs}
+
+    def _types(self, written: tuple, outs: Mapping[str, Any] = MappingProxyType({})):
+        """`outs`: what stands for operands of these names."""
+        signature, kwargs = self.signature, {**self.kwargs, **outs}
         if signature.device is not None:
             kwargs = {**kwargs, "device": _META}
         return result_types(
@@ -306,6 +326,12 @@ class _Lowered:
         )
         self.recorder.values(call, types)
         return call
+
+
+def _each(function: Callable[[CallResult], CallResult], operand: Any) -> Any:
+    if operand.__class__ is list:
+        return [_each(function, part) for part in operand]
+    return function(operand) if operand.__class__ is CallResult else operand
 
 
 _LOWER: dict[str, Any] = {
@@ -335,7 +361,7 @@ def _results(recorder: Recorder, signature: Signature, values: list, entry: Any)
     for i in signature.written_by(values):
         operand = values[i]
         for tensor in operand if isinstance(operand, (list, tuple)) else (operand,):
-            _assign(recorder, tensor, next(results))
+            _assign(recorder, signature, tensor, next(results))
     if signature.returns_written:
         return signature.returned(values)
     if signature.is_view:
@@ -343,10 +369,12 @@ def _results(recorder: Recorder, signature: Signature, values: list, entry: Any)
     return wrap_all(recorder, signature, list(results))
 
 
-def _assign(recorder: Recorder, tensor: torch.Tensor, value: CallResult) -> None:
+def _assign(
+    recorder: Recorder, signature: Signature, tensor: torch.Tensor, value: CallResult
+) -> None:
     """`tensor` now holds `value`; an out= tensor of another shape takes the new one."""
     if value.shape != tuple(tensor.shape):
-        if tensor.numel() != 0:
+        if tensor.numel() != 0 and not signature.resizes_silently:
             warn_user(
                 f"An output with one or more elements was resized since it had shape "
                 f"{list(tensor.shape)}, which does not match the required output shape "

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
-from ltc.tracebacks import is_users
+from ltc.tracebacks import is_users, shown_of_torch
 
 _is_users = functools.lru_cache(4096)(is_users)  # asked for a dozen frames of each new call
 
@@ -19,6 +22,41 @@ def user_line() -> str:
     code = frame.f_code
     # interned: a loop records the same line many times
     return sys.intern(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+
+
+def torchs_line() -> str:
+    """ "torch/file.py:12 in function" of torch's innermost frame, where the user has called
+    torch; "" elsewhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        shown = shown_of_torch(frame.f_code.co_filename)
+        if shown is None:
+            return ""
+        if shown:
+            return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def called_from(frame: FrameType, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """function(*args, **kwargs), of whose warnings from C++ the line is that of a frame."""
+    call = FunctionType(_call_at(frame.f_code, frame.f_lineno), frame.f_globals)
+    try:
+        return call(function, args, kwargs)
+    except BaseException as error:
+        inner = error.__traceback__ and error.__traceback__.tb_next
+        if inner is not None and inner.tb_next is None:  # the line would be shown twice
+            error.__traceback__ = None
+        raise
+
+
+_CALL = compile("lambda function, args, kwargs: function(*args, **kwargs)", "<ltc>", "eval")
+
+
+@functools.lru_cache(1024)
+def _call_at(code: CodeType, line: int) -> CodeType:
+    (plain,) = (one for one in _CALL.co_consts if isinstance(one, CodeType))
+    return plain.replace(co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=line)
 
 
 def warn_user(text: str) -> None:

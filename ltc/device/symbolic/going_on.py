@@ -160,14 +160,18 @@ def _recorded(entry: Any) -> Iterator[Any]:
 
 
 def give_up(path: SymbolicPath, why: str) -> None:
-    """Recordings go on along the path no more: it has no program."""
+    """Recordings go on along the path no more: it has no program.
+
+    why  an error's text, of which the first line is told: a kernel's text may follow
+    """
     place = path.place
     if path in place.symbolic.paths:
         place.symbolic.paths.remove(path)
         place.symbolic.tries = MOST_TRIES
         place.next = next(iter(place.branches.values()))
         metrics.count("SymbolicProgramsRefused")
-        _explain("its path of symbols is left again, since it has no program", why, _CURE)
+        reason = why.partition("\n")[0]
+        _explain("its path of symbols is left again, since it has no program", reason, _CURE)
 
 
 def _explain(what: str, difference: str, cure: str) -> None:

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ltc.device.recording.recorder import Recorder, devices
@@ -13,13 +14,14 @@ from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively
 from ltc.device.recording.tensors import is_lazy, uploaded
 from ltc.errors import Unsupported
-from ltc.support.torch_private import REBUILD_BUCKETS, SET_STATIC_GRAPH
+from ltc.support.torch_private import REBUILD_BUCKETS, REGISTER_BUILTIN_HOOK, SET_STATIC_GRAPH
 
 
 def install() -> None:
     """Apply what is below.  Once per process."""
     _explain_what_it_cannot_do()
     _allocate_at_once()
+    _compress_in_python()
 
 
 def _explain_what_it_cannot_do() -> None:
@@ -53,6 +55,21 @@ def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
             f"give. Leave {option} out, and let every parameter take part in the loss (add "
             f"0 * p.sum() for one that does not), or use torch.distributed.fsdp.fully_shard."
         )
+
+
+def _compress_in_python() -> None:
+    """The built-in hook that compresses wants a future's list from C++: torch's own in Python does not."""
+    register = REGISTER_BUILTIN_HOOK.current
+
+    @functools.wraps(register)
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        is_compressing = comm_hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+        if is_compressing and any(is_lazy(parameter) for parameter in self.module.parameters()):
+            self.register_comm_hook(self.process_group, default_hooks.fp16_compress_hook)
+        else:
+            register(self, comm_hook_type)
+
+    REGISTER_BUILTIN_HOOK.replace(_register_builtin_comm_hook)
 
 
 def _allocate_at_once() -> None:

@@ -228,7 +228,14 @@ def broadcast(tensors, src: int, group):
 
 
 def all_to_all_single(x, output_splits, input_splits, group):
-    return traced.all_to_all(x, output_splits, input_splits, _group(group).group_name)
+    group = _group(group)
+    if len(output_splits) != group.size() or min(output_splits) < 0:
+        raise ValueError(
+            f"all_to_all: parts of {list(output_splits)} rows from {group.size()} ranks. Give one part "
+            f"for each, of no row or more."
+        )
+    splits = _splits(x, group, input_splits)
+    return traced.all_to_all(x, output_splits, splits, group.group_name)
 
 
 def wait_tensor(x):

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+import uuid
 from datetime import timedelta
 from pathlib import Path
 
@@ -107,24 +108,45 @@ def store(processes: int):
     if dist.is_initialized():
         return dist.PrefixStore("ltc", default_store())
     if config.value("TORCHELASTIC_USE_AGENT_STORE"):
-        address, port = config.value("MASTER_ADDR"), config.value("MASTER_PORT")
-        _check_listens(address, port)
-        tcp = dist.TCPStore(
-            address,
-            port,
-            processes,
-            False,
-            timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
-        )
-        # a restarted worker group must not meet what the one before it left
-        attempt = config.value("TORCHELASTIC_RESTART_COUNT")
-        return dist.PrefixStore(f"ltc/{attempt}", tcp)
+        return _store_of_torchrun(processes)
     raise NowhereToMeet(
         f"This is process {config.value('XRT_SHARD_ORDINAL')} of {processes}, and nothing says "
         f"where they meet. Start them with ltc.launch, lazy_multiprocessing.spawn or torchrun, "
         f"call torch.distributed.init_process_group first, or set LTC_RENDEZVOUS to a folder that "
         f"they all see."
     )
+
+
+def _store_of_torchrun(processes: int):
+    address, port = config.value("MASTER_ADDR"), config.value("MASTER_PORT")
+    _check_listens(address, port)
+    tcp = dist.TCPStore(
+        address,
+        port,
+        processes,
+        False,
+        timeout=timedelta(seconds=config.value("LTC_PEER_TIMEOUT")),
+    )
+    # a restarted worker group must not meet what the one before it left
+    attempt = config.value("TORCHELASTIC_RESTART_COUNT")
+    return dist.PrefixStore(f"ltc/{attempt}", tcp)
+
+
+@functools.cache
+def name_of_run(processes: int) -> str:
+    """What `world.name_of_run` says: whoever comes first to the store draws it, and nobody waits.
+
+    Raises NowhereToMeet where the run has no store.
+    """
+    drawn = uuid.uuid4().hex[:12]
+    if config.value("TORCHELASTIC_USE_AGENT_STORE") and not config.value("LTC_RENDEZVOUS"):
+        shared = _store_of_torchrun(processes)  # some may have a default group already
+    else:
+        shared = store(processes)
+    return shared.compare_set(f"name of the run of {processes}", "", drawn).decode()
+
+
+os.register_at_fork(after_in_child=name_of_run.cache_clear)
 
 
 def _check_listens(address: str, port: int) -> None:

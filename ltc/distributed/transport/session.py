@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import threading
 import traceback
+import uuid
 from typing import Any
 
 import torch.distributed as dist
 
 from ltc import config
 from ltc.distributed import world
+from ltc.distributed.transport import bootstrap
 from ltc.distributed.transport.bootstrap import (
     folder_of_host,
     host,
@@ -27,6 +30,7 @@ from ltc.distributed.transport.status_board import HostsStatusBoard, StatusBoard
 from ltc.distributed.transport.symmetric_memory import OneShotReducer, SymmetricMemory
 from ltc.distributed.transport.thread_wire import ThreadsWire
 from ltc.distributed.transport.wire import SharedMemoryWire
+from ltc.errors import NowhereToMeet
 
 # Programs run behind their caller, so what they exchange and what the caller exchanges at once
 # would mix differently on every replica: each has a region of its own.
@@ -71,6 +75,7 @@ class _Sessions:
         self.renewals = object()  # another one when sessions are forgotten
         self.regions: dict[tuple, dict[str, Region]] = {}
         self.sessions: dict[tuple, Session] = {}
+        self.names: dict[tuple[int, ...], str] = {}  # of the runs of threads, by their devices
 
     def of(self, place: world.Rank) -> Session:
         key = (place.processes, place.devices)
@@ -87,6 +92,10 @@ class _Sessions:
                 self.sessions[*key, place.ordinal] = session
             return session
 
+    def name_of_threads(self, devices: tuple[int, ...]) -> str:
+        with self.lock:
+            return self.names.setdefault(devices, uuid.uuid4().hex[:12])
+
     def abort_threads(self, text: str) -> None:
         with self.lock:
             for (processes, devices), regions in self.regions.items():
@@ -97,6 +106,7 @@ class _Sessions:
     def renew(self, devices: tuple[int, ...]) -> None:
         key = (1, devices)
         with self.lock:
+            self.names.pop(devices, None)
             if key in self.regions and any(r.failed for r in self.regions[key].values()):
                 self.renewals = object()
                 del self.regions[key]
@@ -140,6 +150,16 @@ def of(place: world.Rank) -> Session:
 def known(place: world.Rank) -> Session | None:
     """The session of the replica at a place, if it has met the others yet."""
     return _sessions.sessions.get((place.processes, place.devices, place.ordinal))
+
+
+def name_of_run() -> str:
+    """What `world.name_of_run` says where there are several replicas."""
+    place = world.place()
+    if place.processes == 1:
+        return _sessions.name_of_threads(place.devices)
+    with contextlib.suppress(NowhereToMeet):  # each of them is told to do its part by itself
+        return bootstrap.name_of_run(place.processes)
+    return ""
 
 
 def any_in_use() -> bool:

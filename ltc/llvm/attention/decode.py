@@ -14,7 +14,7 @@ from ltc.llvm.emit.builder import function_text
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.philox import random_bits
-from ltc.llvm.emit.vectors import LONGEST_SUM, GeneratedKernel, add_in_pieces, tasks_for
+from ltc.llvm.emit.vectors import GeneratedKernel, add_in_pieces, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
 from ltc.support.sizes.extent import Extent, number_now
 
@@ -187,6 +187,4 @@ class _Decode(Scores):
             ]
 
         zeros = [v.zero] * len(masks)
-        if isinstance(self.seen, int) and self.seen <= LONGEST_SUM:
-            return self.b.loop(0, self.seen, 1, [(v.vector, v.zero)] * len(masks), step)
         return add_in_pieces(v, self.seen, zeros, step, self.totals)

@@ -17,10 +17,10 @@ from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import (
-    LONGEST_SUM,
     GeneratedKernel,
     Vectors,
     add_in_pieces,
+    is_one_piece,
     require_stack,
     reserved,
     tasks_for,
@@ -121,7 +121,7 @@ class Sums:
             b, self.columns * max(1, self.depth * self.taps) + self.panel, v.element
         )
         self.totals = ""
-        if self.depth * self.taps > LONGEST_SUM:
+        if not is_one_piece(self.depth * self.taps):
             self.totals = reserved(b, (self.height + 1) * self.panel, v.element)
         if self.depth < self.channels:
             self.waiting = reserved(b, self.rows * self.columns, v.element)

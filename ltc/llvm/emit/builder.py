@@ -156,9 +156,12 @@ class Builder:
     def splat(self, scalar: str, x: Any) -> str:
         """A scalar in every lane."""
         if isinstance(x, Extent):
-            if self.width == 1:
+            if scalar != "i64":
+                x = self.value(f"trunc i64 {x} to {scalar}")
+            elif self.width == 1:
                 return str(x)
-            x = self.value(f"add i64 {x}, 0")  # a register, which may be an argument
+            else:
+                x = self.value(f"add i64 {x}, 0")  # a register, which may be an argument
         x = str(x) if isinstance(x, int) else x
         if self.width == 1:
             return x

@@ -263,6 +263,11 @@ def reserved(builder: Builder, count: int, element: str) -> str:
     return builder.effect(f"alloca [{count} x {element}], align 64")
 
 
+def is_one_piece(depth: Index) -> bool:
+    """Whether a sum is of so few steps at all sizes that it is added one by one."""
+    return isinstance(depth, int) and depth <= LONGEST_SUM
+
+
 def add_in_pieces(
     v: Vectors,
     depth: Index,
@@ -272,10 +277,10 @@ def add_in_pieces(
 ) -> list[str]:
     """`sums` after step(k, sums) for k from 0 up to `depth`, added in pieces of LONGEST_SUM.
 
-    totals  memory for the sums, where `depth` may be more than one piece
+    totals  memory for the sums, where `depth` is not one piece
     """
     b = v.builder
-    if isinstance(depth, int) and depth <= LONGEST_SUM:
+    if is_one_piece(depth):
         return b.loop(0, depth, 1, [(v.vector, value) for value in sums], step)
     for i, value in enumerate(sums):
         v.store_computed(value, totals, i * v.width)

@@ -30,7 +30,9 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
             with config.override(LTC_PROGRESS=0):  # nobody waits
                 _compile(request, trace)
         except Exception as error:
-            answers.write(json.dumps([request["number"], repr(error)]) + "\n")
+            answers.write(
+                json.dumps([request["number"], f"{type(error).__name__}: {error}"]) + "\n"
+            )
         else:
             answers.write(json.dumps([request["number"], None]) + "\n")
 
