@@ -9,9 +9,10 @@ class Account:
     def __init__(self) -> None:
         self.bytes = self.peak = self.buffers = self.freed = self.freed_before = 0
 
-    def add(self, nbytes: int) -> None:
+    def add(self, nbytes: int, buffers: int = 1) -> None:
+        """So many buffers came to be, of `nbytes` together."""
         self.bytes += nbytes
-        self.buffers += 1
+        self.buffers += buffers
         if self.bytes > self.peak:
             self.peak = self.bytes
 

@@ -45,17 +45,22 @@ def input_key(shape: tuple[int, ...], dtype: torch.dtype) -> BufferKey:
     return key
 
 
-def under_way(buffers: list[Buffer]) -> tuple[list[Execution | None], list[Execution]]:
+def under_way(buffers: list[Buffer]) -> tuple[Sequence[Execution | None], list[Execution]]:
     """Which launch decides what is in each buffer, where one still does; and these launches.
 
     They are not over, or over and have lost what they were to fill the buffer with.
     """
-    sources = [buffer.execution for buffer in buffers]
-    needed = [e for e in set(sources) if e is not None and (not e.done or e.failure is not None)]
+    known = {buffer.execution for buffer in buffers}
+    needed = [e for e in known if e is not None and (not e.done or e.failure is not None)]
+    if not needed:
+        return _NO_SOURCES, needed
     if any([e.failure is not None for e in needed]):  # seldom: one buffer may be lost, another not
         sources = [b.execution if b.is_undecided() else None for b in buffers]
-        needed = [e for e in set(sources) if e is not None]
-    return sources, needed
+        return sources, [e for e in set(sources) if e is not None]
+    return [buffer.execution for buffer in buffers], needed
+
+
+_NO_SOURCES: tuple[Execution | None, ...] = ()
 
 
 class Failure:
@@ -160,6 +165,9 @@ class Aliases:
         self._left -= 1
 
 
+_NO_BUFFERS: list[Buffer] = []  # never changed
+
+
 class Outputs:
     """What a program fills at each launch.
 
@@ -169,12 +177,14 @@ class Outputs:
     donated   positions of these inputs
     """
 
-    __slots__ = ("types", "replaced", "donated", "_kinds")
+    __slots__ = ("types", "replaced", "donated", "_kinds", "_new_bytes", "_new")
 
     def __init__(self, types: tuple[tuple[Any, ...], ...], replaced: dict[int, int]) -> None:
         self.types, self.replaced = types, replaced
         self.donated = frozenset(replaced.values())
         self._kinds = [(input_key(*type), replaced.get(k)) for k, type in enumerate(types)]
+        sizes = [key[3] for key, position in self._kinds if position is None]
+        self._new_bytes, self._new = sum(sizes), len(sizes)
 
     def buffers(
         self,
@@ -182,19 +192,33 @@ class Outputs:
         inputs: list[Buffer],
         previous: Mapping[int, Buffer],
         execution: Execution,
-    ) -> list[Buffer]:
-        """Those that a launch fills: where it may, the buffers of the inputs that it replaces."""
+    ) -> tuple[list[Buffer], list[Buffer]]:
+        """Those that a launch fills: where it may, the buffers of the inputs that it replaces.
+
+        Also those among them that keep the one before until it is certain that nothing failed.
+        """
+        account, new, shared = account_of(device), Buffer.__new__, False
+        account.add(self._new_bytes, self._new)
         outputs: list[Buffer] = []
         for key, position in self._kinds:
-            old = None if position is None else inputs[position]
-            if old is None or old.shared:
-                outputs.append(Buffer(key, device, None, execution, old))
+            if position is None:  # `Buffer(...)`, counted above: the call takes as long as all else
+                buffer = new(Buffer)
+                buffer.key, buffer.device = key, device
+                buffer.handle = buffer.previous = None
+                buffer.execution, buffer.account = execution, account
+                buffer.shared = False
             else:
-                old.execution = execution
-                outputs.append(old)
+                buffer = inputs[position]
+                if buffer.shared:
+                    buffer, shared = Buffer(key, device, None, execution, buffer), True
+                else:
+                    buffer.execution = execution
+            outputs.append(buffer)
+        if not shared and not previous:
+            return outputs, _NO_BUFFERS
         for output, old in previous.items():
             outputs[output].previous = old
-        return outputs
+        return outputs, [buffer for buffer in outputs if buffer.previous is not None]
 
 
 class Buffer:

@@ -105,13 +105,14 @@ class Program:
         waited = "DeviceLockWait", executor.take_waited(), "time"
         metrics.note((), (("TensorsGraphSize", self.calls, "value"), waited))
         execution, (sources, dependencies) = Execution(), under_way(inputs)
-        outputs = self.outputs.buffers(device, inputs, previous, execution)
+        outputs, replacing = self.outputs.buffers(device, inputs, previous, execution)
         for positions in chosen[1].aliased_outputs:
             Aliases([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
         work = _Work(
-            self, chosen, executor, execution, sources, dependencies, inputs, scalars, given, replica
+            self, chosen, executor, execution, sources, dependencies, inputs, scalars, given,
+            replacing, replica,
         )  # fmt: skip
         if profiled_launch.is_wanted():
             work.profiled = profiled_launch.of(self, chosen, executor, inputs, given)
@@ -138,6 +139,7 @@ class _Work:
         "inputs",
         "scalars",
         "outputs",
+        "replacing",
         "replica",
         "profiled",
         "_launch",
@@ -155,18 +157,20 @@ class _Work:
         inputs: list[Buffer],
         scalars: list[Any],
         outputs: list[Buffer],
+        replacing: list[Buffer],
         replica: Any,
     ) -> None:
         """
         chosen        what runs it, with what that can do
         sources       of each input the launch that fills it, where that may not have ended well
-        dependencies  these launches
+        dependencies  these launches; where there are none, nobody looks at `sources`
+        replacing     of the outputs those that have a `previous`
         """
         self.program, self.executor, self.execution = program, executor, execution
         self.computation, self.capabilities = chosen
         self.sources, self.dependencies = sources, dependencies
         self.inputs, self.scalars = inputs, scalars
-        self.outputs, self.replica = outputs, replica
+        self.outputs, self.replacing, self.replica = outputs, replacing, replica
         self.profiled: ProfiledLaunch | None = None
         self._launch: Launch | None = None  # while it is queued
         self._handles_before: list[Any] = []  # of its outputs, before it was
@@ -257,8 +261,7 @@ class _Work:
         if launch is not None:
             launch.end()
         self._handles_before = []
-        for buffer in self.outputs:
-            buffer.previous = None
+        self._forget_previous()
         self._note_time(nanoseconds)
         if self.profiled is not None:
             self.profiled.was_queued(nanoseconds, self.executor.thread)
@@ -274,20 +277,26 @@ class _Work:
     # --- here
 
     def _run(self) -> None:
-        handles = [buffer.handle for buffer in self.inputs]
+        inputs, outputs = self.inputs, self.outputs
+        handles = [buffer.handle for buffer in inputs]
         for position in self.program.outputs.donated:
-            if self.inputs[position].shared:
+            if inputs[position].shared:
                 handles[position] = copy_of(handles[position], self.executor.device)
         started = time.perf_counter_ns()
         computation = self.computation if self.profiled is None else self.profiled
         results = computation.launch(handles, self.scalars)
         elapsed = time.perf_counter_ns() - started
-        results = buffers_of(results, self.computation, len(self.outputs))
-        for buffer, handle in zip(self.outputs, results, strict=True):
+        if results.__class__ is not list or len(results) != len(outputs):
+            results = buffers_of(results, self.computation, len(outputs))
+        for buffer, handle in zip(outputs, results):  # as many: looked at just now
             buffer.handle = handle
-            if buffer.previous is not None:
-                buffer.previous = None
+        self._forget_previous()
         self._note_time(elapsed)
+
+    def _forget_previous(self) -> None:
+        """All went well: no tensor goes back to what it was."""
+        for buffer in self.replacing:
+            buffer.previous = None
 
     def _note_time(self, nanoseconds: int) -> None:
         self.program.seconds = nanoseconds * 1e-9
