@@ -10,6 +10,7 @@ from typing import Any
 from ltc.backends.collective_runner import abort, running_as
 from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.backend_errors import buffers_of, in_a_launch
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, Outputs, under_way
@@ -20,6 +21,9 @@ from ltc.runtime.timing import profiled_launch
 from ltc.runtime.timing.profiled_launch import ProfiledLaunch
 from ltc.runtime.transfers import copy_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
+
+_LAUNCHES = Often((), (("TensorsGraphSize", "value"), ("DeviceLockWait", "time")))
+_RUNS = Often((), (("ExecuteTime", "time"),))
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,7 @@ class Program:
         """
         chosen = self._chosen()
         executor = executor_of(device)
-        waited = "DeviceLockWait", executor.take_waited(), "time"
-        metrics.note((), (("TensorsGraphSize", self.calls, "value"), waited))
+        _LAUNCHES.happened(self.calls, executor.take_waited())
         execution, (sources, dependencies) = Execution(), under_way(inputs)
         outputs, replacing = self.outputs.buffers(device, inputs, previous, execution)
         for positions in chosen[1].aliased_outputs:
@@ -300,7 +303,7 @@ class _Work:
 
     def _note_time(self, nanoseconds: int) -> None:
         self.program.seconds = nanoseconds * 1e-9
-        metrics.record("ExecuteTime", nanoseconds, "time")
+        _RUNS.happened(nanoseconds)
 
     # --- where not all of it goes well
 

@@ -6,7 +6,8 @@ import sys
 import time
 
 from ltc import config
-from ltc.debug import metrics, metrics_saver, profiler
+from ltc.debug import metrics_saver, profiler
+from ltc.debug.often import counting
 from ltc.device.call_observer import note_mark, watching
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import Device
@@ -14,6 +15,7 @@ from ltc.device.recording.tensors import current_device
 from ltc.utils.closures import AsyncClosureHandler, StepClosures
 
 _asked = config.reader("LTC_EMIT_STEPLOG", "LTC_SYNC_WAIT", "LTC_METRICS_FILE")
+_count_mark = counting("MarkStep")
 _handler = AsyncClosureHandler()
 _closures: dict[int, StepClosures] = {}
 
@@ -29,7 +31,7 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     In order: everything pending is started; the metrics file is written; closures run.
     """
     device = device or current_device()
-    metrics.count("MarkStep")
+    _count_mark()
     if watching:
         note_mark(wait)
     logs, waits, metrics_file = _asked()

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ltc.backends.plain_dispatch import is_plain_now
-from ltc.debug import metrics
-from ltc.debug.often import Often
+from ltc.debug.often import Often, counting
 from ltc.device.call_observer import watching
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.sync import ready_buffer
@@ -30,6 +29,7 @@ Kernel = Callable[..., Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 STRIDED = torch.strided
 _STRIDED = frozenset({None, STRIDED})
+_count_number = counting("aten::_local_scalar_dense")
 _NUMBERS = Often(  # that are read where they have been computed
     ("aten::_local_scalar_dense", "EarlySyncLiveTensorsCount"),
     (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")),
@@ -95,7 +95,7 @@ def _reading(thorough: Kernel) -> Kernel:
 
 
 def _number_in(buffer: Buffer) -> Any:
-    metrics.count("aten::_local_scalar_dense")
+    _count_number()
     return downloaded(buffer).item()
 
 

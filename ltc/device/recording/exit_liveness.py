@@ -15,7 +15,7 @@ import torch
 from ltc import config
 from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
-from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new
 from ltc.device.recording.recorder import INPUT, Recorder
@@ -33,6 +33,7 @@ from ltc.support.reference_counts import (
     reference_counts,
 )
 
+_MADE = Often((), (), ("CreateLtcTensor", "DestroyLtcTensor"))
 _aten = torch.ops.aten
 REORDERINGS = frozenset(
     {  # views of all elements of their base, each once
@@ -137,7 +138,7 @@ def end(recorder: Recorder) -> None:
         observer.before_end(recorder)
     ended, alive = _as_before(recorder) or _looked_at(recorder)
     if ended.made:
-        metrics.note((("CreateLtcTensor", ended.made), ("DestroyLtcTensor", ended.died)))
+        _MADE.happened(ended.made, ended.died)
     for position, holders in ended.shared:
         buffer = recorder.inputs[position]
         buffer.shared = True
