@@ -68,6 +68,11 @@ class ProgramBinding:
     outputs: tuple[int, ...]
     program: Callable[[], Program | None] = field(default=_no_program)
 
+    def is_in_order(self, inputs: int, scalars: int, outputs: int) -> bool:
+        """Whether, of so many, the program is given and gives all in the recording's order."""
+        counts = inputs, scalars, outputs
+        return (self.inputs, self.scalars, self.outputs) == tuple(map(_counted, counts))
+
     def given_inputs(self, inputs: list[Buffer]) -> list[Buffer]:
         """What the program is given of the recording's inputs."""
         return _picked(inputs, self.inputs)

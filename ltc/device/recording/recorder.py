@@ -553,8 +553,9 @@ class Device:
 
     def has_one_recorder(self) -> bool:
         """Whether a single thread uses the device, as far as running threads go."""
-        if len(self.recorders) > 1:
-            self._drop_recorders_of_ended_threads()
+        if len(self.recorders) == 1:
+            return True
+        self._drop_recorders_of_ended_threads()
         return len(self.recorders) == 1
 
     def _add_recorder(self) -> Recorder:
