@@ -13,6 +13,7 @@ from ltc.runtime import core_reservation
 from ltc.runtime.account import OF_NOTHING, account_of
 from ltc.runtime.physical_dtype import physical
 from ltc.support.bounded_table import BoundedTable
+from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.tracebacks import another, users_part
 
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
@@ -95,6 +96,9 @@ class Failure:
         raise another(self.error, self._traceback)
 
 
+_begins_to_wait = renewed_lock(globals(), "_begins_to_wait")
+
+
 class Execution:
     """One launch: over or not, and with what failure.
 
@@ -103,11 +107,10 @@ class Execution:
     come_to_end  where nobody says so unasked: blocks until it is over, or somebody will say so
     """
 
-    __slots__ = ("_running", "done", "failure", "come_to_end", "_lost")
+    __slots__ = ("_awaited", "done", "failure", "come_to_end", "_lost")
 
     def __init__(self) -> None:
-        self._running = threading.Lock()
-        self._running.acquire()
+        self._awaited: Any = None  # a lock that is held till the end; there once somebody waits
         self.done = False
         self.come_to_end: Callable[[], None] | None = None
         self.failure: Failure | None = None
@@ -123,22 +126,36 @@ class Execution:
         """
         # By their ids, since they refer to this: who asks has in hand one that it was to fill,
         # and all of these were there at once.
-        self._lost = None if lost is None else {id(buffer): why for buffer, why in lost.items()}
+        if lost is not None:
+            self._lost = {id(buffer): why for buffer, why in lost.items()}
         self.failure = failure
-        self.done, self.come_to_end = True, None
-        self._running.release()
+        self.come_to_end = None
+        self.done = True
+        if self._awaited is not None:  # in this order: see `_await_end`
+            self._awaited.release()
 
     def wait(self) -> None:
         """Block until it is over; a failure stays here."""
-        if self._running.locked():
+        if not self.done:
             began = spans.now()
             core_reservation.use_all()
-            if self.come_to_end is not None:
-                self.come_to_end()
-            with self._running:  # passed on to the next waiter on leaving
-                pass
+            come_to_end = self.come_to_end
+            if come_to_end is not None:
+                come_to_end()
+            self._await_end()
             if spans.timeline is not None:
                 spans.timeline.add("wait", "wait for values", began, spans.now())
+
+    def _await_end(self) -> None:
+        with _begins_to_wait:
+            if self._awaited is None:
+                awaited = threading.Lock()
+                awaited.acquire()
+                self._awaited = awaited
+        # behind `_awaited`: either this sees that it is over, or `finish` sees the lock
+        if not self.done:
+            with self._awaited:  # passed on to the next waiter on leaving
+                pass
 
     def failure_of(self, buffer: Buffer) -> Failure | None:
         """Why a buffer that this launch was to fill, or to replace the value of, is not."""
@@ -255,10 +272,12 @@ class Buffer:
         self.account.add(key[3])
 
     def __del__(self) -> None:
-        self.account.remove(self.key[3])
-        shared = self.shared
-        if not isinstance(shared, bool):
-            shared.lose_one()
+        account = self.account  # its `remove`, without the call: most buffers go with their step
+        account.bytes -= self.key[3]
+        account.buffers -= 1
+        account.freed += 1
+        if self.shared.__class__ is Aliases:
+            self.shared.lose_one()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -612,7 +612,12 @@ def devices() -> list[Device]:
 
 def device_at(index: int) -> Device:
     """The device of that index; raises RuntimeError where there is none."""
-    known = _devices or devices()
+    try:
+        if index >= 0:
+            return _devices[index]
+    except IndexError:  # or nobody has asked for one yet
+        pass
+    known = devices()
     if 0 <= index < len(known):
         return known[index]
     raise RuntimeError(
