@@ -52,9 +52,12 @@ def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
     return tuple(frames)
 
 
-def user_place() -> tuple[str, int]:
-    """File and line of the innermost of them; ("", 0) without one."""
-    frame: FrameType | None = sys._getframe(1)
+def user_place(above: int = 0) -> tuple[str, int]:
+    """File and line of the innermost of them; ("", 0) without one.
+
+    above  how many callers of the caller are known to be ltc's
+    """
+    frame: FrameType | None = sys._getframe(1 + above)
     while frame is not None:
         file = frame.f_code.co_filename
         if file not in _our_files and _owner(file) != _OURS:

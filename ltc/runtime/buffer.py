@@ -215,7 +215,8 @@ class Outputs:
         Also those among them that keep the one before until it is certain that nothing failed.
         """
         account, new, shared = account_of(device), Buffer.__new__, False
-        account.add(self._new_bytes, self._new)
+        if self._new:
+            account.add(self._new_bytes, self._new)
         outputs: list[Buffer] = []
         for key, position in self._kinds:
             if position is None:  # `Buffer(...)`, counted above: the call takes as long as all else

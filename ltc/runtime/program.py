@@ -191,7 +191,8 @@ class _Work:
         except BaseException as error:
             self._fail(error)
         else:
-            self._end()
+            self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
+            self.execution.finish()
 
     @property
     def is_inline(self) -> bool:
@@ -201,7 +202,7 @@ class _Work:
     def _end(
         self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
     ) -> None:
-        self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
+        self.inputs = self.scalars = _NOTHING
         if not self.execution.done:
             self.execution.finish(failure, lost)
 
@@ -293,7 +294,8 @@ class _Work:
             results = buffers_of(results, self.computation, len(outputs))
         for buffer, handle in zip(outputs, results):  # as many: looked at just now
             buffer.handle = handle
-        self._forget_previous()
+        if self.replacing:
+            self._forget_previous()
         self._note_time(elapsed)
 
     def _forget_previous(self) -> None:

@@ -24,7 +24,7 @@ _known: BoundedTable[tuple[object, ...], Explanation] = BoundedTable("ExplainedC
 
 def _noted(difference: tuple[object, ...], make: Callable[[], Explanation]) -> Explanation:
     """The explanation of a place in the user's program: made the first time, counted from then on."""
-    key = (difference, user_place())
+    key = (difference, user_place(above=2))  # whoever tells of it, for another module of ltc's
     explanation = _known.get(key)
     if explanation is not None:
         return again(explanation)
