@@ -52,8 +52,8 @@ def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
     return tuple(frames)
 
 
-def user_place(above: int = 0) -> tuple[str, int]:
-    """File and line of the innermost of them; ("", 0) without one.
+def user_frame(above: int = 0) -> FrameType | None:
+    """The innermost of them as it is: who keeps it keeps what its function has in hand.
 
     above  how many callers of the caller are known to be ltc's
     """
@@ -61,9 +61,9 @@ def user_place(above: int = 0) -> tuple[str, int]:
     while frame is not None:
         file = frame.f_code.co_filename
         if file not in _our_files and _owner(file) != _OURS:
-            return file, frame.f_lineno
+            return frame
         frame = frame.f_back
-    return "", 0
+    return None
 
 
 def _owner(file: str) -> int:
