@@ -24,11 +24,13 @@ from ltc.backends.interpreter.view_chains import write_through
 from ltc.errors import InvalidGraph
 from ltc.ir.graph import Graph
 from ltc.support.torch_private import (
+    bound_function,
     function_of,
     storage_identity,
     storage_use_count,
 )
 
+_made_contiguous = bound_function("contiguous")  # the method is ltc's, which asks for views first
 ALONE = 2  # a storage's users: its one tensor, and the Python object that asks
 
 _NO_NAMES: dict[str, Any] = {}  # of calls without keyword arguments: never changed
@@ -240,12 +242,11 @@ class TorchCall(CallKernel):
         return self._keep_each(found, values)
 
     def source(self, names: Names) -> str:
-        if self._expanded is not None or self._mutated or self._kept_as_it_is is None:
+        is_line = self._expanded is None and not self._mutated and self._kept_as_it_is is not None
+        if not is_line or any(map(iskeyword, self._kwargs)):  # as `from` is
             return super().source(names)
-        if any(map(iskeyword, self._kwargs)):  # as `from` is
-            return super().source(names)
-        shown = [self._source_of(place) for place in self._args]
-        shown += [f"{name}={self._source_of(place)}" for name, place in self._kwargs.items()]
+        shown = [self._source_of(place, names) for place in self._args]
+        shown += [f"{name}={self._source_of(place, names)}" for name, place in self._kwargs.items()]
         return f"values[{self.first}] = {names.of(self._quick_function())}({', '.join(shown)})"
 
     def _quick_function(self) -> Any:
@@ -255,12 +256,12 @@ class TorchCall(CallKernel):
             return self._function
         return quick_function(name, self.call.overload) or self._function
 
-    def _source_of(self, place: Place) -> str:
+    def _source_of(self, place: Place, names: Names) -> str:
         """An argument, as `_called` gives it."""
         if place.__class__ is tuple:
-            return f"[{', '.join(map(self._source_of, place))}]"
+            return f"[{', '.join([self._source_of(part, names) for part in place])}]"
         as_it_is = self._any_strides or place >= self._slots.scalars.start  # no result of a call
-        return f"values[{place}]{'' if as_it_is else '.contiguous()'}"
+        return f"values[{place}]" if as_it_is else f"{names.of(_made_contiguous)}(values[{place}])"
 
     def _keep_each(self, found: Any, values: Values) -> bool:
         results = self.call.results
