@@ -408,18 +408,23 @@ def reader(*names: str) -> Callable[[], tuple]:
     """
     flags = [_flag(name) for name in names]
     asked = [_ENCODED[name] for flag in flags for name in (flag.name, flag.older) if name]
-    known: dict[tuple, tuple] = {}
+    known: dict[Any, tuple] = {}
+
+    def read_anew(texts: Any) -> tuple:
+        if len(known) >= _MOST_TEXTS:
+            known.clear()
+        found = known[texts] = tuple(map(value, names))
+        return found
 
     def read() -> tuple:
         texts = tuple(map(_environment, asked))
-        found = known.get(texts)
-        if found is None:
-            if len(known) >= _MOST_TEXTS:
-                known.clear()
-            found = known[texts] = tuple(map(value, names))
-        return found
+        return known.get(texts) or read_anew(texts)
 
-    return read
+    def read_one() -> tuple:
+        text = _environment(asked[0])
+        return known.get(text) or read_anew(text)
+
+    return read if len(asked) > 1 else read_one
 
 
 def found_in_environment() -> list[tuple[str, str, str]]:

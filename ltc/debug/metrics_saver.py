@@ -6,7 +6,6 @@ import json
 import sys
 import threading
 import time
-import warnings
 from typing import Any
 
 from ltc import config
@@ -44,15 +43,6 @@ def save_metrics(metrics_file: str | None = None) -> None:
         return
     with open(f"{metrics_file}{_suffix()}", "a") as file:
         file.write(text)
-
-
-def save_at_mark() -> None:
-    """`save_metrics` of a step mark: a disk that is full ends no training, it is told of."""
-    try:
-        save_metrics()
-    except OSError as error:
-        path = config.value("LTC_METRICS_FILE")
-        warnings.warn(f"LTC_METRICS_FILE={path} lacks a step: {error}", stacklevel=5)
 
 
 def step_as_dict() -> dict[str, Any]:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from time import time
 
 from ltc.debug import metrics
 
 _MOST = 256  # times that are not noted yet
+
+
+def counting(name: str) -> Callable[[], object]:
+    """What adds one to the counter each time it is called: noted before anybody looks."""
+    numbers, noted = itertools.count(), 0
+
+    def note() -> None:
+        nonlocal noted
+        following = int(repr(numbers)[len("count(") : -1])  # without taking it
+        if following > noted:
+            metrics.note(((name, following - noted),))
+            noted = following
+
+    metrics.before_reading(note)
+    return numbers.__next__
 
 
 class Often:
@@ -15,12 +32,18 @@ class Often:
     happened  adds one time: its moment and the value of each sample
     """
 
-    def __init__(self, counts: tuple[str, ...], samples: tuple[tuple[str, str], ...]) -> None:
+    def __init__(
+        self,
+        counts: tuple[str, ...],
+        samples: tuple[tuple[str, str], ...],
+        sums: tuple[str, ...] = (),
+    ) -> None:
         """
         counts   the counters that grow by one each time
         samples  name and kind of the metrics that get a value each time
+        sums     the counters that grow by a value each time: those behind the samples'
         """
-        self._counts, self._samples = counts, samples
+        self._counts, self._samples, self._sums = counts, samples, sums
         self._times: list[tuple[float, ...]] = []
         metrics.before_reading(self.note)
 
@@ -37,8 +60,11 @@ class Often:
         if known:
             moments, *values = zip(*self._times[:known])
             del self._times[:known]  # what another thread has added meanwhile stays
+            counts = [(name, known) for name in self._counts]
+            summed = values[len(self._samples) :]
+            counts += [(name, int(sum(of_one))) for name, of_one in zip(self._sums, summed)]
             metrics.note_series(
-                [(name, known) for name in self._counts],
+                counts,
                 [(name, of_one, kind) for (name, kind), of_one in zip(self._samples, values)],
                 moments,
             )

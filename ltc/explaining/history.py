@@ -29,6 +29,7 @@ from ltc.support.torch_private import artifact_logger
 
 MOST = 256  # different explanations that are kept
 _kept: OrderedDict[tuple[object, ...], Explanation] = OrderedDict()  # the latest last
+_latest: Explanation | None = None  # the last of these
 _listeners: list[Callable[[Explanation], None]] = []  # called with each explanation as it happens
 _lock = renewed_lock(globals(), "_lock")
 _loggers = {kind: logging.getLogger(f"ltc.{kind}") for kind in KINDS}
@@ -55,14 +56,11 @@ def again(explanation: Explanation) -> Explanation:
 
 
 def _told(explanation: Explanation) -> Explanation:
-    with _lock:
-        _kept[explanation.identity] = explanation
-        _kept.move_to_end(explanation.identity)
-        if len(_kept) > MOST:
-            _kept.popitem(last=False)
-            metrics.count("Forgotten.Explanations")
-    for listener in tuple(_listeners):
-        listener(explanation)
+    if explanation is not _latest:  # the same read cuts each step
+        _keep(explanation)
+    if _listeners:
+        for listener in tuple(_listeners):
+            listener(explanation)
     logger = _loggers[explanation.kind]
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", explanation)
@@ -70,6 +68,16 @@ def _told(explanation: Explanation) -> Explanation:
     if torch_logger is not None and torch_logger.isEnabledFor(logging.DEBUG):
         torch_logger.debug("%s", explanation)
     return explanation
+
+
+def _keep(explanation: Explanation) -> None:
+    global _latest
+    with _lock:
+        _kept[explanation.identity] = _latest = explanation
+        _kept.move_to_end(explanation.identity)
+        if len(_kept) > MOST:
+            _kept.popitem(last=False)
+            metrics.count("Forgotten.Explanations")
 
 
 def listen(listener: Callable[[Explanation], None]) -> None:
@@ -123,8 +131,10 @@ def explain(last: int = 10) -> Explanations:
 
 def forget() -> None:
     """Keep no explanation of before."""
+    global _latest
     with _lock:
         _kept.clear()
+        _latest = None
 
 
 # --- LTC_LOG ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from ltc.tracebacks import is_of_python, is_of_the_program, is_users
 MOST_FRAMES = 4  # that are kept of one stack
 _OURS, _PACKAGE, _PROGRAM = range(3)  # ltc's, torch's, Python's; a package's; the user's own
 _owners: BoundedTable[str, int] = BoundedTable("FileOwners", 4096)
+_our_files: set[str] = set()  # of these, ours: every search passes some
 
 
 class UserFrame(NamedTuple):
@@ -53,20 +54,26 @@ def stack_of(frame: FrameType | None) -> tuple[UserFrame, ...]:
     return tuple(frames)
 
 
-def user_place() -> tuple[str, int]:
-    """File and line of the innermost of them; ("", 0) without one."""
-    frame = sys._getframe(1)
+def user_frame(above: int = 0) -> FrameType | None:
+    """The innermost of them as it is: who keeps it keeps what its function has in hand.
+
+    above  how many callers of the caller are known to be ltc's
+    """
+    frame: FrameType | None = sys._getframe(1 + above)
     while frame is not None:
-        if _owner(frame.f_code.co_filename) != _OURS:
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost
-    return "", 0
+        file = frame.f_code.co_filename
+        if file not in _our_files and _owner(file) != _OURS:
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def _owner(file: str) -> int:
     owner = _owners.get(file)
     if owner is None:
         owner = _owners.keep(file, _owner_of(file))
+        if owner == _OURS and len(_our_files) < _owners.most:
+            _our_files.add(file)
     return owner
 
 

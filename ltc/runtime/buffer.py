@@ -13,6 +13,7 @@ from ltc.runtime import core_reservation
 from ltc.runtime.account import OF_NOTHING, account_of
 from ltc.runtime.physical_dtype import physical
 from ltc.support.bounded_table import BoundedTable
+from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.tracebacks import another, users_part
 
 _ELEMENT_BYTES: dict[torch.dtype, int] = {}
@@ -45,17 +46,22 @@ def input_key(shape: tuple[int, ...], dtype: torch.dtype) -> BufferKey:
     return key
 
 
-def under_way(buffers: list[Buffer]) -> tuple[list[Execution | None], list[Execution]]:
+def under_way(buffers: list[Buffer]) -> tuple[Sequence[Execution | None], list[Execution]]:
     """Which launch decides what is in each buffer, where one still does; and these launches.
 
     They are not over, or over and have lost what they were to fill the buffer with.
     """
-    sources = [buffer.execution for buffer in buffers]
-    needed = [e for e in set(sources) if e is not None and (not e.done or e.failure is not None)]
+    known = {buffer.execution for buffer in buffers}
+    needed = [e for e in known if e is not None and (not e.done or e.failure is not None)]
+    if not needed:
+        return _NO_SOURCES, needed
     if any([e.failure is not None for e in needed]):  # seldom: one buffer may be lost, another not
         sources = [b.execution if b.is_undecided() else None for b in buffers]
-        needed = [e for e in set(sources) if e is not None]
-    return sources, needed
+        return sources, [e for e in set(sources) if e is not None]
+    return [buffer.execution for buffer in buffers], needed
+
+
+_NO_SOURCES: tuple[Execution | None, ...] = ()
 
 
 class Failure:
@@ -90,6 +96,9 @@ class Failure:
         raise another(self.error, self._traceback)
 
 
+_begins_to_wait = renewed_lock(globals(), "_begins_to_wait")
+
+
 class Execution:
     """One launch: over or not, and with what failure.
 
@@ -98,11 +107,10 @@ class Execution:
     come_to_end  where nobody says so unasked: blocks until it is over, or somebody will say so
     """
 
-    __slots__ = ("_running", "done", "failure", "come_to_end", "_lost")
+    __slots__ = ("_awaited", "done", "failure", "come_to_end", "_lost")
 
     def __init__(self) -> None:
-        self._running = threading.Lock()
-        self._running.acquire()
+        self._awaited: Any = None  # a lock that is held till the end; there once somebody waits
         self.done = False
         self.come_to_end: Callable[[], None] | None = None
         self.failure: Failure | None = None
@@ -118,22 +126,36 @@ class Execution:
         """
         # By their ids, since they refer to this: who asks has in hand one that it was to fill,
         # and all of these were there at once.
-        self._lost = None if lost is None else {id(buffer): why for buffer, why in lost.items()}
+        if lost is not None:
+            self._lost = {id(buffer): why for buffer, why in lost.items()}
         self.failure = failure
-        self.done, self.come_to_end = True, None
-        self._running.release()
+        self.come_to_end = None
+        self.done = True
+        if self._awaited is not None:  # in this order: see `_await_end`
+            self._awaited.release()
 
     def wait(self) -> None:
         """Block until it is over; a failure stays here."""
-        if self._running.locked():
+        if not self.done:
             began = spans.now()
             core_reservation.waits_for(self)
-            if self.come_to_end is not None:
-                self.come_to_end()
-            with self._running:  # passed on to the next waiter on leaving
-                pass
+            come_to_end = self.come_to_end
+            if come_to_end is not None:
+                come_to_end()
+            self._await_end()
             if spans.timeline is not None:
                 spans.timeline.add("wait", "wait for values", began, spans.now())
+
+    def _await_end(self) -> None:
+        with _begins_to_wait:
+            if self._awaited is None:
+                awaited = threading.Lock()
+                awaited.acquire()
+                self._awaited = awaited
+        # behind `_awaited`: either this sees that it is over, or `finish` sees the lock
+        if not self.done:
+            with self._awaited:  # passed on to the next waiter on leaving
+                pass
 
     def failure_of(self, buffer: Buffer) -> Failure | None:
         """Why a buffer that this launch was to fill, or to replace the value of, is not."""
@@ -160,6 +182,9 @@ class Aliases:
         self._left -= 1
 
 
+_NO_BUFFERS: list[Buffer] = []  # never changed
+
+
 class Outputs:
     """What a program fills at each launch.
 
@@ -169,12 +194,14 @@ class Outputs:
     donated   positions of these inputs
     """
 
-    __slots__ = ("types", "replaced", "donated", "_kinds")
+    __slots__ = ("types", "replaced", "donated", "_kinds", "_new_bytes", "_new")
 
     def __init__(self, types: tuple[tuple[Any, ...], ...], replaced: dict[int, int]) -> None:
         self.types, self.replaced = types, replaced
         self.donated = frozenset(replaced.values())
         self._kinds = [(input_key(*type), replaced.get(k)) for k, type in enumerate(types)]
+        sizes = [key[3] for key, position in self._kinds if position is None]
+        self._new_bytes, self._new = sum(sizes), len(sizes)
 
     def buffers(
         self,
@@ -182,19 +209,34 @@ class Outputs:
         inputs: list[Buffer],
         previous: Mapping[int, Buffer],
         execution: Execution,
-    ) -> list[Buffer]:
-        """Those that a launch fills: where it may, the buffers of the inputs that it replaces."""
+    ) -> tuple[list[Buffer], list[Buffer]]:
+        """Those that a launch fills: where it may, the buffers of the inputs that it replaces.
+
+        Also those among them that keep the one before until it is certain that nothing failed.
+        """
+        account, new, shared = account_of(device), Buffer.__new__, False
+        if self._new:
+            account.add(self._new_bytes, self._new)
         outputs: list[Buffer] = []
         for key, position in self._kinds:
-            old = None if position is None else inputs[position]
-            if old is None or old.shared:
-                outputs.append(Buffer(key, device, None, execution, old))
+            if position is None:  # `Buffer(...)`, counted above: the call takes as long as all else
+                buffer = new(Buffer)
+                buffer.key, buffer.device = key, device
+                buffer.handle = buffer.previous = None
+                buffer.execution, buffer.account = execution, account
+                buffer.shared = False
             else:
-                old.execution = execution
-                outputs.append(old)
+                buffer = inputs[position]
+                if buffer.shared:
+                    buffer, shared = Buffer(key, device, None, execution, buffer), True
+                else:
+                    buffer.execution = execution
+            outputs.append(buffer)
+        if not shared and not previous:
+            return outputs, _NO_BUFFERS
         for output, old in previous.items():
             outputs[output].previous = old
-        return outputs
+        return outputs, [buffer for buffer in outputs if buffer.previous is not None]
 
 
 class Buffer:
@@ -231,10 +273,12 @@ class Buffer:
         self.account.add(key[3])
 
     def __del__(self) -> None:
-        self.account.remove(self.key[3])
-        shared = self.shared
-        if not isinstance(shared, bool):
-            shared.lose_one()
+        account = self.account  # its `remove`, without the call: most buffers go with their step
+        account.bytes -= self.key[3]
+        account.buffers -= 1
+        account.freed += 1
+        if self.shared.__class__ is Aliases:
+            self.shared.lose_one()
 
     @property
     def shape(self) -> tuple[int, ...]:

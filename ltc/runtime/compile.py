@@ -18,6 +18,7 @@ from ltc.backends.interpreter.call_kernel import ExpandedCall, NotInterpretable
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
+from ltc.debug.often import counting
 from ltc.ir.fingerprint import fingerprint
 from ltc.ir.graph import Graph, Origin
 from ltc.passes import pipeline
@@ -42,6 +43,7 @@ SETTINGS = (
     "LTC_DEBUG_NANS",
 )  # fmt: skip
 settings_now = config.reader(*SETTINGS)
+count_found = counting("CachedCompile")
 
 
 def _no_program() -> None:
@@ -65,6 +67,11 @@ class ProgramBinding:
     scalars: tuple[int, ...]
     outputs: tuple[int, ...]
     program: Callable[[], Program | None] = field(default=_no_program)
+
+    def is_in_order(self, inputs: int, scalars: int, outputs: int) -> bool:
+        """Whether, of so many, the program is given and gives all in the recording's order."""
+        counts = inputs, scalars, outputs
+        return (self.inputs, self.scalars, self.outputs) == tuple(map(_counted, counts))
 
     def given_inputs(self, inputs: list[Buffer]) -> list[Buffer]:
         """What the program is given of the recording's inputs."""
@@ -116,7 +123,7 @@ def program_for(
         known = _binding(calls, outputs, replaced, device)
     elif (program := known.program()) is not None:
         note_use(program)
-        metrics.count("CachedCompile")
+        count_found()
         return program, known
 
     def build() -> Program:
@@ -128,7 +135,10 @@ def program_for(
     program, is_new = PROGRAMS.get(known.key, build)
     known.program = ref(program)
     new = "UncachedCompile" if program.tiers is None else "InterpretedPrograms"
-    metrics.count(new if is_new else "CachedCompile")
+    if is_new:
+        metrics.count(new)
+    else:
+        count_found()
     return program, known
 
 
@@ -137,7 +147,7 @@ def known_program(binding: ProgramBinding) -> Program | None:
     program = binding.program() if binding.key[1] == settings_now() else None
     if program is not None:
         note_use(program)
-        metrics.count("CachedCompile")
+        count_found()
     return program
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ltc.backends.collective_runner import abort, running_as
 from ltc.backends.interface import ComputationCapabilities, Launch, LaunchQueue
 from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.explaining.explanation import Explanation
 from ltc.runtime.backend_errors import buffers_of, in_a_launch
 from ltc.runtime.buffer import Aliases, Buffer, Execution, Failure, Outputs, under_way
@@ -21,6 +22,9 @@ from ltc.runtime.timing import profiled_launch
 from ltc.runtime.timing.profiled_launch import ProfiledLaunch
 from ltc.runtime.transfers import copy_of
 from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
+
+_LAUNCHES = Often((), (("TensorsGraphSize", "value"), ("DeviceLockWait", "time")))
+_RUNS = Often((), (("ExecuteTime", "time"),))
 
 
 @dataclass(frozen=True)
@@ -105,16 +109,16 @@ class Program:
         """
         chosen = self._chosen()
         executor = executor_of(device)
-        waited = "DeviceLockWait", executor.take_waited(), "time"
-        metrics.note((), (("TensorsGraphSize", self.calls, "value"), waited))
+        _LAUNCHES.happened(self.calls, executor.take_waited())
         execution, (sources, dependencies) = Execution(), under_way(inputs)
-        outputs = self.outputs.buffers(device, inputs, previous, execution)
+        outputs, replacing = self.outputs.buffers(device, inputs, previous, execution)
         for positions in chosen[1].aliased_outputs:
             Aliases([outputs[position] for position in positions])
         # A list of its own: what this one holds is not gone, though no tensor has it yet.
         given = list(outputs)
         work = _Work(
-            self, chosen, executor, execution, sources, dependencies, inputs, scalars, given, replica
+            self, chosen, executor, execution, sources, dependencies, inputs, scalars, given,
+            replacing, replica,
         )  # fmt: skip
         if profiled_launch.is_wanted():
             work.profiled = profiled_launch.of(self, chosen, executor, inputs, given)
@@ -142,6 +146,7 @@ class _Work:
         "inputs",
         "scalars",
         "outputs",
+        "replacing",
         "replica",
         "profiled",
         "_launch",
@@ -159,18 +164,20 @@ class _Work:
         inputs: list[Buffer],
         scalars: list[Any],
         outputs: list[Buffer],
+        replacing: list[Buffer],
         replica: Any,
     ) -> None:
         """
         chosen        what runs it, with what that can do
         sources       of each input the launch that fills it, where that may not have ended well
-        dependencies  these launches
+        dependencies  these launches; where there are none, nobody looks at `sources`
+        replacing     of the outputs those that have a `previous`
         """
         self.program, self.executor, self.execution = program, executor, execution
         self.computation, self.capabilities = chosen
         self.sources, self.dependencies = sources, dependencies
         self.inputs, self.scalars = inputs, scalars
-        self.outputs, self.replica = outputs, replica
+        self.outputs, self.replacing, self.replica = outputs, replacing, replica
         self.profiled: ProfiledLaunch | None = None
         self._launch: Launch | None = None  # while it is queued
         self._handles_before: list[Any] = []  # of its outputs, before it was
@@ -188,7 +195,8 @@ class _Work:
         except BaseException as error:
             self._fail(error)
         else:
-            self._end()
+            self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
+            self.execution.finish()
 
     @property
     def is_inline(self) -> bool:
@@ -198,7 +206,7 @@ class _Work:
     def _end(
         self, failure: Failure | None = None, lost: dict[Buffer, Failure] | None = None
     ) -> None:
-        self.inputs = self.scalars = _NOTHING  # donated memory goes with the last reference
+        self.inputs = self.scalars = _NOTHING
         if not self.execution.done:
             self.execution.finish(failure, lost)
 
@@ -269,8 +277,7 @@ class _Work:
         if launch is not None:
             launch.end()
         self._handles_before = []
-        for buffer in self.outputs:
-            buffer.previous = None
+        self._forget_previous()
         self._note_time(nanoseconds)
         if self.profiled is not None:
             self.profiled.was_queued(nanoseconds, self.executor.thread)
@@ -286,24 +293,31 @@ class _Work:
     # --- here
 
     def _run(self) -> None:
-        handles = [buffer.handle for buffer in self.inputs]
+        inputs, outputs = self.inputs, self.outputs
+        handles = [buffer.handle for buffer in inputs]
         for position in self.program.outputs.donated:
-            if self.inputs[position].shared:
+            if inputs[position].shared:
                 handles[position] = copy_of(handles[position], self.executor.device)
         started = time.perf_counter_ns()
         computation = self.computation if self.profiled is None else self.profiled
         results = computation.launch(handles, self.scalars)
         elapsed = time.perf_counter_ns() - started
-        results = buffers_of(results, self.computation, len(self.outputs))
-        for buffer, handle in zip(self.outputs, results, strict=True):
+        if results.__class__ is not list or len(results) != len(outputs):
+            results = buffers_of(results, self.computation, len(outputs))
+        for buffer, handle in zip(outputs, results):  # as many: looked at just now
             buffer.handle = handle
-            if buffer.previous is not None:
-                buffer.previous = None
+        if self.replacing:
+            self._forget_previous()
         self._note_time(elapsed)
+
+    def _forget_previous(self) -> None:
+        """All went well: no tensor goes back to what it was."""
+        for buffer in self.replacing:
+            buffer.previous = None
 
     def _note_time(self, nanoseconds: int) -> None:
         self.program.seconds = nanoseconds * 1e-9
-        metrics.record("ExecuteTime", nanoseconds, "time")
+        _RUNS.happened(nanoseconds)
 
     # --- where not all of it goes well
 

@@ -22,6 +22,7 @@ from ltc import config
 from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
+from ltc.debug.often import counting
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.explaining.history import note
 from ltc.passes import pipeline
@@ -41,6 +42,7 @@ _REASONS = {
     "Paid": "its runs have taken as long as compiling it does",
     "Failed": "one of its calls has failed",
 }
+_count_run = counting("InterpretedRuns")
 _asked = config.reader("LTC_TIER", "LTC_DUMP")
 _replicas = config.reader("XRT_SHARD_WORLD_SIZE", "LTC_NUM_DEVICES")
 _CURES = {"Failed": "the error that is raised says what is wrong"}
@@ -206,7 +208,7 @@ class _Timed:
             self._tiers.has_failed = True
             return self._by_native(buffers, scalars)
         self._tiers.seconds += time.perf_counter() - started
-        metrics.count("InterpretedRuns")
+        _count_run()
         return made
 
     def _by_native(self, buffers: list[Any], scalars: list[Any]) -> list[Any]:

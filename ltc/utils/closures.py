@@ -187,6 +187,8 @@ class StepClosures:
         They run in the order of their adding; one added by a closure waits for the next step.
         Where one raises, those behind it wait for the next step too.
         """
+        if not self._async_closures and not self._closures:
+            return
         asynchronous, synchronous = len(self._async_closures), len(self._closures)
         for _ in range(asynchronous):
             self._handler.run(self._async_closures[0])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 
 from ltc import config
-from ltc.debug import metrics, metrics_saver, profiler
+from ltc.debug import metrics_saver, profiler
+from ltc.debug.often import counting
 from ltc.device.call_observer import note_mark, watching
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import Device
@@ -14,6 +16,7 @@ from ltc.device.recording.tensors import current_device
 from ltc.utils.closures import AsyncClosureHandler, StepClosures
 
 _asked = config.reader("LTC_EMIT_STEPLOG", "LTC_SYNC_WAIT", "LTC_METRICS_FILE")
+_count_mark = counting("MarkStep")
 _handler = AsyncClosureHandler()
 _closures: dict[int, StepClosures] = {}
 
@@ -29,7 +32,7 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     In order: everything pending is started; the metrics file is written; closures run.
     """
     device = device or current_device()
-    metrics.count("MarkStep")
+    _count_mark()
     if watching:
         note_mark(wait)
     logs, waits, metrics_file = _asked()
@@ -39,8 +42,16 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     if wait or waits:
         sync.wait_device_ops([device])
     if metrics_file:
-        metrics_saver.save_at_mark()
+        _save_metrics(metrics_file)
     closures_of(device).run()
+
+
+def _save_metrics(path: str) -> None:
+    """A disk that is full ends no training: it is told of."""
+    try:
+        metrics_saver.save_metrics()
+    except OSError as error:
+        warnings.warn(f"LTC_METRICS_FILE={path} lacks a step: {error}", stacklevel=5)
 
 
 profiler.install(mark)

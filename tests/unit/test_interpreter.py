@@ -15,6 +15,7 @@ from ltc.backends.interpreter.call_kernel import (
 )
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.backends.interpreter.stride_rules import cannot_fail, takes_any_strides
+from ltc.backends.interpreter.torch_functions import quick_function
 from ltc.ir.graph import Graph
 
 aten = torch.ops.aten
@@ -235,6 +236,7 @@ def test_calls_that_have_run_often_run_one_by_one_again_after_an_error():
 def test_a_result_that_has_another_shape_after_many_runs_is_made_by_the_rule():
     class Changing:
         is_short = False
+        tags = (torch.Tag.nondeterministic_seeded,)  # no function of torch's stands for it
 
         def name(self) -> str:
             return "aten::mul.Tensor"
@@ -399,3 +401,44 @@ def test_an_optimizers_update_cannot_fail():
         assert cannot_fail(name)
     for name in ("aten::index_select", "aten::linalg_inv_ex", "mine::add"):
         assert not cannot_fail(name)
+
+
+def test_what_a_call_leaves_out_is_as_the_overload_has_it_after_many_runs():
+    calls = Calls()
+    x, y = calls.input(3), calls.input(3)
+    loss = calls.one(aten.mse_loss.default, x, y, shape=())  # torch's function has another default
+    given = [torch.arange(3.0), torch.ones(3)]
+    (made,) = often_run(calls, loss, buffers=given).launch(given, [])
+    assert made.tolist() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("overload", "arguments"),
+    [
+        (aten.sum.default, ()),
+        (aten.sum.dim_IntList, ([1], True)),
+        (aten.mean.dim, ([0], False)),
+        (aten.mul.Tensor, (2,)),
+        (aten.add.Tensor, (1.5,)),
+        (aten.pow.Tensor_Scalar, (3,)),
+        (aten.clamp.default, (None, 0.5)),
+        (aten.argmax.default, (1, False)),
+        (aten._softmax.default, (1, False)),
+        (aten.view.default, ([6],)),
+        (aten.mse_loss.default, (torch.ones(2, 3), 1)),
+    ],
+)
+def test_the_function_of_torch_that_takes_the_place_of_an_overload_gives_the_same(
+    overload, arguments
+):
+    x = torch.randn(2, 3)
+    function = quick_function(overload.name(), overload)
+    assert function is not None and function is not overload
+    torch.testing.assert_close(function(x, *arguments), overload(x, *arguments), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "overload", [aten.native_dropout.default, aten.rand_like.default, aten.add.Scalar]
+)
+def test_none_takes_the_place_of_one_that_is_random_or_called_otherwise(overload):
+    assert quick_function(overload.name(), overload) is None

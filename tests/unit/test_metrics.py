@@ -7,7 +7,7 @@ import pytest
 
 from ltc import config
 from ltc.debug import metrics, metrics_saver, profiler
-from ltc.debug.often import Often
+from ltc.debug.often import Often, counting
 
 
 @pytest.fixture(autouse=True)
@@ -331,6 +331,45 @@ def test_what_happens_often_is_there_for_whoever_looks(often):
     assert (total, summed, [value for _, value in samples]) == (3, 30, [0, 10, 20])
     assert time.time() - 60 < samples[0][0] <= samples[-1][0] <= time.time()
     assert metrics.as_dict()["metrics"]["ReadBytes"]["accumulator"] == 12
+
+
+def test_a_counter_grows_by_what_came_each_time():
+    often = Often((), (("BiteTime", "time"),), ("Crumbs", "Guests"))
+    with metrics.counted() as grown:
+        often.happened(7, 2, 0)
+        often.happened(8, 3, 1)
+    assert dict(grown) == {"BiteTime": 2, "Crumbs": 5, "Guests": 1}
+    assert metrics.metric_data("BiteTime")[:2] == (2, 15)
+
+
+def test_a_counter_without_a_lock_is_there_for_whoever_looks():
+    count = counting("Steps")
+    with metrics.counted() as grown:
+        for _ in range(5):
+            count()
+        assert metrics.counter_value("Steps") == grown["Steps"] == 5
+        count()
+    assert dict(grown) == {"Steps": 6}
+    count()
+    metrics.clear_counters()
+    assert metrics.counter_value("Steps") is None
+    count()
+    assert metrics.counter_value("Steps") == 1
+
+
+def test_threads_that_count_at_once_lose_nothing():
+    count = counting("Laps")
+
+    def run() -> None:
+        for _ in range(2000):
+            count()
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        metrics.totals()
+    assert metrics.counter_value("Laps") == 8000
 
 
 def test_what_happened_before_the_clearing_is_gone_too(often):

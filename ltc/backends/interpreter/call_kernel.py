@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -14,16 +14,23 @@ from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.exact_draws import draws_the_same_bits
 from ltc.backends.interpreter.line_names import Names
 from ltc.backends.interpreter.stride_rules import takes_any_strides
+from ltc.backends.interpreter.torch_functions import (
+    begins_undefined,
+    may_return_operand,
+    positional_arguments,
+    quick_function,
+)
 from ltc.backends.interpreter.view_chains import write_through
 from ltc.errors import InvalidGraph
 from ltc.ir.graph import Graph
 from ltc.support.torch_private import (
+    bound_function,
     function_of,
-    has_kernel,
     storage_identity,
     storage_use_count,
 )
 
+_made_contiguous = bound_function("contiguous")  # the method is ltc's, which asks for views first
 ALONE = 2  # a storage's users: its one tensor, and the Python object that asks
 
 _NO_NAMES: dict[str, Any] = {}  # of calls without keyword arguments: never changed
@@ -90,13 +97,6 @@ def kernel_of(call: Call, slots: Slots, writable: frozenset[int], expanded: Expa
     if call.seed is not None or begins_undefined(call.name):
         return expanded(call, slots)
     return TorchCall(call, slots, writable, expanded)
-
-
-@functools.cache
-def begins_undefined(name: str) -> bool:
-    """Whether torch's kernel leaves memory as it is, or asks what lies behind its operand."""
-    base = name.partition("::")[2].partition(".")[0]
-    return base.startswith(("empty", "new_empty", "as_strided", "resize", "set_"))
 
 
 class CallKernel:
@@ -242,20 +242,26 @@ class TorchCall(CallKernel):
         return self._keep_each(found, values)
 
     def source(self, names: Names) -> str:
-        if self._expanded is not None or self._mutated or self._kept_as_it_is is None:
+        is_line = self._expanded is None and not self._mutated and self._kept_as_it_is is not None
+        if not is_line or any(map(iskeyword, self._kwargs)):  # as `from` is
             return super().source(names)
-        shown = [self._source_of(place) for place in self._args]
-        if self._kwargs:  # as a table: a name may be a word of Python's, as `from` is
-            table = [f"{name!r}: {self._source_of(x)}" for name, x in self._kwargs.items()]
-            shown.append(f"**{{{', '.join(table)}}}")
-        return f"values[{self.first}] = {names.of(self._function)}({', '.join(shown)})"
+        shown = [self._source_of(place, names) for place in self._args]
+        shown += [f"{name}={self._source_of(place, names)}" for name, place in self._kwargs.items()]
+        return f"values[{self.first}] = {names.of(self._quick_function())}({', '.join(shown)})"
 
-    def _source_of(self, place: Place) -> str:
+    def _quick_function(self) -> Any:
+        """What gives the same in less time; an error of it has the calls run one by one again."""
+        name = self.call.name
+        if len(self._args) < positional_arguments(name) or "device" in self._kwargs:
+            return self._function
+        return quick_function(name, self.call.overload) or self._function
+
+    def _source_of(self, place: Place, names: Names) -> str:
         """An argument, as `_called` gives it."""
         if place.__class__ is tuple:
-            return f"[{', '.join(map(self._source_of, place))}]"
+            return f"[{', '.join([self._source_of(part, names) for part in place])}]"
         as_it_is = self._any_strides or place >= self._slots.scalars.start  # no result of a call
-        return f"values[{place}]{'' if as_it_is else '.contiguous()'}"
+        return f"values[{place}]" if as_it_is else f"{names.of(_made_contiguous)}(values[{place}])"
 
     def _keep_each(self, found: Any, values: Values) -> bool:
         results = self.call.results
@@ -279,12 +285,6 @@ class TorchCall(CallKernel):
             tensor = tensor.resolve_conj()
         # One tensor in two slots would seem to be alone in its memory.
         return torch.ops.aten.alias(tensor) if self._may_be_operand else tensor
-
-
-@functools.cache
-def may_return_operand(name: str) -> bool:
-    """Whether a tensor it returns may be one that it was given, and not a new one."""
-    return name != "aten::linear" and bool(has_kernel(name, "CompositeImplicitAutograd"))
 
 
 # --- operands ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ltc.backends.capabilities import KernelFacts
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.call_facts import TimedCall, as_recorded, facts_of_call, operands_of
 from ltc.backends.interpreter.call_kernel import (
+    ALONE,
     Expand,
     Slots,
     TorchCall,
@@ -25,9 +26,12 @@ from ltc.backends.interpreter.call_kernel import (
 )
 from ltc.backends.interpreter.straight_line import Run, Step, StraightLine
 from ltc.backends.interpreter.stride_rules import cannot_fail
-from ltc.backends.plain_dispatch import PlainDispatch
+from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
+from ltc.support.shallow_copy import elements_at
+from ltc.support.torch_private import storage_identity, storage_use_count
 
 INPUT = "ltc::input"
+_FEW_CALLS = 4  # to pass autograd by takes longer than so many calls pass it
 _EVERY_KERNEL_HAS = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64}
 )
@@ -70,7 +74,9 @@ class InterpretedComputation:
             if call.overload == INPUT
         }
         self._outputs = [slots.of_value(value) for value in outputs]
+        self._made = elements_at(self._outputs)
         self._donated = {self._inputs[position]: position for position in donated}
+        self._kept = elements_at([k for k in sorted(self._inputs) if k not in donated])
         self._steps = self._made_ready(calls, slots, expanded)
         shapes = {slots.of_value(value): slots.of_constant(value.shape) for value in outputs}
         self._straight = StraightLine(self._steps, shapes)
@@ -156,6 +162,9 @@ class InterpretedComputation:
         values[self._scalars] = scalars
         overwritten: list[int] = []
         try:
+            if len(self._steps) <= _FEW_CALLS and is_plain_now():
+                run(values, overwritten)
+                return self._made_outputs(buffers, values)
             with PlainDispatch():
                 run(values, overwritten)
                 return self._made_outputs(buffers, values)
@@ -165,9 +174,12 @@ class InterpretedComputation:
 
     def _made_outputs(self, buffers: list[torch.Tensor], values: list[Any]) -> list[torch.Tensor]:
         """Each output contiguous, and alone in its memory."""
+        made = list(self._made(values))
+        if _are_buffers(made, self._kept(buffers)):
+            return made
         taken = {_memory(buffer) for buffer in buffers}
         given = {(b.data_ptr(), b.nbytes) for b in map(buffers.__getitem__, self._donated.values())}
-        return [_settled(values[slot], taken, given) for slot in self._outputs]
+        return [_settled(x, taken, given) for x in made]
 
 
 def _run_each(steps: Iterable[Step], values: Values, overwritten: list[int]) -> None:
@@ -177,6 +189,22 @@ def _run_each(steps: Iterable[Step], values: Values, overwritten: list[int]) -> 
         kernel.run(values)
         for slot in dead:
             values[slot] = None
+
+
+def _are_buffers(made: list[torch.Tensor], kept: Sequence[torch.Tensor]) -> bool:
+    """Whether all that was made can stay as it is; so it is most often, and soon looked at.
+
+    kept  others, which are none of it
+    """
+    if len({*map(id, made), *map(id, kept)}) < len(made) + len(kept):
+        return False
+    for x in made:
+        storage = x.untyped_storage()
+        if storage_use_count(storage_identity(storage)) != ALONE or len(storage) != x.nbytes:
+            return False
+        if not x.is_contiguous() or x.is_neg():
+            return False
+    return True
 
 
 def _memory(x: torch.Tensor) -> int:

@@ -41,7 +41,7 @@ from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
-from ltc.support.shallow_copy import copied_with
+from ltc.support.shallow_copy import copied_with, elements_at
 
 _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 _blocks = Blocks()
@@ -85,7 +85,7 @@ class LlvmComputation:
         """`kernels`: those that the plan names."""
         self.plan, self.loaded = plan, kernels  # which stay loaded as long as this is held
         self.frames = Blocks()
-        self._reads_all = plan.positions == tuple(range(len(plan.positions)))
+        self._read = elements_at(plan.positions)
         self._constants = constants_of(plan)
         self._fixed = [(value, LOWERING.lower(node)()) for value, node in plan.fixed]
         self._constants_address = self._constants.data_ptr()
@@ -95,6 +95,7 @@ class LlvmComputation:
         self._sum_words = struct.Struct(f"={plan.sums.words}q")
         self._runs: list[Any] = [self._made_ready(run) for run in plan.runs]
         self._outputs = [value for value, _ in plan.outputs]
+        self._given = elements_at(self._outputs)
         self._made_outputs = [
             (position, _MADE_OUTPUT[how])
             for position, (_, how) in enumerate(plan.outputs)
@@ -202,7 +203,7 @@ class LlvmComputation:
     ) -> LlvmLaunch:
         frame, block = self.frames.take(self.plan.frame), queue.block(self.plan.block)
         values = self._begin(frame, block, buffers, scalars, lent)
-        outputs = [values[value] for value in self._outputs]
+        outputs = list(self._given(values))
         error = functools.partial(self._error_of, frame, block, values)
         (run,) = self._runs
         assert isinstance(run, _Kernels)
@@ -220,11 +221,12 @@ class LlvmComputation:
             return error
 
     def _launched(self, buffers: list[torch.Tensor], scalars: list[Any]) -> list[torch.Tensor]:
-        frame, block = self.frames.take(self.plan.frame), _blocks.take(self.plan.block)
+        plan = self.plan
+        frame, block = self.frames.take(plan.frame), _blocks.take(plan.block)
         try:
             values = self._begin(frame, block, buffers, scalars)
             self._run(frame, block, values)
-            outputs = [values[value] for value in self._outputs]
+            outputs = list(self._given(values))
             for position, made in self._made_outputs:
                 outputs[position] = made(outputs[position])
             return outputs
@@ -245,8 +247,7 @@ class LlvmComputation:
         lent  memory for outputs, by their positions; the others get new memory
         """
         plan = self.plan
-        values = list(buffers) if self._reads_all else [buffers[p] for p in plan.positions]
-        del values[len(plan.positions) :]
+        values = list(self._read(buffers))
         if lent:
             lent = {self._outputs[position]: tensor for position, tensor in lent.items()}
             first = len(values)
@@ -331,6 +332,8 @@ class _Kernels:
         self, plan: ProgramPlan, frame: WorkBlock, block: WorkBlock, values: list[Any]
     ) -> None:
         failed = self.run.launch(frame.address)
+        if failed < 0:
+            return
         while failed in self._rests:  # others are late: the kernel has given up, and Python sleeps
             self._await(plan, failed)
             after = self._rests[failed].launch(frame.address)

@@ -10,6 +10,7 @@ import torch
 
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.llvm.native.kernel_run import WORD
+from ltc.support.shallow_copy import elements_at
 
 # How `struct` writes a number of that type into eight bytes.  Half floats are not among them: it
 # rounds once where torch, whose numbers kernels are compared with, rounds through a float.
@@ -43,7 +44,7 @@ class Cells:
         first   the word of the frame from which on they lie
         """
         self._cells, self._first = cells, first
-        self._slots = [slot for slot, _ in cells]
+        self._numbers = elements_at([slot for slot, _ in cells])
         self._words = word_places([dtype for _, dtype in cells], first)
         formats = [_FORMATS.get(dtype) for _, dtype in cells]
         known = [text for text in formats if text is not None]
@@ -52,11 +53,11 @@ class Cells:
 
     def write(self, memory: memoryview, scalars: Sequence[Any]) -> None:
         """`scalars`: Python numbers or 0-dim CPU tensors, by slot."""
-        if not self._slots:
+        if not self._cells:
             return None
         if self._together is not None:
             try:
-                numbers = [scalars[slot] for slot in self._slots]
+                numbers = self._numbers(scalars)
                 return self._together.pack_into(memory, WORD * self._first, *numbers)
             except (struct.error, OverflowError, TypeError, ValueError, RuntimeError):
                 pass  # torch decides what becomes of such a number

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 import torch
 
@@ -16,8 +14,6 @@ from ltc.passes.memory_planner import ALIGNMENT
 # From here on, in huge pages. Below, the faults of small pages cost a process some 20 ms once; a
 # huge page that a virtual machine has to get from its host takes 5 ms, and small ones lie ready.
 HUGE_BYTES = 64 << 20
-
-T = TypeVar("T")
 
 
 class WorkBlock:
@@ -41,8 +37,11 @@ class Blocks:
         self._free: list[WorkBlock] = []  # append and pop are atomic: no lock to fork with
 
     def take(self, nbytes: int) -> WorkBlock:
-        block = popped(self._free)
-        if block is None or block.nbytes < nbytes:
+        try:
+            block = self._free.pop()
+        except IndexError:
+            return WorkBlock(nbytes)
+        if block.nbytes < nbytes:
             del block  # before its successor is made: both together would be the peak
             block = WorkBlock(nbytes)
         return block
@@ -53,14 +52,6 @@ class Blocks:
     def release(self) -> None:
         """Give the memory back to the system."""
         self._free.clear()
-
-
-def popped(free: list[T]) -> T | None:
-    """The last element, taken out; None where another thread left none."""
-    try:
-        return free.pop()
-    except IndexError:
-        return None
 
 
 def constants_of(plan: ProgramPlan) -> torch.Tensor:

@@ -8,7 +8,7 @@ from ltc.aten.call import CallResult
 from ltc.device.evidence.forks_explained import CURES, Fork, value_text
 from ltc.explaining.explanation import CUTS, FALLBACKS, TIERS, Explanation
 from ltc.explaining.history import again, note
-from ltc.explaining.user_stack import user_place, user_stack
+from ltc.explaining.user_stack import user_frame, user_stack
 from ltc.support.bounded_table import BoundedTable
 
 AFTER_THE_MARK = (
@@ -19,16 +19,21 @@ _OTHER_THREAD = "mark the step in the thread that made the tensor before another
 _EAGERLY = "fixed shapes stay in the program: a mask that is multiplied, torch.where, topk"
 
 
-_known: BoundedTable[tuple[object, ...], Explanation] = BoundedTable("ExplainedCuts", 1024)
+# with the code of the place, so that no other has its identity
+_known: BoundedTable[tuple[object, ...], tuple[Explanation, object]]
+_known = BoundedTable("ExplainedCuts", 1024)
 
 
 def _noted(difference: tuple[object, ...], make: Callable[[], Explanation]) -> Explanation:
     """The explanation of a place in the user's program: made the first time, counted from then on."""
-    key = (difference, user_place())
-    explanation = _known.get(key)
-    if explanation is not None:
-        return again(explanation)
-    return _known.keep(key, note(make()))
+    frame = user_frame(above=2)  # of whoever tells of it, for another module of ltc's
+    # no line: to find it takes longer than all else, and the same place is all that is asked for
+    code, instruction = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+    key = (difference, id(code), instruction)
+    known = _known.get(key)
+    if known is not None:
+        return again(known[0])
+    return _known.keep(key, (note(make()), code))[0]
 
 
 def read_of(value: CallResult) -> Explanation:

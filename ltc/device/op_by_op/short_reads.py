@@ -78,7 +78,9 @@ class ShortReads:
         self._add(-1)
 
     def _add(self, programs: int) -> None:
-        self._balance = min(_MOST, max(_LEAST, self._balance + programs))
+        self._balance = balance = min(_MOST, max(_LEAST, self._balance + programs))
         begun = self.run_at_once
-        enough = self._balance >= (ENOUGH // 2 if begun else ENOUGH)  # else it would swing
+        if balance < ENOUGH and not begun:
+            return
+        enough = balance >= (ENOUGH // 2 if begun else ENOUGH)  # else it would swing
         self.run_at_once = enough and not self._records and (begun or forks.may_run())

@@ -16,8 +16,7 @@ import torch
 
 from ltc.aten.call import CallResult
 from ltc.backends.plain_dispatch import is_plain_now
-from ltc.debug import metrics
-from ltc.debug.often import Often
+from ltc.debug.often import Often, counting
 from ltc.device.call_observer import watching
 from ltc.device.op_by_op.computed import computed
 from ltc.device.recording.recorder import Recorder, device_at
@@ -43,6 +42,7 @@ STRIDED = torch.strided
 COPY, ZEROS = torch.ops.aten._to_copy.default, torch.ops.aten.zeros.default
 EXPAND = torch.ops.aten.expand_copy.default
 _STRIDED = frozenset({None, STRIDED})
+_count_number = counting("aten::_local_scalar_dense")
 _NUMBERS = Often(  # that are read where they have been computed
     ("aten::_local_scalar_dense", "EarlySyncLiveTensorsCount"),
     (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")),
@@ -206,7 +206,7 @@ def _reading(thorough: Kernel) -> Kernel:
 
 
 def _number_in(buffer: Buffer) -> Any:
-    metrics.count("aten::_local_scalar_dense")
+    _count_number()
     return downloaded(buffer).item()
 
 

@@ -7,6 +7,7 @@ what follows from these and from the path.  So the end of a steady step is a com
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from ltc import config
 from ltc.aten.call import CallResult
 from ltc.backends.collective_runner import abort
-from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new
 from ltc.device.recording.recorder import INPUT, Recorder
@@ -24,7 +25,7 @@ from ltc.device.recording.user_line import user_line
 from ltc.device.shapes import type_cache
 from ltc.device.symbolic.ending import leave_to_itself, program_at_sizes
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
-from ltc.runtime.compile import ProgramBinding, program_for
+from ltc.runtime.compile import ProgramBinding, known_program, program_for
 from ltc.runtime.dump import save_graph
 from ltc.runtime.program import Program
 from ltc.support.reference_counts import (
@@ -32,7 +33,9 @@ from ltc.support.reference_counts import (
     IN_TWO_LISTS_AND_A_VIEW,
     reference_counts,
 )
+from ltc.support.shallow_copy import elements_at
 
+_MADE = Often((), (), ("CreateLtcTensor", "DestroyLtcTensor"))
 _aten = torch.ops.aten
 REORDERINGS = frozenset(
     {  # views of all elements of their base, each once
@@ -100,31 +103,32 @@ class Ended:
 
     made      how many tensors the recording's calls made
     died      how many of these are gone
-    alive     places of the states that live on, as `ExitSignature` has them
-    own       of these, by their number among them: views that become tensors of their own
+    alive     gives the states that live on, of those that `ExitSignature` has; their numbers here
+              count from those that hold an output each, in the order of the outputs
+    own       the numbers of views that become tensors of their own
     shared    (position of an input, numbers of the states that hold just that)
-    outputs   the values that are to be computed
+    outputs   the values that are to be computed; first, where there is one, a token that none holds
     holders   the numbers of the states that hold each of them
-    first     of each the first of these; -1 where none holds it
     several   (position of an output, all numbers) of those that several states hold
     replaced  output position -> position of the input whose place it takes
     elsewhere  those of `replaced` whose input the program does not get, by the program's outputs
     binding   how the program is found and what it is given; None until it is known
+    in_order  whether it is given all that was recorded, and gives all outputs, in recorded order
     """
 
     signature: ExitSignature
     made: int
     died: int
-    alive: list[int]
+    alive: Callable[[list[State]], Sequence[State]]
     own: list[int]
     shared: list[tuple[int, list[int]]]
     outputs: tuple[CallResult, ...]
     holders: list[list[int]]
-    first: list[int]
     several: list[tuple[int, list[int]]]
     replaced: dict[int, int]
     elsewhere: dict[int, int]
     binding: ProgramBinding | None = None
+    in_order: bool = False
 
 
 def end(recorder: Recorder) -> None:
@@ -137,7 +141,7 @@ def end(recorder: Recorder) -> None:
         observer.before_end(recorder)
     ended, alive = _as_before(recorder) or _looked_at(recorder)
     if ended.made:
-        metrics.note((("CreateLtcTensor", ended.made), ("DestroyLtcTensor", ended.died)))
+        _MADE.happened(ended.made, ended.died)
     for position, holders in ended.shared:
         buffer = recorder.inputs[position]
         buffer.shared = True
@@ -169,7 +173,7 @@ def _as_before(recorder: Recorder) -> tuple[Ended, list[State]] | None:
     states = recorder.live + recorder.bound
     if not ended.signature.match(recorder, states):
         return None
-    alive = [states[place] for place in ended.alive]
+    alive = list(ended.alive(states))
     del states
     recorder.live.clear()  # now dead views no longer keep their bases alive
     recorder.bound.clear()
@@ -188,23 +192,24 @@ def _looked_at(recorder: Recorder) -> tuple[Ended, list[State]]:
     inputs = [v for v in look.outputs if v.call.overload == INPUT]
     shared = [(v.call.args[0], look.outputs.pop(v)) for v in inputs]
     outputs = tuple(look.outputs)
-    holders = list(look.outputs.values())
+    order = look.order()
+    numbers = {looked_at: number for number, looked_at in enumerate(order)}
+    holders = [[numbers[n] for n in found] for found in look.outputs.values()]
     replaced = {i: look.replaced[v] for i, v in enumerate(outputs) if v in look.replaced}
     ended = Ended(
         signature,
         made,
         died,
-        look.places,
-        look.own,
-        shared,
+        elements_at([look.places[n] for n in order]),
+        [numbers[n] for n in look.own],
+        [(position, [numbers[n] for n in found]) for position, found in shared],
         outputs,
         holders,
-        [numbers[0] if numbers else -1 for numbers in holders],
-        [(output, numbers) for output, numbers in enumerate(holders) if len(numbers) > 1],
+        [(output, found) for output, found in enumerate(holders) if len(found) > 1],
         replaced,
         {},
     )
-    return ended, look.alive
+    return ended, [look.alive[n] for n in order]
 
 
 class _Look:
@@ -251,6 +256,11 @@ class _Look:
                 if state.buffer is None and state.base is None and state.value is not None:
                     self.outputs.setdefault(state.value, []).append(len(self.alive) - 1)
                     self._replace(state.value, len(bound))
+
+    def order(self) -> list[int]:
+        """The numbers of the states, of those first that hold an output each, in the outputs' order."""
+        first = [found[0] for found in self.outputs.values() if found]
+        return list(dict.fromkeys([*first, *range(len(self.alive))]))
 
     def _is_dead(self, place: int) -> bool:
         return self._references[place] <= IN_TWO_LISTS
@@ -304,29 +314,38 @@ _NOWHERE: dict[int, Buffer] = {}  # never changed
 
 
 def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
+    binding = ended.binding
+    program = None
+    if binding is not None and recorder.last.of is None:
+        program = known_program(binding)
+    if program is None or binding is None:
+        program, binding = _found_program(recorder, ended)
+    if any(_saves()):
+        save_graph(program, binding.key[0], user_line())
+    recorder.short_reads.note_program(
+        program, recorder.cut_here is not None, bool(recorder.optimizer_steps)
+    )
+    inputs, scalars, elsewhere = recorder.inputs, recorder.scalars, _NOWHERE
+    if not ended.in_order:
+        elsewhere = {output: inputs[position] for output, position in ended.elsewhere.items()}
+        inputs, scalars = binding.given_inputs(inputs), binding.given_scalars(scalars)
+    made = program.launch(recorder.device.index, inputs, scalars, elsewhere, recorder.replica)
+    return made if ended.in_order else binding.recorded_outputs(made)
+
+
+def _found_program(recorder: Recorder, ended: Ended) -> tuple[Program, ProgramBinding]:
+    """The program, looked for; from now on `ended` knows how it is found and launched."""
     if recorder.last.of is not None:
         program, binding = program_at_sizes(recorder, ended)
     else:
         program, binding = _program(recorder, ended)
     if binding is not ended.binding:
         ended.binding = binding
+        counts = len(recorder.inputs), len(recorder.scalars), len(ended.outputs)
         placed = {binding.outputs[o]: position for o, position in ended.replaced.items()}
         ended.elsewhere = {o: i for o, i in placed.items() if o not in program.replaced}
-    if any(_saves()):
-        save_graph(program, binding.key[0], user_line())
-    recorder.short_reads.note_program(
-        program, recorder.cut_here is not None, bool(recorder.optimizer_steps)
-    )
-    inputs = recorder.inputs
-    elsewhere = ended.elsewhere
-    made = program.launch(
-        recorder.device.index,
-        binding.given_inputs(inputs),
-        binding.given_scalars(recorder.scalars),
-        {o: inputs[position] for o, position in elsewhere.items()} if elsewhere else _NOWHERE,
-        recorder.replica,
-    )
-    return binding.recorded_outputs(made)
+        ended.in_order = not ended.elsewhere and binding.is_in_order(*counts)
+    return program, binding
 
 
 def _program(recorder: Recorder, ended: Ended) -> tuple[Program, ProgramBinding]:
@@ -364,13 +383,14 @@ def _failed(recorder: Recorder, ended: Ended, error: BaseException) -> list[Buff
 
 
 def _settle(recorder: Recorder, ended: Ended, alive: list[State], buffers: list[Buffer]) -> None:
-    for buffer, number in zip(buffers, ended.first):
-        if number >= 0:
-            alive[number].buffer = buffer
     for output, holders in ended.several:
         buffers[output].shared = True
         for number in holders:
             alive[number].buffer = buffers[output]
+    if buffers and not ended.holders[0]:
+        buffers = buffers[1:]  # a token is nobody's
+    for state, buffer in zip(alive, buffers):
+        state.buffer = buffer
     alone = ended.signature.alone
     for state in alive:
         if alone or _is_of(state, recorder):  # another thread may have written to it meanwhile

@@ -553,8 +553,9 @@ class Device:
 
     def has_one_recorder(self) -> bool:
         """Whether a single thread uses the device, as far as running threads go."""
-        if len(self.recorders) > 1:
-            self._drop_recorders_of_ended_threads()
+        if len(self.recorders) == 1:
+            return True
+        self._drop_recorders_of_ended_threads()
         return len(self.recorders) == 1
 
     def _add_recorder(self) -> Recorder:
@@ -611,7 +612,12 @@ def devices() -> list[Device]:
 
 def device_at(index: int) -> Device:
     """The device of that index; raises RuntimeError where there is none."""
-    known = _devices or devices()
+    try:
+        if index >= 0:
+            return _devices[index]
+    except IndexError:  # or nobody has asked for one yet
+        pass
+    known = devices()
     if 0 <= index < len(known):
         return known[index]
     raise RuntimeError(

@@ -7,14 +7,17 @@ the kernel refuses) is left to the thorough way, which knows all of them: NeedsR
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ltc.backends.interpreter.call_kernel import begins_undefined, may_return_operand
 from ltc.backends.interpreter.stride_rules import takes_any_strides
+from ltc.backends.interpreter.torch_functions import (
+    begins_undefined,
+    may_return_operand,
+    quick_function,
+)
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.device.op_by_op.computed import computed
 from ltc.device.op_by_op.unrecorded import OpByOp
@@ -26,7 +29,7 @@ from ltc.device.recording.views import link_all, link_by, links_of, write
 from ltc.device.timed_calls import note_call
 from ltc.device.torch_device import storage_of
 from ltc.profiling import spans
-from ltc.support.torch_private import DEVICE_TYPE, bound_function, function_of
+from ltc.support.torch_private import DEVICE_TYPE, function_of
 
 CPU = torch.device("cpu")
 _LISTS = frozenset({TENSORS, OPTIONAL_TENSORS})
@@ -85,38 +88,11 @@ class TorchKernel:
         self.writes_lists = any(signature.arguments[i].kind in _LISTS for i in signature.written)
         self.makes_one = signature.makes_one_tensor
         # lists may have been written in part when it raises: nothing is tried there twice
-        self.quick = (None if self.writes_lists else _bound(signature)) or self.call
+        is_plain = signature.name not in _WITH_VALUES and signature.device is None
+        is_tried = is_plain and not self.writes_lists
+        quick = quick_function(signature.name, signature.overload) if is_tried else None
+        self.quick = quick or self.call
         self.may_be_operand = may_return_operand(signature.name)
-
-
-# Overloads that torch's functions tell apart by what they are given: tensors or numbers, one
-# argument more or less; those of numbers alone, for TorchScript, of `out=`, and of named dimensions.
-_TOLD_APART = frozenset(
-    """
-    default Tensor Scalar Tensor_Tensor Tensor_Scalar Scalar_Tensor other self ScalarOther ScalarSelf
-    dim dims dim_int dim_IntList dtype Tensor_mode Scalar_mode
-""".split()
-)
-_NEVER_MEANT = re.compile(
-    r"((int|float|complex|bool|str|enum|device|t|to|left|right|list|Scalar)_?)+|.*([oO]ut|imname).*|dim_(max|min)"
-)
-
-
-def _bound(signature: Signature) -> Any:
-    """torch's Python function, where it comes to no other overload than this one; else None.
-
-    But for `add.Scalar` and its like: of a number it makes a tensor first, as their kernels do.
-    """
-    name, _, variant = signature.name.removeprefix("aten::").partition(".")
-    if signature.name in _WITH_VALUES or signature.device is not None:
-        return None
-    if not signature.name.startswith("aten::") or signature.random:
-        return None
-    known = set(signature.overload.overloadpacket.overloads()) - {variant or "default"}
-    others = {one for one in known if one in _TOLD_APART or not _NEVER_MEANT.fullmatch(one)}
-    if others and not {variant or "default", *others} <= _TOLD_APART:
-        return None
-    return bound_function(name)
 
 
 @functools.cache

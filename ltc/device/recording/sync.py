@@ -15,6 +15,7 @@ from typing import Any
 
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
+from ltc.debug.often import counting
 from ltc.device.evidence.cuts_explained import (
     explain_op_by_op,
     explain_short_reads,
@@ -54,6 +55,7 @@ from ltc.support.torch_private import is_profiled, record_region
 # --- a recording and its threads ------------------------------------------------------------------
 
 
+_count_early_read = counting("EarlySyncLiveTensorsCount")
 _STOP_SECONDS = 5.0  # within which a thread that is at work comes to its next call
 _REST_SECONDS = 0.2  # and one that waits for something else may not
 
@@ -244,7 +246,7 @@ def ready_buffer(state: State) -> Buffer:
             continue  # another thread has just started it, and gives it its buffer first
         if reads_are_forbidden():
             raise SyncForbidden(_forbidden_text(value))
-        metrics.count("EarlySyncLiveTensorsCount")
+        _count_early_read()
         if value.recorder.thread == get_ident():
             _cut(value.recorder, read_of(value))
         else:
@@ -404,7 +406,8 @@ def end_step(device: Device) -> None:
         _raise_unreported(device)
     finally:
         device.random.end_step()
-        metrics.count("DestroyLtcTensor", account_of(device.index).take_freed())
+        account = account_of(device.index)
+        account.freed_by_mark = account.freed
         if timeline is not None:
             timeline.end_step(began)
 

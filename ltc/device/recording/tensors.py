@@ -198,6 +198,7 @@ def _holding(buffer: Buffer, device: Device) -> State:
     return state
 
 
+_READS = Often((), (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")))
 _UPLOADS = Often(  # of one tensor
     ("DeviceDataCacheMiss",),
     (("TransferToDeviceTime", "time"), ("TensorToData", "time"), ("OutboundData", "bytes")),
@@ -330,9 +331,7 @@ def downloaded(buffer: Buffer) -> torch.Tensor:
     started = perf_counter_ns()
     value = download(buffer.ready(), buffer.shape, buffer.dtype)
     elapsed = perf_counter_ns() - started
-    metrics.note(
-        (), (("TransferFromDeviceTime", elapsed, "time"), ("InboundData", buffer.nbytes, "bytes"))
-    )
+    _READS.happened(elapsed, buffer.key[3])
     if spans.timeline is not None:
         end, args = spans.now(), {"bytes": buffer.nbytes}
         spans.timeline.add("download", f"read {list(buffer.shape)}", end - elapsed, end, args)
