@@ -1,19 +1,21 @@
-"""Restless programs on ltc, eager PyTorch and torch.compile: the first step, the first 200, later ones.
+"""Restless programs on ltc, eager PyTorch and torch.compile: first steps, later ones, steady ones.
 
     python scripts/bench/restless.py [PROGRAM ...] [--systems eager,ltc,compile] [--rounds 3]
-                                     [--steps 200] [--threads 2] [--clock processor]
+                                     [--steps 200] [--settle 3] [--threads 2] [--clock processor]
 
 Every figure is a median over new processes, the systems in turns. `first` is the first step in
-milliseconds; `sum` the first steps together in seconds, from an empty LTC_CACHE_DIR; `steady` the
-median of 50 later steps in milliseconds. Eager is the quickest of its ways to update parameters
-(default, foreach, fused), and what stands below it is a multiple of its time: above 1 is a loss.
-For ltc, what was interpreted and compiled meanwhile. On a busy machine processor time (of all threads)
-says more than the clock on the wall: --clock processor.
+milliseconds; `sum` the first steps together in seconds, from an empty LTC_CACHE_DIR; `later` the
+median of the next 50 steps in milliseconds, and `steady` that of these 50 once more, after so many
+seconds of steps (--settle): short ones are over before a compiler is. Eager is the quickest of its
+ways to update parameters (default, foreach, fused), and what stands below it is a multiple of its
+time: above 1 is a loss. For ltc, what was interpreted and compiled meanwhile. On a busy machine
+processor time (of all threads) says more than the clock on the wall: --clock processor.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -37,7 +39,7 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def measured(
-    name: str, system: str, way: str, steps: int, threads: int, clock: str
+    name: str, system: str, way: str, steps: int, settle: float, threads: int, clock: str
 ) -> dict[str, Any]:
     """What this process finds out about one program."""
     torch.set_num_threads(threads)
@@ -50,16 +52,27 @@ def measured(
     step = RESTLESS[name](device, mark, **WAYS[way])
     if system == "compile":
         step = torch.compile(step, dynamic=True)
-    seconds, now = [], CLOCKS[clock]
-    for number in range(steps + LATER):
+    now = CLOCKS[clock]
+
+    def timed(number: int) -> float:
         started = now()
         step(number).sum().item()
         finish()
-        seconds.append(now() - started)
+        return now() - started
+
+    seconds = [timed(number) for number in range(steps)]
+    following = range(steps, steps + LATER)
+    later = [timed(number) for number in following]
+    settled = time.monotonic() + settle
+    for number in itertools.cycle(range(steps)):
+        if time.monotonic() > settled:
+            break
+        timed(number)
     found = {
         "first": seconds[0] * 1e3,
-        "sum": sum(seconds[:steps]),
-        "steady": statistics.median(seconds[steps:]) * 1e3,
+        "sum": sum(seconds),
+        "later": statistics.median(later) * 1e3,
+        "steady": statistics.median([timed(number) for number in following]) * 1e3,
     }
     return {"figures": found, "counted": counted() if system == "ltc" else {}}
 
@@ -76,7 +89,7 @@ def counted() -> dict[str, int]:
 def in_a_new_process(name: str, system: str, way: str, chosen: argparse.Namespace) -> dict | None:
     command = [sys.executable, "-W", "ignore", __file__, "--worker", name, system, way]
     sizes = ["--steps", str(chosen.steps), "--threads", str(chosen.threads)]
-    sizes += ["--clock", chosen.clock]
+    sizes += ["--clock", chosen.clock, "--settle", str(chosen.settle)]
     with tempfile.TemporaryDirectory() as folder:
         caches = {"LTC_CACHE_DIR": f"{folder}/ltc", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
         try:
@@ -111,26 +124,24 @@ def medians(answers: list[dict]) -> dict[str, float]:
     }
 
 
+FIGURES = {"first": "ms", "sum": "s", "later": "ms", "steady": "ms"}
+
+
 def report(name: str, found: dict[str, list[dict]]) -> None:
     figures = {system: medians(answers) for system, answers in found.items() if answers}
     of_eager = [f for system, f in figures.items() if system.startswith("eager")]
-    best = {key: min(f[key] for f in of_eager) for key in ("first", "sum", "steady")}
-    print(
-        f"{name:26s} eager    first {best['first']:8.1f} ms  sum {best['sum']:7.2f} s  "
-        f"steady {best['steady']:8.2f} ms"
-    )
+    best = {key: min(f[key] for f in of_eager) for key in FIGURES}
+    times = "  ".join(f"{key} {best[key]:8.2f} {unit:2s}" for key, unit in FIGURES.items())
+    print(f"{name:26s} eager    {times}")
     for system, answers in found.items():
         if system.startswith("eager"):
             continue
         if not answers:
             print(f"{'':26s} {system:8s} did not run")
             continue
-        times = {key: figures[system][key] / best[key] for key in best}
+        times = "  ".join(f"{key} {figures[system][key] / best[key]:8.2f} x " for key in FIGURES)
         counts = "  ".join(f"{k} {v}" for k, v in answers[-1]["counted"].items())
-        print(
-            f"{'':26s} {system:8s} first {times['first']:8.1f} x   sum {times['sum']:7.2f} x  "
-            f"steady {times['steady']:8.2f} x   {counts}"
-        )
+        print(f"{'':26s} {system:8s} {times}  {counts}")
     sys.stdout.flush()
 
 
@@ -140,12 +151,14 @@ def main() -> None:
     parser.add_argument("--systems", default="eager,ltc,compile")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--settle", type=float, default=3.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=[*CLOCKS], default="wall")
     parser.add_argument("--worker", nargs=3, metavar=("PROGRAM", "SYSTEM", "WAY"))
     chosen = parser.parse_args()
     if chosen.worker:
-        print(json.dumps(measured(*chosen.worker, chosen.steps, chosen.threads, chosen.clock)))
+        sizes = chosen.steps, chosen.settle, chosen.threads
+        print(json.dumps(measured(*chosen.worker, *sizes, chosen.clock)))
         return
     for name in chosen.programs or RESTLESS:
         report(name, in_turns(name, chosen.systems.split(","), chosen))
