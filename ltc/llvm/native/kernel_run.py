@@ -16,7 +16,6 @@ import numpy as np
 from ltc.ir.node import Node
 from ltc.llvm.compiler import llvm_binding
 from ltc.llvm.native import runner
-from ltc.llvm.native.runner import thread_count
 from ltc.support.shallow_copy import copied_with
 
 WORD = 8  # bytes
@@ -128,4 +127,4 @@ class KernelRun:
 
         frame  address of the launch's words
         """
-        return self._call(self.address, frame, thread_count())
+        return self._call(self.address, frame, runner.thread_count())
