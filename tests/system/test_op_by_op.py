@@ -234,6 +234,9 @@ def complex_parts(x):
     z = torch.complex(x, x + 1)
     conjugate = z.conj()
     z.real.mul_(2)
+    conjugate.imag.add_(x)
+    z[:, :3].mH[1].imag.mul_(3)
+    torch._neg_view(conjugate.real).sub_(x)
     return z, conjugate, conjugate.imag, (conjugate * z).abs()
 
 
