@@ -40,7 +40,8 @@ def torchs_line() -> str:
 
 def called_from(frame: FrameType, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """function(*args, **kwargs), of whose warnings from C++ the line is that of a frame."""
-    call = FunctionType(_call_at(frame.f_code, frame.f_lineno), frame.f_globals)
+    line = frame.f_lineno or 0  # code that was generated may have none
+    call = FunctionType(_call_at(frame.f_code, line), frame.f_globals)
     try:
         return call(function, args, kwargs)
     except BaseException as error:
