@@ -87,9 +87,14 @@ def waits_for(launch: Any) -> None:
     caller = _this_thread
     if caller.soon is not None:
         is_last = launch is None or launch is caller.last
-        caller.waits.note(is_last and time.monotonic_ns() < caller.soon)
-        caller.soon = caller.last = None
+        _note_wait(is_last and time.monotonic_ns() < caller.soon)
     use_all()
+
+
+def _note_wait(is_soon: bool) -> None:
+    caller = _this_thread
+    caller.waits.note(is_soon)
+    caller.soon = caller.last = None
 
 
 def recording_is_over() -> None:
@@ -98,9 +103,12 @@ def recording_is_over() -> None:
     Time that it slept or waited does not count, nor does recording with nothing beside it.
     """
     global _usual
-    since = _this_thread.since
+    caller = _this_thread
+    if caller.soon is not None and time.monotonic_ns() >= caller.soon:
+        _note_wait(False)  # it may never wait again
+    since = caller.since
     if since is not None:
-        _this_thread.since = None
+        caller.since = None
         _usual = min(time.thread_time_ns() - since, LONGEST)
 
 

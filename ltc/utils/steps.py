@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 
 from ltc import config
 from ltc.debug import metrics_saver, profiler
@@ -13,6 +12,7 @@ from ltc.device.call_observer import note_mark, watching
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import Device
 from ltc.device.recording.tensors import current_device
+from ltc.device.recording.user_line import warn_user
 from ltc.utils.closures import AsyncClosureHandler, StepClosures
 
 _asked = config.reader("LTC_EMIT_STEPLOG", "LTC_SYNC_WAIT", "LTC_METRICS_FILE")
@@ -51,7 +51,7 @@ def _save_metrics(path: str) -> None:
     try:
         metrics_saver.save_metrics()
     except OSError as error:
-        warnings.warn(f"LTC_METRICS_FILE={path} lacks a step: {error}", stacklevel=5)
+        warn_user(f"LTC_METRICS_FILE={path} lacks a step: {error}")
 
 
 profiler.install(mark)

@@ -1,9 +1,14 @@
 """Factories, random numbers, generators, and modules moved to ltc and back."""
 
+import _thread
 import contextlib
 import copy
 import pickle
+import sys
+import threading
 import warnings
+import weakref
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -570,3 +575,26 @@ def test_what_comes_back_is_not_looked_at_thoroughly(name, monkeypatch):
     if not name.startswith("rand"):
         for one in made:
             torch.testing.assert_close(one.cpu(), COMES_BACK[name]("cpu"))
+
+
+def test_what_takes_a_device_is_called_by_code_that_has_no_lines():
+    code = copies_a_tensor.__code__.replace(co_linetable=b"")
+    assert not [*code.co_lines()]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        FunctionType(code, globals())()
+    assert [one.filename for one in caught] == [__file__] * 2
+
+
+class Numbers(list):
+    """A list of which it is known when it goes."""
+
+
+def test_what_takes_a_device_is_called_by_nobody(monkeypatch):
+    errors, gone, numbers = [], threading.Event(), Numbers([1.0, 2.0])
+    monkeypatch.setattr(sys, "unraisablehook", lambda failed: errors.append(failed.exc_type))
+    weakref.finalize(numbers, gone.set)
+    _thread.start_new_thread(torch.ones(2).new_tensor, (numbers,))
+    del numbers
+    gone.wait()
+    assert not errors

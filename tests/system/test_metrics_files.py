@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_a_file_that_can_not_be_written_ends_no_training(tmp_path):
     torch.testing.assert_close(y.cpu(), torch.ones(5).exp())
     with pytest.raises(IsADirectoryError):
         metrics_saver.save_metrics(str(tmp_path))
+
+
+def test_a_loop_is_told_once_at_its_own_line_that_the_file_can_not_be_written(tmp_path):
+    with config.override(LTC_METRICS_FILE=tmp_path), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            ltm.optimizer_step(torch.optim.SGD([torch.ones(1)]), barrier=True)
+    assert [told.filename for told in found] == [__file__]
 
 
 def test_json_goes_to_each_replicas_own_file(tmp_path):

@@ -153,6 +153,18 @@ def test_a_move_that_fails_leaves_the_module_as_it_was(name, number, overwrite, 
     equal(after, values)
 
 
+def test_a_module_moves_in_inference_mode(equal):
+    layer, x = nn.Linear(2, 3), torch.randn(4, 2)
+    weight, expected = layer.weight, layer(x)
+    with torch.inference_mode():
+        for device in ("ltc", "cpu", "ltc"):
+            assert layer.to(device).weight is weight
+            assert weight.device.type == device and weight.requires_grad
+            equal(layer(x.to(device)), expected)
+    expected.sum().backward()  # a graph of before delivers where the weight is now
+    equal(weight.grad, x.sum(0).expand(3, 2))
+
+
 def profiled(layer, x):
     with torch.profiler.profile(record_shapes=True) as profiler:
         layer(x).sum().backward()

@@ -120,6 +120,15 @@ def test_what_was_recorded_before_a_fork_is_a_program_of_its_own():
         torch.testing.assert_close(z.cpu(), expected.expand(2201))
 
 
+def test_another_copy_through_a_view_is_run():
+    x, y = torch.zeros(2, 3).to("ltc:0"), torch.arange(3.0).to("ltc:0")
+    for turn in range(4):
+        rows = [y * n for n in range(4)]
+        x[0].copy_(rows[turn])
+        ltm.mark_step()
+        assert x.tolist() == [[0, turn, 2 * turn], [0, 0, 0]]
+
+
 def test_a_place_remembers_so_many_ways_only(monkeypatch):
     monkeypatch.setattr(forks, "_MOST", 4)
     passed = forks.PassedBy()
@@ -234,6 +243,9 @@ def complex_parts(x):
     z = torch.complex(x, x + 1)
     conjugate = z.conj()
     z.real.mul_(2)
+    conjugate.imag.add_(x)
+    z[:, :3].mH[1].imag.mul_(3)
+    torch._neg_view(conjugate.real).sub_(x)
     return z, conjugate, conjugate.imag, (conjugate * z).abs()
 
 

@@ -1,5 +1,6 @@
 """Threads: one device each, or all on one device, with the CPU's results."""
 
+import queue
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
 from ltc.debug import metrics
-from ltc.device.recording import recorder
+from ltc.device.ops import quick_copies
+from ltc.device.recording import recorder, sync
 from ltc.device.recording.recorder import device_at
 from ltc.runtime.executor import executor_of
 from ltc.support.process.thread_frames import thread_frames
@@ -253,3 +255,40 @@ def test_a_thread_reads_what_another_is_just_recording():
         sys.setswitchinterval(before)
     assert not errors
     assert latest[0][0] == 1500
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.double(),
+        lambda x: torch.empty(3, device=x.device).zero_(),
+        lambda x: torch.zeros(3, device=x.device).copy_(x),
+        lambda x: torch.zeros(3, device=x.device, dtype=torch.double).copy_(x),
+        lambda x: torch.zeros(2, 3, device=x.device).copy_(x),
+    ],
+    ids=["cast", "new memory", "copied", "copied and cast", "copied into more"],
+)
+def test_another_thread_ends_no_recording_while_a_copy_extends_it(call, monkeypatch):
+    def look(recorder):
+        looks.put(is_stopped := stop(recorder))
+        return is_stopped
+
+    def interrupted():
+        if not readers and threading.get_ident() == main:
+            readers.append(threading.Thread(target=pending.cpu))
+            readers[0].start()
+            if looks.get():
+                readers[0].join()
+        return threading.get_ident()
+
+    looks, readers, main, stop = queue.SimpleQueue(), [], threading.get_ident(), sync._stop
+    monkeypatch.setattr(sync, "_stop", look)
+    x = torch.arange(3.0).to("ltc:0")
+    for is_known in (False, False, True):
+        pending = x + 1
+        if is_known:
+            monkeypatch.setattr(quick_copies, "get_ident", interrupted)
+        found = call(pending) * 1
+        ltm.mark_step()
+    readers[0].join()
+    assert torch.equal(found.cpu(), call(pending.cpu()))

@@ -372,3 +372,12 @@ def test_attention_with_dropout_runs_interpreted():
         interpreted = attend("auto")
     assert grown["InterpretedRuns"] == 1
     torch.testing.assert_close(interpreted, attend("native"), rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_made_in_inference_mode_is_written_over_behind_it():
+    for _ in range(12):  # also by one function of all calls
+        with torch.inference_mode():
+            x = torch.ones(3).to("ltc:0")
+            x.add_(1)
+        ltm.mark_step()
+        assert x.tolist() == [2, 2, 2]

@@ -230,6 +230,17 @@ def test_what_is_recorded_beside_runs_behind_again(clock, left):
     assert not waits.are_expected()
 
 
+def test_the_programs_of_who_waits_no_more_run_behind_again(clock, left):
+    waits = core_reservation.Waits()
+    for _ in range(core_reservation.WAITS_IN_A_ROW):
+        hand_over_and_wait(clock, waits, 200_000)
+    for after, is_expected in ((200_000, True), (100_000, False)):
+        core_reservation.recording_goes_on(Execution(), 0.001, waits)
+        clock.monotonic += after
+        core_reservation.recording_is_over()
+        assert waits.are_expected() is is_expected
+
+
 def test_who_reads_what_the_step_before_gave_records_beside_its_programs(clock, left):
     waits, launches = core_reservation.Waits(), [Execution() for _ in range(20)]
     for before, launch in itertools.pairwise(launches):

@@ -78,6 +78,7 @@ class InterpretedComputation:
         self._donated = {self._inputs[position]: position for position in donated}
         self._kept = elements_at([k for k in sorted(self._inputs) if k not in donated])
         self._steps = self._made_ready(calls, slots, expanded)
+        self._overwritten = [p for step in self._steps for p in step.overwrites]
         shapes = {slots.of_value(value): slots.of_constant(value.shape) for value in outputs}
         self._straight = StraightLine(self._steps, shapes)
         self.start, self._scalars = slots.start, slots.scalars
@@ -162,7 +163,7 @@ class InterpretedComputation:
         values[self._scalars] = scalars
         overwritten: list[int] = []
         try:
-            if len(self._steps) <= _FEW_CALLS and is_plain_now():
+            if len(self._steps) <= _FEW_CALLS and self._may_stay_in_autograd(buffers):
                 run(values, overwritten)
                 return self._made_outputs(buffers, values)
             with PlainDispatch():
@@ -171,6 +172,13 @@ class InterpretedComputation:
         except BaseException as error:
             error.overwritten = tuple(overwritten)  # type: ignore[attr-defined]  # see Computation.launch
             raise
+
+    def _may_stay_in_autograd(self, buffers: list[torch.Tensor]) -> bool:
+        """Whether torch's kernels give the same as in PlainDispatch.
+
+        Autograd refuses to write over what was made in inference mode, once that is left.
+        """
+        return is_plain_now() and not any([buffers[p].is_inference() for p in self._overwritten])
 
     def _made_outputs(self, buffers: list[torch.Tensor], values: list[Any]) -> list[torch.Tensor]:
         """Each output contiguous, and alone in its memory."""

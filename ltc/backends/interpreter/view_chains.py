@@ -34,13 +34,13 @@ def write_through(x: torch.Tensor, chain: Sequence[tuple[Any, ...]], new: torch.
 def _viewed_in_place(
     x: torch.Tensor, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """What the view overload makes of `x` itself; None where `x` would have to be contiguous."""
+    """What the view overload makes of `x` itself; None where its numbers would have to lie there in order."""
     if overload is aten.as_strided.default:
         return _as_strided(x, *args, **kwargs)
     try:
         return overload(x, *args, **kwargs)
-    except RuntimeError:  # a `view` of what is not contiguous, which the CPU refuses
-        if x.is_contiguous():
+    except RuntimeError:  # a `view` of what is not contiguous, or a look at parts of a conjugate
+        if x.is_contiguous() and not (x.is_conj() or x.is_neg()):
             raise
         return None
 
@@ -55,7 +55,7 @@ def _as_strided(
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
+    return x.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -64,4 +64,4 @@ def _differ(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return _packed(x.resolve_neg()).unsqueeze(-1).view(torch.uint8)
+    return _packed(x).unsqueeze(-1).view(torch.uint8)

@@ -66,8 +66,8 @@ def _take_content(tensor: torch.Tensor, value: torch.Tensor) -> None:
             moved = gradient.to(value)
             _give_gradient(new, moved)
         accumulator = None
-        if tensor.requires_grad:
-            with torch.enable_grad():
+        if tensor.requires_grad and not tensor.is_inference():  # of such a one no graph is made
+            with torch.inference_mode(False), torch.enable_grad():
                 accumulator = torch.autograd.graph.get_gradient_edge(tensor).node
         _exchange(tensor, new)
         if gradient is not None:

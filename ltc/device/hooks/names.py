@@ -181,7 +181,10 @@ def _as_the_caller(function: Callable[..., Any], args: tuple, kwargs: dict[str, 
     """Called as by who has called the replacement: C++ warns of the innermost line of Python."""
     if is_compiling():  # Dynamo, which runs no C++ and knows no frames
         return function(*args, **kwargs)
-    return called_from(sys._getframe(2), function, args, kwargs)
+    caller = sys._getframe(1).f_back
+    if caller is None:  # a thread of C++'s, or one that begins here
+        return function(*args, **kwargs)
+    return called_from(caller, function, args, kwargs)
 
 
 def _named(value: Any) -> Any:

@@ -19,9 +19,9 @@ from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug.often import Often, counting
 from ltc.device.call_observer import watching
 from ltc.device.op_by_op.computed import computed
-from ltc.device.recording.recorder import Recorder, device_at
+from ltc.device.recording.recorder import STOPPED, Interrupted, Recorder, device_at
 from ltc.device.recording.slow_path import OTHER_OPERAND
-from ltc.device.recording.sync import ready_buffer, value_of
+from ltc.device.recording.sync import extends_recording, ready_buffer, value_of
 from ltc.device.recording.tensors import (
     current_device,
     downloaded,
@@ -84,6 +84,7 @@ def _copying(thorough: Kernel) -> Kernel:
     return kernel
 
 
+@extends_recording
 def _copied_here(
     self: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None
 ) -> torch.Tensor | None:
@@ -111,11 +112,7 @@ def _overwriting(thorough: Kernel) -> Kernel:
 
     def kernel(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False):
         try:
-            value = _as_of(self, source)
-            if value is None:
-                return thorough(self, source, non_blocking)
-            write(storage_of(self).lazy, value)
-            return self
+            return self if _overwritten(self, source) else thorough(self, source, non_blocking)
         except BaseException as error:
             shorten(error)
             raise
@@ -123,24 +120,33 @@ def _overwriting(thorough: Kernel) -> Kernel:
     return kernel
 
 
-def _as_of(self: torch.Tensor, source: torch.Tensor) -> CallResult | None:
-    """A recorded value of `source` in the dtype and shape of `self`; None where that takes a closer look."""
+@extends_recording
+def _overwritten(self: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether `self` now holds what is recorded of `source`; not where that takes a closer look."""
     try:
-        state = storage_of(source).lazy
-        if storage_of(self).lazy.device is not state.device:
-            return None
+        written, state = storage_of(self).lazy, storage_of(source).lazy
+        if written.device is not state.device:
+            return False
         value: CallResult = state.value or value_of(state)
         recorder, dtype, shape = value.recorder, self.dtype, self.size()
     except OTHER_OPERAND:
-        return None
-    if recorder.now is not None or recorder.thread != get_ident():
-        return None  # values may be written over
+        return False
     is_cast, is_broadcast = value.dtype is not dtype, value.shape != shape
-    if is_cast and is_broadcast:
-        return None
+    if is_cast + is_broadcast + (written.base is not None) > 1:
+        return False  # more than one call
     if is_cast:
-        return _expected(recorder, (COPY, value, dtype))
-    return _expected(recorder, (EXPAND, value, list(shape))) if is_broadcast else value
+        new = _expected(recorder, (COPY, value, dtype))
+    elif is_broadcast:
+        new = _expected(recorder, (EXPAND, value, list(shape)))
+    else:
+        new = value if _is_going_on(recorder) else None
+    if new is None:
+        return False
+    try:
+        write(written, new)
+    except Interrupted:  # the call that gives a base its value is not to be recorded here
+        return False
+    return True
 
 
 def _expected(recorder: Recorder, key: tuple) -> CallResult | None:
@@ -151,6 +157,15 @@ def _expected(recorder: Recorder, key: tuple) -> CallResult | None:
     recorder.last, recorder.cursor = entry, entry.next
     value: CallResult = entry.value
     return value
+
+
+def _is_going_on(recorder: Recorder) -> bool:
+    """Whether it is this thread's, and neither stopped by another nor run at once.
+
+    Of what has run at once the values may be written over.
+    """
+    is_stopped = recorder.cursor is STOPPED or recorder.now is not None
+    return not is_stopped and recorder.thread == get_ident()
 
 
 def _making(thorough: Kernel) -> Kernel:
@@ -165,18 +180,27 @@ def _making(thorough: Kernel) -> Kernel:
         **others: Any,
     ):
         try:
-            if device is not None and device.type == DEVICE_TYPE and layout in _STRIDED:
-                recorder = recorder_named(device)
-                key = ZEROS, tuple(size), dtype or torch.get_default_dtype()
-                value = _expected(recorder, key)
-                if value is not None:
-                    return wrap(recorder, value)
+            made = _made_here(size, dtype, device) if layout in _STRIDED else None
+            if made is not None:
+                return made
             return thorough(size, dtype=dtype, layout=layout, device=device, **others)
         except BaseException as error:
             shorten(error)
             raise
 
     return kernel
+
+
+@extends_recording
+def _made_here(
+    size: Sequence[int], dtype: torch.dtype | None, device: torch.device | None
+) -> torch.Tensor | None:
+    """The tensor that was made here the last time; None where that takes a closer look."""
+    if device is None or device.type != DEVICE_TYPE:
+        return None
+    recorder = recorder_named(device)
+    value = _expected(recorder, (ZEROS, tuple(size), dtype or torch.get_default_dtype()))
+    return None if value is None else wrap(recorder, value)
 
 
 def _reading(thorough: Kernel) -> Kernel:

@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 
 from ltc.aten.call import Call, CallResult
 from ltc.debug import metrics
@@ -55,6 +56,7 @@ from ltc.support.torch_private import is_profiled, record_region
 # --- a recording and its threads ------------------------------------------------------------------
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _count_early_read = counting("EarlySyncLiveTensorsCount")
 _STOP_SECONDS = 5.0  # within which a thread that is at work comes to its next call
 _REST_SECONDS = 0.2  # and one that waits for something else may not
@@ -348,11 +350,21 @@ def _stop(recorder: Recorder) -> bool:
     return recorder.cursor is STOPPED and recorder.now is None
 
 
+_extends_recordings: set[CodeType] = set()
+
+
+def extends_recording(function: Function) -> Function:
+    """For a function that extends a recording as generated kernels do, without its lock."""
+    _extends_recordings.add(function.__code__)
+    return function
+
+
 def _is_recording(thread: int) -> bool:
-    """Whether a generated kernel is on that thread's stack that goes on with what it has read."""
+    """Whether such a kernel is on that thread's stack that goes on with what it has read."""
     frame = thread_frames().get(thread)
     while frame is not None and frame.f_code is not _flush_having_let_go.__code__:
-        if frame.f_code.co_filename == KERNEL_FILE:
+        code = frame.f_code
+        if code.co_filename == KERNEL_FILE or code in _extends_recordings:
             return True
         frame = frame.f_back
     return False

@@ -40,7 +40,8 @@ def torchs_line() -> str:
 
 def called_from(frame: FrameType, function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """function(*args, **kwargs), of whose warnings from C++ the line is that of a frame."""
-    call = FunctionType(_call_at(frame.f_code, frame.f_lineno), frame.f_globals)
+    line = frame.f_lineno or 0  # code that was generated may have none
+    call = FunctionType(_call_at(frame.f_code, line), frame.f_globals)
     try:
         return call(function, args, kwargs)
     except BaseException as error:
@@ -60,12 +61,14 @@ def _call_at(code: CodeType, line: int) -> CodeType:
 
 
 def warn_user(text: str) -> None:
-    """A UserWarning located at the user's line."""
+    """A UserWarning located at the user's line: told once of each, unless filters say otherwise."""
     frame = _user_frame()
     if frame is None:
         warnings.warn(text, stacklevel=2)
-    else:
-        warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+        return
+    told = frame.f_globals.setdefault("__warningregistry__", {})  # as `warnings.warn` has it
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    warnings.warn_explicit(text, UserWarning, file, line, frame.f_globals.get("__name__"), told)
 
 
 def _user_frame():
