@@ -196,9 +196,10 @@ def _made_here(
     size: Sequence[int], dtype: torch.dtype | None, device: torch.device | None
 ) -> torch.Tensor | None:
     """The tensor that was made here the last time; None where that takes a closer look."""
-    if device is None or device.type != DEVICE_TYPE:
+    try:
+        recorder = recorder_named(device)
+    except TypeError:  # none of ltc's
         return None
-    recorder = recorder_named(device)
     value = _expected(recorder, (ZEROS, tuple(size), dtype or torch.get_default_dtype()))
     return None if value is None else wrap(recorder, value)
 
