@@ -199,6 +199,24 @@ def test_a_raising_function_raises_in_the_caller():
         Fails.apply(leaf(3, device="ltc")).sum().backward()
 
 
+def test_a_backward_on_another_accelerator_names_the_reason():
+    """torch asserts so of tensors on a GPU, where ltc is the accelerator of the process."""
+
+    class OnGpu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("opt_ready_stream && opt_parent_stream INTERNAL ASSERT FAILED at 1")
+
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="one accelerator .* does not import ltc") as raised:
+        OnGpu.apply(x).sum().backward()
+    assert "INTERNAL ASSERT" in str(raised.value.__cause__)
+
+
 def test_backward_runs_in_the_callers_thread():
     threads, x = [], leaf(3, device="ltc:1")
     x.register_hook(lambda gradient: threads.append(threading.get_ident()))

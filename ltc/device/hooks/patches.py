@@ -82,10 +82,23 @@ def _run_backwards_in_the_calling_thread() -> None:
             if error is None:
                 raise
             raise error  # noqa: B904  the SystemError says nothing more
+        except RuntimeError as error:
+            if _SECOND_ACCELERATOR in str(error):
+                raise RuntimeError(_ONE_ACCELERATOR) from error
+            raise
         finally:
             set_multithreading_enabled(before)
 
     RUN_BACKWARD.replace(entrance(run_backward))
+
+
+# What the engine asserts of a tensor on a GPU where torch has ltc for the accelerator.
+_SECOND_ACCELERATOR = "opt_ready_stream && opt_parent_stream"
+_ONE_ACCELERATOR = (
+    "PyTorch's autograd knows one accelerator per process, which is ltc from its import on: it runs no "
+    "backward over tensors of a GPU (https://github.com/pytorch/pytorch/issues/161129). Train on the "
+    "GPU in a process that does not import ltc."
+)
 
 
 def _keep_recomputation() -> None:
