@@ -6,9 +6,10 @@
 Every figure is a median over new processes, the systems in turns. `first` is the first step in
 milliseconds; `sum` the first steps together in seconds, from an empty LTC_CACHE_DIR; `later` the
 median of the next 50 steps in milliseconds, and `steady` that of these 50 once more, after so many
-seconds of steps (--settle): short ones are over before a compiler is. Eager is the quickest of its
-ways to update parameters (default, foreach, fused), and what stands below it is a multiple of its
-time: above 1 is a loss. For ltc, what was interpreted and compiled meanwhile. On a busy machine
+seconds of steps (--settle): short ones are over before a compiler is. All these read the result of
+each step; `unread` is a step where ten follow each other and the last is read. Eager is the quickest
+of its ways to update parameters (default, foreach, fused), and what stands below it is a multiple of
+its time: above 1 is a loss. For ltc, what was interpreted and compiled meanwhile. On a busy machine
 processor time (of all threads) says more than the clock on the wall: --clock processor.
 """
 
@@ -29,7 +30,7 @@ import torch
 from restless_programs import HAVE_OPTIMIZER, RESTLESS
 
 WAYS: dict[str, dict[str, bool]] = {"": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-LATER = 50
+LATER, UNREAD = 50, 10
 COUNTED = (
     "OpByOpSteps", "SymbolicPrograms", "SymbolicSizes", "InterpretedRuns", "UncachedCompile",
     "CompileBehind", "RecordedEntries", "ImpliedMark",
@@ -60,6 +61,14 @@ def measured(
         finish()
         return now() - started
 
+    def unread(first: int) -> float:
+        started = now()
+        for number in range(first, first + UNREAD):
+            made = step(number)
+        made.sum().item()
+        finish()
+        return (now() - started) / UNREAD
+
     seconds = [timed(number) for number in range(steps)]
     following = range(steps, steps + LATER)
     later = [timed(number) for number in following]
@@ -73,6 +82,7 @@ def measured(
         "sum": sum(seconds),
         "later": statistics.median(later) * 1e3,
         "steady": statistics.median([timed(number) for number in following]) * 1e3,
+        "unread": statistics.median([unread(number) for number in following]) * 1e3,
     }
     return {"figures": found, "counted": counted() if system == "ltc" else {}}
 
@@ -124,7 +134,7 @@ def medians(answers: list[dict]) -> dict[str, float]:
     }
 
 
-FIGURES = {"first": "ms", "sum": "s", "later": "ms", "steady": "ms"}
+FIGURES = {"first": "ms", "sum": "s", "later": "ms", "steady": "ms", "unread": "ms"}
 
 
 def report(name: str, found: dict[str, list[dict]]) -> None:
