@@ -206,7 +206,7 @@ FLAGS = (
         "LTC_RESERVE_CORE",
         boolean,
         True,
-        "a program leaves one processor to the thread that records beside it; up to 4 cores",
+        "kernels leave a processor to who records beside them (up to 4 cores) or compiles behind",
     ),
     Flag("LTC_QUEUE", boolean, True, "programs follow one another without Python"),
     Flag(

@@ -7,18 +7,28 @@ task. So for as long as recording usually takes, the program leaves one processo
 Who reads the loss of every step records nothing beside its program: handing it over would only make
 three threads share two processors. It runs in the thread itself, but for one run now and then, which
 tells whether that still waits at once.
+
+The process that compiles behind has a processor too. A kernel with a thread for every processor would
+wait for the one whose place the compiler has taken, at each of its parts: 20 ms became a second.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
 
 from ltc import config
 from ltc.backends.interface import LaunchQueue
 from ltc.runtime.transfers import capabilities
 from ltc.support.process import processors
+from ltc.support.process.fork_safe_lock import renewed_lock
+
+Result = TypeVar("Result")
 
 LONGEST = 40_000_000  # nanoseconds that are left at once: a guess may be wrong, an LSTM takes 30 ms
 WAITS_IN_A_ROW = 4  # after which the next run of a program is expected to be waited for as well
@@ -117,7 +127,7 @@ def leave_one() -> None:
     global _is_left
     if _is_wanted():
         _is_left = True
-        _leave(time.monotonic_ns() + _usual)
+        _leave(time.monotonic_ns() + _how_long())
 
 
 def leave_one_after(queue: LaunchQueue) -> None:
@@ -125,20 +135,70 @@ def leave_one_after(queue: LaunchQueue) -> None:
     global _is_left
     if _is_wanted():
         _is_left = True
-        queue.leave_processor_after_next(_usual)
+        queue.leave_processor_after_next(_how_long())
 
 
 def _is_wanted() -> bool:
-    """Of many processors one is free in any case."""
-    return processors.are_few() and config.value("LTC_RESERVE_CORE")
+    """Of many processors one is free for a thread in any case, and for another process seldom."""
+    return bool(_compiling) or (processors.are_few() and config.value("LTC_RESERVE_CORE"))
+
+
+def _how_long() -> int:
+    return _EVER if _compiling else _usual
 
 
 def use_all() -> None:
     """The thread that recorded waits for a program, or runs it itself."""
     global _is_left
-    if _is_left:
+    if _is_left and not _compiling:
         _is_left = False
         _leave(0)
+
+
+# --- beside a compiler ----------------------------------------------------------------------------
+
+_EVER = 1 << 62  # nanoseconds
+_compiling = 0  # programs, in another process
+_counting = renewed_lock(globals(), "_counting")
+
+
+def compiler_begins() -> None:
+    """Another process compiles a program: kernels leave it a processor until `compiler_ends`."""
+    global _compiling
+    if config.value("LTC_RESERVE_CORE"):
+        with _counting:
+            _compiling += 1
+            leave_one()
+
+
+def compiler_ends() -> None:
+    """Likewise, of one program; the last gives the processor back."""
+    global _compiling
+    with _counting:
+        if _compiling:
+            _compiling -= 1
+            use_all()
+
+
+def _has_no_compiler() -> None:
+    """A child of fork waits for none."""
+    global _compiling
+    _compiling = 0
+
+
+os.register_at_fork(after_in_child=_has_no_compiler)
+
+
+def beside_compiler(run: Callable[..., Result], *arguments: Any) -> Result:
+    """What `run` gives, where it runs PyTorch's kernels: they too leave the compiler a processor."""
+    if not _compiling:
+        return run(*arguments)
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, max(processors.count() - 1, 1)))
+    try:
+        return run(*arguments)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _leave(until: int) -> None:

@@ -26,7 +26,7 @@ from ltc.debug.often import counting
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.explaining.history import note
 from ltc.passes import pipeline
-from ltc.runtime import physical_dtype
+from ltc.runtime import core_reservation, physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Request
 from ltc.runtime.transfers import capabilities
@@ -201,7 +201,7 @@ class _Timed:
     ) -> list[Any]:
         started = time.perf_counter()
         try:
-            made = launch(buffers, scalars)
+            made = core_reservation.beside_compiler(launch, buffers, scalars)
         except Exception as error:
             if getattr(error, "overwritten", ()):
                 raise

@@ -12,6 +12,7 @@ import torch
 
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
 from ltc.device.recording.recorder import device_at
@@ -19,9 +20,10 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.json_codec import Unrecordable
 from ltc.ir.node import make
-from ltc.runtime import tiers
+from ltc.runtime import core_reservation, tiers
 from ltc.runtime.background import compile_behind, worker_process
 from ltc.runtime.background.graph_record import graph_of_record, record_of_graph
+from ltc.support.process import processors
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,29 @@ def test_steps_go_on_until_another_process_has_compiled_their_program():
     assert (grown["InterpretedRuns"], grown["UncachedCompile"]) == (runs, 1)
     assert grown["RecalledPrograms"] == 1
     assert grown["CompileBehindFailed"] == 0
+
+
+def test_steps_leave_the_other_process_a_processor_while_it_compiles(monkeypatch):
+    """A kernel with a thread for each would wait for the one whose place the compiler has taken."""
+    launch, threads = InterpretedComputation.launch, []
+
+    def seen(*arguments):
+        threads.append(torch.get_num_threads())
+        return launch(*arguments)
+
+    monkeypatch.setattr(InterpretedComputation, "launch", seen)
+    monkeypatch.setattr(processors, "count", lambda: 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        x = fresh(3, 3013)
+        for _ in range(5):
+            run(x)
+    finally:
+        torch.set_num_threads(before)
+    assert (threads[0], threads[-1]) == (2, 1)
+    until_none_is_asked_for()
+    assert core_reservation._compiling == 0
 
 
 def test_what_is_updated_in_place_is_by_the_compiled_program_too():

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
@@ -79,6 +80,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(core_reservation, "time", clock)
     monkeypatch.setattr(core_reservation, "_usual", 0)
     monkeypatch.setattr(core_reservation, "_is_left", False)
+    monkeypatch.setattr(core_reservation, "_compiling", 0)
     monkeypatch.setattr(core_reservation, "_this_thread", core_reservation._Recording())
     monkeypatch.setattr(processors, "count", lambda: 2)
     return clock
@@ -277,6 +279,53 @@ def test_above_four_processors_none_is_left(clock, left, monkeypatch):
     core_reservation.leave_one_after(None)  # a queue that is not asked
     core_reservation.use_all()
     assert left == [clock.monotonic, 0]
+
+
+def test_a_compiler_in_another_process_has_one_until_it_ends(clock, left, monkeypatch):
+    monkeypatch.setattr(processors, "count", lambda: 64)
+    core_reservation.compiler_begins()
+    core_reservation.compiler_begins()
+    core_reservation.use_all()  # somebody waits for a program
+    core_reservation.compiler_ends()
+    assert left == [clock.monotonic + core_reservation._EVER] * 2
+    core_reservation.compiler_ends()
+    assert left[2:] == [0]
+
+
+def test_torchs_kernels_leave_it_one_too(clock, left, monkeypatch):
+    monkeypatch.setattr(processors, "count", lambda: 3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert core_reservation.beside_compiler(torch.get_num_threads) == 3
+        core_reservation.compiler_begins()
+        assert core_reservation.beside_compiler(torch.get_num_threads) == 2
+        with pytest.raises(ZeroDivisionError):
+            core_reservation.beside_compiler(lambda x: 1 / x, 0)
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(1)
+        assert core_reservation.beside_compiler(torch.get_num_threads) == 1
+        core_reservation.compiler_ends()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_child_of_fork_has_no_compiler(clock, left):
+    core_reservation.compiler_begins()
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(core_reservation._compiling)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        core_reservation.compiler_ends()
+
+
+def test_a_compiler_that_begins_where_none_is_left_ends_well(clock, left, monkeypatch):
+    monkeypatch.setenv("LTC_RESERVE_CORE", "0")
+    core_reservation.compiler_begins()
+    core_reservation.compiler_ends()
+    assert left == []
 
 
 def test_switched_off_none_is_left(clock, left, monkeypatch):

@@ -18,6 +18,7 @@ from ltc.debug import metrics
 from ltc.ir.graph import Graph
 from ltc.ir.json_codec import Unrecordable
 from ltc.profiling import spans
+from ltc.runtime import core_reservation
 from ltc.runtime.background import worker_process
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.transfers import capabilities
@@ -124,6 +125,7 @@ class Worker:
     def compile(self, request: dict[str, Any]) -> Request:
         made, number = Request(), next(self._numbers)
         self._requests[number] = made
+        core_reservation.compiler_begins()
         line = dumped({"number": number, **request}) + "\n"
         threading.Thread(target=self._write, args=(line,), daemon=True).start()
         return made
@@ -150,7 +152,7 @@ class Worker:
                     self._note_answer(*json.loads(line))
         finally:  # it is gone: what it has not done is done here
             while self._requests:
-                self._requests.popitem()[1].over.set()
+                self._end(self._requests.popitem()[1])
 
     def _note_answer(self, number: int, error: str | None) -> None:
         if error is not None:
@@ -161,4 +163,9 @@ class Worker:
         self._free_from = end  # one after the other
         if spans.timeline is not None:
             spans.timeline.add("compile", "compile in another process", begin, end)
+        self._end(request)
+
+    @staticmethod
+    def _end(request: Request) -> None:
+        core_reservation.compiler_ends()
         request.over.set()
