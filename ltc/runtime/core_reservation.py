@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-
 from ltc import config
 from ltc.backends.interface import LaunchQueue
 from ltc.runtime.transfers import capabilities
 from ltc.support.process import processors
 from ltc.support.process.fork_safe_lock import renewed_lock
+from ltc.support.process.kernel_threads import at_most
 
 Result = TypeVar("Result")
 
@@ -193,12 +192,7 @@ def beside_compiler(run: Callable[..., Result], *arguments: Any) -> Result:
     """What `run` gives, where it runs PyTorch's kernels: they too leave the compiler a processor."""
     if not _compiling:
         return run(*arguments)
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, max(processors.count() - 1, 1)))
-    try:
-        return run(*arguments)
-    finally:
-        torch.set_num_threads(before)
+    return at_most(max(processors.count() - 1, 1), run, *arguments)
 
 
 def _leave(until: int) -> None:

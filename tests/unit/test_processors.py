@@ -292,6 +292,14 @@ def test_a_compiler_in_another_process_has_one_until_it_ends(clock, left, monkey
     assert left[2:] == [0]
 
 
+def threads_of_a_new_thread() -> int:
+    found: list[int] = []
+    one = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    one.start()
+    one.join()
+    return found[0]
+
+
 def test_torchs_kernels_leave_it_one_too(clock, left, monkeypatch):
     monkeypatch.setattr(processors, "count", lambda: 3)
     before = torch.get_num_threads()
@@ -300,6 +308,7 @@ def test_torchs_kernels_leave_it_one_too(clock, left, monkeypatch):
         assert core_reservation.beside_compiler(torch.get_num_threads) == 3
         core_reservation.compiler_begins()
         assert core_reservation.beside_compiler(torch.get_num_threads) == 2
+        assert core_reservation.beside_compiler(threads_of_a_new_thread) == 3
         with pytest.raises(ZeroDivisionError):
             core_reservation.beside_compiler(lambda x: 1 / x, 0)
         assert torch.get_num_threads() == 3
