@@ -20,6 +20,7 @@ from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
+from ltc.support.sizes.extent import Extent
 
 
 def attention_kernel(name: str, attention: Attention, result: Matrix, isa: Isa) -> GeneratedKernel:
@@ -40,7 +41,8 @@ class _Forward(Scores):
         names = ("query", "key", "value", *rest, "result", "logarithms")
         super().__init__(attention, isa, names)
         self.result = result
-        self.is_single = attention.keys <= self.tile
+        keys = attention.keys
+        self.is_single = not isinstance(keys, Extent) and keys <= self.tile
 
     def kernel(self, name: str) -> GeneratedKernel:
         a, b, v = self.a, self.b, self.v

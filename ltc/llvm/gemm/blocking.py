@@ -227,7 +227,7 @@ def plan_of(
         foresees=left.column == 1 and left.row == k and computed_bytes == dtype.itemsize,
         depth=depth,
         splits=packs and k > depth,
-        is_long=k > LONGEST_SUM,
+        is_long=isinstance(k, Extent) or k > LONGEST_SUM,
         prefetches=not packs and right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES,
     )  # fmt: skip
 

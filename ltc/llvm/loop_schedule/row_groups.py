@@ -11,6 +11,7 @@ from ltc.ir.loop_nest import Value
 from ltc.llvm.emit.builder import LANES
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.loop_schedule.iteration_space import Nest
+from ltc.support.sizes.extent import Extent
 
 GROUP_BYTES = 5 << 18  # a second-level cache, and what of the next one is near
 MOST_ROWS = 4 * LANES  # of a group: whole runs of cache lines from each element of the rows
@@ -36,7 +37,9 @@ def rows_of_a_group(nest: Nest, loads: list[Value]) -> int:
     """How many rows of all loads are transposed together; 0 where no vector of them fits."""
     bytes = sum(FORMS[load.data[0].dtype].bytes for load in loads)
     fitting = GROUP_BYTES // max(1, bytes * pitch_of(nest))
-    enough = max(LANES, prod(nest.extents[: nest.depth]) // WORK_ITEMS)
+    rows = prod(nest.extents[: nest.depth])
+    # Groups of any height are right: no guard decides on one where rows are many or few.
+    enough = 2 * LANES if isinstance(rows, Extent) else max(LANES, rows // WORK_ITEMS)
     return min(MOST_ROWS, fitting // LANES * LANES, enough // LANES * LANES)
 
 
