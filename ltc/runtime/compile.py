@@ -26,7 +26,7 @@ from ltc.passes.narrow_dtypes import narrow
 from ltc.profiling import spans
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
-from ltc.runtime.background.compile_behind import Request
+from ltc.runtime.background.compile_behind import Job, Request, request_of
 from ltc.runtime.buffer import Buffer, Outputs
 from ltc.runtime.graph_compiler import compile_and_keep, compile_traced
 from ltc.runtime.program import InputRole, Program
@@ -340,7 +340,13 @@ def _interpreted(
         return computation
 
     def begin_behind() -> Request | None:
-        return compile_behind.begin(_record_name(key), traced(), device, donated)
+        name = _record_name(key)
+        return compile_behind.begin(
+            Job(
+                keep=lambda: compile_and_keep(name, traced(), device, donated),
+                record=lambda: request_of(name, traced(), device, donated),
+            )
+        )
 
     return Tiers(interpreted, compiled_later, begin_behind, len(calls))
 

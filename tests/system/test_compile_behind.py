@@ -189,7 +189,7 @@ def test_the_other_process_ends_with_this_one_while_it_imports(tmp_path, monkeyp
     """Importing torch takes long on a busy machine; here it takes for ever."""
     (tmp_path / "ltc.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    worker = compile_behind.Worker()
+    worker = compile_behind.Worker(compile_behind.Job(keep=dict, record=dict))
     time.sleep(0.5)
     worker._process.stdin.close()  # as when this process ends
     assert worker._process.wait() == 0
@@ -228,7 +228,8 @@ def is_copy():
 
 def in_a_process(text: str, **settings: object) -> None:
     """Where no thread but the main one is, as pytest's may have some."""
-    environment = {key: str(value) for key, value in {"LTC_COPY_PROCESS": 1, **settings}.items()}
+    settings = {"LTC_COPY_PROCESS": 1, "LTC_PREFAULT_MB": 0, **settings}
+    environment = {key: str(value) for key, value in settings.items()}
     ended = subprocess.run(
         [sys.executable, "-c", COPIED + text],
         capture_output=True,
@@ -325,6 +326,45 @@ run(1e-4)
 """,
         PLACE=tmp_path / "handled",
     )
+
+
+@linux
+def test_a_copy_traces_the_program_itself():
+    """The process that it was copied from goes on at once."""
+    in_a_process("""
+from ltc.runtime import compile
+traced = []
+expand = compile.expand
+compile.expand = lambda *arguments: traced.append(os.getpid()) or expand(*arguments)
+until_asked_for()
+until_answered()
+assert is_copy()
+run(1e-4)
+assert metrics.counter_value("CompileBehind") == metrics.counter_value("UncachedCompile") == 1
+assert metrics.counter_value("RecalledPrograms") == 1
+assert not traced
+""")
+
+
+@linux
+def test_what_a_copy_cannot_compile_is_told():
+    in_a_process("""
+from ltc.runtime import compile
+here, expand = os.getpid(), compile.expand
+
+def failing(*arguments):
+    if os.getpid() != here:
+        raise RuntimeError("no such rule")
+    return expand(*arguments)
+
+compile.expand = failing
+until_asked_for()
+until_answered()
+assert is_copy()
+assert metrics.counter_value("CompileBehindFailed") == 1
+run(1e-4)  # by a program that was compiled here
+assert metrics.counter_value("UncachedCompile") == 1
+""")
 
 
 @linux

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ltc import config
@@ -20,6 +21,7 @@ from ltc.ir.json_codec import Unrecordable
 from ltc.profiling import spans
 from ltc.runtime import core_reservation
 from ltc.runtime.background import worker_process
+from ltc.runtime.background.compile_worker import FIRST
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.transfers import capabilities
 from ltc.support.disk_cache import disk_cache
@@ -63,41 +65,54 @@ def is_possible() -> bool:
     )
 
 
-def begin(
+class Job:
+    """A program to be compiled, and kept by its name.
+
+    keep    does it: in a copy of this process, which has in its memory what that needs
+    record  all that another process needs; raises Unrecordable where only this one knows it
+    """
+
+    def __init__(self, keep: Callable[[], object], record: Callable[[], dict[str, Any]]) -> None:
+        self.keep, self.record = keep, record
+
+
+def request_of(
     name: str,
     graph: Graph,
     device: int,
     donated: frozenset[int],
     trace: SizeTrace | None = None,
-) -> Request | None:
-    """Have a program compiled, which is kept by that name; None where it has to be done here.
+) -> dict[str, Any]:
+    """What `Job.record` gives.
 
     graph  as traced: no pass has run
     trace  what was decided by its sizes, where they are symbols
     """
-    try:
-        record = record_of_graph(graph)
-    except Unrecordable:
-        return None
-    metrics.count("CompileBehind")
-    sizes = None if trace is None else record_of_trace(trace)
-    return _running().compile(
-        {
-            "name": name,
-            "sizes": sizes,
-            "graph": record,
-            "device": device,
-            "donated": sorted(donated),
-        }
-    )
+    return {
+        "name": name,
+        "sizes": None if trace is None else record_of_trace(trace),
+        "graph": record_of_graph(graph),
+        "device": device,
+        "donated": sorted(donated),
+    }
 
 
-def _running() -> Worker:
+def begin(job: Job) -> Request | None:
+    """Have a program compiled; None where it has to be done here."""
     global _worker
     with _starting:
-        if _worker is None or not _worker.is_usable():
-            _worker = Worker()
-        return _worker
+        if _worker is not None and _worker.is_usable():
+            worker, begun = _worker, None
+        else:
+            _worker = worker = Worker(job)
+            begun = worker.first
+    if begun is None:
+        try:
+            begun = worker.compile(job.record())
+        except Unrecordable:
+            return None
+    metrics.count("CompileBehind")
+    return begun
 
 
 def end() -> None:
@@ -107,15 +122,20 @@ def end() -> None:
 
 
 class Worker:
-    """The process, and what it was asked for."""
+    """The process, and what it was asked for.
 
-    def __init__(self) -> None:
-        self._process = worker_process.start()
+    first  the request that it was made with; None where it is no copy, and has to be asked
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._process = worker_process.start(job.keep)
         self._owner = os.getpid()
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(FIRST)
         self._free_from = 0
         self._requests: dict[int, Request] = {}
         self._writing = threading.Lock()
+        is_copy = isinstance(self._process, worker_process.Copy)
+        self.first = self._new_request()[1] if is_copy else None
         threading.Thread(target=self._listen, name="ltc compile worker", daemon=True).start()
 
     def is_usable(self) -> bool:
@@ -123,12 +143,16 @@ class Worker:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def compile(self, request: dict[str, Any]) -> Request:
-        made, number = Request(), next(self._numbers)
-        self._requests[number] = made
-        core_reservation.compiler_begins()
+        number, made = self._new_request()
         line = dumped({"number": number, **request}) + "\n"
         threading.Thread(target=self._write, args=(line,), daemon=True).start()
         return made
+
+    def _new_request(self) -> tuple[int, Request]:
+        made, number = Request(), next(self._numbers)
+        self._requests[number] = made
+        core_reservation.compiler_begins()
+        return number, made
 
     def end(self) -> None:
         self._process.kill()

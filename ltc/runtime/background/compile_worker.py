@@ -1,14 +1,16 @@
 """The process that compiles while the one that started it goes on: reads graphs, keeps programs.
 
-A request is a line of JSON; the answer is a line with the request's number.
+A request is a line of JSON, but for what a copy was made for; the answer is a line with its number.
 The program itself goes through the disk cache, where the other process finds it as it finds those
 of earlier runs.  It runs with the lowest priority, and ends when its input does.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Callable
 from typing import IO, Any
 
 from ltc import config
@@ -19,26 +21,35 @@ from ltc.support.sizes.as_json import fill_trace, loaded
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
 
+FIRST = 0  # the number of what a copy was made for
 
-def serve(requests: IO[str], answers: IO[str]) -> None:
-    """Answer every request; one that fails is answered too, and leaves nothing on the disk."""
+
+def serve(requests: IO[str], answers: IO[str], first: Callable[[], object] | None = None) -> None:
+    """Answer every request; one that fails is answered too, and leaves nothing on the disk.
+
+    first  compiles a program and keeps it: what this process, a copy, has in its memory
+    """
     os.nice(19)
+    if first is not None:
+        _answer(FIRST, first, answers)
     for line in requests:
         trace = SizeTrace()
         request = loaded(line, trace)
-        try:
-            with config.override(LTC_PROGRESS=0):  # nobody waits
-                _compile(request, trace)
-        except Exception as error:
-            answers.write(
-                json.dumps([request["number"], f"{type(error).__name__}: {error}"]) + "\n"
-            )
-        else:
-            answers.write(json.dumps([request["number"], None]) + "\n")
+        _answer(request["number"], functools.partial(_keep, request, trace), answers)
 
 
-def _compile(request: dict[str, Any], trace: SizeTrace) -> None:
-    _keep(request, trace)
+def _answer(number: int, keep: Callable[[], object], answers: IO[str]) -> None:
+    try:
+        with config.override(LTC_PROGRESS=0):  # nobody waits
+            _compile(keep)
+    except Exception as error:
+        answers.write(json.dumps([number, f"{type(error).__name__}: {error}"]) + "\n")
+    else:
+        answers.write(json.dumps([number, None]) + "\n")
+
+
+def _compile(keep: Callable[[], object]) -> None:
+    keep()
     programs = capabilities().programs
     assert programs is not None  # or nobody asks
     programs.keep_launcher()  # or it is the other process that waits for LLVM

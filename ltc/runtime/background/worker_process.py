@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -58,10 +59,13 @@ serve(sys.stdin, answers)
 """
 
 
-def start() -> Copy | subprocess.Popen[str]:
-    """A process that answers requests; its `stdin` and `stdout` take and give lines of text."""
+def start(first: Callable[[], object]) -> Copy | subprocess.Popen[str]:
+    """A process that answers requests; its `stdin` and `stdout` take and give lines of text.
+
+    first  what a copy begins with; a new process knows nothing of it
+    """
     if config.value("LTC_COPY_PROCESS") and _may_copy():
-        return Copy()
+        return Copy(first)
     paths = [path or os.getcwd() for path in sys.path]
     with config.override(LTC_PROFILE=None):  # what it does is told here
         return subprocess.Popen(
@@ -114,12 +118,12 @@ def _comes_to_rest() -> bool:
 class Copy:
     """A copy of this process that answers requests; its parts are called as those of Popen."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Callable[[], object]) -> None:
         requests, to_requests = os.pipe()
         from_answers, answers = os.pipe()
         self.pid = _forked()
         if self.pid == 0:
-            _answer(requests, answers)
+            _answer(requests, answers, first)
         os.close(requests)
         os.close(answers)
         self.stdin: IO[str] = os.fdopen(to_requests, "w")
@@ -156,7 +160,7 @@ def _forked() -> int:
         return os.fork()
 
 
-def _answer(requests: int, answers: int) -> NoReturn:
+def _answer(requests: int, answers: int, first: Callable[[], object]) -> NoReturn:
     """What the copy does, and nothing of the user's: no handler, no file, no object that goes."""
     try:
         for tools in (sys, threading):  # of who looks at the user's program
@@ -171,16 +175,16 @@ def _answer(requests: int, answers: int) -> NoReturn:
         torch.set_num_threads(1)
         threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
         # Torch's modes are a thread's: a new one is in none.
-        server = threading.Thread(target=_serve, args=(requests, answers))
+        server = threading.Thread(target=_serve, args=(requests, answers, first))
         server.start()
         server.join()
     finally:
         os._exit(0)
 
 
-def _serve(requests: int, answers: int) -> None:
+def _serve(requests: int, answers: int, first: Callable[[], object]) -> None:
     with config.override(LTC_PROFILE=None):
-        serve(os.fdopen(requests), os.fdopen(answers, "w", buffering=1))
+        serve(os.fdopen(requests), os.fdopen(answers, "w", buffering=1), first)
 
 
 def _end_with(requests: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ltc.backends.capabilities import Resizable
 from ltc.ir.json_codec import Unrecordable
 from ltc.runtime.background import compile_behind
-from ltc.runtime.background.compile_behind import Request
+from ltc.runtime.background.compile_behind import Job, Request, request_of
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.compile import settings_now
 from ltc.runtime.graph_compiler import resizable_and_keep
@@ -63,10 +63,10 @@ class VariantToCome:
         """Whether another process makes it."""
         if self._name is None or not compile_behind.is_possible():
             return False
-        trace, donated = self._end.trace, self._end.donated
+        of_program = self._name, self._graph, self._device, self._end.donated, self._end.trace
         self._request = compile_behind.begin(
-            self._name, self._graph, self._device, donated, trace
-        )  # fmt: skip
+            Job(keep=self._kept_resizable, record=lambda: request_of(*of_program))
+        )
         return self._request is not None
 
     @property
@@ -89,13 +89,14 @@ class VariantToCome:
             return None
         return found or self.made_here()
 
-    def made_here(self) -> Variant | None:
+    def _kept_resizable(self) -> Resizable:
         trace, donated = self._end.trace, self._end.donated
+        with tracing(trace):
+            return resizable_and_keep(self._name, self._graph, self._device, donated, trace)
+
+    def made_here(self) -> Variant | None:
         try:
-            with tracing(trace):
-                made = resizable_and_keep(
-                    self._name, self._graph, self._device, donated, trace
-                )  # fmt: skip
+            made = self._kept_resizable()
         except Exception as error:  # whatever in the passes knows nothing of expressions
             self.error = f"{type(error).__name__}: {error}"
             return None
