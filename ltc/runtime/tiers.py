@@ -105,6 +105,7 @@ class Tiers:
         self._behind: Request | None = None
         self._native: Any = None
         self._last_use = self._repeats = 0
+        self._is_put_off = False
         self.seconds = 0.0  # that its runs have taken
         self.has_failed = False
         self.why: Explanation | None = None
@@ -115,12 +116,16 @@ class Tiers:
         use  the number of this run, over all programs
         """
         near = 0 < use - self._last_use <= NEAR and self._last_use > 0
-        self._repeats = self._repeats + 1 if near else 0
-        self._last_use = use
+        self._repeats = self._repeats + int(not self._is_put_off) if near else 0
+        self._last_use, self._is_put_off = use, False
         reason = self._reason()
         if reason is None or (reason != "Failed" and self._is_compiled_behind()):
             return self.interpreted, False
         return self.native(reason), True
+
+    def put_off(self) -> None:
+        """The run that follows is no reason to compile it: its calls may soon need no program."""
+        self._is_put_off = True
 
     def _is_compiled_behind(self) -> bool:
         """Whether another process is at it, which begins where it takes long."""

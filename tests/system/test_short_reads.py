@@ -59,6 +59,38 @@ def test_few_reads_change_nothing():
     assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (short_reads.ENOUGH - 1, 0)
 
 
+def test_what_may_soon_need_no_program_is_not_compiled():
+    """A loop that acts would wait for a compiler at its third action, and need nothing of it."""
+    x = torch.arange(5.0).to("ltc:0")
+    with metrics.counted() as grown:
+        for number in range(3 * short_reads.ENOUGH):
+            assert (x * number).cosh().sum().item() > 0
+    assert grown["UncachedCompile"] == grown["TierUpRepeated"] == 0
+    assert grown["InterpretedRuns"] >= short_reads.ENOUGH
+
+
+def test_short_reads_beside_long_programs_are_compiled():
+    """Nothing of the kind will run at once there."""
+    x = torch.arange(5.0).to("ltc:0")
+    with metrics.counted() as grown:
+        for _ in range(short_reads.ENOUGH + 4):
+            y = x
+            for _ in range(short_reads.FEW + 4):
+                y = y * 1.01
+            ltm.mark_step(wait=True)
+            assert (y.tanh() + 1).mean().item() > 1
+    assert grown["TierUpRepeated"] == 2
+
+
+def test_where_calls_may_not_run_at_once_reads_are_compiled_at_their_third(monkeypatch):
+    monkeypatch.setattr(forks, "may_run", lambda: False)
+    x = torch.arange(5.0).to("ltc:0")
+    with metrics.counted() as grown:
+        for number in range(4):
+            assert (x * number).sinh().sum().item() >= 0
+    assert grown["TierUpRepeated"] == 1
+
+
 def test_what_follows_without_a_read_is_a_program():
     read(2 * short_reads.ENOUGH)
     count = short_reads.LATE + 20

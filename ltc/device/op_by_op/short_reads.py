@@ -49,10 +49,16 @@ class ShortReads:
         self._records = False
         if program.calls > FEW or trains:
             self._add(-_LONG)
-        elif program.seconds > CALL_SECONDS * program.calls:
-            self._add(-1)
-        else:
-            self._add(int(ends_at_read))
+            return
+        is_slow = program.seconds > CALL_SECONDS * program.calls
+        self._add(-1 if is_slow else int(ends_at_read))
+        if program.tiers is not None and self.may_need_no_program(program.calls, ends_at_read):
+            program.tiers.put_off()
+
+    def may_need_no_program(self, calls: int, ends_at_read: bool) -> bool:
+        """Whether so many calls may soon run at once: to compile them now could be for nothing."""
+        is_undecided = -ENOUGH < self._balance < ENOUGH and forks.may_run()
+        return ends_at_read and calls <= FEW and is_undecided
 
     def note_calls(self, calls: int, seconds: float) -> None:
         """So many have run at once between two reads."""

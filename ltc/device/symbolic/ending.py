@@ -26,7 +26,8 @@ def program_at_sizes(recorder: Any, ended: Any) -> tuple[Program, ProgramBinding
             return path.calls_at(values, symbolic, position, outputs)
 
         known = path.ends[key] = ProgramOfSizes(derive, ended.replaced, device)
-    program = known.at(path.values)
+    reads = recorder.cut_here is not None
+    program = known.at(path.values, not recorder.short_reads.may_need_no_program(position, reads))
     if program is not None:
         return program, known.binding
     if known.refusal and not any(end.has_variants for end in path.ends.values()):

@@ -59,12 +59,15 @@ class ProgramOfSizes:
         """Whether there are some, or will be."""
         return bool(self._variants) or self._to_come is not None
 
-    def at(self, values: Sequence[int]) -> Program | None:
-        """The program at these values of the symbols; None where the recording is to be run otherwise."""
+    def at(self, values: Sequence[int], may_compile: bool = True) -> Program | None:
+        """The program at these values of the symbols; None where the recording is to be run otherwise.
+
+        may_compile  whether a variant is begun where there is none for these values
+        """
         if settings_now() != self._settings:
             self._forget()
         key = tuple(values)
-        program = self._ready.pop(key, None) or self._made(key)
+        program = self._ready.pop(key, None) or self._made(key, may_compile)
         if program is not None:
             if len(self._ready) >= MOST_READY:
                 del self._ready[next(iter(self._ready))]
@@ -83,10 +86,10 @@ class ProgramOfSizes:
         metrics.count("CachedCompile")
         return program
 
-    def _made(self, values: tuple[int, ...]) -> Program | None:
+    def _made(self, values: tuple[int, ...], may_compile: bool) -> Program | None:
         self._take_over()
         program = self._by_variant(values)
-        if program is not None or self.refusal or self._to_come is not None:
+        if program is not None or self.refusal or self._to_come is not None or not may_compile:
             return program
         self._misses += 1
         if self._misses < FIRST_USES:
