@@ -319,8 +319,9 @@ class Recorder:
         if entry is None or self.cursor is STOPPED:
             entry = self._not_recorded(last, key, entry, make_call)
         if entry is None:
+            call = make_call()  # one that raises is run eagerly: no path is left by it
             self._note_fork(last, key)
-            entry = self._add(key, make_call())
+            entry = self._add(key, call)
         last.next = entry
         if last is self.root:
             self.ended.follow = entry  # the best guess for the recording after the one just ended
