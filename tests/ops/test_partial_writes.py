@@ -177,3 +177,29 @@ def test_values_that_do_not_fit_are_refused_as_on_the_cpu():
         for device in ("cpu", "ltc"):
             with pytest.raises((RuntimeError, IndexError), match="shape mismatch"):
                 written(0)(x.to(device), values.to(device), mask.to(device)).cpu()
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("place", "shape", "rest"), [(0, (7,), (5,)), (1, (5,), ()), (0, (7, 5), ())]
+)
+def test_a_masked_write_of_one_value_for_each_selected_is_recorded(place, shape, rest, accumulate):
+    mask = drawn(*shape) > 0
+    x, write = drawn(7, 5), written(place, accumulate)
+    new = drawn(*(7,) * place, int(mask.sum()), *rest)
+    with metrics.counted() as grown:
+        found = write(x.to("ltc"), new.to("ltc"), mask.to("ltc")).cpu()
+    assert torch.equal(found, write(x, new, mask))
+    assert not [name for name in grown if name.startswith("aten::")]
+
+
+@pytest.mark.parametrize("count", [1, -1])
+def test_more_or_fewer_values_than_a_mask_selects_are_refused_as_on_the_cpu(count):
+    x, mask = drawn(7, 5), drawn(7, 5) > 0
+    new = drawn(int(mask.sum()) + count)
+    texts = []
+    for device in ("cpu", "ltc"):
+        with pytest.raises(RuntimeError, match="shape mismatch") as error:
+            written(0)(x.to(device), new.to(device), mask.to(device)).cpu()
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]

@@ -51,6 +51,26 @@ def test_a_call_that_runs_eagerly_is_told_with_its_line():
 
 
 @pytest.mark.filterwarnings("ignore:.*without a step mark")
+def test_a_size_behind_a_call_that_runs_eagerly_is_told_not_the_call():
+    def chosen(count):
+        mask = torch.zeros(9)
+        mask[:count] = 1
+        places = mask.to("ltc").nonzero()
+        total = places.exp()  # here
+        ltm.mark_step()
+        return total
+
+    def both():
+        chosen(3)
+        chosen(5)
+        return [one for one in ltc.explain() if one.kind == "recompiles"]
+
+    with config.override(LTC_TIER="native", LTC_CACHE=0):
+        (made,) = in_a_thread(both)
+    assert (made.reason, made.line) == ("shape", line_to_blame(chosen))
+    assert "dimension 0 is 5, was 3" in made.difference
+
+
 def test_a_loop_that_nobody_marks_is_told():
     def endless():
         x = data(11)

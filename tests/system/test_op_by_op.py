@@ -1,6 +1,7 @@
 """Where a path goes on in ever other ways, calls run when they are made and nothing is recorded."""
 
 import gc
+import random
 import threading
 import weakref
 from types import FunctionType
@@ -89,6 +90,34 @@ def test_what_comes_back_often_is_recorded_and_compiled():
         ltm.wait_device_ops()
     assert grown["OpByOpSteps"] == 2 * forks.PASSES
     assert grown["InterpretedPrograms"] == grown["UncachedCompile"] == 1
+
+
+def choose(choices: list[int]) -> torch.Tensor:
+    """A step of one call for each choice among three."""
+    x = torch.linspace(-1, 1, 6)
+    y = x.to("ltc")
+    for choice in choices:
+        x, y = ((one.sin(), one.cos(), one.tanh())[choice] for one in (x, y))
+    ltm.mark_step()
+    torch.testing.assert_close(y.cpu(), x)
+    return y
+
+
+def test_choices_that_all_come_often_but_never_together_are_recorded_no_more():
+    draw, calls = random.Random(0), 40
+    for _ in range(150):
+        choose(draw.choices(range(3), k=calls))
+    with metrics.counted() as grown:
+        for _ in range(100):
+            choose(draw.choices(range(3), k=calls))
+    assert grown["RecordedEntries"] < 100 * calls / 5
+    assert grown["OpByOpSteps"] > 80
+    alike = draw.choices(range(3), k=calls)
+    for _ in range(100):  # a loop settles: it is recorded all the same
+        choose(alike)
+    with metrics.counted() as grown:
+        choose(alike)
+    assert (grown["OpByOpSteps"], grown["RecordedEntries"]) == (0, 0)
 
 
 def test_a_loop_is_recorded_from_its_second_step_on():

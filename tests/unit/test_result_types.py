@@ -1,13 +1,16 @@
 """Types of results, by formulas or by torch's Meta kernels, are those that the CPU gives."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
 
 from ltc import config
+from ltc.aten.call import CallResult
 from ltc.debug import metrics
-from ltc.device.shapes import meta
+from ltc.device.shapes import cpu_probe, meta
 from ltc.errors import InvalidGraph
 
 
@@ -141,6 +144,28 @@ def test_a_call_without_a_rule_is_asked_about_as_the_cpu_has_it():
     torch.testing.assert_close(
         found.cpu(), torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.float32)
     )
+
+
+def test_a_refusal_keeps_nothing_of_the_caller_alive():
+    """The frames of an error's traceback hold the user's tensors: they go without the collector."""
+
+    class Held:
+        pass
+
+    def ask() -> weakref.ref:
+        held = Held()
+        x = CallResult(None, None, 0, (2, 3), torch.float32)
+        try:
+            cpu_probe.run_on_stand_ins(torch.ops.aten.mm.default, [x, x], {}, ())
+        except cpu_probe.Refused as error:
+            assert "cannot be multiplied" in str(error)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_call_that_torch_refuses_is_logged_by_nobody(caplog):

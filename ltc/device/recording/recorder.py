@@ -118,6 +118,13 @@ class Entry:
         """The entry that has followed under this key, if any has; `next` is not looked at."""
         return self.branches.get(_hashable(key)) if self.branches is not None else None
 
+    @property
+    def ways(self) -> int:
+        """In how many ways it has gone on."""
+        if self.branches is not None:
+            return len(self.branches)
+        return 0 if self.next is END else 1
+
     def expect_for_itself(self, key: tuple) -> None:
         """Let what goes on from here with `key` be recorded the next time, at its size alone."""
         if self.passed is None:
@@ -199,6 +206,8 @@ class Recorder:
     cut_by       the Explanation of the read that ended the recording before, where none had; else None
     cut_here     the Explanation of the read that ends this one; else None
     short_reads  whether programs are so short that their calls cost less by themselves
+    novelty      how much of what was recorded lately was new
+    entries_before  how many entries there were when this recording began
     fork         where this recording is about to go on op by op, and with which key; else None
     op_by_op     runs every call of this recording at once; None where calls are recorded
     now          the same, as kernels see it: None while another thread ends the recording
@@ -229,6 +238,8 @@ class Recorder:
         "has_marks",
         "marked_by",
         "short_reads",
+        "novelty",
+        "entries_before",
         "fork",
         "fork_evidence",
         "cut_by",
@@ -268,9 +279,9 @@ class Recorder:
 
     def _plant(self) -> None:
         self.roots: dict[torch.dtype, Entry] = {}
-        self.short_reads = ShortReads()
+        self.short_reads, self.novelty = ShortReads(), forks.Novelty()
         self.root: Any = None  # an Entry, from the next line on
-        self.entries, self.has_grown = 0, False
+        self.entries, self.entries_before, self.has_grown = 0, 0, False
         self.choose_paths()
 
     def choose_paths(self) -> None:
@@ -308,8 +319,9 @@ class Recorder:
         if entry is None or self.cursor is STOPPED:
             entry = self._not_recorded(last, key, entry, make_call)
         if entry is None:
+            call = make_call()  # one that raises is run eagerly: no path is left by it
             self._note_fork(last, key)
-            entry = self._add(key, make_call())
+            entry = self._add(key, call)
         last.next = entry
         if last is self.root:
             self.ended.follow = entry  # the best guess for the recording after the one just ended
@@ -334,14 +346,15 @@ class Recorder:
             if self._may_go_op_by_op():
                 raise GoesOpByOp(self)
             return known
-        has_forked = last.branches is not None and len(last.branches) >= forks.RECORDED
+        has_forked = last.next is not END and self.novelty.has_forked(last.ways)
         if known is not None or (last.of is None and not has_forked):
             return known
         if last.of is None and not self._may_go_op_by_op():
             return None
         if last.passed is not None and last.passed.is_expected(_hashable(key)):
             return None
-        entry: Entry | None = entry_for(self, last, key)
+        may_be_symbolic = last.of is not None or last.branches is not None
+        entry: Entry | None = entry_for(self, last, key) if may_be_symbolic else None
         if entry is None:
             if last.of is not None:
                 make_call()
@@ -354,7 +367,8 @@ class Recorder:
         if last.of is not None:
             way = other_way(self, last, key)
             raise GoesOpByOp(self) if way is None else TakesOtherPath(self, way)
-        if not wants_another(last) and self._passes(last, key):
+        is_looking = not self.novelty.patience and wants_another(last)
+        if not is_looking and self._passes(last, key):
             raise GoesOpByOp(self)
 
     def _passes(self, last: Entry, key: tuple) -> bool:
@@ -362,7 +376,8 @@ class Recorder:
         if self.fork != (last, key):  # else a kernel has asked, and its call goes the thorough way
             if last.passed is None:
                 last.passed = forks.PassedBy()
-            self.fork = (last, key) if last.passed.passes(_hashable(key)) else None
+            passes = last.passed.passes(_hashable(key), self.novelty.patience)
+            self.fork = (last, key) if passes else None
         return self.fork is not None
 
     def _may_go_op_by_op(self) -> bool:
@@ -526,6 +541,9 @@ class Recorder:
         self.optimizer_steps.clear()
         self.recordings += 1
         self.ended = self.last
+        if self.ended is not self.root:
+            self.novelty.note(self.entries - self.entries_before, self.ended.depth)
+        self.entries_before = self.entries
         self.choose_paths()  # first: the number may not be readable, and the old one has ended
         if self.has_grown:
             self.has_grown = False

@@ -41,19 +41,31 @@ def run_on_stand_ins(
     overload: Any, args: Sequence[Any], kwargs: dict, mutated: Sequence[int | str]
 ) -> tuple[Any, list[Any], dict[str, Any]]:
     """(what the call returns, its arguments, its keywords) on stand-ins; raises Refused."""
-    error: Exception | None = None
-    for integer in (0, 1):  # 0 is a valid index, 1 a valid divisor
-        values: dict[CallResult, torch.Tensor] = {}
-        stand_ins = [_stand_in(a, values, integer) for a in args]
-        keywords = {name: _stand_in(a, values, integer) for name, a in kwargs.items()}
+    try:
+        return _run(overload, args, kwargs, 0)  # a valid index
+    except Refused as first:
         try:
-            with torch.no_grad(), _own_randomness(overload):
-                return overload(*stand_ins, **keywords), stand_ins, keywords
-        except torch.linalg.LinAlgError as singular:
-            raise NotImplementedError("no stand-in for a regular matrix") from singular
-        except Exception as refusal:
-            error = error or refusal
-    raise Refused(str(error)) from error
+            return _run(overload, args, kwargs, 1)  # a valid divisor
+        except Refused:
+            # No name of this function may be left that leads to the error: with its traceback it
+            # would keep the frames of the user's step, and all tensors in these, until a collection.
+            raise first from first.__cause__
+
+
+def _run(
+    overload: Any, args: Sequence[Any], kwargs: dict, integer: int
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The same where every integer is that one."""
+    values: dict[CallResult, torch.Tensor] = {}
+    stand_ins = [_stand_in(a, values, integer) for a in args]
+    keywords = {name: _stand_in(a, values, integer) for name, a in kwargs.items()}
+    try:
+        with torch.no_grad(), _own_randomness(overload):
+            return overload(*stand_ins, **keywords), stand_ins, keywords
+    except torch.linalg.LinAlgError as singular:
+        raise NotImplementedError("no stand-in for a regular matrix") from singular
+    except Exception as refusal:
+        raise Refused(str(refusal)) from refusal
 
 
 class _own_randomness:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,9 +62,33 @@ def _index_put(
     if not of_one_dtype(VALUES, x, values):
         return None
     shape = _indexed(x.shape, indices)
-    if shape is None or 0 in shape or broadcast(values.shape, shape) != shape:
+    if shape is None:
+        return (type_of(x),) if _fits_mask(x.shape, indices, values.shape) else None
+    if 0 in shape or broadcast(values.shape, shape) != shape:
         return None
     return (type_of(x),)
+
+
+def _fits_mask(shape: Shape, indices: Sequence[Any], values: Shape) -> bool:
+    """Whether values may be written where a single mask says so.
+
+    How many it selects is found when the step runs, and whether they are as many.
+    """
+    named = [axis for axis, index in enumerate(indices) if index is not None]
+    if len(named) != 1 or 0 in shape or 0 in values:
+        return False
+    (axis,) = named
+    mask = indices[axis]
+    if not is_value(mask) or mask.dtype is not torch.bool or not mask.shape:
+        return False
+    end = axis + len(mask.shape)
+    if mask.shape != shape[axis:end]:
+        return False
+    most = (*shape[:axis], math.prod(mask.shape), *shape[end:])
+    selected = len(most) - 1 - axis  # the dimension of the selected, counted from the last
+    pairs = list(zip(reversed(values), reversed(most)))
+    fits = (n == 1 or (n <= m if k == selected else n == m) for k, (n, m) in enumerate(pairs))
+    return len(values) <= len(most) and all(fits)
 
 
 # --- along one axis -----------------------------------------------------------------------------
