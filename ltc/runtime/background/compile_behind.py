@@ -80,15 +80,17 @@ def begin(
         return None
     metrics.count("CompileBehind")
     sizes = None if trace is None else record_of_trace(trace)
-    return _running().compile(
-        {
-            "name": name,
-            "sizes": sizes,
-            "graph": record,
-            "device": device,
-            "donated": sorted(donated),
-        }
-    )
+    request = {
+        "name": name,
+        "sizes": sizes,
+        "graph": record,
+        "device": device,
+        "donated": sorted(donated),
+    }
+    try:
+        return _running().compile(request)
+    except RuntimeError:  # from 3.12 on Python starts no process in a program that ends
+        return None
 
 
 def _running() -> Worker:
