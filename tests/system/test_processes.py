@@ -206,6 +206,7 @@ def test_the_import_prints_nothing_and_starts_no_thread():
         "assert threading.active_count() == before\n"
         "import sys\n"
         "assert 'llvmlite' not in sys.modules, 'the compiler is imported when it is first needed'\n"
+        "assert 'torch.utils.flop_counter' not in sys.modules, 'triton comes with it'\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
