@@ -23,6 +23,7 @@ from ltc.profiling import spans
 from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Failure
 from ltc.runtime.queued_launches import QueueableWork, QueuedWorks
+from ltc.support.process.daemon import started_daemon
 
 SHORT_SECONDS = 0.00025  # below this, waiting costs less than handing over
 SHORT_CALL_SECONDS = 0.0001  # likewise, for each kernel called from Python
@@ -53,7 +54,7 @@ class Executor:
         if self._queued.works:
             self._queued.settle()
         with self._lock:  # is_idle is true only between two holders of it
-            inline = not long and self.is_idle
+            inline = (not long and self.is_idle) or not self._has_thread()
         if inline:
             core_reservation.use_all()
             with self._inline:
@@ -64,7 +65,6 @@ class Executor:
             if overtakes or not self._queued.takes(work):
                 self._waiting.append(work)
                 self._queued.call_back()
-            self._start_thread()
             self._changed.notify_all()
         core_reservation.recording_goes_on(work.execution, work.usual_seconds, work.waits)
 
@@ -120,12 +120,11 @@ class Executor:
         """Identity of the thread; 0 where there is none."""
         return 0 if self._thread is None else self._thread.ident or 0
 
-    def _start_thread(self) -> None:
+    def _has_thread(self) -> bool:
+        """Whether the thread is there; it is started where it is not, and where Python starts one."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._loop, name=f"ltc:{self.device} executor", daemon=True
-            )
-            self._thread.start()
+            self._thread = started_daemon(self._loop, f"ltc:{self.device} executor")
+        return self._thread is not None
 
     def _loop(self) -> None:
         while True:

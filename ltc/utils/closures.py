@@ -16,6 +16,7 @@ from typing import Any
 from ltc import config
 from ltc.device.call_observer import note_obstacle
 from ltc.profiling import spans
+from ltc.support.process.daemon import started_daemon
 from ltc.tracebacks import shorten
 
 Closure = Callable[[], Any]
@@ -92,7 +93,8 @@ class AsyncClosureHandler(ClosureHandler):
     def _wait_while(self, condition: Callable[[], Any]) -> None:
         while condition():
             self._start_worker()  # an error, raised to another caller, may have stopped it
-            self._changed.wait()
+            if self._worker is not None:
+                self._changed.wait()
             self._raise_error()
 
     def _raise_error(self) -> None:
@@ -103,14 +105,18 @@ class AsyncClosureHandler(ClosureHandler):
             raise RuntimeError(message) from error
 
     def _start_worker(self) -> None:
+        """Have a thread at work; where Python starts none, this one does what is queued."""
+        if self._worker is not None:
+            return
+        # A daemon, because Python would otherwise wait until it is idle for long enough;
+        # _wait_for_all waits for the closures alone.
+        self._worker = started_daemon(self._work, "ltc closures")
         if self._worker is None:
-            # A daemon, because Python would otherwise wait until it is idle for long enough;
-            # _wait_for_all waits for the closures alone.
-            self._worker = threading.Thread(target=self._work, name="ltc closures", daemon=True)
-            self._worker.start()
+            self._worker = threading.current_thread()
+            self._work(idle_seconds=0.0)
 
-    def _work(self) -> None:
-        while (closure := self._next()) is not None:
+    def _work(self, idle_seconds: float | None = None) -> None:
+        while (closure := self._next(idle_seconds)) is not None:
             try:
                 _run(closure)
             except BaseException as error:  # whoever waits next gets it
@@ -118,9 +124,10 @@ class AsyncClosureHandler(ClosureHandler):
                 return
             self._finish(None)
 
-    def _next(self) -> Closure | None:
+    def _next(self, idle_seconds: float | None) -> Closure | None:
+        seconds = IDLE_SECONDS if idle_seconds is None else idle_seconds
         with self._changed:
-            self._changed.wait_for(lambda: self._closures, timeout=IDLE_SECONDS)
+            self._changed.wait_for(lambda: self._closures, timeout=seconds)
             if not self._closures:
                 self._worker = None
                 return None

@@ -1,7 +1,7 @@
 """Libraries of CUDA's names that do nothing: torch's builds for CUDA load without 3 GB of NVIDIA's.
 
 PyPI has no other builds of most versions for Linux. Each function says that there is no device, which
-is all that torch asks for on a machine without one.
+is all that torch asks for on a machine without one; what that means in words, its profiler asks as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 _NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
+_WORDS = "cuptiGetResultString"  # of a result; torch's profiler logs them
 _OTHERS = re.compile(r"^(GLIBC|GLIBCXX|CXXABI|GCC|OMP|GOMP|LIB[A-Z]*GOMP)")
 
 
@@ -70,9 +71,7 @@ def _write(place: Path, symbols: dict[str, set[str]]) -> None:
     names = sorted(set().union(*symbols.values())) if symbols else []
     with tempfile.TemporaryDirectory() as folder:
         source, versions = Path(folder, "all.c"), Path(folder, "versions")
-        source.write_text(
-            "".join(f"long {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names)
-        )
+        source.write_text("".join(map(_function, names)))
         nodes = [
             f"{version} {{ global: {' '.join(f'{name};' for name in sorted(members))} }};\n"
             for version, members in symbols.items()
@@ -82,3 +81,11 @@ def _write(place: Path, symbols: dict[str, set[str]]) -> None:
         script = [f"-Wl,--version-script={versions}"] if nodes else []
         compiler = ["cc", "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{place.name}"]
         subprocess.run([*compiler, *script, "-o", str(place), str(source)], check=True)
+
+
+def _function(name: str) -> str:
+    if name == _WORDS:
+        return (
+            f'long {name}(long result, const char **words) {{ *words = "no device"; return 0; }}\n'
+        )
+    return f"long {name}(void) {{ return {_NO_DEVICE}; }}\n"

@@ -268,6 +268,7 @@ def test_a_transformer_with_padding_masks(device, training):
     return result, *[p.grad for p in model.parameters()]
 
 
+@pytest.mark.skipif("2.12" <= torch.__version__ < "2.13", reason="torch 2.12 gives zeros")
 @pytest.mark.compared
 def test_queries_of_no_numbers_attend_to_all_keys_alike(device):
     """Every score is 0: no scale of 1 / sqrt(0) may make NaN of it."""
@@ -277,6 +278,7 @@ def test_queries_of_no_numbers_attend_to_all_keys_alike(device):
     return y, torch.autograd.grad(y.sin().sum(), value)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 divides by the number of heads")
 @pytest.mark.parametrize("query, key", [((2, 0, 3, 4), (2, 0, 5, 4)), ((2, 0, 3, 4), (2, 1, 5, 4))])
 @pytest.mark.compared
 def test_no_heads_attend_to_nothing(device, query, key):

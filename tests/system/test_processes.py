@@ -174,6 +174,30 @@ def test_the_interpreter_ends_with_work_pending():
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+@pytest.mark.parametrize("tier", ["auto", "native"])
+def test_what_runs_at_the_exit_computes_without_a_new_thread(monkeypatch, tier):
+    """From Python 3.12 on none starts there any more; what waited for it waited for ever."""
+    monkeypatch.setenv("LTC_TIER", tier)
+    program = (
+        "import atexit, threading, torch, ltc\n"
+        "import ltc.core.lazy_model as ltm\n"
+        "def refused(thread):\n"
+        '    raise RuntimeError("can\'t create new thread at interpreter shutdown")\n'
+        "@atexit.register\n"
+        "def at_exit():\n"
+        "    threading.Thread.start = refused\n"
+        "    x = torch.ones(300, 300, device='ltc')\n"
+        "    for _ in range(6):\n"
+        "        x = (x @ x).tanh()\n"
+        "        ltm.mark_step()\n"
+        "    ltm.add_step_closure(print, ('closure',), run_async=True)\n"
+        "    ltm.mark_step()\n"
+        "    print(x.sum().item())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closure\n90000.0\n", "")
+
+
 def test_the_import_prints_nothing_and_starts_no_thread():
     program = (
         "import threading, torch\n"
@@ -182,6 +206,7 @@ def test_the_import_prints_nothing_and_starts_no_thread():
         "assert threading.active_count() == before\n"
         "import sys\n"
         "assert 'llvmlite' not in sys.modules, 'the compiler is imported when it is first needed'\n"
+        "assert 'torch.utils.flop_counter' not in sys.modules, 'triton comes with it'\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

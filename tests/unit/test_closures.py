@@ -143,6 +143,24 @@ def test_an_error_raised_to_one_caller_lets_another_that_waits_for_room_go_on():
     assert sorted(outcomes) == ["added"] * 3 + ["refused"]
 
 
+def test_where_no_thread_can_be_started_the_caller_runs_the_closures(monkeypatch):
+    def refused(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    handler, ran = AsyncClosureHandler(), []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        handler.run(lambda: handler.run(lambda: ran.append(threading.current_thread())))
+        handler.wait()
+        handler.run(fail)
+        with pytest.raises(RuntimeError, match=REFUSAL):
+            handler.wait()
+    assert ran == [threading.current_thread()]
+    handler.run(lambda: ran.append(threading.current_thread()))
+    handler.wait()
+    assert ran[1] is not ran[0]
+
+
 def run_python(lines):
     return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
 
@@ -158,6 +176,19 @@ handler.run(lambda: time.sleep(0.2))
 def test_a_program_that_ends_waits_for_its_closures_and_shows_their_error():
     ended = run_python(f"{PROGRAM}\nhandler.run(lambda: 1 / 0)\nhandler.run(lambda: print('ran'))")
     assert ended.stdout == "ran\n" and "ZeroDivisionError" in ended.stderr
+
+
+def test_a_program_that_ends_runs_what_is_queued_behind_errors():
+    """From Python 3.12 on it starts no thread, and waited for ever for one that it could not start."""
+    lines = f"""{PROGRAM}
+handler.run(lambda: 1 / 0)
+handler.run(lambda: handler.run(lambda: print('queued')))
+handler.run(lambda: {{}}['missing'])
+handler.run(lambda: print('ran'))
+"""
+    ended = run_python(lines)
+    assert ended.stdout == "ran\nqueued\n"
+    assert "ZeroDivisionError" in ended.stderr and "KeyError" in ended.stderr
 
 
 def test_a_program_that_ends_does_not_wait_until_the_thread_is_idle():

@@ -28,7 +28,7 @@ def test_no_garbage_collection_begins_while_python_makes_the_frames(monkeypatch)
 
     def looked():
         during.append(True)
-        held = [[] for _ in range(10)]  # each starts a collection where they are on
+        held = [[] for _ in range(1000)]  # new ones start a collection where they are on
         during.clear()
         return held
 

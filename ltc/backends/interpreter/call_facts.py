@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from math import prod
 from typing import Any
-
-from torch.utils.flop_counter import flop_registry
 
 from ltc.aten.call import Call, CallResult, parts_of_kind
 from ltc.backends.capabilities import KernelFacts
@@ -85,7 +85,7 @@ def _multiply_adds(
     products = _OF_LAYERS.get(str(overload))
     if products is not None:
         return products(args)
-    count = flop_registry.get(getattr(overload, "overloadpacket", None))
+    count = _flop_registry().get(getattr(overload, "overloadpacket", None))
     if count is None or not made:
         return 0
     keywords = {name: _shape(argument) for name, argument in kwargs.items()}
@@ -94,6 +94,15 @@ def _multiply_adds(
         return int(count(*map(_shape, args), **keywords, out_val=out) // 2)
     except (TypeError, ValueError, AssertionError, IndexError, AttributeError):
         return 0  # a form of the call that it does not take
+
+
+@cache
+def _flop_registry() -> dict[Any, Callable[..., Any]]:
+    """torch's formulas; with them torch imports triton, where it is installed: not with ltc."""
+    registry: dict[Any, Callable[..., Any]] = import_module(
+        "torch.utils.flop_counter"
+    ).flop_registry
+    return registry
 
 
 # Of layers that torch's counter knows by their parts alone.

@@ -13,7 +13,8 @@ from ltc.aten.schema import schema_of
 from ltc.support.torch_private import bound_function, has_kernel
 
 # Overloads that torch's functions tell apart by what they are given: tensors or numbers, one
-# argument more or less; those of numbers alone, for TorchScript, of `out=`, and of named dimensions.
+# argument more or less; those of numbers alone, for TorchScript, of `out=`, and of named dimensions
+# (`names_dim`, until torch 2.12).
 _TOLD_APART = frozenset(
     """
     default Tensor Scalar Tensor_Tensor Tensor_Scalar Scalar_Tensor other self ScalarOther ScalarSelf
@@ -21,7 +22,7 @@ _TOLD_APART = frozenset(
 """.split()
 )
 _NEVER_MEANT = re.compile(
-    r"((int|float|complex|bool|str|enum|device|t|to|left|right|list|Scalar)_?)+|.*([oO]ut|imname).*|dim_(max|min)"
+    r"((int|float|complex|bool|str|enum|device|t|to|left|right|list|Scalar)_?)+|.*([oO]ut|imname|names).*|dim_(max|min)"
 )
 
 

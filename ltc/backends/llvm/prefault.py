@@ -14,6 +14,7 @@ from collections import deque
 from ltc import config
 from ltc.backends.host_memory import HUGE_PAGE, madvise
 from ltc.backends.llvm.output_pool import LARGE_BYTES, OutputBlock, OutputPool
+from ltc.support.process.daemon import started_daemon
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14: asm-generic/mman-common.h
 
@@ -40,8 +41,7 @@ class TouchedAhead:
         self._expected += nbytes
         self._sizes.append(nbytes)
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._touch, name="ltc pages", daemon=True)
-            self._thread.start()
+            self._thread = started_daemon(self._touch, "ltc pages")
 
     def wait(self) -> None:
         """Block until all is touched that was expected."""

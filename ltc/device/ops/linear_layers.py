@@ -35,6 +35,7 @@ _differentiable = DispatchKeySet(DispatchKey.AutogradNestedTensor) | DispatchKey
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # of their subclasses each is looked at
 recorded = lazily_built("aten::linear")
 is_grad_enabled, redispatch = torch.is_grad_enabled, _linear.redispatch
+_is_of_real_numbers = torch.__version__ < "2.12"  # torch's formula: complex numbers it refuses
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
@@ -49,6 +50,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         ) and any(map(has_own_dispatch, [one for one in (x, weight, bias) if one is not None])):
             return _in_parts(x, weight, bias)
         if is_grad_enabled():
+            if _is_of_real_numbers and weight.is_complex():
+                return _in_parts(x, weight, bias)
             return redispatch(_differentiable, x, weight, bias)
         return recorded(x, weight, bias)
     except BaseException as error:

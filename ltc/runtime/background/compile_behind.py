@@ -25,6 +25,7 @@ from ltc.runtime.background.compile_worker import FIRST
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.transfers import capabilities
 from ltc.support.disk_cache import disk_cache
+from ltc.support.process.daemon import started_daemon
 from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.sizes.as_json import dumped, record_of_trace
 from ltc.support.sizes.extent import SizeTrace
@@ -99,20 +100,25 @@ def request_of(
 
 def begin(job: Job) -> Request | None:
     """Have a program compiled; None where it has to be done here."""
-    global _worker
-    with _starting:
-        if _worker is not None and _worker.is_usable():
-            worker, begun = _worker, None
-        else:
-            _worker = worker = Worker(job)
-            begun = worker.first
-    if begun is None:
-        try:
-            begun = worker.compile(job.record())
-        except Unrecordable:
-            return None
+    try:
+        begun = _begun(job)
+    except Unrecordable:
+        return None
+    except RuntimeError:  # from 3.12 on Python starts no process in a program that ends
+        return None
     metrics.count("CompileBehind")
     return begun
+
+
+def _begun(job: Job) -> Request:
+    global _worker
+    with _starting:
+        if _worker is None or not _worker.is_usable():
+            _worker = Worker(job)
+            if _worker.first is not None:
+                return _worker.first
+        worker = _worker
+    return worker.compile(job.record())
 
 
 def end() -> None:
@@ -136,7 +142,10 @@ class Worker:
         self._writing = threading.Lock()
         is_copy = isinstance(self._process, worker_process.Copy)
         self.first = self._new_request()[1] if is_copy else None
-        threading.Thread(target=self._listen, name="ltc compile worker", daemon=True).start()
+        if started_daemon(self._listen, "ltc compile worker") is None:
+            self.end()
+            self._end_requests()
+            raise RuntimeError("no thread was started that listens to the process that compiles")
 
     def is_usable(self) -> bool:
         """Whether it lives, and is this process's: a child of fork has none."""
@@ -145,7 +154,8 @@ class Worker:
     def compile(self, request: dict[str, Any]) -> Request:
         number, made = self._new_request()
         line = dumped({"number": number, **request}) + "\n"
-        threading.Thread(target=self._write, args=(line,), daemon=True).start()
+        if started_daemon(self._write, "ltc compile request", (line,)) is None:
+            self._process.kill()  # then `_listen` comes to the end
         return made
 
     def _new_request(self) -> tuple[int, Request]:
@@ -174,9 +184,13 @@ class Worker:
             for line in self._process.stdout:
                 if line.startswith("["):  # not what some import prints
                     self._note_answer(*json.loads(line))
-        finally:  # it is gone: what it has not done is done here
-            while self._requests:
-                self._end(self._requests.popitem()[1])
+        finally:
+            self._end_requests()
+
+    def _end_requests(self) -> None:
+        """The process is gone: what it has not done is done here."""
+        while self._requests:
+            self._end(self._requests.popitem()[1])
 
     def _note_answer(self, number: int, error: str | None) -> None:
         if error is not None:
