@@ -119,6 +119,41 @@ def test_where_the_process_is_gone_the_program_is_compiled_here():
     assert grown["RecalledPrograms"] == 0
 
 
+def test_where_it_goes_while_a_program_is_written_down_that_is_compiled_here(monkeypatch):
+    """Nobody would answer the request: the steps would run interpreted, on fewer threads, for ever."""
+
+    def late(graph):
+        compile_behind._worker._process.kill()
+        while not compile_behind._worker._has_ended:
+            time.sleep(0.01)
+        return record_of_graph(graph)
+
+    monkeypatch.setattr(compile_behind, "record_of_graph", late)
+    x = fresh(3, 3014)
+    with metrics.counted() as grown:
+        for _ in range(4):
+            run(x)
+    assert (grown["CompileBehind"], grown["UncachedCompile"]) == (1, 1)
+    assert core_reservation._compiling == 0
+
+
+def test_an_interrupt_leaves_no_request_that_nobody_answers(monkeypatch):
+    def interrupted(request):
+        raise KeyboardInterrupt
+
+    x = fresh(3, 3015)
+    with monkeypatch.context() as patched:
+        patched.setattr(compile_behind, "dumped", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(3):
+                run(x)
+    assert core_reservation._compiling == 0
+    run(x)
+    until_none_is_asked_for()
+    run(x)
+    assert core_reservation._compiling == 0
+
+
 def test_what_cannot_be_written_down_is_compiled_here(monkeypatch):
     def refuse(graph):
         raise Unrecordable("a user's object")

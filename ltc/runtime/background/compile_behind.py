@@ -139,9 +139,10 @@ class Worker:
         self._numbers = itertools.count(FIRST)
         self._free_from = 0
         self._requests: dict[int, Request] = {}
+        self._has_ended = False
         self._writing = threading.Lock()
         is_copy = isinstance(self._process, worker_process.Copy)
-        self.first = self._new_request()[1] if is_copy else None
+        self.first = self._new_request(next(self._numbers)) if is_copy else None
         if started_daemon(self._listen, "ltc compile worker") is None:
             self.end()
             self._end_requests()
@@ -152,17 +153,21 @@ class Worker:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def compile(self, request: dict[str, Any]) -> Request:
-        number, made = self._new_request()
+        number = next(self._numbers)
+        # First: an interrupt meanwhile would leave a request behind that nobody answers.
         line = dumped({"number": number, **request}) + "\n"
+        made = self._new_request(number)
         if started_daemon(self._write, "ltc compile request", (line,)) is None:
             self._process.kill()  # then `_listen` comes to the end
         return made
 
-    def _new_request(self) -> tuple[int, Request]:
-        made, number = Request(), next(self._numbers)
-        self._requests[number] = made
+    def _new_request(self, number: int) -> Request:
+        made = Request()
         core_reservation.compiler_begins()
-        return number, made
+        self._requests[number] = made
+        if self._has_ended:  # since it was looked at, and `_listen` may have seen this one or not
+            self._end_requests()
+        return made
 
     def end(self) -> None:
         self._process.kill()
@@ -185,12 +190,15 @@ class Worker:
                 if line.startswith("["):  # not what some import prints
                     self._note_answer(*json.loads(line))
         finally:
+            self._has_ended = True
             self._end_requests()
 
     def _end_requests(self) -> None:
         """The process is gone: what it has not done is done here."""
-        while self._requests:
-            self._end(self._requests.popitem()[1])
+        for number in list(self._requests):
+            request = self._requests.pop(number, None)
+            if request is not None:  # else another thread has ended it
+                self._end(request)
 
     def _note_answer(self, number: int, error: str | None) -> None:
         if error is not None:
