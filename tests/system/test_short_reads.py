@@ -1,6 +1,8 @@
 """Where reads follow one another after few calls, calls run at once and no read cuts a program."""
 
 from collections.abc import Iterator
+from math import inf
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +82,33 @@ def test_short_reads_beside_long_programs_are_compiled():
             ltm.mark_step(wait=True)
             assert (y.tanh() + 1).mean().item() > 1
     assert grown["TierUpRepeated"] == 2
+
+
+def test_reads_that_other_programs_outweigh_for_ever_are_compiled():
+    """Two reads, of an accuracy and of a norm say, beside each long step: it stays undecided."""
+    x = torch.arange(5.0).to("ltc:0")
+    with metrics.counted() as grown:
+        for _ in range(short_reads.PUT_OFF):
+            y = x
+            for _ in range(short_reads.FEW + 5):
+                y = y * 1.01
+            ltm.mark_step(wait=True)
+            assert (y.atan() + 1).mean().item() > 1
+            assert (y.asinh() + 1).sum().item() > 5
+    assert grown["TierUpRepeated"] == 3
+
+
+def test_slow_reads_beside_as_many_fast_ones_are_put_off_no_longer():
+    """Of sizes that change, say: no other reason would ever have them compiled."""
+    found = short_reads.ShortReads()
+    slow, fast = (SimpleNamespace(calls=3, seconds=s, tiers=None) for s in (inf, 0))
+    answers = []
+    for _ in range(short_reads.PUT_OFF):
+        for program in (slow, fast):
+            found.note_program(program, ends_at_read=True, trains=False)
+        answers.append(found.may_need_no_program(3, ends_at_read=True))
+    assert (answers[0], answers[-1]) == (True, False)
+    assert not found.run_at_once
 
 
 def test_where_calls_may_not_run_at_once_reads_are_compiled_at_their_third(monkeypatch):

@@ -19,6 +19,9 @@ from ltc.device.op_by_op import forks
 FEW = 16  # calls of a program that costs no less than they do by themselves
 LATE = 32  # calls without a read, after which what follows is recorded
 ENOUGH = 8  # short programs, more than there are others, before what follows runs at once
+PUT_OFF = (
+    4 * ENOUGH
+)  # programs that end undecided before all are compiled even so: others outweigh them
 _MOST, _LEAST = 16, -64  # that are remembered
 _LONG = 2  # short programs that one outweighs which is long, or has an optimizer's step
 _SLOW = 4  # stretches of calls, one after the other, that take longer than noise explains
@@ -34,10 +37,11 @@ class ShortReads:
     run_at_once  whether what is about to begin does
     """
 
-    __slots__ = ("_balance", "_slow", "run_at_once", "_records")
+    __slots__ = ("_balance", "_slow", "_undecided", "run_at_once", "_records")
 
     def __init__(self) -> None:
         self._balance = self._slow = 0
+        self._undecided = 0  # programs in succession that have left it open
         self.run_at_once = False
         self._records = False  # whether reads are late: one recording, whatever was before
 
@@ -57,8 +61,12 @@ class ShortReads:
 
     def may_need_no_program(self, calls: int, ends_at_read: bool) -> bool:
         """Whether so many calls may soon run at once: to compile them now could be for nothing."""
-        is_undecided = -ENOUGH < self._balance < ENOUGH and forks.may_run()
+        is_undecided = self._is_undecided and self._undecided <= PUT_OFF and forks.may_run()
         return ends_at_read and calls <= FEW and is_undecided
+
+    @property
+    def _is_undecided(self) -> bool:
+        return -ENOUGH < self._balance < ENOUGH
 
     def note_calls(self, calls: int, seconds: float) -> None:
         """So many have run at once between two reads."""
@@ -85,6 +93,7 @@ class ShortReads:
 
     def _add(self, programs: int) -> None:
         self._balance = balance = min(_MOST, max(_LEAST, self._balance + programs))
+        self._undecided = self._undecided + bool(programs) if self._is_undecided else 0
         begun = self.run_at_once
         if balance < ENOUGH and not begun:
             return
