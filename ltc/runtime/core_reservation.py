@@ -125,25 +125,25 @@ def leave_one() -> None:
     """A thread is about to record beside the programs that run."""
     global _is_left
     if _is_wanted():
-        _is_left = True
-        _leave(time.monotonic_ns() + _how_long())
+        _leave(time.monotonic_ns() + (_EVER if _compiling else _usual))
+        _is_left = True  # last: where a compiler ends meanwhile, the next wait gives it back
 
 
 def leave_one_after(queue: LaunchQueue) -> None:
-    """The thread that waits for the queue's next launch records beside the one after it."""
+    """The thread that waits for the queue's next launch records beside the one after it.
+
+    Beside a compiler one is left already. The launch may be over after the compiler is: to leave it for
+    ever then, nobody would take back.
+    """
     global _is_left
-    if _is_wanted():
+    if _is_wanted() and not _compiling:
         _is_left = True
-        queue.leave_processor_after_next(_how_long())
+        queue.leave_processor_after_next(_usual)
 
 
 def _is_wanted() -> bool:
     """Of many processors one is free for a thread in any case, and for another process seldom."""
     return bool(_compiling) or (processors.are_few() and config.value("LTC_RESERVE_CORE"))
-
-
-def _how_long() -> int:
-    return _EVER if _compiling else _usual
 
 
 def use_all() -> None:

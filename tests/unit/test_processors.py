@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -290,6 +291,35 @@ def test_a_compiler_in_another_process_has_one_until_it_ends(clock, left, monkey
     assert left == [clock.monotonic + core_reservation._EVER] * 2
     core_reservation.compiler_ends()
     assert left[2:] == [0]
+
+
+def test_a_launch_that_is_over_after_the_compiler_leaves_it_nothing(clock, left, monkeypatch):
+    """Above four processors nobody would take back what was left for ever."""
+    monkeypatch.setattr(processors, "count", lambda: 64)
+    told: list[int] = []
+    queue = SimpleNamespace(leave_processor_after_next=told.append)
+    core_reservation.compiler_begins()
+    core_reservation.leave_one_after(queue)
+    core_reservation.compiler_ends()
+    assert told == []
+    assert left[-1] == 0
+
+
+def test_what_is_left_for_a_compiler_that_ends_meanwhile_is_taken_back(clock, left, monkeypatch):
+    """The thread that is about to record has found it at work still."""
+    monkeypatch.setattr(processors, "count", lambda: 64)
+
+    def leave(until: int) -> None:
+        if core_reservation._compiling and left:
+            core_reservation.compiler_ends()
+        left.append(until)
+
+    monkeypatch.setattr(core_reservation, "_leave", leave)
+    core_reservation.compiler_begins()
+    core_reservation.leave_one()
+    core_reservation.use_all()
+    assert core_reservation._compiling == 0
+    assert left[-1] == 0
 
 
 def threads_of_a_new_thread() -> int:
