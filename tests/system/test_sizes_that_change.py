@@ -500,6 +500,7 @@ def test_state_that_is_replaced_keeps_its_memory():
 def test_a_path_that_ends_at_a_call_of_unknown_shape_is_not_left_there(monkeypatch):
     """What a mask cuts out is another number of rows each time: it ends the path, and is no other way."""
     monkeypatch.setattr(short_reads, "ENOUGH", 1000)  # else such short programs run op by op
+    monkeypatch.setattr(short_reads, "PUT_OFF", 0)  # and are compiled no earlier than that is known
     draws = random.Random(0)
 
     def step(rows: int) -> None:

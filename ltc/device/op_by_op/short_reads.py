@@ -19,9 +19,7 @@ from ltc.device.op_by_op import forks
 FEW = 16  # calls of a program that costs no less than they do by themselves
 LATE = 32  # calls without a read, after which what follows is recorded
 ENOUGH = 8  # short programs, more than there are others, before what follows runs at once
-PUT_OFF = (
-    4 * ENOUGH
-)  # programs that end undecided before all are compiled even so: others outweigh them
+PUT_OFF = 32  # programs that leave it open, after which they are compiled: others outweigh them
 _MOST, _LEAST = 16, -64  # that are remembered
 _LONG = 2  # short programs that one outweighs which is long, or has an optimizer's step
 _SLOW = 4  # stretches of calls, one after the other, that take longer than noise explains
