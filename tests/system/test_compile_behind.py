@@ -154,6 +154,25 @@ def test_an_interrupt_leaves_no_request_that_nobody_answers(monkeypatch):
     assert core_reservation._compiling == 0
 
 
+@pytest.mark.parametrize("copies", [0, 1])
+def test_where_the_system_starts_no_process_the_program_is_compiled_here(copies, monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(worker_process, "_may_copy", lambda: True)
+    monkeypatch.setattr(worker_process, "_forked", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    x = fresh(3, 3016 + copies)
+    with config.override(LTC_COPY_PROCESS=copies), metrics.counted() as grown:
+        for _ in range(3):
+            run(x)
+    assert (grown["CompileBehind"], grown["UncachedCompile"]) == (0, 1)
+    files = os.listdir("/dev/fd")
+    with pytest.raises(BlockingIOError):
+        worker_process.Copy(dict)
+    assert os.listdir("/dev/fd") == files
+
+
 def test_what_cannot_be_written_down_is_compiled_here(monkeypatch):
     def refuse(graph):
         raise Unrecordable("a user's object")

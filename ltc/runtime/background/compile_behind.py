@@ -104,6 +104,8 @@ def begin(job: Job) -> Request | None:
         begun = _begun(job)
     except Unrecordable:
         return None
+    except OSError:  # no room for another process, or no more of them or of files are allowed
+        return None
     except RuntimeError:  # from 3.12 on Python starts no process in a program that ends
         return None
     metrics.count("CompileBehind")

@@ -121,7 +121,12 @@ class Copy:
     def __init__(self, first: Callable[[], object]) -> None:
         requests, to_requests = os.pipe()
         from_answers, answers = os.pipe()
-        self.pid = _forked()
+        try:
+            self.pid = _forked()
+        except BaseException:
+            for end in (requests, to_requests, from_answers, answers):
+                os.close(end)
+            raise
         if self.pid == 0:
             _answer(requests, answers, first)
         os.close(requests)
