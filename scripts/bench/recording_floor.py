@@ -30,9 +30,8 @@ from restless import WAYS
 from restless_programs import HAVE_OPTIMIZER, RESTLESS
 from torch._C import _acc
 
-PROGRAMS = [
-    name for name in RESTLESS if name not in ("lstm", "gru")
-]  # ltc records these as one call
+# Recurrent layers are left out: ltc records them as one call.
+PROGRAMS = [name for name in RESTLESS if name not in ("lstm", "gru")]
 STEPS = 40  # of other sizes, over and over
 SECONDS = 2.0  # of one process
 TRUE_ROWS = 17  # what a mask is said to choose

@@ -6,9 +6,8 @@ import ctypes
 import ctypes.util
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 
-import torch
+from ltc.support.process import torch_libraries
 
 # Rare functions of the C library, called lane by lane, by their double names.
 MATH_NAMES = (
@@ -43,10 +42,10 @@ def chosen() -> Mapping[str, int]:
     if mathematics:
         found.update(_addresses(ctypes.CDLL(mathematics), MATH_NAMES))
     # The pool that torch itself uses: a second one would fight with it for the cores.
-    for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
-        found.update(_addresses(ctypes.CDLL(str(path)), THREAD_NAMES))
-    for path in sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")):
-        found.update(_addresses(ctypes.CDLL(str(path)), SHIM_NAMES))
+    for library in torch_libraries.loaded("libgomp"):
+        found.update(_addresses(library, THREAD_NAMES))
+    for library in torch_libraries.loaded("libtorch_cpu."):
+        found.update(_addresses(library, SHIM_NAMES))
     return found
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import torch
+
+from ltc.support.process import torch_libraries
 
 Result = TypeVar("Result")
 
@@ -36,17 +37,16 @@ def at_most(threads: int, run: Callable[..., Result], *arguments: object) -> Res
 def _setters() -> tuple[Callable[[int], object] | None, Callable[[int], int] | None]:
     """Of OpenMP, and of the Intel library for products, which gives what was set; None: not there."""
     return (
-        _function("lib/libgomp*", "omp_set_num_threads"),
-        _function("lib/libtorch_cpu.*", "MKL_Set_Num_Threads_Local"),
+        _function("libgomp", "omp_set_num_threads"),
+        _function("libtorch_cpu.", "MKL_Set_Num_Threads_Local"),
     )
 
 
-def _function(files: str, name: str) -> Callable[[int], int] | None:
-    """Of the libraries that torch brings."""
-    for path in sorted(Path(torch.__file__).parent.glob(files)):
-        found = getattr(ctypes.CDLL(str(path)), name, None)
+def _function(library: str, name: str) -> Callable[[int], int] | None:
+    for one in torch_libraries.loaded(library):
+        found = getattr(one, name, None)
         if found is not None:
-            return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(
-                ctypes.cast(found, ctypes.c_void_p).value or 0
-            )
+            found.argtypes, found.restype = [ctypes.c_int], ctypes.c_int
+            called: Callable[[int], int] = found
+            return called
     return None
