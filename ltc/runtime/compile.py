@@ -27,6 +27,7 @@ from ltc.profiling import spans
 from ltc.runtime import physical_dtype
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Job, Request, request_of
+from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.buffer import Buffer, Outputs
 from ltc.runtime.graph_compiler import compile_and_keep, compile_traced
 from ltc.runtime.program import InputRole, Program
@@ -344,7 +345,7 @@ def _interpreted(
         return compile_behind.begin(
             Job(
                 keep=lambda: compile_and_keep(name, traced(), device, donated),
-                record=lambda: request_of(name, traced(), device, donated),
+                record=lambda: request_of(name, record_of_graph(traced()), device, donated),
             )
         )
 

@@ -20,7 +20,7 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.json_codec import Unrecordable
 from ltc.ir.node import make
-from ltc.runtime import core_reservation, tiers
+from ltc.runtime import compile, core_reservation, tiers
 from ltc.runtime.background import compile_behind, worker_process
 from ltc.runtime.background.graph_record import graph_of_record, record_of_graph
 from ltc.support.process import processors
@@ -128,7 +128,7 @@ def test_where_it_goes_while_a_program_is_written_down_that_is_compiled_here(mon
             time.sleep(0.01)
         return record_of_graph(graph)
 
-    monkeypatch.setattr(compile_behind, "record_of_graph", late)
+    monkeypatch.setattr(compile, "record_of_graph", late)
     x = fresh(3, 3014)
     with metrics.counted() as grown:
         for _ in range(4):
@@ -177,7 +177,7 @@ def test_what_cannot_be_written_down_is_compiled_here(monkeypatch):
     def refuse(graph):
         raise Unrecordable("a user's object")
 
-    monkeypatch.setattr(compile_behind, "record_of_graph", refuse)
+    monkeypatch.setattr(compile, "record_of_graph", refuse)
     x = fresh(3, 3004)
     with metrics.counted() as grown:
         for _ in range(3):

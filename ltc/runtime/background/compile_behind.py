@@ -16,13 +16,11 @@ from typing import Any
 
 from ltc import config
 from ltc.debug import metrics
-from ltc.ir.graph import Graph
 from ltc.ir.json_codec import Unrecordable
 from ltc.profiling import spans
 from ltc.runtime import core_reservation
 from ltc.runtime.background import worker_process
 from ltc.runtime.background.compile_worker import FIRST
-from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.transfers import capabilities
 from ltc.support.disk_cache import disk_cache
 from ltc.support.process.daemon import started_daemon
@@ -79,20 +77,20 @@ class Job:
 
 def request_of(
     name: str,
-    graph: Graph,
+    graph: dict[str, Any],
     device: int,
     donated: frozenset[int],
     trace: SizeTrace | None = None,
 ) -> dict[str, Any]:
     """What `Job.record` gives.
 
-    graph  as traced: no pass has run
+    graph  its record, as traced: no pass has run
     trace  what was decided by its sizes, where they are symbols
     """
     return {
         "name": name,
         "sizes": None if trace is None else record_of_trace(trace),
-        "graph": record_of_graph(graph),
+        "graph": graph,
         "device": device,
         "donated": sorted(donated),
     }

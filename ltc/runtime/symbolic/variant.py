@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from ltc.backends.capabilities import Resizable
 from ltc.ir.json_codec import Unrecordable
@@ -45,6 +46,7 @@ class VariantToCome:
         self._end, self._device = end, device
         self._request: Request | None = None
         self.error, self.calls = "", len(end.calls)
+        self._record: dict[str, Any] | None = None  # of the graph; None where there can be none
         with tracing(end.trace):
             self._graph = end.graph()
             self._name = self._named()
@@ -52,7 +54,7 @@ class VariantToCome:
     def _named(self) -> str | None:
         """What it is kept under: equal in every process that traces the same at the same sizes."""
         try:
-            record = record_of_graph(self._graph)
+            record = self._record = record_of_graph(self._graph)
         except Unrecordable:
             return None
         donated = sorted(self._end.donated)
@@ -61,9 +63,9 @@ class VariantToCome:
 
     def begin_behind(self) -> bool:
         """Whether another process makes it."""
-        if self._name is None or not compile_behind.is_possible():
+        if self._name is None or self._record is None or not compile_behind.is_possible():
             return False
-        of_program = self._name, self._graph, self._device, self._end.donated, self._end.trace
+        of_program = self._name, self._record, self._device, self._end.donated, self._end.trace
         self._request = compile_behind.begin(
             Job(keep=self._kept_resizable, record=lambda: request_of(*of_program))
         )
