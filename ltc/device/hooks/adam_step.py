@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from ltc.backends.plain_dispatch import is_plain_now
+from ltc.device.ops import adam_overload
 from ltc.device.recording.tensors import is_lazy
-from ltc.support.torch_private import ADAM_ON_LISTS
+from ltc.support.torch_private import ADAM_ON_LISTS, is_profiled
 
 Tensors = list[torch.Tensor]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _TYPES = frozenset({torch.float32, torch.float64})  # of narrow ones torch's way rounds in between
+_dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
+_index = torch.Tensor.get_device  # of a device: quicker than the device
 
 
 def install() -> None:
@@ -46,11 +50,17 @@ def _or_one_call(original: Callable[..., None]) -> Callable[..., None]:
             if count is not None:
                 one = torch.tensor(1.0, device="cpu")
                 torch.ops.aten._foreach_add_.Tensor(state_steps, one, alpha=1.0)
-                torch.ops.ltc.adam_(*lists, *_numbers(count, **options))
+                _overload()(*lists, *_numbers(count, **options))
                 return
         original(*lists, state_steps, grad_scale, found_inf, **options)
 
     return step
+
+
+def _overload() -> Callable[..., Any]:
+    """ltc::adam_, or its kernel where nothing else sees the call: torch would hand on each tensor."""
+    seen = torch.is_grad_enabled() or is_profiled()
+    return torch.ops.ltc.adam_ if seen else adam_overload.recorded()
 
 
 def _are_plain(options: dict[str, Any]) -> bool:
@@ -66,20 +76,20 @@ def _are_plain(options: dict[str, Any]) -> bool:
 
 def _are_alike(lists: tuple[Tensors, ...], has_maxima: bool) -> bool:
     """Whether all are tensors of one device of ltc's, of one type, and no subclass of torch.Tensor."""
-    params, *others, maxima = lists
-    if not params or not is_lazy(params[0]) or len({p.device for p in params}) > 1:
+    params, grads, averages, squares, maxima = lists
+    used = [*params, *grads, *averages, *squares, *(maxima if has_maxima else ())]
+    if not params or not _PLAIN.issuperset(map(type, used)) or not is_lazy(params[0]):
         return False
-    used = [*params, *(x for xs in others for x in xs), *(maxima if has_maxima else ())]
-    dtypes = {x.dtype for x in used}
-    return len(dtypes) == 1 and dtypes <= _TYPES and {type(x) for x in used} <= _PLAIN
+    dtypes = set(map(_dtype, used))
+    return len(set(map(_index, params))) == 1 and len(dtypes) == 1 and dtypes <= _TYPES
 
 
 def _common_count(steps: Tensors) -> float | None:
     """After this step; None where not all on the CPU, or some have made more than others."""
-    if {(step.device.type, step.dtype) for step in steps} != {("cpu", torch.float32)}:
+    if not all(map(_is_cpu, steps)) or set(map(_dtype, steps)) != {torch.float32}:
         return None
-    before = [step.item() for step in steps]
-    return before[0] + 1.0 if all(count == before[0] for count in before) else None
+    before = {step.item() for step in steps}
+    return before.pop() + 1.0 if len(before) == 1 else None
 
 
 def _numbers(

@@ -32,12 +32,13 @@ def define(library: torch.library.Library) -> None:
 
 
 @functools.cache
-def _recording_kernel():
+def recorded():
+    """The kernel that records the overload."""
     return build_kernel(Signature(torch.ops.ltc.adam_.default))
 
 
 def _recorded_lazily(*args: Any) -> None:
-    _recording_kernel()(*args)
+    recorded()(*args)
 
 
 def _nothing_made(*args: Any) -> None:
