@@ -234,3 +234,44 @@ def test_numbers_of_every_kind_are_read(monkeypatch):
     assert (z.conj() * 1).item() == 1 - 2j and z.conj().imag.item() == -2
     with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
         mine.item()
+
+
+GIVEN = [
+    torch.arange(12.0).reshape(3, 4).t(), torch.full((2,), 7), torch.ones(0, 3), torch.tensor([3], dtype=torch.int16),
+    torch.arange(6.0)[::2].expand(2, 3), torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=lambda x: f"{x.dtype}-{list(x.shape)}")
+def test_a_copy_to_the_device_is_what_a_call_has_made(given):
+    expected = given.clone()
+    read(2 * short_reads.ENOUGH)
+    with metrics.counted() as grown:
+        mine = given.to("ltc:0")
+        view = mine[..., :1]
+        assert mine.sum().item() == expected.sum().item()
+        assert (grown["DeviceDataCacheMiss"], grown["ExecuteTime"]) == (1, 0)
+    given.zero_()
+    torch.testing.assert_close(mine.cpu(), expected.resolve_conj().resolve_neg())
+    ltm.mark_step()
+    mine.add_(1)
+    ltm.mark_step()
+    torch.testing.assert_close(mine.cpu(), (expected + 1).resolve_conj().resolve_neg())
+    torch.testing.assert_close(view.cpu(), (expected + 1)[..., :1].resolve_conj().resolve_neg())
+
+
+def test_a_copy_to_the_device_has_a_gradient_there_and_its_memory_is_counted_at_the_end():
+    read(2 * short_reads.ENOUGH)
+    before = torch.ltc.memory_allocated()
+    x = torch.ones(256, requires_grad=True)
+    mine = x.to("ltc:0")
+    (mine * 3).sum().backward()
+    assert x.grad.tolist() == [3.0] * 256
+    assert not mine.is_leaf
+    assert (mine + 1).sum().item() == 512
+    ltm.mark_step()
+    assert torch.ltc.memory_allocated() - before == 4 * 256
+    del mine
+    ltm.mark_step()
+    assert torch.ltc.memory_allocated() == before

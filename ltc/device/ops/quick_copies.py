@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug.often import Often, counting
 from ltc.device.call_observer import watching
 from ltc.device.op_by_op.computed import computed
-from ltc.device.recording.recorder import STOPPED, Interrupted, Recorder, device_at
+from ltc.device.recording.recorder import STOPPED, Device, Interrupted, Recorder, device_at
 from ltc.device.recording.slow_path import OTHER_OPERAND
 from ltc.device.recording.sync import extends_recording, ready_buffer, value_of
 from ltc.device.recording.tensors import (
+    UPLOADS,
     current_device,
     downloaded,
     recorder_named,
@@ -32,6 +34,7 @@ from ltc.device.recording.tensors import (
 from ltc.device.recording.views import write
 from ltc.device.torch_device import storage_of
 from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.profiling import spans
 from ltc.runtime.buffer import Buffer
 from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import shorten
@@ -72,7 +75,8 @@ def _copying(thorough: Kernel) -> Kernel:
             ):
                 given = self if dtype is None or dtype is self.dtype else self.detach().to(dtype)
                 here = current_device() if device.index is None else device_at(device.index)
-                return to_device(given, here)
+                uploaded = _uploaded_at_once(given, here)
+                return to_device(given, here) if uploaded is None else uploaded
             copy = _copied_here(self, dtype, device) if layout in _STRIDED else None
             if copy is not None:
                 return copy
@@ -82,6 +86,27 @@ def _copying(thorough: Kernel) -> Kernel:
             raise
 
     return kernel
+
+
+@extends_recording
+def _uploaded_at_once(given: torch.Tensor, device: Device) -> torch.Tensor | None:
+    """A copy of what comes from the CPU, where calls run as they come: what one of them has made.
+
+    A buffer is made of it at the end, if somebody has it then; most such copies are one call's operand.
+    """
+    recorder = device.recorders.get(get_ident())
+    if recorder is None or recorder.now is None or watching or spans.timeline is not None:
+        return None
+    if given.dtype.is_complex:
+        return None
+    started = perf_counter_ns()
+    try:
+        copy = given.clone(memory_format=torch.contiguous_format)
+    except Exception:
+        return None  # the thorough way says what was asked for
+    elapsed = perf_counter_ns() - started
+    UPLOADS.happened(elapsed, elapsed, copy.nbytes)
+    return wrap(recorder, computed(recorder, copy))
 
 
 @extends_recording

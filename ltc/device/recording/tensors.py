@@ -199,7 +199,7 @@ def _holding(buffer: Buffer, device: Device) -> State:
 
 
 _READS = Often((), (("TransferFromDeviceTime", "time"), ("InboundData", "bytes")))
-_UPLOADS = Often(  # of one tensor
+UPLOADS = Often(  # of one tensor
     ("DeviceDataCacheMiss",),
     (("TransferToDeviceTime", "time"), ("TensorToData", "time"), ("OutboundData", "bytes")),
 )
@@ -216,7 +216,7 @@ def uploaded(tensor: torch.Tensor, device: Device) -> Buffer:
     if watching:
         note_uploads((tensor,), (buffer,))
     elapsed = perf_counter_ns() - started
-    _UPLOADS.happened(elapsed, elapsed, buffer.key[3])
+    UPLOADS.happened(elapsed, elapsed, buffer.key[3])
     return buffer
 
 
