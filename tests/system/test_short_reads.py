@@ -275,3 +275,39 @@ def test_a_copy_to_the_device_has_a_gradient_there_and_its_memory_is_counted_at_
     del mine
     ltm.mark_step()
     assert torch.ltc.memory_allocated() == before
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        lambda x: x[x > 1],
+        lambda x: x.masked_select(x > 1),
+        lambda x: x.nonzero(),
+        lambda x: x.unique(),
+        lambda x: x.round().long().bincount(),
+    ],
+    ids=["mask", "masked_select", "nonzero", "unique", "bincount"],
+)
+def test_a_size_that_depends_on_values_is_a_read(chosen):
+    """A recording ends there, too: steps of it that nobody reads go on to run at once."""
+    x = torch.rand(20) * 3
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    with metrics.counted() as grown:
+        for _ in range(4 * short_reads.ENOUGH):
+            made = chosen(x.to("ltc:0")) * 2
+            ltm.mark_step()
+    assert (grown["OpByOpSteps"], grown["ExecuteTime"]) == (4 * short_reads.ENOUGH, 0)
+    torch.testing.assert_close(made.cpu(), chosen(x) * 2)
+
+
+def test_what_indices_choose_is_no_read():
+    x, places = torch.rand(20), torch.tensor([3, 1])
+    read(2 * short_reads.ENOUGH)
+    mine, chosen = x.to("ltc:0"), places.to("ltc:0")
+    with metrics.counted() as grown:
+        for _ in range(4 * short_reads.ENOUGH):
+            made = mine[chosen] * 2
+            ltm.mark_step()
+    assert grown["OpByOpSteps"] < 2 * short_reads.ENOUGH
+    torch.testing.assert_close(made.cpu(), x[places] * 2)

@@ -127,6 +127,7 @@ def at_once_lines(signature: Signature) -> list[str]:
         f"{conditions(signature)}{_all_here(signature)}:",
         *indent(_call_lines(signature, kernel)),
         "    session.calls += 1",
+        *indent(_read_lines(signature, kernel)),
         "    if session.calls > session.next_look:",
         "        session.forget_dead()",
         *indent(lines),
@@ -148,6 +149,14 @@ def _call_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
     passed = [f"{a.name}={n}" if a.keyword_only else n for n, a in zip(names, arguments)]
     call = f"made = call({', '.join(passed)})"
     return ["try:", *indent(_own_lines(signature)), *given, *slow, call]
+
+
+def _read_lines(signature: Signature, kernel: TorchKernel) -> list[str]:
+    """Lines for a call that reads what is there, as `item` does, to know its result's shape."""
+    if not kernel.may_read:
+        return []
+    given = "".join(f"{name_of(i, a)}, " for i, a in enumerate(signature.arguments))
+    return [f"if runnable.reads(({given})):", "    session.note_read()"]
 
 
 def _operand(i: int, argument: Argument, kernel: TorchKernel) -> str:

@@ -39,6 +39,7 @@ _WITH_VALUES = {
     "aten::empty_like": torch.ops.aten.zeros_like.default,
     "aten::new_empty": torch.ops.aten.new_zeros.default,
 }
+_MASKS = frozenset({torch.bool, torch.uint8})  # as indices
 _OTHER_LAYOUTS = ("sparse", "mkldnn", "nested")  # their kernels make what no ltc tensor can hold
 
 
@@ -57,11 +58,12 @@ class TorchKernel:
     may_be_operand  which may be one that they were given: then what holds it gets an alias
     tensors     (place, whether it is a list) of each argument that takes tensors
     device, layout  the places of these arguments, or None
+    may_read    whether the shape of what it makes may depend on values: see `reads`
     """
 
     __slots__ = ("signature", "runs_here", "call", "quick", "count", "positional", "names", "tensors",
                  "any_strides", "writes", "writes_lists", "makes_one", "may_be_operand",
-                 "device", "layout")  # fmt: skip
+                 "device", "layout", "may_read")  # fmt: skip
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -93,6 +95,16 @@ class TorchKernel:
         quick = quick_function(signature.name, signature.overload) if is_tried else None
         self.quick = quick or self.call
         self.may_be_operand = may_return_operand(signature.name)
+        self.may_read = torch.Tag.dynamic_output_shape in signature.overload.tags
+
+    def reads(self, values: Sequence[Any]) -> bool:
+        """Whether a call with these arguments would end a recording: its result's shape is read.
+
+        Indices say what is chosen by their shape, masks by what they hold.
+        """
+        indices = [values[place] for place, is_list in self.tensors if is_list]
+        masks = [x for xs in indices for x in xs if x is not None and x.dtype in _MASKS]
+        return self.may_read and (bool(masks) or not indices)
 
 
 @functools.cache
@@ -113,6 +125,8 @@ def run(kernel: TorchKernel, session: OpByOp, args: Sequence[Any], kwargs: dict)
         recorder.now = session if spans.timeline is None else None
         operands = _operands(kernel, session, values)
         session.calls += 1
+        if kernel.may_read and kernel.reads(values):
+            session.note_read()
         if kernel.makes_one:
             made = _called(kernel, operands, False)
             if kernel.may_be_operand:
