@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ltc.device.hooks import names
+from ltc.device.recording.sync import end_what_runs_at_once
 from ltc.device.recording.tensors import current_device, device_of, is_lazy, set_current_device
 from ltc.runtime.account import account_of
 from ltc.runtime.transfers import backend
@@ -112,6 +113,7 @@ def get_memory_info(device=None) -> dict[str, int]:
     ['kb_free', 'kb_total']
     """
     chosen = current_device() if device is None else device_of(device)
+    end_what_runs_at_once(chosen)
     known = backend().devices()
     total = known[min(chosen.index, len(known) - 1)].memory_bytes
     free = max(total - account_of(chosen.index).bytes, 0)

@@ -13,6 +13,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks, short_reads
+from ltc.device.op_by_op.unrecorded import LONG
 from ltc.device.recording.recorder import device_at
 from ltc.runtime import tiers
 
@@ -207,8 +208,8 @@ def test_not_where_programs_are_asked_for(setting):
 
 def test_a_setting_that_comes_later_is_obeyed():
     read(2 * short_reads.ENOUGH)
-    ltm.mark_step()
     with config.override(LTC_TIER="native"), metrics.counted() as grown:
+        ltm.mark_step()
         read(5)
     assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (5, 0)
 
@@ -311,3 +312,62 @@ def test_what_indices_choose_is_no_read():
             ltm.mark_step()
     assert grown["OpByOpSteps"] < 2 * short_reads.ENOUGH
     torch.testing.assert_close(made.cpu(), x[places] * 2)
+
+
+def test_a_mark_leaves_calls_running_at_once_and_each_step_is_counted():
+    read(2 * short_reads.ENOUGH)
+    x = torch.zeros(3).to("ltc:0")
+    ltm.mark_step()
+    with metrics.counted() as grown:
+        for number in range(10):
+            x += 1
+            assert x.sum().item() == 3 * (number + 1)
+            ltm.mark_step()
+    assert (grown["OpByOpSteps"], grown["OpByOpCalls"], grown["ExecuteTime"]) == (10, 20, 0)
+
+
+def test_random_numbers_of_steps_between_marks_are_those_of_recorded_ones():
+    def drawn() -> list[list[float]]:
+        torch.ltc.manual_seed(5)
+        steps = []
+        for _ in range(6):
+            steps.append(torch.rand(4, device="ltc:0").tolist())
+            steps.append(torch.randn(4, device="ltc:0").tolist())
+            ltm.mark_step()
+        return steps
+
+    recorded = drawn()
+    read(2 * short_reads.ENOUGH)
+    with metrics.counted() as grown:
+        assert drawn() == recorded
+    assert grown["ExecuteTime"] == 0
+
+
+def test_what_runs_at_once_ends_after_many_calls_also_where_each_step_is_marked():
+    """A loop that has begun to come back is then recorded."""
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    x = torch.ones(3).to("ltc:0")
+    recorder = device_at(0).recorder()
+    sessions = set()
+    for _ in range(2 * LONG // 4):
+        x = x * 1.0 + 0.0
+        assert (x * 2).sum().item() == 6
+        ltm.mark_step()
+        sessions.add(id(recorder.op_by_op))
+    assert len(sessions) > 1
+
+
+def test_buffers_are_counted_when_somebody_asks_for_memory():
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    before = torch.ltc.memory_allocated()
+    kept = torch.ones(1000).to("ltc:0") + 1
+    assert kept.sum().item() == 2000
+    ltm.mark_step()
+    assert torch.ltc.memory_allocated() - before == 4000
+    free = ltm.get_memory_info()["kb_free"]
+    more = torch.ones(1 << 20).to("ltc:0") + 1
+    assert more[0].item() == 2
+    ltm.mark_step()
+    assert free - ltm.get_memory_info()["kb_free"] == 4096

@@ -12,10 +12,11 @@ from torch.types import Device as DeviceLike
 
 from ltc.device.hooks.streams import Event, Stream  # noqa: F401  torch.ltc.Event
 from ltc.device.recording.recorder import Device, devices
+from ltc.device.recording.sync import end_what_runs_at_once
 from ltc.device.recording.sync import synchronize as _synchronize
 from ltc.device.recording.tensors import current_device as _current_device
 from ltc.device.recording.tensors import device_of, set_current_device
-from ltc.runtime.account import account_of
+from ltc.runtime.account import Account, account_of
 from ltc.runtime.transfers import backend
 from ltc.support.torch_private import DEVICE_TYPE
 from ltc.tracebacks import entrance
@@ -165,14 +166,20 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 # --- memory -----------------------------------------------------------------------------------
 
 
+def _account(device: DeviceLike) -> Account:
+    chosen = _device(device)
+    end_what_runs_at_once(chosen)
+    return account_of(chosen.index)
+
+
 def memory_allocated(device: DeviceLike = None) -> int:
     """Bytes held by live buffers of the device."""
-    return account_of(_device(device).index).bytes
+    return _account(device).bytes
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The most bytes held at once since the start, or since reset_peak_memory_stats."""
-    return account_of(_device(device).index).peak
+    return _account(device).peak
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
@@ -184,18 +191,18 @@ def max_memory_reserved(device: DeviceLike = None) -> int:
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    account = account_of(_device(device).index)
+    account = _account(device)
     account.peak = account.bytes
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Count the buffers that are made and freed from here on."""
-    account_of(_device(device).index).forget_freed()
+    _account(device).forget_freed()
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """Bytes and numbers of live buffers, under the names that torch.cuda has for them."""
-    account = account_of(_device(device).index)
+    account = _account(device)
     return {
         "allocated_bytes.all.current": account.bytes,
         "allocated_bytes.all.peak": account.peak,

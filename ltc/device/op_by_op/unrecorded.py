@@ -19,6 +19,7 @@ from ltc.backends.interpreter.call_kernel import ALONE
 from ltc.backends.interpreter.view_chains import viewed, write_through
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
+from ltc.debug.often import Often
 from ltc.device.op_by_op import call_runs
 from ltc.device.op_by_op.computed import FEW, computed
 from ltc.device.op_by_op.short_reads import LATE, now
@@ -31,6 +32,7 @@ from ltc.support.reference_counts import IN_ONE_LIST, reference_counts
 from ltc.support.torch_private import plain_functions, storage_identity, storage_use_count
 
 LONG = 256  # calls after which a read ends a session: what follows may be a step that comes back
+_STEPS = Often((), (), ("OpByOpSteps", "OpByOpCalls"))
 sessions: dict[int, OpByOp] = {}  # what the calls of a thread run in, where they are not recorded
 
 
@@ -64,7 +66,7 @@ class OpByOp:
         self.follows_reads = recorder.short_reads.run_at_once
         self._late_at = LATE if self.follows_reads else sys.maxsize
         self.is_over, self._since_read, self._reads = False, now(), 0
-        self._optimizer_steps = 0
+        self._optimizer_steps, self._noted_at = 0, -1
         self.next_look = min(FEW, self._late_at)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
@@ -127,6 +129,28 @@ class OpByOp:
         recorded when its steps are alike.
         """
         return self.calls < LONG
+
+    def passes_mark(self) -> bool:
+        """Whether the end of a step leaves the session as it is, for the same reason."""
+        if (
+            not (self.follows_reads and self.goes_on)
+            or self.is_over
+            or self.recorder.now is not self
+        ):
+            return False
+        self._note_step()
+        return self.recorder.short_reads.run_at_once and self.recorder.may_go_op_by_op()
+
+    def _note_step(self) -> None:
+        """A step is over, or the session is."""
+        if self.follows_reads:
+            if self._has_trained():
+                self.recorder.short_reads.note_training()
+            elif not self._reads:
+                self.recorder.short_reads.note_unread()
+        _STEPS.happened(self._noted_at > 0, self.calls - max(0, self._noted_at))
+        self._noted_at, self._reads, self._optimizer_steps = self.calls, 0, 0
+        self.recorder.optimizer_steps.clear()
 
     def bind_all(self, states: list[Any]) -> list[CallResult]:
         """Values for states of which none has one yet; raises AttributeError where one has no buffer."""
@@ -201,11 +225,8 @@ class OpByOp:
         """Every state that somebody holds has a buffer; views are derived from their bases."""
         recorder = self.recorder
         sessions.pop(recorder.thread, None)
-        if self.follows_reads:
-            if self._has_trained():
-                recorder.short_reads.note_training()
-            elif not self._reads:
-                recorder.short_reads.note_unread()
+        if self.calls != self._noted_at:
+            self._note_step()
         made, states = recorder.live.made, [*recorder.live, *recorder.bound]
         mine = [s for s in states if s.value is not None and s.value.recorder is recorder]
         with plain_functions():
@@ -215,7 +236,6 @@ class OpByOp:
                 self._settle(state)
         metrics.note(
             (
-                ("OpByOpCalls", self.calls),
                 ("CreateLtcTensor", made),
                 ("DestroyLtcTensor", max(0, made - len(left))),
             )

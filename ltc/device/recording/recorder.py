@@ -343,13 +343,13 @@ class Recorder:
         and what `make_call` raises where nothing of it can be: then the path was not left, but ended.
         """
         if forks.is_forced() or (last is self.root and self.short_reads.run_at_once):
-            if self._may_go_op_by_op():
+            if self.may_go_op_by_op():
                 raise GoesOpByOp(self)
             return known
         has_forked = last.next is not END and self.novelty.has_forked(last.ways)
         if known is not None or (last.of is None and not has_forked):
             return known
-        if last.of is None and not self._may_go_op_by_op():
+        if last.of is None and not self.may_go_op_by_op():
             return None
         if last.passed is not None and last.passed.is_expected(_hashable(key)):
             return None
@@ -380,14 +380,15 @@ class Recorder:
             self.fork = (last, key) if passes else None
         return self.fork is not None
 
-    def _may_go_op_by_op(self) -> bool:
+    def may_go_op_by_op(self) -> bool:
+        """Whether nothing here needs a program, and no setting asks for one."""
         return not self.exchanges and self.thread not in watching and forks.may_run()
 
     def begins_at_once(self) -> bool:
         """Whether whatever comes next is the first call of a recording that runs at once."""
         if not self.nothing_pending or not (self.short_reads.run_at_once or forks.is_forced()):
             return False
-        return self._may_go_op_by_op()
+        return self.may_go_op_by_op()
 
     def go_op_by_op(self) -> None:
         """Run every call at once until the recording ends; nothing is pending."""

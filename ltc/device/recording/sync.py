@@ -51,7 +51,7 @@ from ltc.runtime.executor import executor_of
 from ltc.runtime.transfers import backend
 from ltc.support.process.held_signals import held
 from ltc.support.process.thread_frames import thread_frames, wants_processor
-from ltc.support.torch_private import is_profiled, record_region
+from ltc.support.torch_private import shown_region
 
 # --- a recording and its threads ------------------------------------------------------------------
 
@@ -404,17 +404,16 @@ def end_step(device: Device) -> None:
     Raises the error of a program that failed since the last mark, this one or an earlier one.
     """
     recorder = device.recorder()
-    if recorder.nothing_pending:  # else the end of the recording sees to it
+    passes = recorder.op_by_op is not None and recorder.op_by_op.passes_mark()
+    if passes or recorder.nothing_pending:  # else the end of the recording sees to it
         held.watch()  # over handlers that the program has set meanwhile
     recorder.has_marks, recorder.marked_by = True, None
     timeline = spans.timeline
     began = 0 if timeline is None else spans.now()
     try:
-        if is_profiled():
-            with record_region("ltc::mark_step"):
+        with shown_region("ltc::mark_step"):
+            if not passes:
                 flush(recorder)
-        else:
-            flush(recorder)
         _raise_unreported(device)
     finally:
         device.random.end_step()
@@ -422,6 +421,13 @@ def end_step(device: Device) -> None:
         account.freed_by_mark = account.freed
         if timeline is not None:
             timeline.end_step(began)
+
+
+def end_what_runs_at_once(device: Device) -> None:
+    """What the calling thread's calls have made there becomes buffers, which are counted."""
+    recorder = device.recorders.get(get_ident())
+    if recorder is not None and recorder.op_by_op is not None:
+        flush(recorder)
 
 
 def wait_device_ops(chosen: list[Device] | None = None) -> None:
