@@ -72,6 +72,28 @@ def test_what_may_soon_need_no_program_is_not_compiled():
     assert grown["InterpretedRuns"] >= short_reads.ENOUGH
 
 
+def test_what_a_mark_ends_between_short_reads_is_not_compiled_either():
+    """As at a detector's end: a mask is read, and what follows ends at the step's mark."""
+    x = torch.arange(12.0).to("ltc:0")
+    with metrics.counted() as grown:
+        for number in range(3 * short_reads.ENOUGH):
+            kept = x[x > number % 5]
+            found = (kept[:, None] - kept).atan().sum(-1)
+            ltm.mark_step()
+            assert found.shape == (11 - number % 5,)
+    assert grown["UncachedCompile"] == grown["SymbolicPrograms"] == 0
+    assert grown["OpByOpSteps"] >= short_reads.ENOUGH
+
+
+def test_what_marks_end_alone_is_compiled():
+    x = torch.arange(12.0).to("ltc:0")
+    with metrics.counted() as grown:
+        for _ in range(4):
+            x = (x + 1).atan()
+            ltm.mark_step()
+    assert grown["TierUpRepeated"] == 1
+
+
 def test_short_reads_beside_long_programs_are_compiled():
     """Nothing of the kind will run at once there."""
     x = torch.arange(5.0).to("ltc:0")

@@ -58,9 +58,12 @@ class ShortReads:
             program.tiers.put_off()
 
     def may_need_no_program(self, calls: int, ends_at_read: bool) -> bool:
-        """Whether so many calls may soon run at once: to compile them now could be for nothing."""
+        """Whether so many calls may soon run at once: to compile them now could be for nothing.
+
+        That holds for what a mark ends, too, where reads follow others: it is of the same loop.
+        """
         is_undecided = self._is_undecided and self._undecided <= PUT_OFF and forks.may_run()
-        return ends_at_read and calls <= FEW and is_undecided
+        return (ends_at_read or self._balance > 0) and calls <= FEW and is_undecided
 
     @property
     def _is_undecided(self) -> bool:
