@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from ltc.device.recording.recorder import device_at
+from tests.recorders import forget_paths
 
 
 def data(*shape, dtype=torch.float32):
@@ -24,7 +24,7 @@ def in_a_thread(function, *arguments):
     made = []
 
     def run():
-        device_at(0).recorder()._plant()  # an ended thread's number, and recorder, may be had again
+        forget_paths()  # of an ended thread, whose number and recorder may be had again
         made.append(function(*arguments))
 
     thread = threading.Thread(target=run)

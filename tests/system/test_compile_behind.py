@@ -15,7 +15,6 @@ from ltc import config
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
-from ltc.device.recording.recorder import device_at
 from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.json_codec import Unrecordable
@@ -24,12 +23,13 @@ from ltc.runtime import compile, core_reservation, tiers
 from ltc.runtime.background import compile_behind, worker_process
 from ltc.runtime.background.graph_record import graph_of_record, record_of_graph
 from ltc.support.process import processors
+from tests.recorders import forget_paths
 
 
 @pytest.fixture(autouse=True)
 def auto(monkeypatch, tmp_path):
     """As in a process of one device that was told nothing, where every program is large."""
-    device_at(0).recorder()._plant()  # what other tests have read is no reason to run at once
+    forget_paths()  # what other tests have read is no reason to run at once
     monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
     monkeypatch.setattr(tiers, "LARGE_CALLS", 1)
     monkeypatch.setattr(forks, "RECORDED", 1 << 30)

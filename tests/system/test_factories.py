@@ -24,10 +24,10 @@ from ltc.checkpointing.elastic_sampler import ElasticSampler
 from ltc.checkpointing.resumable import Resumable, random_state, restore_random_state
 from ltc.debug import graphs, metrics
 from ltc.device import register
-from ltc.device.recording.recorder import device_at
 from ltc.distributed.data_parallel import DataParallel
 from ltc.runtime.program_cache import PROGRAMS
 from ltc.utils.checkpoint import CheckpointManager
+from tests.recorders import forget_paths
 
 FACTORIES = {
     "zeros": lambda d: torch.zeros(2, device=d, dtype=torch.bool),
@@ -138,7 +138,7 @@ def test_every_dtype_crosses_both_ways(device, dtype):
 def by_default_there(how="a context inside another"):
     """Programs are made anew: those that other tests have made know no default device."""
     PROGRAMS.clear()
-    device_at(0).recorder()._plant()
+    forget_paths()
     torch.set_default_device("ltc")
     try:
         with torch.device("ltc:0") if how != "set" else contextlib.nullcontext():

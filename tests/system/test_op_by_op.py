@@ -24,6 +24,7 @@ from ltc.device.recording.signature import Signature
 from ltc.device.torch_device import storage_of
 from ltc.runtime import tiers
 from ltc.support.torch_private import below_autograd
+from tests.recorders import forget_paths
 from tests.training_loop import train
 
 
@@ -38,11 +39,6 @@ def auto(monkeypatch):
         yield
         ltm.mark_step()
     forget_paths()
-
-
-def forget_paths() -> None:
-    """What other tests have recorded is no way that a path has gone on."""
-    device_at(0).recorder()._plant()
 
 
 @pytest.fixture

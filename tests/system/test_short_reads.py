@@ -16,6 +16,7 @@ from ltc.device.op_by_op import forks, short_reads
 from ltc.device.op_by_op.unrecorded import LONG
 from ltc.device.recording.recorder import device_at
 from ltc.runtime import tiers
+from tests.recorders import forget_paths
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +27,10 @@ def auto(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(short_reads, "CALL_SECONDS", 1e9)
     ltm.mark_step()
     with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm", LTC_NUM_DEVICES=1):
-        device_at(0).recorder()._plant()
+        forget_paths()
         yield
         ltm.mark_step()
-    device_at(0).recorder()._plant()
+    forget_paths()
 
 
 def read(times: int) -> None:

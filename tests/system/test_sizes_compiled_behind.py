@@ -14,10 +14,10 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
-from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
 from ltc.runtime import tiers
 from ltc.runtime.background import compile_behind
+from tests.recorders import forget_paths
 from tests.training_loop import train
 
 
@@ -30,11 +30,11 @@ def auto(monkeypatch, tmp_path) -> Iterator[None]:
     settings = {"LTC_TIER": "auto", "LTC_CACHE": 1, "LTC_CACHE_DIR": str(tmp_path)}
     settings["LTC_COPY_PROCESS"] = 0  # a new process answers later than the next few steps end
     with config.override(LTC_BACKEND="llvm", LTC_NUM_DEVICES=1, **settings):
-        device_at(0).recorder()._plant()
+        forget_paths()
         yield
         ltm.mark_step()
         compile_behind.end()
-    device_at(0).recorder()._plant()
+    forget_paths()
 
 
 def until_none_is_asked_for() -> None:
@@ -97,7 +97,7 @@ def test_what_is_kept_on_disk_is_taken_at_once_by_paths_made_later():
     run(20)
     until_none_is_asked_for()
     run(20)
-    device_at(0).recorder()._plant()
+    forget_paths()
     with metrics.counted() as grown:
         run(20)
     assert grown["SymbolicPrograms"] == 1

@@ -13,15 +13,15 @@ from ltc import config
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
-from ltc.device.recording.recorder import device_at
 from ltc.runtime import program, tiers
+from tests.recorders import forget_paths
 from tests.training_loop import train
 
 
 @pytest.fixture(autouse=True)
 def tiered(monkeypatch):
     """As in a process of one device that was told nothing, and records all, from a fresh path on."""
-    device_at(0).recorder()._plant()
+    forget_paths()
     monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
     monkeypatch.setattr(forks, "RECORDED", 1 << 30)  # test_op_by_op.py is about the others
     with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):

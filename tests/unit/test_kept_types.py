@@ -8,6 +8,7 @@ from ltc import config
 from ltc.debug import metrics
 from ltc.device.recording.recorder import device_at
 from ltc.device.shapes import meta, type_cache
+from tests.recorders import forget_paths
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def own_cache(tmp_path):
 def forget() -> None:
     """As in a new process: nothing recorded, nothing known."""
     ltm.mark_step(wait=True)
-    device_at(0).recorder()._plant()
+    forget_paths()
     device_at(0).recorder().restart()
     meta._known.clear()
     type_cache._read.clear()
