@@ -21,6 +21,7 @@ from ltc.errors import OutOfRangeIndexError
 from ltc.runtime import graph_compiler, tiers
 from ltc.runtime.symbolic import program_of_sizes
 from tests.drawn import seeds
+from tests.recorders import forget_paths
 from tests.resized_programs import ResizedProgram, sequence
 
 DRAWN, STEPS = 16, 12
@@ -36,10 +37,10 @@ def auto(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(forks, "_has_peers", lambda: False)
     ltm.mark_step()
     with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
-        device_at(0).recorder()._plant()
+        forget_paths()
         yield
         ltm.mark_step()
-    device_at(0).recorder()._plant()
+    forget_paths()
 
 
 def in_a_new_thread(function: Callable[[], None]) -> None:
@@ -48,7 +49,7 @@ def in_a_new_thread(function: Callable[[], None]) -> None:
 
     def run() -> None:
         sync.discard(device_at(0))  # the recorder of an ended thread may have come back
-        device_at(0).recorder()._plant()
+        forget_paths()
         try:
             function()
         except BaseException as error:
@@ -518,3 +519,22 @@ def test_a_path_that_ends_at_a_call_of_unknown_shape_is_not_left_there(monkeypat
             step(draws.randint(40, 90))
     assert (grown["RecordedEntries"], grown["SymbolicPaths"], grown["OpByOpSteps"]) == (0, 0, 0)
     assert grown["SymbolicSizes"] >= 9  # some sizes had been recorded for themselves
+
+
+def test_a_cache_that_begins_without_elements_is_one_path():
+    """Keys of transformers' caches are torch.tensor([]) until the first come."""
+
+    def step(device: str, length: int) -> torch.Tensor:
+        keys = torch.tensor([], device=device)
+        for _ in range(2):
+            new = torch.arange(2.0 * length).reshape(1, length, 2).to(device)
+            keys = torch.cat([keys, new.sin()], dim=-2)
+        made = keys.sum(-1).cumsum(-1)
+        if device == "ltc":
+            ltm.mark_step()
+        return made
+
+    with metrics.counted() as grown:
+        for length in (3, 4, 5, 9, 7, 12):
+            torch.testing.assert_close(step("ltc", length).cpu(), step("cpu", length))
+    assert (grown["SymbolicPaths"], grown["OpByOpSteps"]) == (1, 0)

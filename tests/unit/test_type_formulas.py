@@ -200,3 +200,22 @@ def test_what_some_kernels_refuse_for_its_dimensions_has_no_formula():
     x = torch.zeros([1] * 65, device="ltc:0")
     with pytest.raises(RuntimeError, match="up to 64 dims"):
         x.amax(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dim"),
+    [
+        ([(0,), (2, 3, 4)], 1),
+        ([(2, 3), (0,), (2, 1), (0,)], -1),
+        ([(0,), (0,)], 0),
+        ([(0,), (5,)], 0),
+        ([(0, 4), (3, 4)], 0),
+        ([(0,), (0, 4), (3, 4)], 0),
+    ],
+)
+def test_what_has_no_elements_is_joined_to_any(shapes, dim):
+    """As keys of a cache are to the first that come."""
+    parts = [CallResult(None, None, 0, shape, torch.float32) for shape in shapes]
+    expected = torch.cat([torch.empty(shape) for shape in shapes], dim)
+    (found,) = types_by_formula(torch.ops.aten.cat.default, (parts, dim), {})
+    assert found == (tuple(expected.shape), torch.float32)

@@ -234,17 +234,22 @@ def _select_scatter(x: Any, src: Any, dim: int, index: int) -> Types | None:
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Types | None:
     if not tensors or not of_one_dtype(VALUES, *tensors):
         return None
-    shape = tensors[0].shape
+    joined = [x.shape for x in tensors if not _begins_empty(x.shape)]
+    if not joined:
+        return ((tensors[0].shape, tensors[0].dtype),)
+    shape = joined[0]
     axis = axis_of(dim, len(shape))
     if axis is None:
         return None
     around = shape[:axis], shape[axis + 1 :]
-    if any(
-        len(x.shape) != len(shape) or (x.shape[:axis], x.shape[axis + 1 :]) != around
-        for x in tensors
-    ):
+    if any(len(x) != len(shape) or (x[:axis], x[axis + 1 :]) != around for x in joined):
         return None
-    return ((with_extent(shape, axis, sum([x.shape[axis] for x in tensors])), tensors[0].dtype),)
+    return ((with_extent(shape, axis, sum([x[axis] for x in joined])), tensors[0].dtype),)
+
+
+def _begins_empty(shape: tuple[int, ...]) -> bool:
+    """A tensor without elements, of one dimension, which PyTorch joins to any: a cache at first."""
+    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] == 0
 
 
 @types_of("aten::stack")
