@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that all of these expand to.  Raises InvalidGraph where there is none."""
     first = shapes[0]
-    if all(shape == first for shape in shapes):
+    if all([len(x) == len(first) and x == first for x in shapes]):  # not from the left: see Extent
         return first
     result = [1] * max(map(len, shapes))
     for shape in shapes:

@@ -14,7 +14,8 @@ from ltc import config
 from ltc.aten.call import Call, CallResult, Numbering, Scalar, parts_of_kind
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
-from ltc.backends.interpreter.call_kernel import ExpandedCall, NotInterpretable
+from ltc.backends.interpreter.call_kernel import NotInterpretable
+from ltc.backends.interpreter.expanded_call import ExpandedCall
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics

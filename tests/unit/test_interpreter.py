@@ -6,13 +6,8 @@ import torch
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter import straight_line
-from ltc.backends.interpreter.call_kernel import (
-    ExpandedCall,
-    NotInterpretable,
-    Slots,
-    TorchCall,
-    is_alone,
-)
+from ltc.backends.interpreter.call_kernel import NotInterpretable, Slots, TorchCall, is_alone
+from ltc.backends.interpreter.expanded_call import ExpandedCall
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.backends.interpreter.stride_rules import cannot_fail, takes_any_strides
 from ltc.backends.interpreter.torch_functions import quick_function

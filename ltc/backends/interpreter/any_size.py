@@ -11,16 +11,14 @@ import torch
 
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.backends.interpreter.call_kernel import CallKernel, NotInterpretable, Slots
+from ltc.backends.interpreter.expanded_call import Compile, ExpandedAtAnySize
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import Extent, SizeTrace
 
 
 class InterpretedAtAnySize:
-    """Gives what runs the calls at each size.
-
-    Raises NotInterpretable where a call is expanded first: its formula is made for one size.
-    """
+    """Gives what runs the calls at each size."""
 
     def __init__(
         self,
@@ -29,11 +27,19 @@ class InterpretedAtAnySize:
         outputs: Sequence[CallResult],
         numbering: Numbering,
         donated: frozenset[int],
+        compile: Compile,
     ) -> None:
-        """`trace`: of the calls' sizes; the rest as InterpretedComputation takes it."""
-        self._trace, decided = trace, len(trace.guards)
+        """
+        trace    of the calls' sizes
+        compile  makes what the reference would round otherwise
+        The rest is as InterpretedComputation takes it.  Raises NotInterpretable where sizes decide
+        how a call is run.
+        """
+        self._trace, self._compile, decided = trace, compile, len(trace.guards)
+        self._is_made = False
         with tracing(trace):
-            self._now = InterpretedComputation(calls, outputs, numbering, donated, _refuse)
+            self._now = InterpretedComputation(calls, outputs, numbering, donated, self._expanded)
+        self._is_made = True
         if len(trace.guards) != decided:
             raise NotInterpretable("something is decided by sizes")
         text = _FilledText()
@@ -41,6 +47,11 @@ class InterpretedAtAnySize:
         self._slots = [slot for slot, source in shown if source is not None]
         sources = [source for _, source in shown if source is not None]
         self._filled = trace.procedure([f"return ({', '.join([*sources, ''])})"], text.names)
+
+    def _expanded(self, call: Call, slots: Slots) -> CallKernel:
+        if self._is_made:  # torch's kernel has failed; what it is given is of one size by now
+            raise NotInterpretable(f"{call.name} is to be expanded at sizes that are not known")
+        return ExpandedAtAnySize(call, slots, self._compile)
 
     def at(self, values: Sequence[int]) -> InterpretedComputation:
         """What runs them at these values of the symbols."""
@@ -76,10 +87,6 @@ class _AtSizes:
         if x not in self._sized:
             self._sized[x] = _Sized(self(tuple(x.shape)), x.dtype)
         return self._sized[x]
-
-
-def _refuse(call: Call, slots: Slots) -> CallKernel:
-    raise NotInterpretable(f"{call.name} is to be expanded at sizes that are not known")
 
 
 class _FilledText:

@@ -9,9 +9,6 @@ from typing import Any
 import torch
 
 from ltc.aten.call import Call, CallResult, Scalar
-from ltc.aten.registry import expand_alone
-from ltc.backends.eager import EagerComputation
-from ltc.backends.interpreter.exact_draws import draws_the_same_bits
 from ltc.backends.interpreter.line_names import Names
 from ltc.backends.interpreter.stride_rules import takes_any_strides
 from ltc.backends.interpreter.torch_functions import (
@@ -22,7 +19,6 @@ from ltc.backends.interpreter.torch_functions import (
 )
 from ltc.backends.interpreter.view_chains import write_through
 from ltc.errors import InvalidGraph
-from ltc.ir.graph import Graph
 from ltc.support.torch_private import (
     bound_function,
     function_of,
@@ -39,7 +35,6 @@ _NO_NAMES: dict[str, Any] = {}  # of calls without keyword arguments: never chan
 _SAME_WHERE_EQUAL = frozenset({bool, int, str, type(None)})
 
 Values = list[Any]
-Compile = Callable[[Graph], Any]
 
 
 class NotInterpretable(Exception):
@@ -116,31 +111,6 @@ class CallKernel:
     def source(self, names: Names) -> str:
         """A line of Python that does the same, where the call has run as it was recorded."""
         return f"{names.of(self)}.run(values)"
-
-
-class ExpandedCall(CallKernel):
-    """Run as the rule of the call says, so that random numbers are those of a compiled program.
-
-    The reference draws the same bits.  What is computed of them by formulas that it rounds
-    otherwise, as normal numbers are, a compiled program makes.
-    """
-
-    __slots__ = ("_operands", "_scalars", "_computation")
-
-    def __init__(self, call: Call, slots: Slots, compile: Compile) -> None:
-        super().__init__(call, slots)
-        graph, operands, scalars = expand_alone(call)
-        self._operands = [slots.of_value(value) for value in operands]
-        self._scalars = [slots.of_scalar(place) for place in scalars]
-        has_same_bits = call.seed is None or draws_the_same_bits(graph)
-        self._computation = (
-            EagerComputation(graph, frozenset()) if has_same_bits else compile(graph)
-        )
-
-    def run(self, values: Values) -> None:
-        operands = [values[slot].resolve_neg().contiguous() for slot in self._operands]
-        made = self._computation.launch(operands, [values[slot] for slot in self._scalars])
-        values[self.first : self.first + len(made)] = made
 
 
 class TorchCall(CallKernel):

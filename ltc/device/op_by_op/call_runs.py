@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
-from ltc.backends.interpreter.call_kernel import CallKernel, ExpandedCall, Slots, kernel_of
+from ltc.backends.interpreter.call_kernel import CallKernel, Slots, kernel_of
+from ltc.backends.interpreter.expanded_call import ExpandedCall
 from ltc.backends.interpreter.interpreted import INPUT
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.runtime.graph_compiler import compile_traced

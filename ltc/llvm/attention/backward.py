@@ -12,7 +12,7 @@ import math
 import torch
 
 from ltc.errors import Unsupported
-from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
+from ltc.llvm.attention.scores import DRAWN_TOGETHER, Attention, Scores, operand_names, require_room
 from ltc.llvm.attention.sum_of_shares import sum_of_shares
 from ltc.llvm.attention.tiles import Rows
 from ltc.llvm.conv.geometry import KernelSequence
@@ -21,6 +21,7 @@ from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
 from ltc.llvm.emit.vectors import GeneratedKernel, tasks_for
 from ltc.llvm.gemm.blocking import Matrix
+from ltc.support.sizes.extent import Extent
 
 KEYS = 64  # of one tile
 FEWEST_WORK_ITEMS = 16  # from here on whole matrices keep the threads busy
@@ -75,7 +76,9 @@ class _Gradient(Scores):
         names += operand_names(attention)
         super().__init__(attention, isa, ())
         if batches < FEWEST_WORK_ITEMS:
-            self.shares = max(1, min(self.blocks, -(-FEWEST_WORK_ITEMS // batches)))
+            self.shares = -(-FEWEST_WORK_ITEMS // batches)
+            if not isinstance(self.blocks, Extent):  # else a share may have no block at all
+                self.shares = max(1, min(self.blocks, self.shares))
         self.is_direct = (
             self.shares == 1 and self.is_wide and all(m.column == 1 for m in gradients[1:])
         )
@@ -287,10 +290,10 @@ class _Gradient(Scores):
         return v.sub(first, second)
 
     def _dropped(self, weights: list[str], start: Index, k: Index, rows: int) -> list[str]:
-        v, n, together = self.v, self.vectors, self.kept_together
+        v, n = self.v, self.vectors
         result = []
-        for r in range(0, rows, together):
-            factors = self.kept(start + (k + r))
+        for r in range(0, rows, DRAWN_TOGETHER):
+            factors = self.kept(start + (k + r), min(DRAWN_TOGETHER, rows - r))
             for i, row in enumerate(factors):
                 for j, factor in enumerate(row):
                     weight = weights[(r + i) * n + j]

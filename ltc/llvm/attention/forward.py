@@ -12,7 +12,7 @@ from __future__ import annotations
 import math as numbers
 
 from ltc.llvm.attention.decode import few_queries, has_few
-from ltc.llvm.attention.scores import Attention, Scores, operand_names, require_room
+from ltc.llvm.attention.scores import DRAWN_TOGETHER, Attention, Scores, operand_names, require_room
 from ltc.llvm.attention.tiles import Rows
 from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import function_text
@@ -116,13 +116,13 @@ class _Forward(Scores):
 
     def _weights(self, start: Index, count: Index, safe: list[str]) -> list[str]:
         """Scores become weights; their sums, of which dropout takes nothing."""
-        a, v, b, n = self.a, self.v, self.b, self.vectors
-        together = self.kept_together if a.dropped else 1
+        a, v, n = self.a, self.v, self.vectors
+        together = DRAWN_TOGETHER if a.dropped else 1
 
-        def step(k: Index, sums: list[str]) -> list[str]:
+        def step(k: Index, keys: int, sums: list[str]) -> list[str]:
             sums = list(sums)
-            kept = self.kept(start + k) if a.dropped else None
-            for r in range(together):
+            kept = self.kept(start + k, keys) if a.dropped else None
+            for r in range(keys):
                 for j in range(n):
                     spot = self.spot(k + r, j)
                     x = v.load_computed(self.score_tile, spot)
@@ -133,7 +133,8 @@ class _Forward(Scores):
                     v.store_computed(weight, self.score_tile, spot)
             return sums
 
-        return b.loop(0, count, together, [(v.vector, v.zero)] * n, step)
+        none = [(v.vector, v.zero)] * n
+        return self.t.each_rows(count, together, a.keys % together, none, step)
 
     def _add_values(self, values: Rows, count: Index, old: list[str]) -> None:
         """result = old * result + weights @ value; lanes are queries, rows columns of the value."""

@@ -12,12 +12,13 @@ from ltc.llvm.emit import math_float
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.isa import Isa
-from ltc.llvm.emit.philox import block_bits, random_bits
+from ltc.llvm.emit.philox import block_bits, following_bits, random_bits
 from ltc.llvm.emit.vectors import Vectors, require_stack, reserved
 from ltc.llvm.gemm.blocking import Matrix
-from ltc.support.sizes.extent import Extent, known
+from ltc.support.sizes.extent import Extent
 
 KEYS = 128  # of one tile
+DRAWN_TOGETHER = 4  # keys for which random bits are drawn at once: words of a block
 KEEP_BITS = 24  # of the uniform number that decides whether a weight is dropped
 
 
@@ -75,8 +76,6 @@ class Scores:
         if not isinstance(attention.keys, Extent):
             self.tile = min(KEYS, -(-attention.keys // self.rows) * self.rows)
         self.rest = attention.keys % self.rows
-        if attention.dropped:
-            self.rest = known(self.rest)  # random bits are drawn for several keys together
         self.masks = [None] * self.vectors
         self.is_wide = self.v.stored == self.v.element
 
@@ -300,22 +299,28 @@ class Scores:
     # --- dropout
 
     @property
-    def kept_together(self) -> int:
-        """Of how many keys one block of random bits decides."""
-        return 4 if self.a.keys % 4 == 0 else 1
+    def _begins_blocks(self) -> bool:
+        """Whether each fourth key is the first of a block of random bits, in every row."""
+        return not isinstance(self.a.keys, Extent) and self.a.keys % DRAWN_TOGETHER == 0
 
-    def kept(self, key: Index) -> list[list[str]]:
-        """What the weights of `kept_together` keys from `key` on are multiplied by, each vector."""
+    def kept(self, key: Index, count: int) -> list[list[str]]:
+        """What the weights of keys from `key` on are multiplied by, for each of them by vectors.
+
+        key    of several, a multiple of DRAWN_TOGETHER
+        count  at most DRAWN_TOGETHER
+        """
         v, b, words = self.v, self.b, f"<{self.v.width} x i64>"
         by_vector = []
         for j in range(self.vectors):
             at = b.value(f"add {words} {self.lane_positions[j]}, {v.splat(key, 'i64')}")
             with b.lanes(v.width):
-                if self.kept_together == 1:
+                if count == 1:
                     bits = [random_bits(b, self.seed, at, KEEP_BITS, 0)]
-                else:
+                elif self._begins_blocks:
                     bits = block_bits(b, self.seed, at, KEEP_BITS, 0)
-            by_vector.append([self.factor_of(x) for x in bits])
+                else:
+                    bits = following_bits(b, self.seed, at, KEEP_BITS, 0)
+            by_vector.append([self.factor_of(x) for x in bits[:count]])
         return [list(of_key) for of_key in zip(*by_vector)]
 
     def factor_of(self, bits: str) -> str:

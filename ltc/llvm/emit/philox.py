@@ -78,6 +78,19 @@ def block_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> 
     return [_shifted(b, word, 32 - bits) for word in words]
 
 
+def following_bits(b: Builder, seed: str, position: str, bits: int, stream: int) -> list[str]:
+    """As `block_bits`, where the first of the four positions may be any: they lie in two blocks."""
+    block = _shifted(b, position, 2)
+    next_block = b.binary("add", "i64", block, b.constant("i64", 1))
+    words = _philox(b, seed, block, stream) + _philox(b, seed, next_block, stream)
+    for step in (1, 2):  # by so many where that bit of the position is set
+        bit = b.binary("and", "i64", position, b.constant("i64", step))
+        is_set = b.compare("eq", "i64", bit, b.constant("i64", step))
+        later = zip(words, words[step:])
+        words = [b.select(is_set, "i64", moved, word) for word, moved in later]
+    return [_shifted(b, word, 32 - bits) for word in words[:4]]
+
+
 def _shifted(b: Builder, x: str, amount: int) -> str:
     return b.binary("lshr", "i64", x, b.constant("i64", amount)) if amount else x
 

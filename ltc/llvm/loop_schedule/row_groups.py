@@ -11,7 +11,7 @@ from ltc.ir.loop_nest import Value
 from ltc.llvm.emit.builder import LANES
 from ltc.llvm.emit.dtype import FORMS
 from ltc.llvm.loop_schedule.iteration_space import Nest
-from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.extent import Extent, Size
 
 GROUP_BYTES = 5 << 18  # a second-level cache, and what of the next one is near
 MOST_ROWS = 4 * LANES  # of a group: whole runs of cache lines from each element of the rows
@@ -23,7 +23,7 @@ def loads_to_transpose(nest: Nest) -> list[Value]:
     last, row = len(nest.extents) - 1, nest.depth - 1
     if not nest.reductions or nest.depth != last or row < 0 or nest.summed:
         return []
-    if nest.extents[row] < LANES or nest.extents[last] < LANES:
+    if _are_few(nest.extents[row]) or _are_few(nest.extents[last]):
         return []
     steps = {nest.space.form(store.offset).coefficient(last) for store in nest.kernel.stores}
     if 1 not in steps or not steps <= {0, 1}:
@@ -31,6 +31,11 @@ def loads_to_transpose(nest: Nest) -> list[Value]:
     apart = [load for load in nest.loads() if nest.offset(load).coefficient(last) > 1]
     beside = all(nest.offset(load).coefficient(row) == 1 and not load.guards for load in apart)
     return apart if beside and rows_of_a_group(nest, apart) else []
+
+
+def _are_few(extent: Size) -> bool:
+    """Whether they fill no vector; where any number may come, that decides nothing."""
+    return not isinstance(extent, Extent) and extent < LANES
 
 
 def rows_of_a_group(nest: Nest, loads: list[Value]) -> int:

@@ -106,7 +106,7 @@ def _row_and_strip(ctx: LoopContext, item: Index, rows: list[int]) -> tuple[Inde
     schedule, strips = ctx.schedule, strips_of_a_row(ctx.schedule)
     if (schedule.has_strips or schedule.transposed) and not rows:
         return item, item
-    if strips == 1 and isinstance(strips, int):
+    if isinstance(strips, int) and strips == 1:  # no size decides on it
         return item, 0
     if schedule.reads_columns:
         each = ctx.arguments.number("rows", work_items(schedule) // strips)

@@ -75,12 +75,23 @@ def covers(node: Node, place: ReadPlace) -> bool:
         return False
     space, depth = place.draft.space, place.draft.depth
     offset = offset_of(node, place.index)
-    if node.size == prod(space) and offset == flattened(identity(space), space):
+    if _are_as_many(node, space) and offset == flattened(identity(space), space):
         return True
     rows = space[:depth] if depth is not None else None
     return (
-        rows is not None and node.size == prod(rows) and offset == flattened(identity(rows), rows)
+        rows is not None and _are_as_many(node, rows) and offset == flattened(identity(rows), rows)
     )
+
+
+def _are_as_many(node: Node, space: tuple[int, ...]) -> bool:
+    """Whether the node has an element for each point; that it has not is decided by no guard.
+
+    Who does not see that a place covers a node is right as well, at sizes where it happens to.
+    """
+    with by_sample(node.size, *space):
+        if node.size != prod(space):
+            return False
+    return bool(node.size == prod(space))
 
 
 def has_many_rows(rows: tuple[int, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,8 +54,9 @@ class InterpretedEnd:
         try:
             end = TracedEnd(self._derive, values, self._replaced)
             self._calls = InterpretedAtAnySize(
-                end.trace, end.calls, end.outputs, end.numbering, end.donated
-            )
+                end.trace, end.calls, end.outputs, end.numbering, end.donated,
+                functools.partial(compile_traced, device=self._device),
+            )  # fmt: skip
         except Exception:  # of a call that needs its sizes: the whole is run for these alone
             return
         self._end = end

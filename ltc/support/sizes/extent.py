@@ -232,6 +232,8 @@ class Extent:
     # --- decisions
 
     def __eq__(self, other: object) -> Any:
+        """Tuples are compared from the left, not by their lengths first: those that differ in rank ask
+        whether sizes are equal that stand for different things."""
         if isinstance(other, Extent) and other.trace is not self.trace:
             return False
         return _holds("==", self, other) if isinstance(other, (int, Extent)) else NotImplemented

@@ -101,7 +101,7 @@ def common_dtype(operands: Iterable[Any]) -> torch.dtype | None:
 
 def broadcast(one: Any, other: Shape) -> Shape | None:
     """The common shape of two; None where they have none, or it is too large."""
-    if one == other:
+    if len(one) == len(other) and one == other:  # not from the left, where lengths differ
         return other
     if len(one) < len(other):
         one, other = other, one
