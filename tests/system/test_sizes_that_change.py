@@ -162,6 +162,27 @@ def graph():
     return model, loss_of
 
 
+def regression():
+    """A column of results, whose gradient is divided by their number."""
+    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def loss_of(m, n, device):
+        return F.mse_loss(m(torch.randn(n, 6).to(device)), torch.randn(n, 1).to(device))
+
+    return model, loss_of
+
+
+def regression_behind_a_product():
+    """The gradient of the loss may be computed where the product stores its results."""
+    model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+    def loss_of(m, n, device):
+        y, wanted = m(torch.randn(n, 6).to(device)), torch.randn(n, 3).to(device)
+        return F.huber_loss(y, wanted) + F.smooth_l1_loss(y, wanted)
+
+    return model, loss_of
+
+
 def convolutions():
     """Of any number of images."""
     body = nn.Sequential(
@@ -176,7 +197,13 @@ def convolutions():
     return model, loss_of
 
 
-@pytest.mark.parametrize("make_loss", [perceptron, transformer, graph, convolutions])
+@pytest.mark.parametrize(
+    "make_loss",
+    [
+        perceptron, transformer, graph, regression,
+        regression_behind_a_product, convolutions,
+    ],
+)  # fmt: skip
 def test_training_on_sizes_that_change_is_one_program(make_loss):
     sizes = [20, 9, 33, 14, 25, 48, 31, 40, 23, 29, 36, 26, 45, 21]
     expected = trained("cpu", sizes, make_loss)
