@@ -183,6 +183,17 @@ def regression_behind_a_product():
     return model, loss_of
 
 
+def classes_along_the_second_dimension():
+    model = nn.Sequential(nn.Embedding(20, 12), nn.Linear(12, 7))
+
+    def loss_of(m, n, device):
+        words, wanted = torch.randint(0, 20, (3, n)), torch.randint(0, 7, (3, n))
+        wanted[0, : n // 2] = -100
+        return F.cross_entropy(m(words.to(device)).transpose(1, 2), wanted.to(device))
+
+    return model, loss_of
+
+
 def convolutions():
     """Of any number of images."""
     body = nn.Sequential(
@@ -201,7 +212,7 @@ def convolutions():
     "make_loss",
     [
         perceptron, transformer, graph, regression,
-        regression_behind_a_product, convolutions,
+        regression_behind_a_product, classes_along_the_second_dimension, convolutions,
     ],
 )  # fmt: skip
 def test_training_on_sizes_that_change_is_one_program(make_loss):
