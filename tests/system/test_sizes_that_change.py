@@ -162,6 +162,28 @@ def graph():
     return model, loss_of
 
 
+def attention_over_edges():
+    """The softmax of each node's edges: largest, sum and mean by index."""
+    model = nn.ModuleList([nn.Linear(6, 16), nn.Linear(16, 1), nn.Linear(16, 4)])
+
+    def loss_of(m, n, device):
+        edges = 3 * n + n % 7
+        source, target = torch.randint(0, n, (2, edges)).to(device)
+        h = m[0](torch.randn(n, 6).to(device))
+        scores = m[1](h[source] + h[target]).tanh().squeeze(1)
+        nothing = torch.zeros(n, device=device)
+        largest = nothing.scatter_reduce(0, target, scores, "amax", include_self=False)
+        shares = (scores - largest[target]).exp()
+        shares = shares / nothing.scatter_reduce(0, target, shares, "sum")[target]
+        h = torch.zeros_like(h).index_add(0, target, h[source] * shares[:, None])
+        spread = nothing.scatter_reduce(0, target, scores, "mean") + (nothing + 1).scatter_reduce(
+            0, target, scores, "prod"
+        )
+        return F.cross_entropy(m[2](h), (torch.arange(n) % 4).to(device)) + spread.square().mean()
+
+    return model, loss_of
+
+
 def regression():
     """A column of results, whose gradient is divided by their number."""
     model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 1))
@@ -211,7 +233,7 @@ def convolutions():
 @pytest.mark.parametrize(
     "make_loss",
     [
-        perceptron, transformer, graph, regression,
+        perceptron, transformer, graph, attention_over_edges, regression,
         regression_behind_a_product, classes_along_the_second_dimension, convolutions,
     ],
 )  # fmt: skip
