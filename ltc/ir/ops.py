@@ -148,8 +148,9 @@ INSERT = _op("insert", infer.insert, "insert")  # (base, new) starts, steps: rep
 # WRAP_INDEX is what makes it an error of the user's.
 TAKE = _op("take", infer.take, "gather")  # (x, index) dim: x[:, index] for dim 1
 GATHER = _op("gather", infer.gather, "gather")  # (x, index) dim: as torch.gather
-PUT = _op("put", infer.put, "scatter")  # (base, index, new) dim, mode "set" or "add": undoes take
-SCATTER = _op("scatter", infer.scatter, "scatter")  # (base, index, new) dim, mode: undoes gather
+# (base, index, new) dim, mode: "set", or "add", "multiply", "maximum", "minimum" with what is there.
+PUT = _op("put", infer.put, "scatter")  # undoes take
+SCATTER = _op("scatter", infer.scatter, "scatter")  # undoes gather
 
 MATMUL = _op("matmul", infer.matmul, "matmul")
 # Convolutions and windows with the attribute channels_last=True take and give [N, *spatial, C];

@@ -281,7 +281,31 @@ def reads_in_between(x):
     return y, x + y.sum().item(), torch.tensor(y.tolist())
 
 
+def rows_while_others_are_held(x):
+    rows, flat, column = list(x), x.view(-1), x[:, 1]
+    for k, row in enumerate(rows):
+        x[k] += rows[k - 1][0]
+        x[k, 1:] /= 2
+        row.mul_(3)
+        x[k] = rows[k - 1]
+    column.copy_(x[:, 2])
+    x[1:, ::2].copy_(torch.ones(2, 2, dtype=torch.float64, device=x.device))
+    flat[2:4] = column[:2].clone()
+    return x, *rows, flat, column
+
+
+def rows_of_what_the_step_was_given(x):
+    held = x[0]
+    ltm.mark_step()
+    held.sub_(1)
+    x[1] = held
+    ltm.mark_step()
+    x[2].addcmul_(held, x[1])
+    return x, held, x.sum(0)
+
+
 PROGRAMS = [
+    rows_while_others_are_held, rows_of_what_the_step_was_given,
     written_through_views, copies_are_apart, sharing_one_storage, chunks_and_parts,
     masks_and_indices, out_tensors, lists, broadcast, complex_parts, reads_in_between,
 ]  # fmt: skip
@@ -363,6 +387,33 @@ def test_what_is_written_to_in_place_stays_in_its_memory(op_by_op):
         ltm.mark_step()
     assert [storage_of(w).lazy.buffer for w in weights] == places
     assert [w.tolist()[0] for w in weights] == [10, 3, 3]
+
+
+def test_a_write_to_a_part_leaves_the_rest_where_it_is(op_by_op):
+    x, kept = torch.zeros(100, 8).to("ltc:0"), torch.zeros(100, 8).to("ltc:0") + 1
+    row, before = x[7], x.clone()
+    x.add_(1)
+    place = storage_of(x).lazy.value.tensor.data_ptr()
+    for number in range(100):
+        x[number] = kept[number] * number
+        x[number, 2:].mul_(2)
+        row += 1
+    assert storage_of(x).lazy.value.tensor.data_ptr() == place
+    assert storage_of(row).lazy.value.tensor.data_ptr() == place + 7 * 32
+    assert (row[1].item(), row[2].item()) == (100.0, 107.0)
+    assert x[:, 1].tolist()[8:] == [float(number) for number in range(8, 100)]
+    assert not before.any()
+
+
+def test_a_write_from_what_lies_in_the_same_memory_reads_all_of_it_first(op_by_op):
+    x = torch.arange(5.0).to("ltc:0")
+    x[1:] = x[:-1]
+    x[:-1].add_(x[1:])
+    y = torch.arange(5.0).to("ltc:0")
+    torch._foreach_add_([y[1:]], [y[:-1].clone()])
+    y[2:].addcmul_(y[:3], y[1:4])
+    assert x.tolist() == [0.0, 1.0, 3.0, 5.0, 3.0]
+    assert y.tolist() == [0.0, 1.0, 3.0, 8.0, 22.0]
 
 
 def test_a_read_ends_only_what_has_run_for_long(op_by_op, monkeypatch):
@@ -462,6 +513,19 @@ def test_training_with_another_batch_each_step(options):
         ours = trained("ltc:0")
     assert grown["OpByOpSteps"] >= 9
     torch.testing.assert_close(ours, trained("cpu"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"weight_decay": 0.1}], ids=str)
+def test_no_operand_of_adam_is_written_down_to_find_an_overload(op_by_op, options, monkeypatch):
+    weight = torch.ones(3, device="ltc:0").requires_grad_()
+    optimizer = torch.optim.Adam([weight], lr=0.1, **options)
+    written = []
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda tensor, **_: written.append(tensor) or "")
+    for _ in range(2):
+        optimizer.zero_grad()
+        weight.exp().sum().backward()
+        optimizer.step()
+    assert not written
 
 
 def test_what_lists_of_inputs_hold_is_there_after_the_step(op_by_op):

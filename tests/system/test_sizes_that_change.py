@@ -163,6 +163,60 @@ def graph():
     return model, loss_of
 
 
+def attention_over_edges():
+    """The softmax of each node's edges: largest, sum and mean by index."""
+    model = nn.ModuleList([nn.Linear(6, 16), nn.Linear(16, 1), nn.Linear(16, 4)])
+
+    def loss_of(m, n, device):
+        edges = 3 * n + n % 7
+        source, target = torch.randint(0, n, (2, edges)).to(device)
+        h = m[0](torch.randn(n, 6).to(device))
+        scores = m[1](h[source] + h[target]).tanh().squeeze(1)
+        nothing = torch.zeros(n, device=device)
+        largest = nothing.scatter_reduce(0, target, scores, "amax", include_self=False)
+        shares = (scores - largest[target]).exp()
+        shares = shares / nothing.scatter_reduce(0, target, shares, "sum")[target]
+        h = torch.zeros_like(h).index_add(0, target, h[source] * shares[:, None])
+        spread = nothing.scatter_reduce(0, target, scores, "mean") + (nothing + 1).scatter_reduce(
+            0, target, scores, "prod"
+        )
+        return F.cross_entropy(m[2](h), (torch.arange(n) % 4).to(device)) + spread.square().mean()
+
+    return model, loss_of
+
+
+def regression():
+    """A column of results, whose gradient is divided by their number."""
+    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def loss_of(m, n, device):
+        return F.mse_loss(m(torch.randn(n, 6).to(device)), torch.randn(n, 1).to(device))
+
+    return model, loss_of
+
+
+def regression_behind_a_product():
+    """The gradient of the loss may be computed where the product stores its results."""
+    model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+    def loss_of(m, n, device):
+        y, wanted = m(torch.randn(n, 6).to(device)), torch.randn(n, 3).to(device)
+        return F.huber_loss(y, wanted) + F.smooth_l1_loss(y, wanted)
+
+    return model, loss_of
+
+
+def classes_along_the_second_dimension():
+    model = nn.Sequential(nn.Embedding(20, 12), nn.Linear(12, 7))
+
+    def loss_of(m, n, device):
+        words, wanted = torch.randint(0, 20, (3, n)), torch.randint(0, 7, (3, n))
+        wanted[0, : n // 2] = -100
+        return F.cross_entropy(m(words.to(device)).transpose(1, 2), wanted.to(device))
+
+    return model, loss_of
+
+
 def convolutions():
     """Of any number of images."""
     body = nn.Sequential(
@@ -177,7 +231,13 @@ def convolutions():
     return model, loss_of
 
 
-@pytest.mark.parametrize("make_loss", [perceptron, transformer, graph, convolutions])
+@pytest.mark.parametrize(
+    "make_loss",
+    [
+        perceptron, transformer, graph, attention_over_edges, regression,
+        regression_behind_a_product, classes_along_the_second_dimension, convolutions,
+    ],
+)  # fmt: skip
 def test_training_on_sizes_that_change_is_one_program(make_loss):
     sizes = [20, 9, 33, 14, 25, 48, 31, 40, 23, 29, 36, 26, 45, 21]
     expected = trained("cpu", sizes, make_loss)

@@ -63,6 +63,10 @@ OWN = {
     "aten::native_dropout": [floats(2, 3), 0.5, True],
     "aten::pow_.Scalar": [floats(2, 3), 2.5],
     "aten::pow_.Tensor": [floats(2, 3), floats(3)],
+    "aten::nll_loss2d_forward": [floats(2, 5, 3, 4), indices(2, 3, 4), floats(5), 1, -100],
+    "aten::nll_loss2d_backward": [
+        floats(), floats(2, 5, 3, 4), indices(2, 3, 4), None, 1, -100, floats(),
+    ],
     "aten::softshrink": [floats(2, 3), 0.5],
     "aten::_grouped_mm": [
         Tensor((6, 8), torch.bfloat16), Tensor((2, 8, 16), torch.bfloat16),

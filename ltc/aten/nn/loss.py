@@ -22,7 +22,7 @@ def _reduced(loss: Node, reduction: int) -> Node:
 
 def _spread(grad: Node, x: Node, reduction: int) -> Node:
     """The gradient of each element of the loss."""
-    return grad / float(x.size) if reduction == MEAN else grad
+    return grad / x.size if reduction == MEAN else grad
 
 
 @traces("aten::mse_loss")

@@ -102,7 +102,10 @@ def gather_backward(grad: Node, x: Node, dim: int, index: Node, sparse_grad: boo
 
 
 def _scatter(x: Node, dim: int, index: Node, src: Node, mode: str) -> Node:
-    """Writes or adds src[i] where index[i] says along `dim`, for the places i of the index."""
+    """Writes, or reduces with what is there, src[i] where index[i] says along `dim`.
+
+    For the places i of the index; `mode` as SCATTER has it.
+    """
     shape = x.shape
     x, index = _ranked(x, index)
     if not index.size:
@@ -131,6 +134,44 @@ def scatter_value(x: Node, dim: int, index: Node, value: Operand) -> Node:
 @traces("aten::scatter_add")
 def scatter_add(x: Node, dim: int, index: Node, src: Node) -> Node:
     return NotImplemented if x.dtype == torch.bool else _scatter(x, dim, index, src, "add")
+
+
+_REDUCED_BY = {
+    "sum": "add", "mean": "add", "prod": "multiply", "amax": "maximum", "amin": "minimum",
+}  # fmt: skip
+
+
+@traces("aten::scatter_reduce.two")
+def scatter_reduce(
+    x: Node, dim: int, index: Node, src: Node, reduce: str, include_self: bool = True
+) -> Node:
+    """What is written to, and is not to take part, holds at first what changes nothing."""
+    mode, is_float = _REDUCED_BY.get(reduce), x.dtype.is_floating_point
+    if mode is None or x.dtype == torch.bool or (reduce == "mean" and not is_float):
+        return NotImplemented
+    dtype = compute_dtype(x.dtype)
+    begun, new = build.cast(x, dtype), build.cast(src, dtype)
+    if not include_self:
+        nothing = build.full(index.shape, _nothing_reduced(reduce, dtype), dtype)
+        begun = _scatter(begun, dim, index, nothing, "set")
+    made = _scatter(begun, dim, index, new, mode)
+    if reduce != "mean":
+        return made
+    ones = build.full(index.shape, 1, dtype)
+    counts = _scatter(build.full_like(made, int(include_self)), dim, index, ones, "add")
+    return made / build.maximum(counts, 1)
+
+
+def _nothing_reduced(reduce: str, dtype: torch.dtype) -> float:
+    """What a reduction may begin with and give the same."""
+    if reduce == "prod":
+        return 1
+    if reduce in ("sum", "mean"):
+        return 0
+    if dtype.is_floating_point:
+        return -math.inf if reduce == "amax" else math.inf
+    limits = torch.iinfo(dtype)
+    return limits.min if reduce == "amax" else limits.max
 
 
 @traces("aten::index_add")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,16 +80,32 @@ def take(node: Node) -> Compute:
     return lambda x, index: torch.index_select(x, dim, index.reshape(-1)).reshape(shape)
 
 
+_REDUCTIONS = {"multiply": "prod", "maximum": "amax", "minimum": "amin"}
+
+
 def put(node: Node) -> Compute:
-    dim, base_shape = node.attr("dim"), node.shape
-    function = {"set": torch.index_copy, "add": torch.index_add}[node.attr("mode")]
+    dim, base_shape, mode = node.attr("dim"), node.shape, node.attr("mode")
     lead, trail = base_shape[:dim], base_shape[dim + 1 :]
     count = node.inputs[1].size
+    if mode in _REDUCTIONS:
+        function, of_rows = _scattered(mode), (count, *(1,) * len(trail))
+    else:
+        function, of_rows = {"set": torch.index_copy, "add": torch.index_add}[mode], (count,)
 
     def compute(base: torch.Tensor, index: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        return function(base, dim, index.reshape(-1), new.reshape(*lead, count, *trail))
+        rows, index = new.reshape(*lead, count, *trail), index.reshape(of_rows)
+        index = index.expand_as(rows) if mode in _REDUCTIONS else index
+        made: torch.Tensor = function(base, dim, index, rows)
+        return made
 
     return compute
+
+
+def _scattered(mode: str) -> Compute:
+    """(base, dim, index, new) by elements."""
+    if mode in _REDUCTIONS:
+        return functools.partial(torch.scatter_reduce, reduce=_REDUCTIONS[mode])
+    return {"set": torch.scatter, "add": torch.scatter_add}[mode]
 
 
 def gather(node: Node) -> Compute:
@@ -97,6 +114,5 @@ def gather(node: Node) -> Compute:
 
 
 def scatter(node: Node) -> Compute:
-    dim = node.attr("dim")
-    function = {"set": torch.scatter, "add": torch.scatter_add}[node.attr("mode")]
+    dim, function = node.attr("dim"), _scattered(node.attr("mode"))
     return lambda base, index, new: function(base, dim, index, new)

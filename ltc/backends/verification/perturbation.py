@@ -74,9 +74,9 @@ class Perturbation:
             size = ROUGHNESS * size + ROUGHNESS * self._outer(node.dtype)
         elif node.op in _ROUNDED_ONCE:
             size = torch.where(self._needs_no_rounding(node, value), 0, size)
-        elif node.op in (ops.PROD, ops.CUMPROD):
+        elif node.op in (ops.PROD, ops.CUMPROD) or _scatters(node, "multiply"):
             size = _steps_of(node) * size
-        elif node.op in _SUMS or (node.op.kind == "scatter" and node.attr("mode") == "add"):
+        elif node.op in _SUMS or _scatters(node, "add"):
             size = size + _steps_of(node) * self._inner(node.dtype) * _added(operands, compute)
         return self._off(value, size)
 
@@ -114,6 +114,10 @@ def is_inexact(dtype: torch.dtype) -> bool:
 def _roundoff(dtype: torch.dtype) -> float:
     """Half a unit in the last place of 1."""
     return torch.finfo(dtype).eps / 2
+
+
+def _scatters(node: Node, mode: str) -> bool:
+    return node.op.kind == "scatter" and bool(node.attr("mode") == mode)
 
 
 def _steps_of(node: Node) -> float:

@@ -17,7 +17,7 @@ import torch
 from ltc.aten.call import Call, CallResult
 from ltc.backends.interpreter.call_kernel import ALONE
 from ltc.backends.interpreter.view_chains import viewed, write_through
-from ltc.backends.plain_dispatch import PlainDispatch
+from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
 from ltc.debug import metrics
 from ltc.debug.often import Often
 from ltc.device.op_by_op import call_runs
@@ -163,24 +163,57 @@ class OpByOp:
             self.bound_states(ref(state))
         return values
 
-    def own(self, state: Any) -> torch.Tensor:
-        """The value of a state that has one here, as what a kernel may write to."""
+    def own(self, state: Any, *others: Any) -> torch.Tensor:
+        """The value of a state that has one here, as what a kernel may write to.
+
+        others  what the kernel reads besides: values, tensors, whatever else
+        """
         value = state.value
         if value.recorder is not self.recorder:
             raise AttributeError("it is another thread's")
         x: torch.Tensor = value.tensor
-        buffer = state.buffer
-        if (
-            state.base is None
-            and (buffer is None or (self._owns_inputs and not buffer.shared))
-            and _fills_its_memory(x)
-        ):
+        if state.views is None:
+            if self._owns(state.buffer) and _fills_its_memory(x):
+                return x
+        elif x.is_contiguous() and self.shows_to_all(state, others):
             return x
         return x.clone(memory_format=torch.contiguous_format)
 
     def own_all(self, states: list[Any]) -> list[torch.Tensor]:
         """`own` of each."""
         return [self.own(state) for state in states]
+
+    def _owns(self, buffer: Buffer | None) -> bool:
+        return buffer is None or (self._owns_inputs and not buffer.shared)
+
+    def shows_to_all(self, state: Any, others: Sequence[Any] = ()) -> bool:
+        """Whether what is written to the memory of a base, or of a view, is seen by who has to see it.
+
+        That is where nothing lies in it but the base and views of it.  Views that lie elsewhere are
+        stale from then on.  The write is taken for done.
+
+        others  what is read meanwhile: none may lie there
+        """
+        base = state.base or state
+        whole, value = base.value, state.value
+        if whole is None or whole.recorder is not self.recorder or not self._owns(base.buffer):
+            return False
+        storage = whole.tensor.untyped_storage()
+        memory = storage_identity(storage)
+        if storage.nbytes() != whole.tensor.nbytes or not _lies_in(memory, value):
+            return False
+        views = [view for view in base.living_views() if view.value is not None]
+        inside = [view for view in views if _lies_in(memory, view.value)]
+        tensors = {id(view.value.tensor) for view in inside} | {id(whole.tensor)}
+        if storage_use_count(memory) != ALONE + len(tensors) - 1:
+            return False
+        if any([_lies_in(memory, one) for one in others if _tensor_of(one) is not value.tensor]):
+            return False
+        for view in views:
+            if view not in inside:
+                view.value = None
+        base.buffer = None
+        return True
 
     # --- calls
 
@@ -205,8 +238,11 @@ class OpByOp:
         self, value: CallResult, overload: Any, args: tuple, kwargs: dict
     ) -> tuple[CallResult, ...]:
         """What a view overload makes of a value."""
-        with PlainDispatch():
+        if is_plain_now():
             made = viewed(value.tensor, overload, args, kwargs)
+        else:
+            with PlainDispatch():
+                made = viewed(value.tensor, overload, args, kwargs)
         views = [made] if isinstance(made, torch.Tensor) else made
         return tuple([computed(self.recorder, view) for view in views])
 
@@ -289,6 +325,16 @@ class OpByOp:
             with PlainDispatch():
                 x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
         return Buffer(input_key(value.shape, value.dtype), self._device, x)
+
+
+def _lies_in(memory: int, value: Any) -> bool:
+    """Whether a value that was computed, or a tensor, lies in that memory."""
+    x = _tensor_of(value)
+    return isinstance(x, torch.Tensor) and storage_identity(x.untyped_storage()) == memory
+
+
+def _tensor_of(value: Any) -> Any:
+    return getattr(value, "tensor", value)
 
 
 def _fills_its_memory(x: torch.Tensor) -> bool:

@@ -72,19 +72,20 @@ def _adam(
     root       square root of the second moments' correction
     Source: arXiv:1412.6980, algorithm 1; arXiv:1711.05101, algorithm 2.
     """
+    # Overloads by name: to find one that does not come first, torch writes its operands down.
     aten = torch.ops.aten
     if maximize:
-        grads = aten._foreach_neg(grads)
+        grads = aten._foreach_neg.default(grads)
     if decay is not None and decoupled:
-        aten._foreach_mul_(params, decay)
+        aten._foreach_mul_.Scalar(params, decay)
     elif decay is not None:
-        grads = aten._foreach_add(grads, params, alpha=decay)
-    aten._foreach_lerp_(exp_avgs, grads, weight)
-    aten._foreach_mul_(exp_avg_sqs, beta2)
-    aten._foreach_addcmul_(exp_avg_sqs, grads, grads, rest)
+        grads = aten._foreach_add.List(grads, params, alpha=decay)
+    aten._foreach_lerp_.Scalar(exp_avgs, grads, weight)
+    aten._foreach_mul_.Scalar(exp_avg_sqs, beta2)
+    aten._foreach_addcmul_.Scalar(exp_avg_sqs, grads, grads, rest)
     if amsgrad:
-        aten._foreach_maximum_(max_exp_avg_sqs, exp_avg_sqs)
-    divisors = aten._foreach_sqrt(max_exp_avg_sqs if amsgrad else exp_avg_sqs)
-    aten._foreach_div_(divisors, root)
-    aten._foreach_add_(divisors, eps)
-    aten._foreach_addcdiv_(params, exp_avgs, divisors, step_size)
+        aten._foreach_maximum_.List(max_exp_avg_sqs, exp_avg_sqs)
+    divisors = aten._foreach_sqrt.default(max_exp_avg_sqs if amsgrad else exp_avg_sqs)
+    aten._foreach_div_.Scalar(divisors, root)
+    aten._foreach_add_.Scalar(divisors, eps)
+    aten._foreach_addcdiv_.Scalar(params, exp_avgs, divisors, step_size)

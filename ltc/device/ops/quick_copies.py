@@ -22,6 +22,7 @@ from ltc.device.call_observer import watching
 from ltc.device.op_by_op.computed import computed
 from ltc.device.recording.recorder import STOPPED, Device, Interrupted, Recorder, device_at
 from ltc.device.recording.slow_path import OTHER_OPERAND
+from ltc.device.recording.state import State
 from ltc.device.recording.sync import extends_recording, ready_buffer, value_of
 from ltc.device.recording.tensors import (
     UPLOADS,
@@ -156,6 +157,8 @@ def _overwritten(self: torch.Tensor, source: torch.Tensor) -> bool:
         recorder, dtype, shape = value.recorder, self.dtype, self.size()
     except OTHER_OPERAND:
         return False
+    if recorder.now is not None:
+        return _overwritten_at_once(written, value)
     is_cast, is_broadcast = value.dtype is not dtype, value.shape != shape
     if is_cast + is_broadcast + (written.base is not None) > 1:
         return False  # more than one call
@@ -171,6 +174,22 @@ def _overwritten(self: torch.Tensor, source: torch.Tensor) -> bool:
         write(written, new)
     except Interrupted:  # the call that gives a base its value is not to be recorded here
         return False
+    return True
+
+
+def _overwritten_at_once(written: State, value: CallResult) -> bool:
+    """The same where calls run at once: into the memory that `written` shows, of whatever strides."""
+    recorder, old = value.recorder, written.value
+    session = recorder.now
+    if old is None or recorder.thread != get_ident() or not is_plain_now():
+        return False
+    if old.recorder is recorder and old.tensor.is_set_to(value.tensor):
+        session.calls += 1
+        return True  # as in `x[0] += y`, which ends with `x[0] = x[0]`
+    if written.views is None or written.is_expanded or not session.shows_to_all(written, (value,)):
+        return False
+    session.calls += 1
+    old.tensor.copy_(value.tensor)
     return True
 
 

@@ -208,17 +208,23 @@ def _own_lines(signature: Signature) -> list[str]:
     lines: list[str] = []
     for i in signature.written:
         argument = signature.arguments[i]
-        own, condition = _own(i, argument.kind), argument.written_with
+        own, condition = _own(signature, i), argument.written_with
         if condition is not None:
             own = f"{own} if {condition} is not None else {_contiguous_tensors(i)}"
         lines.append(f"own{i} = {own}")
     return lines
 
 
-def _own(i: int, kind: str) -> str:
+def _own(signature: Signature, i: int) -> str:
+    kind = signature.arguments[i].kind
     if kind == TENSORS:
         return f"session.own_all(states{i})"
-    own = f"session.own(state{i})"
+    read = [
+        f", *value{k}" if a.kind in _TENSORS else f", value{k}"
+        for k, a in signature.tensors
+        if k != i
+    ]
+    own = f"session.own(state{i}{''.join(read)})"
     return own if kind == TENSOR else f"None if value{i} is None else {own}"
 
 
@@ -235,7 +241,7 @@ def _hold_lines(signature: Signature, i: int) -> list[str]:
         ]
     else:
         lines = [
-            f"if state{i}.views is None and value{i}.tensor is own{i}:",
+            f"if value{i}.tensor is own{i}:",
             f"    state{i}.buffer = None",
             "else:",
             f"    hold(recorder, state{i}, own{i})",

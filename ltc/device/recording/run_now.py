@@ -167,7 +167,7 @@ def _with_writes_and_views(
     signature, recorder = kernel.signature, session.recorder
     written = signature.written_by(values) if kernel.writes else ()
     for place in written:
-        operands[place] = _own(session, values[place])
+        operands[place] = _own(session, values[place], operands)
     made = _called(kernel, operands, kernel.writes)
     for place in written:
         _hold(session, values[place], operands[place])
@@ -258,10 +258,19 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def _own(session: OpByOp, operand: Any) -> Any:
+def _own(session: OpByOp, operand: Any, read: Sequence[Any]) -> Any:
     if isinstance(operand, (list, tuple)):
-        return [session.own(storage.lazy) for storage in map(storage_of, operand)]
-    return session.own(storage_of(operand).lazy)
+        return session.own_all([storage.lazy for storage in map(storage_of, operand)])
+    return session.own(storage_of(operand).lazy, *_parts(read))
+
+
+def _parts(operands: Sequence[Any]) -> list:
+    """All operands, those of lists one by one."""
+    return [
+        part
+        for operand in operands
+        for part in (operand if isinstance(operand, (list, tuple)) else [operand])
+    ]
 
 
 def _hold(session: OpByOp, operand: Any, tensor: Any) -> None:
@@ -278,8 +287,8 @@ def _hold(session: OpByOp, operand: Any, tensor: Any) -> None:
 def hold(recorder: Recorder, state: State, tensor: torch.Tensor) -> None:
     """`state` has the value that a kernel has left in `tensor`."""
     value: Any = state.value
-    if state.views is None and value.tensor is tensor:
-        state.buffer = None
+    if value is not None and value.tensor is tensor:
+        state.buffer = None  # whoever else sees it has been told: see OpByOp.own
     else:
         write(state, computed(recorder, tensor))
 

@@ -20,6 +20,7 @@ from ltc.support.process.fork_safe_lock import renewed_lock
 from ltc.support.reference_counts import IN_TWO_LISTS, each_holder_counts, reference_counts
 
 _EXPAND = torch.ops.aten.expand.default
+_FEW = 16  # ended views that are not worth forgetting
 _ids = itertools.count(1)
 _views_change = renewed_lock(globals(), "_views_change")  # threads may share a base
 
@@ -88,9 +89,12 @@ class State:
         self.chain = ()
 
     def living_views(self) -> list[State]:
-        """All views of the same base that somebody holds, where there may be any."""
+        """Of a base: all views that somebody holds. Ended ones are forgotten where there are many."""
         views = [view() for view in list(self.views or ())]  # a copy: another thread may add one
-        return [view for view in views if view is not None and view.base is not None]
+        living = [view for view in views if view is not None and view.base is not None]
+        if len(views) > 2 * len(living) + _FEW:
+            self.forget_ended_views()
+        return living
 
     def forget_ended_views(self) -> None:
         """Of a base: drop the references to views that are gone, or have left it."""

@@ -27,7 +27,6 @@ from ltc.support.torch_private import is_view_replay_enabled, set_view_replay_en
 
 WRITE_VIEW = "ltc::write_view"
 aten = torch.ops.aten
-_FEW = 16  # ended views that are not worth forgetting
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 
 
@@ -106,12 +105,9 @@ def write(state: State, value: CallResult) -> None:
         _write_base(state, value)
         state.value = value
         return
-    living = state.living_views()
-    for view in living:
+    for view in state.living_views():
         view.value = None
     state.value, state.buffer = value, None
-    if len(state.views or ()) > 2 * len(living) + _FEW:
-        state.forget_ended_views()
 
 
 def _write_base(state: State, value: CallResult) -> None:

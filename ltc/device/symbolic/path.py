@@ -179,7 +179,8 @@ class SymbolicPath:
         try:
             if min(values) < SMALLEST or self._bytes(*values) > most_bytes:
                 return None
-            self._set(values)
+            if values != self.values:
+                self._set(values)
         except ArithmeticError:  # what was taken for an expression, of a stride say, is 0 there
             return None
         entry = self.entries[position]

@@ -29,7 +29,7 @@ from ltc.llvm.gemm.blocking import (
 from ltc.llvm.gemm.product_loops import ProductLoops
 from ltc.llvm.gemm.timing import Trial
 from ltc.support.sizes.choices import most
-from ltc.support.sizes.extent import known
+from ltc.support.sizes.extent import Extent, known
 
 PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
@@ -76,13 +76,22 @@ def _as_computed(
     m, n, k = extents
     n = known(n)  # how wide a panel is follows from it
     shape = Shape(batch, m, n, k, left, right, result).folded()
-    is_transposed = shape.n == 1 and shape.m > 1 and may_transpose and shape.result.row == 1
+    is_transposed = may_transpose and shape.n == 1 and _is_column(shape)
     if is_transposed:
         shape = shape.transposed()  # one row: its columns fill vectors
     if shape.n == 1:  # one column: its stride says nothing, and 1 is the best to have
         shape = _with_adjacent_columns(shape)
     assert shape.result.column == 1 or shape.n <= 1, "the columns of a result are adjacent"
     return shape, is_transposed
+
+
+def _is_column(shape: Shape) -> bool:
+    """Whether a result of one column is one of several adjacent numbers, as many at any sizes.
+
+    The text of a row is for so many columns alone.
+    """
+    is_known = not isinstance(shape.m, Extent)
+    return is_known and shape.m > 1 and shape.result.row == 1
 
 
 def _kernel(name: str, text: str, plan: GemmPlan, shape: Shape, operands: int) -> GeneratedKernel:

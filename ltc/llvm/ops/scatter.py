@@ -1,4 +1,4 @@
-"""Elements written, or added, where an index says: PUT and SCATTER.
+"""Elements written, or reduced with what is there, where an index says: PUT and SCATTER.
 
 The result begins as a copy of the base, or filled where the base is one number. Each task owns a
 range of rows of the result and takes what goes there in the order of the indices: sums come out
@@ -28,12 +28,15 @@ from ltc.support.sizes.choices import least, most
 # Every task reads all indices of its rows: many pay where a row is more than an index.
 MOST_PARTS = 16
 FEWEST_ELEMENTS_OF_A_TASK = 1 << 13
+_REDUCED_BY = {
+    "add": ops.ADD, "multiply": ops.MUL, "maximum": ops.MAXIMUM, "minimum": ops.MINIMUM,
+}  # fmt: skip
 
 
 def can_scatter(node: Node) -> bool:
     """Whether kernels are generated for a PUT or SCATTER."""
-    adds_truths = node.attr("mode") == "add" and node.dtype == torch.bool
-    return all(n.dtype in FORMS and n.size for n in (node, *node.inputs)) and not adds_truths
+    reduces_truths = node.attr("mode") != "set" and node.dtype == torch.bool
+    return all(n.dtype in FORMS and n.size for n in (node, *node.inputs)) and not reduces_truths
 
 
 def scatter_codes(product: Product) -> list[KernelCode]:
@@ -90,15 +93,16 @@ def _row(b: Builder, form: Form, width: int, source: Index, target: Index, move)
 
 
 def _mover(b: Builder, form: Form, mode: str):
-    """What takes elements of %p1 to %p2, or adds them to what is there."""
+    """What takes elements of %p1 to %p2, or reduces them with what is there."""
+    reduced_by = _REDUCED_BY.get(mode)
 
     def move(source: Index, target: Index, mask: str | None) -> None:
         address = b.address("%p2", target, form.stored)
         new = memory_ops.load(b, b.address("%p1", source, form.stored), form.stored, mask)
-        if mode == "add":
+        if reduced_by is not None:
             old = from_memory(b, form, memory_ops.load(b, address, form.stored, mask))
-            total = ROWS[ops.ADD](b, form, old, from_memory(b, form, new))
-            new = to_memory(b, form, rounded(b, form, total))
+            both = ROWS[reduced_by](b, form, old, from_memory(b, form, new))
+            new = to_memory(b, form, rounded(b, form, both))
         memory_ops.store(b, new, address, form.stored, mask)
 
     return move

@@ -32,6 +32,7 @@ from ltc.passes.fusion.legality import (
     MOST_MEMBERS,
     MOST_PASSES,
     base_of,
+    computes_with_size,
     covers,
     fits,
     has_many_rows,
@@ -165,7 +166,7 @@ class _Fuser:
 
     def _may_follow(self, node: Node, place: ReadPlace, alone: bool) -> bool:
         draft = place.draft
-        if len(draft.stores) > MOST_STORES_BEHIND:
+        if len(draft.stores) > MOST_STORES_BEHIND or any(map(computes_with_size, draft.members)):
             return False
         is_free = draft.product is None and draft.depth is None and not place.guards
         if not is_free or not any(n.dtype == node.dtype for n in draft.stores):

@@ -14,6 +14,7 @@ from ltc.ir.tensor_type import LOW_PRECISION
 from ltc.passes.fusion.draft import Draft, ReadPlace
 from ltc.passes.fusion.index_maps import VIEWS, offset_of
 from ltc.support.sizes.choices import by_sample
+from ltc.support.sizes.marks import is_symbolic
 
 LEAVES = frozenset({ops.INPUT, ops.SCALAR, ops.CONSTANT})
 COSTLY = frozenset(
@@ -34,7 +35,9 @@ def base_of(node: Node) -> Node:
 
 
 def fits(node: Node, place: ReadPlace) -> bool:
-    """Whether the index map of every operand can be written down at this place."""
+    """Whether the index map of every operand, and each number, can be written down at this place."""
+    if place.draft.product is not None and computes_with_size(node):
+        return False
     if isinstance(place.index, Affine):
         if node.op is ops.RANDOM_BITS:
             return True
@@ -42,6 +45,12 @@ def fits(node: Node, place: ReadPlace) -> bool:
             n.shape == node.shape or n.size == 1 for n in node.inputs
         )
     return True
+
+
+def computes_with_size(node: Node) -> bool:
+    """Whether one of its operands is a number that is a size: the text of an epilogue has no such."""
+    numbers = [one for one in map(base_of, (node, *node.inputs)) if one.op is ops.CONSTANT]
+    return any(is_symbolic(one.attr("literal")) for one in numbers)
 
 
 def times_computed(place: ReadPlace) -> int:

@@ -12,6 +12,7 @@ from ltc.device.shapes.formulas.operands import (
     FLOATS,
     INDICES,
     NUMBERS,
+    REALS,
     VALUES,
     Shape,
     axis_of,
@@ -133,6 +134,13 @@ def _scattered(dtypes: frozenset[torch.dtype]) -> Formula:
     return formula
 
 
+def _scatter_reduced(
+    x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
+) -> Types | None:
+    is_known = reduce in ("sum", "prod", "mean", "amax", "amin")
+    return _scattered(REALS)(x, dim, index, src) if is_known else None
+
+
 def _is_inside(shape: Shape, other: Shape) -> bool:
     return len(shape) == len(other) and all(n <= m for n, m in zip(shape, other))
 
@@ -149,6 +157,7 @@ add(_index_add, "aten::index_add", "aten::index_add_")
 add(_index_copy, "aten::index_copy", "aten::index_copy_")
 add(_index_fill, "aten::index_fill.int_Scalar", "aten::index_fill_.int_Scalar")
 add(_scattered(NUMBERS), "aten::scatter_add", "aten::scatter_add_")
+add(_scatter_reduced, "aten::scatter_reduce.two", "aten::scatter_reduce_.two")
 add(_scattered(VALUES), "aten::scatter.src", "aten::scatter_.src")
 add(_scattered_number, "aten::scatter.value", "aten::scatter_.value")
 

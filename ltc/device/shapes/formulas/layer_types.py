@@ -21,7 +21,7 @@ from ltc.device.shapes.formulas.operands import (
     of_one_type,
     type_of,
 )
-from ltc.device.shapes.formulas.table import Types, types_of
+from ltc.device.shapes.formulas.table import Formula, Types, add, types_of
 
 # --- softmax ------------------------------------------------------------------------------------
 
@@ -219,36 +219,50 @@ def _dropout_backward(gradient: Any, mask: Any, scale: Any) -> Types | None:
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's reductions
 
 
-def _are_classes(x: Any, target: Any, weight: Any) -> bool:
-    """Whether x has a number for every class of each target."""
+def _are_classes(x: Any, target: Any, weight: Any, dimensions: tuple[int, ...]) -> bool:
+    """Whether x, of so many dimensions, has a number for every class of each target.
+
+    Classes are its second dimension, or the only one.
+    """
     if x.dtype not in FLOATS or target.dtype is not torch.int64 or not is_value(x, target):
         return False
-    if len(x.shape) not in (1, 2) or 0 in x.shape or target.shape != x.shape[:-1]:
+    if len(x.shape) not in dimensions or 0 in x.shape:
         return False
-    return weight is None or type_of(weight) == (x.shape[-1:], x.dtype)
+    at = min(1, len(x.shape) - 1)
+    if target.shape != (*x.shape[:at], *x.shape[at + 1 :]):
+        return False
+    return weight is None or type_of(weight) == (x.shape[at : at + 1], x.dtype)
 
 
-@types_of("aten::nll_loss_forward")
-def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Types | None:
-    if not _are_classes(x, target, weight):
-        return None
-    if reduction not in (_NONE, _MEAN, _SUM):
-        return None
-    return (target.shape if reduction == _NONE else (), x.dtype), ((), x.dtype)
+def _nll_loss(*dimensions: int) -> tuple[Formula, Formula]:
+    """Of the loss and of its gradient, for operands of so many dimensions."""
+
+    def forward(
+        x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+    ) -> Types | None:
+        is_known = reduction in (_NONE, _MEAN, _SUM)
+        if not is_known or not _are_classes(x, target, weight, dimensions):
+            return None
+        return (target.shape if reduction == _NONE else (), x.dtype), ((), x.dtype)
+
+    def backward(
+        gradient: Any,
+        x: Any,
+        target: Any,
+        weight: Any,
+        reduction: int,
+        ignore_index: int,
+        total_weight: Any,
+    ) -> Types | None:
+        found = forward(x, target, weight, reduction, ignore_index)
+        return (type_of(x),) if found == (type_of(gradient), type_of(total_weight)) else None
+
+    return forward, backward
 
 
-@types_of("aten::nll_loss_backward")
-def _nll_loss_backward(
-    gradient: Any,
-    x: Any,
-    target: Any,
-    weight: Any,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Any,
-) -> Types | None:
-    found = _nll_loss(x, target, weight, reduction, ignore_index)
-    return (type_of(x),) if found == (type_of(gradient), type_of(total_weight)) else None
+for _base, _formulas in (("nll_loss", _nll_loss(1, 2)), ("nll_loss2d", _nll_loss(4))):
+    for _way, _formula in zip(("forward", "backward"), _formulas):
+        add(_formula, f"aten::{_base}_{_way}")
 
 
 # --- losses element by element ------------------------------------------------------------------
