@@ -302,6 +302,35 @@ def test_windows_of_other_sizes_are_one_program(compute):
     assert grown["SymbolicPrograms"] >= 1 and grown["SymbolicSizes"] >= 1
 
 
+def with_columns_written(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, 2:4] = x[:, :2] * 3
+    return y
+
+
+def with_rows_written(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[2 : x.shape[0] - 1] = x[: x.shape[0] - 3].exp()
+    return y
+
+
+@pytest.mark.parametrize("compute", [with_columns_written, with_rows_written])
+def test_writes_to_a_part_of_other_sizes_are_one_program(compute):
+    """Whether all of the value is computed, or the part alone, is right at any size."""
+
+    def run_all() -> None:
+        for rows in (9, 12, 5, 31, 7, 4, 64, 8, 5, 100):
+            x = torch.linspace(-2, 3, 6 * rows).sin().view(rows, 6)
+            got = compute(x.to("ltc:0"))
+            ltm.mark_step()
+            assert_like_the_cpu([got], [compute(x)], rows)
+
+    with metrics.counted() as grown:
+        in_a_new_thread(run_all)
+    assert grown["SymbolicProgramsRefused"] == 0
+    assert grown["SymbolicPrograms"] >= 1 and grown["SymbolicSizes"] >= 5
+
+
 # --- what else holds ------------------------------------------------------------------------------
 
 
