@@ -189,6 +189,31 @@ def test_training_on_sizes_that_change_is_one_program(make_loss):
     assert grown["OpByOpSteps"] == 0
 
 
+def scaled_losses(device: str) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device.partition(":")[0], init_scale=8.0, growth_interval=3)
+    found = []
+    for rows in (20, 9, 33, 14, 25, 48, 31, 40, 23, 29, 36, 26, 45, 21):
+        loss = model(torch.randn(rows, 6).to(device)).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(loss.item())
+    return [*found, scaler.get_scale()]
+
+
+def test_scaled_training_on_sizes_that_change_is_one_program():
+    expected = scaled_losses("cpu")
+    with metrics.counted() as grown:
+        found = scaled_losses("ltc:0")
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert grown["SymbolicProgramsRefused"] == grown["SymbolicPathsRefused"] == 0
+    assert grown["SymbolicPrograms"] >= 1
+
+
 def test_sizes_at_which_code_changes_are_right():
     sizes = [
         5,

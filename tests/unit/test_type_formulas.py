@@ -70,6 +70,12 @@ OWN = {
         Tensor((6, 8), torch.bfloat16), Tensor((2, 8, 16), torch.bfloat16),
         Tensor((2,), torch.int32), None, None,
     ],
+    "aten::_amp_foreach_non_finite_check_and_unscale_": [
+        [floats(2, 3), Tensor((4,), torch.float16)], floats(), floats(1),
+    ],
+    "aten::_amp_update_scale_": [
+        floats(), Tensor((), torch.int32), floats(), 2.0, 0.5, 2000,
+    ],
     "aten::fake_quantize_per_tensor_affine_cachemask": [floats(2, 3), 0.1, 0, -128, 127],
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": [
         floats(2, 3), floats(1), Tensor((1,), torch.int32), indices(1), 0, 255,
