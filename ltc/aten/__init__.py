@@ -18,6 +18,7 @@ from ltc.aten.nn import (  # noqa: F401  importing a file registers its rules
     optimizer,
     padding,
     pooling,
+    quantization,
     recurrent,
     upsampling,
 )

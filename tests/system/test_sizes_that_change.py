@@ -250,6 +250,31 @@ def test_training_on_sizes_that_change_is_one_program(make_loss):
     assert grown["OpByOpSteps"] == 0
 
 
+def scaled_losses(device: str) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device.partition(":")[0], init_scale=8.0, growth_interval=3)
+    found = []
+    for rows in (20, 9, 33, 14, 25, 48, 31, 40, 23, 29, 36, 26, 45, 21):
+        loss = model(torch.randn(rows, 6).to(device)).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(loss.item())
+    return [*found, scaler.get_scale()]
+
+
+def test_scaled_training_on_sizes_that_change_is_one_program():
+    expected = scaled_losses("cpu")
+    with metrics.counted() as grown:
+        found = scaled_losses("ltc:0")
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert grown["SymbolicProgramsRefused"] == grown["SymbolicPathsRefused"] == 0
+    assert grown["SymbolicPrograms"] >= 1
+
+
 def test_sizes_at_which_code_changes_are_right():
     sizes = [
         5,
@@ -361,6 +386,35 @@ def test_windows_of_other_sizes_are_one_program(compute):
         in_a_new_thread(run_all)
     assert grown["SymbolicProgramsRefused"] == 0
     assert grown["SymbolicPrograms"] >= 1 and grown["SymbolicSizes"] >= 1
+
+
+def with_columns_written(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, 2:4] = x[:, :2] * 3
+    return y
+
+
+def with_rows_written(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[2 : x.shape[0] - 1] = x[: x.shape[0] - 3].exp()
+    return y
+
+
+@pytest.mark.parametrize("compute", [with_columns_written, with_rows_written])
+def test_writes_to_a_part_of_other_sizes_are_one_program(compute):
+    """Whether all of the value is computed, or the part alone, is right at any size."""
+
+    def run_all() -> None:
+        for rows in (9, 12, 5, 31, 7, 4, 64, 8, 5, 100):
+            x = torch.linspace(-2, 3, 6 * rows).sin().view(rows, 6)
+            got = compute(x.to("ltc:0"))
+            ltm.mark_step()
+            assert_like_the_cpu([got], [compute(x)], rows)
+
+    with metrics.counted() as grown:
+        in_a_new_thread(run_all)
+    assert grown["SymbolicProgramsRefused"] == 0
+    assert grown["SymbolicPrograms"] >= 1 and grown["SymbolicSizes"] >= 5
 
 
 # --- what else holds ------------------------------------------------------------------------------

@@ -53,6 +53,26 @@ def test_what_promotes_or_broadcasts_is_as_on_the_cpu(call, equal):
     equal(call("ltc"), call("cpu"))
 
 
+def test_what_no_kernel_tells_is_asked_once():
+    """Of an operation without a Meta kernel, and of one that refuses the values it is tried with."""
+    library = torch.library.Library("ltc_untold", "FRAGMENT")
+    library.define("halved(Tensor x) -> Tensor")
+    library.impl("halved", lambda x: x / 2, "CPU")
+    targets = torch.tensor([[1, 2]]).to("ltc"), torch.tensor([4]).to("ltc")
+
+    def each() -> list[torch.Tensor]:
+        scores = torch.ones(4, 1, 3, device="ltc").log_softmax(2)
+        lost = torch.nn.functional.ctc_loss(scores, *targets, torch.tensor([2]).to("ltc"))
+        return [torch.ops.ltc_untold.halved(torch.full((3,), 4.0, device="ltc")), lost]
+
+    each()
+    with metrics.counted() as grown:
+        found = each()
+    assert grown["MetaInference"] == 0
+    assert found[0].tolist() == [2.0, 2.0, 2.0]
+    assert found[1].item() > 0
+
+
 def test_a_kernel_still_refuses_what_is_wrong():
     xs = [torch.ones(3, device="ltc")]
     with pytest.raises(RuntimeError):

@@ -7,9 +7,11 @@ import warnings
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ltc.aten.call import CallResult
 from ltc.device.shapes import cpu_probe, meta
+from ltc.device.shapes.formulas.operands import number_of
 from ltc.device.shapes.formulas.table import FORMULAS, types_by_formula
 from tests import drawn
 from tests.unit.recorded_calls import (
@@ -72,9 +74,36 @@ OWN = {
         Tensor((6, 8), torch.bfloat16), Tensor((2, 8, 16), torch.bfloat16),
         Tensor((2,), torch.int32), None, None,
     ],
+    "aten::_amp_foreach_non_finite_check_and_unscale_": [
+        [floats(2, 3), Tensor((4,), torch.float16)], floats(), floats(1),
+    ],
+    "aten::_amp_update_scale_": [
+        floats(), Tensor((), torch.int32), floats(), 2.0, 0.5, 2000,
+    ],
+    "aten::fake_quantize_per_tensor_affine_cachemask": [floats(2, 3), 0.1, 0, -128, 127],
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": [
+        floats(2, 3), floats(1), Tensor((1,), torch.int32), indices(1), 0, 255,
+    ],
+    "aten::fake_quantize_per_channel_affine_cachemask": [
+        floats(2, 3), floats(3), Tensor((3,), torch.int32), 1, 0, 255,
+    ],
+    "aten::_fake_quantize_learnable_per_tensor_affine": [
+        floats(2, 3), floats(1), floats(1), 0, 255, 1.0,
+    ],
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward": [
+        floats(2, 3), floats(2, 3), floats(1), floats(1), 0, 255, 1.0,
+    ],
+    "aten::_fake_quantize_learnable_per_channel_affine": [
+        floats(2, 3), floats(3), floats(3), 1, 0, 255, 1.0,
+    ],
+    "aten::_fake_quantize_learnable_per_channel_affine_backward": [
+        floats(2, 3), floats(2, 3), floats(3), floats(3), 1, 0, 255, 1.0,
+    ],
 }  # fmt: skip
-# What Meta refuses though the CPU computes it: it knows the dtypes of another device.
-COMPUTED_BY_THE_CPU = frozenset({"aten::_grouped_mm"})
+# What Meta refuses though the CPU computes it: it knows the dtypes of another device, or has no kernel.
+COMPUTED_BY_THE_CPU = frozenset(
+    {"aten::_grouped_mm", *(name for name in OF_ATEN if "fake_quantize" in name)}
+)
 
 
 def functional(name: str) -> str:
@@ -103,12 +132,15 @@ def samples() -> dict[str, list]:
 
 def on_the_cpu(overload, args) -> tuple | str:
     """What the call gives of zeros."""
-    zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, CallResult) else a for a in args]
+    zeros = [
+        torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, CallResult) else number_of(a)
+        for a in args
+    ]
     try:
         made = overload(*zeros)
     except RuntimeError as error:
         return f"refused: {error}"
-    return ((tuple(made.shape), made.dtype),)
+    return tuple((tuple(x.shape), x.dtype) for x in tree_leaves(made))
 
 
 def told_wrong(name: str, values: list) -> str | None:

@@ -1,4 +1,4 @@
-"""Rules of the fused optimizers: the update of one parameter, for each.
+"""Rules of the fused optimizers: the update of one parameter, for each; and of gradient scaling.
 
 Those of torch follow their CPU kernels (ATen/native/cpu/Fused*Kernel.cpp); steps and corrections in
 f64.  ltc::adam_ is what torch.optim.Adam does by default, in operations on lists.
@@ -6,6 +6,7 @@ f64.  ltc::adam_ is what torch.optim.Adam does by default, in operations on list
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.aten.rules import pointwise
-from ltc.ir import build
+from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, Operand, constant, like
 
@@ -185,3 +186,49 @@ def fused_adagrad(
         updated.append((kept[0], _unless(found_inf, raw, grads[i]), kept[1], state_steps[i]))
     moved, unscaled, totals, steps = ([*column] for column in zip(*updated))
     return [moved, [] if grad_scale is None else unscaled, totals, steps]
+
+
+# --- what torch.amp.GradScaler calls before an update, and after: AmpGradScalerKernels.cpp --------
+
+
+def _is_finite(x: Node) -> Node:
+    return build.absolute(x) < math.inf
+
+
+@traces("aten::_amp_foreach_non_finite_check_and_unscale_")
+def unscale(
+    scaled_grads: Sequence[Node], found_inf: Node, inv_scale: Node
+) -> tuple[list[Node], Node]:
+    """The gradients times the inverse scale, and 1 where one of them was not finite."""
+    inverse = build.reshape(inv_scale, ())
+    grads, found = [], build.reshape(found_inf, ())
+    for grad in scaled_grads:
+        dtype = compute_dtype(grad.dtype)
+        product = build.cast(grad, dtype) * build.cast(inverse, dtype)
+        grads.append(build.cast(product, grad.dtype))
+        if grad.size:
+            wrong = build.reduce(ops.ANY, ~_is_finite(grad))
+            found = where(wrong, 1.0, found)
+    return grads, build.reshape(found, found_inf.shape)
+
+
+@traces("aten::_amp_update_scale_")
+def update_scale(
+    scale: Node,
+    growth_tracker: Node,
+    found_inf: Node,
+    scale_growth_factor: Operand,
+    scale_backoff_factor: Operand,
+    growth_interval: int,
+) -> tuple[Node, Node]:
+    """The next scale, and for how many steps in succession all gradients were finite."""
+    has_found = build.ne(build.reshape(found_inf, ()), 0)
+    old, finite = build.reshape(scale, ()), build.reshape(growth_tracker, ()) + 1
+    wide = _double(old)
+    smaller = wide * _double(scale_backoff_factor)
+    larger = build.cast(wide * _double(scale_growth_factor), torch.float32)
+    grows = build.eq(finite, growth_interval)
+    unchanged = where(grows & _is_finite(larger), larger, old)
+    count = where(has_found | grows, 0, finite)
+    new = where(has_found, build.cast(smaller, torch.float32), unchanged)
+    return build.reshape(new, scale.shape), build.reshape(count, growth_tracker.shape)

@@ -46,11 +46,14 @@ def run_on_cpu(signature: Signature, values: list):
 
 
 def run_eagerly(signature: Signature, values: list, device: Device):
-    """Run the CPU kernel on copies and bring back what it returns and what it wrote.
+    """Run the CPU kernel and bring back what it returns and what it wrote, of which it has copies.
 
     An error of that kernel is eager PyTorch's own error for this call.
     """
-    copies = [_each_tensor(_copy, value) for value in values]
+    copies = [
+        _each_tensor(_copy if i in signature.written else _read, value)
+        for i, value in enumerate(values)
+    ]
     for i, argument in enumerate(signature.arguments):
         if argument.kind == DEVICE and values[i] is not None:
             copies[i] = torch.device("cpu")
@@ -86,6 +89,10 @@ def _each_tensor(function: Callable[..., Any], value: Any):
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return host_tensor(tensor).clone() if is_lazy(tensor) else tensor
+
+
+def _read(tensor: torch.Tensor) -> torch.Tensor:
+    return host_tensor(tensor) if is_lazy(tensor) else tensor
 
 
 def _to_device(signature: Signature, tensor: torch.Tensor, device: Device) -> torch.Tensor:

@@ -45,7 +45,7 @@ _DEPENDS_ON_DATA = (
 _WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _WRONG_FORMULA = ArithmeticError  # torch's divide by the number of elements, which may be 0
 _known: BoundedTable[tuple, Types] = BoundedTable("ResultTypes", 16_384)
-# Kinds of calls whose types depend on data, with the reason.
+# Kinds of calls whose types nobody tells, with the reason.
 _unknowable: BoundedTable[tuple, str] = BoundedTable("UnknowableTypes", 4096)
 
 
@@ -83,8 +83,7 @@ def result_types(
         try:
             types = _infer(overload, args, kwargs, mutated, returned)
         except NoTypes as error:
-            if isinstance(error.__cause__, _DEPENDS_ON_DATA):
-                _unknowable.keep(key, str(error))
+            _unknowable.keep(key, str(error))  # who asks gives no values: the answer is the same
             raise
         type_cache.note(overload, key, types)
     return _known.keep(key, types)

@@ -24,8 +24,9 @@ from ltc.ir.loop_nest import (
 )  # fmt: skip
 from ltc.ir.node import Node, constant_value
 from ltc.passes.fusion.column_sums import Renaming, renamed, renamed_guards
+from ltc.support.sizes.choices import by_sample
 
-LARGEST_SHARE = 0.5  # of a value: from there on all of it is computed, and no copy made before
+FEWEST_PARTS = 2  # of a value, of the size of a change: else all of it is computed, without a copy
 
 
 def is_strided_insert(node: Node) -> bool:
@@ -67,7 +68,7 @@ def _over_changes(kernel: Kernel) -> Kernel | None:
     if ranges is None:
         return None
     space = tuple(high - low for low, high in ranges)
-    if prod(space) > LARGEST_SHARE * prod(kernel.space) or not prod(space):
+    if not prod(space) or _is_most(space, kernel.space):
         return None
     moved = [
         variable(v, high - low).shifted(low) if kernel.space[v] > 1 else ZERO
@@ -76,6 +77,12 @@ def _over_changes(kernel: Kernel) -> Kernel | None:
     value = _moved(store.value.operands[0], moved, space)
     changes = Store(store.node, value, renamed(store.offset, moved))
     return Kernel(space, len(space), (changes,), base)
+
+
+def _is_most(changes: tuple[int, ...], space: tuple[int, ...]) -> bool:
+    """Whether it is better to compute the whole value."""
+    with by_sample(*changes, *space):
+        return prod(changes) * FEWEST_PARTS > prod(space)
 
 
 def _left_as_it_is(store: Store) -> Node | None:

@@ -3,6 +3,7 @@
 table, operands                  which formula is whose; what they ask of operands
 elementwise, movement, reduction, indexing, creation     general families
 product, layer, attention, recurrence, list  layers of networks and their gradients; optimizers
+quantization                                 rounding to integers' steps in training
 """
 
 from ltc.device.shapes.formulas import (  # noqa: F401  importing a file registers its formulas
@@ -14,6 +15,7 @@ from ltc.device.shapes.formulas import (  # noqa: F401  importing a file registe
     list_types,
     movement_types,
     product_types,
+    quantization_types,
     recurrence_types,
     reduction_types,
 )

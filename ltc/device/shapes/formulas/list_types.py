@@ -121,3 +121,27 @@ def _default_adam(
     if not all(of_one_type(FLOATS, *values) for values in zip(*lists)):
         return None
     return tuple([type_of(value) for values in (params, *lists[2:]) for value in values])
+
+
+# --- gradient scaling ---------------------------------------------------------------------------
+
+
+def _are_single_floats(*values: Any) -> bool:
+    return all(v.shape in ((), (1,)) and v.dtype is torch.float32 for v in values)
+
+
+@types_of("aten::_amp_foreach_non_finite_check_and_unscale_")
+def _unscaled(grads: Sequence[Any], found_inf: Any, inv_scale: Any) -> Types | None:
+    if not grads or not is_value(*grads) or not _are_single_floats(found_inf, inv_scale):
+        return None
+    if any(grad.dtype not in FLOATS for grad in grads):
+        return None
+    return *map(type_of, grads), type_of(found_inf)
+
+
+@types_of("aten::_amp_update_scale_")
+def _next_scale(scale: Any, tracker: Any, found_inf: Any, *settings: Any) -> Types | None:
+    is_count = tracker.shape in ((), (1,)) and tracker.dtype is torch.int32
+    if not is_count or not _are_single_floats(scale, found_inf):
+        return None
+    return type_of(scale), type_of(tracker)
