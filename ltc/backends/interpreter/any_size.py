@@ -12,6 +12,8 @@ import torch
 from ltc.aten.call import Call, CallResult, Numbering
 from ltc.backends.interpreter.call_kernel import CallKernel, NotInterpretable, Slots
 from ltc.backends.interpreter.interpreted import InterpretedComputation
+from ltc.backends.interpreter.large_values import largest_at
+from ltc.support.process import machine_memory
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import Extent, SizeTrace
 
@@ -40,10 +42,13 @@ class InterpretedAtAnySize:
         shown = [(slot, text.of(value)) for slot, value in enumerate(self._now.start)]
         self._slots = [slot for slot, source in shown if source is not None]
         sources = [source for _, source in shown if source is not None]
+        self._largest = largest_at(trace, calls)
         self._filled = trace.procedure([f"return ({', '.join([*sources, ''])})"], text.names)
 
     def at(self, values: Sequence[int]) -> InterpretedComputation:
-        """What runs them at these values of the symbols."""
+        """What runs them at these values of the symbols; NotInterpretable where it needs too much."""
+        if self._largest(*values) > machine_memory.total():
+            raise NotInterpretable("a value is larger than all memory")
         made = copy.copy(self._now)
         made.start = start = self._now.start.copy()
         for slot, value in zip(self._slots, self._filled(*values)):
