@@ -20,6 +20,7 @@ from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.backends.reference import movement_ops, reduction_calls
 from ltc.backends.reference.attention import attention, attention_gradient
 from ltc.backends.reference.donation import SHARES_MEMORY, memory_roots, overwrites, writes_last
+from ltc.backends.reference.own_memory import copied, in_memory, made_by, owned
 from ltc.backends.reference.philox import random_bits
 from ltc.backends.reference.recurrence import recurrence, recurrence_gradient
 from ltc.backends.reference.torch_call import element, extern
@@ -38,6 +39,7 @@ from ltc.ir import ops
 from ltc.ir.graph import Graph, Origin, schedule
 from ltc.ir.node import Node, constant_value
 from ltc.ir.ops import Op
+from ltc.support.process import machine_memory
 
 Compute = Callable[..., Any]
 
@@ -270,16 +272,6 @@ def _writing(compute: Compute, op: Op) -> Compute:
     return lambda *operands: operands[-1].copy_(compute(*operands[:-1]))
 
 
-def _owned(x: torch.Tensor) -> torch.Tensor:
-    """`x` contiguous, and alone in its memory."""
-    x = x.contiguous()
-    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
-
-
-def _copied(x: torch.Tensor) -> torch.Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
 class EagerComputation:
     """A graph as a flat list of steps; its buffers are contiguous CPU tensors."""
 
@@ -305,7 +297,7 @@ class EagerComputation:
             root = roots[output]
             fresh = root.op not in LEAVES and root not in taken
             taken.add(root)
-            result.append((self._slots[output], _owned if fresh else _copied))
+            result.append((self._slots[output], in_memory(output, owned if fresh else copied)))
         return result
 
     def _make_steps(
@@ -318,7 +310,7 @@ class EagerComputation:
         for node in order:
             if node.op is ops.INPUT or node.op is ops.SCALAR:
                 continue
-            compute = LOWERING.lower(node)
+            compute = made_by(node, LOWERING.lower(node))
             if node.op is ops.CONSTANT:
                 self._start[self._slots[node]] = compute()
                 continue
@@ -365,6 +357,7 @@ class EagerComputation:
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
+        machine_memory.require(tensor.nbytes)
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     @staticmethod

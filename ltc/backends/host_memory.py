@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from ltc.errors import OutOfMemory
+from ltc.support.process import machine_memory
 
 HUGE_PAGE = 2 << 20
 _LARGE_BYTES = 2 * HUGE_PAGE  # below this, little of it would be whole huge pages
@@ -27,7 +28,10 @@ if madvise is not None:
 def empty(shape: Sequence[int], dtype: torch.dtype, huge_from: int = _LARGE_BYTES) -> torch.Tensor:
     """A contiguous tensor whose elements are anything; from `huge_from` bytes on in huge pages."""
     result = torch.empty(shape, dtype=dtype, device="cpu")
-    if result.nbytes >= huge_from and madvise is not None:
+    if result.nbytes < huge_from:
+        return result
+    machine_memory.require(result.nbytes)
+    if madvise is not None:
         start = -(-result.data_ptr() // HUGE_PAGE) * HUGE_PAGE
         stop = (result.data_ptr() + result.nbytes) // HUGE_PAGE * HUGE_PAGE
         # advice only: where the system refuses it, the memory is the same

@@ -234,8 +234,9 @@ class _Work:
         queued  the works there: where one fails, this will not run
         """
         prepared: Any = self.capabilities.prepared
-        if not {work.execution for work in queued}.issuperset(self.dependencies):
-            return None
+        within = {work.execution for work in queued}
+        if not all([e in within or (e.done and e.failure is None) for e in self.dependencies]):
+            return None  # what is not queued may have ended well since it was looked up
         if any([self.inputs[position].shared for position in self.program.outputs.donated]):
             return None  # they are copied first
         try:

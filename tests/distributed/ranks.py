@@ -13,12 +13,14 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 900  # a hang ends here; a shared machine takes a fraction of it
+GRACE_SECONDS = 20  # for the other ranks to come to the end of a check that fails on one
 WORLD = int(os.environ.get("TEST_RANKS", "2"))  # tests/conftest.py
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -90,7 +92,7 @@ def _left_by(rank: int, folder: Path) -> tuple[dict, dict]:
 
 
 def main(path: str, world: str, backend: str, folder: str, rank: str) -> None:
-    """One rank: run the checks in order, up to one that fails: the others may wait for this one."""
+    """One rank: run the checks in order, up to one that fails here otherwise than on the others."""
     specification = importlib.util.spec_from_file_location("checks", path)
     checks = importlib.util.module_from_spec(specification)
     sys.modules["checks"] = checks
@@ -101,15 +103,56 @@ def main(path: str, world: str, backend: str, folder: str, rank: str) -> None:
     )
     returned, failed = {}, {}
     for name in names_of(vars(checks)):
+        ended = Ended(Path(folder), name, int(rank), int(world))
         try:
             returned[name] = getattr(checks, name)(int(rank), int(world))
+            ended.tell("returned")
             dist.barrier()
-        except BaseException:
+        except BaseException as error:
             failed[name] = traceback.format_exc()
-            break
+            ended.tell(_place(error))
+            if not ended.alike():
+                break
     (Path(folder) / f"rank{rank}").write_bytes(pickle.dumps((returned, failed)))
     if not failed:
         dist.destroy_process_group()
+
+
+def _place(error: BaseException) -> str:
+    """What was raised, and at which lines: of ranks that share it none is a collective ahead."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} {[(frame.filename, frame.lineno) for frame in frames]}"
+
+
+@dataclass
+class Ended:
+    """How one check ended on each rank, in files that all of them see."""
+
+    folder: Path
+    name: str
+    rank: int
+    world: int
+
+    def tell(self, how: str) -> None:
+        unfinished = self.folder / f"unfinished{self.rank}"
+        unfinished.write_text(how)
+        unfinished.rename(self._file_of(self.rank))
+
+    def alike(self) -> bool:
+        """Whether it ended alike on all ranks; False as well where one does not come to its end.
+
+        That one may wait for this rank, whose end is that of its wait.
+        """
+        files = [self._file_of(rank) for rank in range(self.world)]
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not all(file.exists() for file in files):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return len({file.read_text() for file in files}) == 1
+
+    def _file_of(self, rank: int) -> Path:
+        return self.folder / f"{self.name} ended on {rank}"
 
 
 if __name__ == "__main__":

@@ -675,13 +675,20 @@ PROMOTED = [
 
 @pytest.mark.parametrize("left", PROMOTED, ids=str)
 def test_210_every_pair_of_dtypes_promotes_as_on_the_cpu(left, equal):
+    def computed(a, b, first):
+        return [one.cpu() for one in (a + b, a * b, torch.where(first, a, b))]
+
     for right in PROMOTED:
         for x in (torch.tensor([1, 2]), torch.tensor(2)):
-            a, b = x.to(left), torch.tensor([3, 1]).to(right)
-            expected = a + b, a * b, torch.where(x > 1, a, b)
-            moved_a, moved_b = a.to(D), b.to(D)
-            got = moved_a + moved_b, moved_a * moved_b, torch.where((x > 1).to(D), moved_a, moved_b)
-            equal(got, expected)
+            operands = x.to(left), torch.tensor([3, 1]).to(right), x > 1
+            moved = [one.to(D) for one in operands]
+            try:
+                expected = computed(*operands)
+            except NotImplementedError:  # of bcomplex32, which torch has from 2.15 on
+                with pytest.raises(NotImplementedError):
+                    computed(*moved)
+            else:
+                equal(computed(*moved), expected)
 
 
 @pytest.mark.parametrize("name", ["nonzero", "masked_select"])

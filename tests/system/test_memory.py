@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
+from ltc.support.process import machine_memory
 
 MIB = 2**20
 
@@ -212,3 +214,88 @@ def test_a_copy_to_the_device_that_does_not_fit_is_the_same_error():
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 4000000000000 bytes"):
         huge.to("ltc")
     assert of_ones(2).sum().item() == 2
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """A machine on which 16 MiB are all there are, and which promises more."""
+    torch.accelerator.empty_cache()  # what is there already is not refused
+    monkeypatch.setattr(machine_memory, "total", lambda: 16 * MIB)
+
+
+SIDE = 2300
+LARGE = (SIDE, SIDE)  # 20 MiB of float32
+
+
+def row_and_column():
+    return of_ones((SIDE, 1)), of_ones((1, SIDE))
+
+
+def product_in_use():
+    row, column = row_and_column()
+    return (row @ column).sort().values.sum().item()
+
+
+@pytest.mark.parametrize("backend", ["llvm", "eager"])
+@pytest.mark.parametrize("tier", ["native", "auto"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.full(LARGE, 1.5, device="ltc").cpu(),
+        lambda: of_ones((SIDE, 1)).expand(LARGE).clone().cpu(),
+        product_in_use,
+        lambda: torch.special.zeta(*row_and_column()).sum().item(),
+    ],
+    ids=["an output", "of a view", "a value inside", "through PyTorch"],
+)  # fmt: skip
+def test_more_than_the_machine_has_in_all_is_refused_before_it_is_touched(
+    backend, tier, call, little_memory
+):
+    with config.override(LTC_BACKEND=backend, LTC_TIER=tier):
+        with pytest.raises(torch.OutOfMemoryError, match="ltc:0 out of memory") as caught:
+            call()
+        assert caught.value.nbytes >= 20 * MIB
+        assert "this process can have 16777216 at most" in str(caught.value.__cause__)
+        assert (of_ones(4) + 1).tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("tier", ["native", "auto"])
+def test_a_value_that_a_compiled_program_never_holds_is_not_refused(tier, little_memory):
+    with config.override(LTC_BACKEND="llvm", LTC_TIER=tier):
+        row, column = row_and_column()
+        assert (row + column).abs().sum().item() == 2 * SIDE**2
+
+
+@pytest.mark.parametrize("backend", ["llvm", "eager"])
+@pytest.mark.parametrize("tier", ["native", "auto"])
+def test_sizes_that_grow_are_refused_where_they_are_too_large(backend, tier, little_memory):
+    with config.override(LTC_BACKEND=backend, LTC_TIER=tier):
+        for size in (3, 5, 8, 13, 21, 34):
+            made = of_ones((size, 1)) * 2 + torch.zeros(1, size, device="ltc")
+            assert made.sum().item() == 2 * size * size
+            ltc.sync()
+        with pytest.raises(torch.OutOfMemoryError, match="ltc:0 out of memory"):
+            made = of_ones((SIDE, 1)) * 2 + torch.zeros(1, SIDE, device="ltc")
+            made.cpu()
+        made = of_ones((55, 1)) * 2 + torch.zeros(1, 55, device="ltc")
+        assert made.cpu().sum().item() == 2 * 55 * 55
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: x.to("ltc"),
+        lambda x: x.contiguous().to("ltc"),
+        lambda x: x.to("ltc", torch.float64),
+        lambda x: torch.empty(LARGE, device="ltc").copy_(x),
+        lambda x: torch.empty(LARGE, device="ltc").copy_(x[0, 0]),
+    ],
+)
+@pytest.mark.parametrize("backend", ["llvm", "eager"])
+def test_a_copy_of_more_than_the_machine_has_is_refused(backend, copy, little_memory):
+    with config.override(LTC_BACKEND=backend):
+        with pytest.raises(
+            torch.OutOfMemoryError, match="Tried to allocate (21160000|42320000) bytes"
+        ):
+            copy(torch.ones(()).expand(LARGE))
+        assert of_ones(2).sum().item() == 2

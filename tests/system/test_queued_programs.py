@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -262,6 +262,35 @@ def test_results_that_no_tensor_has_yet_lend_no_memory_to_another_threads_launch
     assert (here.tolist(), elsewhere[0].tolist()) == ([2.0] * 4, [4.0] * 4)
 
 
+def test_a_program_is_queued_though_what_it_needs_has_ended_meanwhile(monkeypatch):
+    """It was under way where it was looked up, and is over where the program is given to the queue."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        ltc.sync()
+        return y
+
+    ones = torch.ones(4, device="ltc")
+    ltc.sync()
+    for _ in range(2):
+        doubled(ones)
+    run, needed = Executor.run, []
+
+    def run_once_that_is_over(executor, work, long):
+        needed.extend(work.dependencies)
+        blocked.close()
+        executor._queued.come_to_last()
+        run(executor, work, long)
+
+    with ExitStack() as blocked:
+        blocked.enter_context(behind_a_launch())
+        first, before = doubled(ones), executor_of(0)._queued.queue.given
+        monkeypatch.setattr(Executor, "run", run_once_that_is_over)
+        second = doubled(first)
+    assert needed and executor_of(0)._queued.queue.given == before + 1
+    assert second.tolist() == [4.0] * 4
+
+
 def test_a_child_is_told_what_was_queued_at_the_fork():
     lines = """
 import os, torch, ltc
@@ -284,7 +313,7 @@ if not child:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert x.isfinite().all().item()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", lines], capture_output=True, text=True, env=dict(os.environ)
-    )
+    quiet = "-Wignore:This process:DeprecationWarning"  # has threads, says Python from 3.12 on
+    command = [sys.executable, quiet, "-c", lines]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,13 +11,13 @@ COUNT = 12
 def test_random_step_functions_are_replayed_as_they_would_run():
     first = random.SystemRandom().randrange(10**12)
     replayed = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is refused says so
+    with warnings.catch_warnings(record=True) as refused:
+        warnings.simplefilter("always")
         for seed in range(first, first + COUNT):
             fault, grown = judged(seed)
             assert not fault, f"seed {seed}: {fault}\n{step_function(seed).text}"
             replayed += grown.get("ReplayedCalls", 0)
-    assert replayed
+    assert replayed, [str(one.message) for one in refused]
 
 
 def test_a_seed_gives_the_same_function():

@@ -1,5 +1,6 @@
 """A loop without step marks: its steps are not recorded one behind the other."""
 
+import gc
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
@@ -92,6 +94,38 @@ def test_an_optimizer_of_another_device_marks_nothing(recorder):
             on_cpu.step()
     assert grown["ImpliedMark"] == 0
     assert pending.tolist() == [2.0] * 3
+
+
+def test_a_step_that_is_compiled_later_is_replayed(recorder):
+    """The optimizer that has marked its steps before marks none within a call that is watched."""
+    loop, state = Loop(), torch.zeros(5, 4).to("ltc:0")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 + state
+        loss = loop.models[0](x).square().mean()
+        loss.backward()
+        loop.optimizers[0].step()
+        return loss
+
+    for _ in range(4):
+        step(loop.x)
+    assert recorder.marked_by is not None
+    replayed = ltc.compile(step)
+    with metrics.counted() as grown, config.override(LTC_CHECK=0):
+        for _ in range(8):
+            replayed(loop.x)
+    assert grown["ImpliedMark"] == 0
+    assert grown["ReplayedCalls"] > 0
+
+
+def test_an_optimizer_that_is_gone_marks_for_no_other(recorder):
+    loop = Loop()
+    for _ in range(4):
+        loop.step()
+    assert recorder.marked_by() is loop.optimizers[0]
+    loop.optimizers.clear()
+    gc.collect()
+    assert recorder.marked_by() is None
 
 
 def test_each_thread_has_its_own_loop(recorder):

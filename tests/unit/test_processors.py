@@ -13,7 +13,7 @@ from ltc.runtime import core_reservation
 from ltc.runtime.buffer import Execution
 from ltc.runtime.executor import Executor
 from ltc.runtime.queued_launches import QueuedWorks
-from ltc.support.process import processors
+from ltc.support.process import control_groups, processors
 
 
 class Clock:
@@ -32,8 +32,8 @@ class Clock:
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
     """Control groups as files; what this process may use of processors is asked anew."""
-    monkeypatch.setattr(processors, "_GROUP", tmp_path / "own")
-    monkeypatch.setattr(processors, "_GROUPS", tmp_path)
+    monkeypatch.setattr(control_groups, "GROUP", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     yield tmp_path
     monkeypatch.undo()

@@ -13,6 +13,8 @@ from ltc.aten.call import Call, CallResult, Numbering
 from ltc.backends.interpreter.call_kernel import CallKernel, NotInterpretable, Slots
 from ltc.backends.interpreter.expanded_call import Compile, ExpandedAtAnySize
 from ltc.backends.interpreter.interpreted import InterpretedComputation
+from ltc.backends.interpreter.large_values import largest_at
+from ltc.support.process import machine_memory
 from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import Extent, SizeTrace
 
@@ -46,6 +48,7 @@ class InterpretedAtAnySize:
         shown = [(slot, text.of(value)) for slot, value in enumerate(self._now.start)]
         self._slots = [slot for slot, source in shown if source is not None]
         sources = [source for _, source in shown if source is not None]
+        self._largest = largest_at(trace, calls)
         self._filled = trace.procedure([f"return ({', '.join([*sources, ''])})"], text.names)
 
     def _expanded(self, call: Call, slots: Slots) -> CallKernel:
@@ -54,7 +57,9 @@ class InterpretedAtAnySize:
         return ExpandedAtAnySize(call, slots, self._compile)
 
     def at(self, values: Sequence[int]) -> InterpretedComputation:
-        """What runs them at these values of the symbols."""
+        """What runs them at these values of the symbols; NotInterpretable where it needs too much."""
+        if self._largest(*values) > machine_memory.total():
+            raise NotInterpretable("a value is larger than all memory")
         made = copy.copy(self._now)
         made.start = start = self._now.start.copy()
         for slot, value in zip(self._slots, self._filled(*values)):

@@ -38,7 +38,7 @@ Values = list[Any]
 
 
 class NotInterpretable(Exception):
-    """A call that only a compiled program can make: an exchange among replicas."""
+    """What only a compiled program can do: an exchange among replicas, a value that fits nowhere."""
 
 
 class Slots:

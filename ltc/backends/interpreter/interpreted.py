@@ -19,11 +19,13 @@ from ltc.backends.interpreter.call_facts import TimedCall, as_recorded, facts_of
 from ltc.backends.interpreter.call_kernel import (
     ALONE,
     Expand,
+    NotInterpretable,
     Slots,
     TorchCall,
     Values,
     kernel_of,
 )
+from ltc.backends.interpreter.large_values import has_too_large_values
 from ltc.backends.interpreter.straight_line import Run, Step, StraightLine
 from ltc.backends.interpreter.stride_rules import cannot_fail
 from ltc.backends.plain_dispatch import PlainDispatch, is_plain_now
@@ -67,6 +69,8 @@ class InterpretedComputation:
         donated                    positions of inputs
         expanded                   what runs a call as its rule says
         """
+        if has_too_large_values(calls):
+            raise NotInterpretable("a value is larger than all memory")
         slots = Slots(calls, numbering.slots)
         self._inputs = {
             numbering.inputs[call.args[0]]: slots.of_results(call)

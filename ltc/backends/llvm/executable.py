@@ -14,7 +14,7 @@ import torch
 
 from ltc import errors
 from ltc.backends import collective_runner
-from ltc.backends.eager import LOWERING, EagerComputation
+from ltc.backends.eager import LOWERING
 from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.llvm import launch_queue
 from ltc.backends.llvm.launch_queue import LlvmLaunch, LlvmQueue
@@ -36,11 +36,13 @@ from ltc.backends.llvm.prefault import TouchedAhead
 from ltc.backends.llvm.scalar_arguments import Cells
 from ltc.backends.llvm.workspace import Blocks, WorkBlock, constants_of, in_block
 from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
+from ltc.backends.reference.own_memory import made_by
 from ltc.backends.reference.torch_call import element
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.llvm.native.kernel_run import WORD, KernelCall, KernelRun
+from ltc.support.process import machine_memory
 from ltc.support.shallow_copy import copied_with, elements_at
 
 _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
@@ -69,9 +71,11 @@ class LlvmComputation:
 
     @staticmethod
     def upload(tensor: torch.Tensor, device: int) -> torch.Tensor:
-        if (nbytes := tensor.nbytes) >= LARGE_BYTES and tensor.is_floating_point():
-            _touched_ahead.expect(nbytes)
-        return EagerComputation.upload(tensor, device)
+        if (nbytes := tensor.nbytes) >= LARGE_BYTES:
+            machine_memory.require(nbytes)
+            if tensor.is_floating_point():
+                _touched_ahead.expect(nbytes)
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def download(buffer: torch.Tensor) -> torch.Tensor:
@@ -402,7 +406,7 @@ class Reference:
     overwrites: tuple[int, ...] = ()
 
     def __init__(self, call: ReferenceCall) -> None:
-        self._call, self._compute = call, LOWERING.lower(call.node)
+        self._call, self._compute = call, made_by(call.node, LOWERING.lower(call.node))
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
 

@@ -20,6 +20,7 @@ import torch
 from ltc.backends.host_memory import HUGE_PAGE
 from ltc.errors import OutOfMemory
 from ltc.passes.memory_planner import aligned
+from ltc.support.process import machine_memory
 from ltc.support.torch_private import empty_strided_cpu
 
 LARGE_BYTES = HUGE_PAGE  # of a tensor: most smaller ones the allocator keeps itself
@@ -33,6 +34,7 @@ class OutputBlock:
     def __init__(self, nbytes: int) -> None:
         """`nbytes`: at least; the rest of the last huge page belongs to it too."""
         self.nbytes = nbytes = _whole_pages(nbytes)
+        machine_memory.require(nbytes)
         # One page more than needed: the system aligns to small pages only.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # after a fork, each has its own
         try:

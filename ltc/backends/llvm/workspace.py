@@ -10,6 +10,7 @@ from ltc.backends.host_memory import empty
 from ltc.backends.llvm.plan import InBlock, ProgramPlan
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.passes.memory_planner import ALIGNMENT
+from ltc.support.process import machine_memory
 
 # From here on, in huge pages. Below, the faults of small pages cost a process some 20 ms once; a
 # huge page that a virtual machine has to get from its host takes 5 ms, and small ones lie ready.
@@ -20,6 +21,7 @@ class WorkBlock:
     """A stretch of memory, as a tensor and as bytes that Python writes to."""
 
     def __init__(self, nbytes: int) -> None:
+        machine_memory.require(nbytes)
         with PlainDispatch():
             self.tensor = empty((nbytes,), torch.uint8, HUGE_BYTES)
         self.nbytes = nbytes

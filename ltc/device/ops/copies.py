@@ -31,6 +31,7 @@ from ltc.device.recording.views import write
 from ltc.device.shapes.meta import result_types
 from ltc.device.torch_device import storage_of
 from ltc.errors import NotLazyTensor, Unsupported
+from ltc.support.process import machine_memory
 
 aten = torch.ops.aten
 
@@ -97,6 +98,7 @@ def copy_(
         return self
     plain = host_tensor(source) if is_lazy(source) else source.detach()
     _require_broadcast(shape, tuple(plain.shape))
+    machine_memory.require(self.nbytes)
     assign_host(self, plain.to("cpu", self.dtype).expand(shape).clone())
     return self
 
@@ -126,6 +128,8 @@ def _to_copy(
     dtype = dtype or self.dtype
     target = self.device if device is None else device
     if not is_lazy(self):
+        if dtype is not self.dtype:
+            machine_memory.require(self.numel() * dtype.itemsize)
         return to_device(self.detach().to("cpu", dtype), device_of(target))
     if target.type != self.device.type:
         return host_tensor(self).to(target, dtype, copy=True)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -200,7 +201,7 @@ class Recorder:
     interrupted  whether another thread ended the recording: a kernel under way must read anew
     optimizer_steps  how many steps each optimizer has made in this recording, by its id
     has_marks    whether the user ends steps
-    marked_by    the optimizer whose step ends a recording, where nobody else does; else None
+    marked_by    weakly the optimizer whose step ends a recording, where nobody else does; else None
     drawn        the seed of the random call that is being recorded, which may have to begin anew
     fork_evidence  the first place where it left every known path; else None
     cut_by       the Explanation of the read that ended the recording before, where none had; else None
@@ -262,7 +263,7 @@ class Recorder:
         self.drawn: int | None = None
         self.optimizer_steps: dict[int, int] = {}
         self.has_marks = False
-        self.marked_by: int | None = None
+        self.marked_by: ref[torch.optim.Optimizer] | None = None
         self.fork: tuple[Entry, tuple] | None = None
         self.fork_evidence: Fork | None = None
         self.cut_by: Explanation | None = None

@@ -25,6 +25,7 @@ from ltc.profiling import spans
 from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Buffer, input_key
 from ltc.runtime.transfers import download, upload
+from ltc.support.process import machine_memory
 from ltc.support.torch_private import DEVICE_TYPE, plain_functions
 
 
@@ -245,6 +246,7 @@ def _uploaded_together(tensors: Sequence[torch.Tensor], device: Device) -> list[
 def _filled(tensor: torch.Tensor, device: int) -> Buffer:
     plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
+        machine_memory.require(plain.nbytes)
         plain = plain.detach().resolve_conj().resolve_neg().contiguous()
     return Buffer(input_key(tuple(plain.shape), plain.dtype), device, upload(plain, device))
 

@@ -79,6 +79,15 @@ def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> 
     _assign([output], [result])
 
 
+def _all_to_all(outputs, inputs, group, *_) -> None:
+    """Lists of one tensor for each rank; as one flat tensor in parts, which every gloo can send."""
+    _require_one_of_each("all_to_all", outputs, group)
+    _require_one_of_each("all_to_all", inputs, group)
+    received, sent = ([x.numel() for x in tensors] for tensors in (outputs, inputs))
+    joined = traced.all_to_all(torch.cat(_flat(inputs)), received, sent, group.group_name)
+    _assign(outputs, joined.split(received))
+
+
 def _flat(tensors) -> list[torch.Tensor]:
     return [tensor.reshape(-1) for tensor in tensors]
 
@@ -131,6 +140,7 @@ IN_PLACE = {
     "reduce_scatter_": _reduce_scatter,
     "_reduce_scatter_base_": _reduce_scatter_base,
     "reduce_scatter_tensor_coalesced_": _reduce_scatter_base_coalesced,
+    "alltoall_": _all_to_all,
     "alltoall_base_": _all_to_all_base,
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ltc.backends.interpreter.any_size import InterpretedAtAnySize
+from ltc.backends.interpreter.call_kernel import NotInterpretable
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.runtime.compile import ProgramBinding
 from ltc.runtime.graph_compiler import compile_traced
@@ -47,7 +48,11 @@ class InterpretedEnd:
         def compiled() -> Any:
             return compile_traced(end.traced_at(values), self._device, end.donated)
 
-        self._latest = Tiers(calls.at(values), compiled, lambda: None, len(end.calls))
+        try:
+            interpreted = calls.at(values)
+        except NotInterpretable:  # at these sizes
+            return None
+        self._latest = Tiers(interpreted, compiled, lambda: None, len(end.calls))
         return end.program(self._latest.interpreted, values)
 
     def _make(self, values: Sequence[int]) -> None:

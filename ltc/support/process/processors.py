@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
+from ltc.support.process.control_groups import own_groups
+
 FEW = 4
-_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # Linux's control groups
 
 
 @functools.cache
@@ -29,20 +29,9 @@ def count() -> int:
 def _quota() -> float:
     """Processors whose time this process's control group may use; infinity where nobody limits it."""
     try:
-        return min(map(_limit, _own_groups()), default=math.inf)
+        return min(map(_limit, own_groups("cpu")), default=math.inf)
     except OSError:  # no Linux, or no /proc
         return math.inf
-
-
-def _own_groups() -> Iterator[Path]:
-    """The folders of the groups that this process is in, each with those that it lies in."""
-    for line in _GROUP.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = _GROUPS / "cpu" if controllers else _GROUPS
-        inner = root / path.lstrip("/")
-        yield from (one for one in (inner, *inner.parents) if one.is_relative_to(root))
 
 
 def _limit(group: Path) -> float:
