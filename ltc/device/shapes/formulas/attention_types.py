@@ -63,3 +63,12 @@ def _gradient(
     if type_of(gradient) != type_of(result):
         return None
     return type_of(query), type_of(key), type_of(value)
+
+
+@types_of("ltc::attention_gradient.bias")
+def _gradient_and_bias(
+    gradient: Any, query: Any, key: Any, value: Any, bias: Any, *rest: Any
+) -> Types | None:
+    """Of query, key, value and the bias."""
+    found = _gradient(gradient, query, key, value, bias, *rest)
+    return None if found is None else (*found, type_of(bias))

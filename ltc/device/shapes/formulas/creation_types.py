@@ -60,7 +60,8 @@ def _full(
     number = number_of(fill_value)
     if number.__class__ not in _NUMBER_CLASSES:
         return None
-    if dtype is not None and number.__class__ is not bool and dtype not in FLOATS:
+    fits = dtype is None or dtype in FLOATS or number.__class__ is bool
+    if not fits and not (dtype is torch.int64 and number.__class__ is int):
         return None  # a number may not fit
     return _made(size, number_dtype(number) if dtype is None else dtype, options)
 
