@@ -68,7 +68,6 @@ class TorchKernel:
         self.runs_here = not (
             signature.random
             or signature.checks_values
-            or signature.has_no_result
             or signature.may_resize
             or not signature.returns_tensors
             or not (signature.tensors or signature.device is not None)
@@ -113,6 +112,10 @@ def run(kernel: TorchKernel, session: OpByOp, args: Sequence[Any], kwargs: dict)
         recorder.now = session if spans.timeline is None else None
         operands = _operands(kernel, session, values)
         session.calls += 1
+        if kernel.signature.has_no_result:
+            _called(kernel, operands, False)
+            session.note_read()  # it looks at values, and raises
+            return None
         if kernel.makes_one:
             made = _called(kernel, operands, False)
             if kernel.may_be_operand:
