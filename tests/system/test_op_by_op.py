@@ -416,6 +416,35 @@ def test_a_write_from_what_lies_in_the_same_memory_reads_all_of_it_first(op_by_o
     assert y.tolist() == [0.0, 1.0, 3.0, 8.0, 22.0]
 
 
+def test_what_is_copied_to_stays_in_its_memory(op_by_op):
+    kept, mean = torch.ones(3, 2).to("ltc:0"), torch.zeros(3, 2).to("ltc:0")
+    ltm.mark_step()
+    buffer = storage_of(mean).lazy.buffer
+    for _ in range(2):
+        mean.copy_(mean * 0.5 + kept)
+        mean.copy_(mean)
+        kept.copy_(torch.arange(2, device="ltc:0"))  # another type, and repeated
+        ltm.mark_step()
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape|must match the size"):
+        mean.copy_(torch.ones(4, device="ltc:0"))
+    ltm.mark_step()
+    assert storage_of(mean).lazy.buffer is buffer
+    assert (mean.tolist(), kept.tolist()) == ([[0.5, 1.5]] * 3, [[0.0, 1.0]] * 3)
+
+
+def test_what_does_nothing_but_raise_is_run(op_by_op):
+    x = torch.eye(3).to("ltc:0")
+    with metrics.counted() as grown:
+        inverse = torch.linalg.inv(x * 2)
+        with pytest.raises(torch.linalg.LinAlgError) as ours:
+            torch.linalg.inv(x * 0)
+    with pytest.raises(torch.linalg.LinAlgError) as theirs:
+        torch.linalg.inv(torch.zeros(3, 3))
+    assert str(ours.value) == str(theirs.value)
+    assert grown["aten::_linalg_check_errors"] == 0  # no read, and no call on copies
+    assert inverse.tolist() == (torch.eye(3) / 2).tolist()
+
+
 def test_a_read_ends_only_what_has_run_for_long(op_by_op, monkeypatch):
     monkeypatch.setattr(unrecorded, "LONG", 8)
     x = torch.ones(3).to("ltc:0")

@@ -172,10 +172,7 @@ class OpByOp:
         if value.recorder is not self.recorder:
             raise AttributeError("it is another thread's")
         x: torch.Tensor = value.tensor
-        if state.views is None:
-            if self._owns(state.buffer) and _fills_its_memory(x):
-                return x
-        elif x.is_contiguous() and self.shows_to_all(state, others):
+        if x.is_contiguous() and self.shows_to_all(state, others):
             return x
         return x.clone(memory_format=torch.contiguous_format)
 
@@ -187,13 +184,18 @@ class OpByOp:
         return buffer is None or (self._owns_inputs and not buffer.shared)
 
     def shows_to_all(self, state: Any, others: Sequence[Any] = ()) -> bool:
-        """Whether what is written to the memory of a base, or of a view, is seen by who has to see it.
+        """Whether what is written to the memory of a state that has a value is seen by who has to see it.
 
         That is where nothing lies in it but the base and views of it.  Views that lie elsewhere are
         stale from then on.  The write is taken for done.
 
         others  what is read meanwhile: none may lie there
         """
+        if state.views is None:
+            if not self._owns(state.buffer) or not _fills_its_memory(state.value.tensor):
+                return False
+            state.buffer = None
+            return True
         base = state.base or state
         whole, value = base.value, state.value
         if whole is None or whole.recorder is not self.recorder or not self._owns(base.buffer):

@@ -179,16 +179,18 @@ def _overwritten(self: torch.Tensor, source: torch.Tensor) -> bool:
 
 def _overwritten_at_once(written: State, value: CallResult) -> bool:
     """The same where calls run at once: into the memory that `written` shows, of whatever strides."""
-    recorder, old = value.recorder, written.value
+    recorder = value.recorder
     session = recorder.now
-    if old is None or recorder.thread != get_ident() or not is_plain_now():
+    if recorder.thread != get_ident() or not is_plain_now():
         return False
-    if old.recorder is recorder and old.tensor.is_set_to(value.tensor):
-        session.calls += 1
-        return True  # as in `x[0] += y`, which ends with `x[0] = x[0]`
-    if written.views is None or written.is_expanded or not session.shows_to_all(written, (value,)):
+    old = written.value or value_of(written)
+    if old.recorder is not recorder:
         return False
     session.calls += 1
+    if old.tensor.is_set_to(value.tensor):
+        return True  # as in `x[0] += y`, which ends with `x[0] = x[0]`
+    if written.is_expanded or not session.shows_to_all(written, (value,)):
+        return False
     old.tensor.copy_(value.tensor)
     return True
 

@@ -70,7 +70,6 @@ class TorchKernel:
         self.runs_here = not (
             signature.random
             or signature.checks_values
-            or signature.has_no_result
             or signature.may_resize
             or not signature.returns_tensors
             or not (signature.tensors or signature.device is not None)
@@ -127,6 +126,10 @@ def run(kernel: TorchKernel, session: OpByOp, args: Sequence[Any], kwargs: dict)
         session.calls += 1
         if kernel.may_read and kernel.reads(values):
             session.note_read()
+        if kernel.signature.has_no_result:
+            _called(kernel, operands, False)
+            session.note_read()  # it looks at values, and raises
+            return None
         if kernel.makes_one:
             made = _called(kernel, operands, False)
             if kernel.may_be_operand:
