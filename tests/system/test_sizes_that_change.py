@@ -275,6 +275,30 @@ def test_scaled_training_on_sizes_that_change_is_one_program():
     assert grown["SymbolicPrograms"] >= 1
 
 
+def test_a_loss_over_what_a_mask_selects_is_one_program_at_all_sizes():
+    """How many are selected is a symbol too, also in the gradient of the selection."""
+
+    def gradient(device: str, rows: int, selected: int) -> torch.Tensor:
+        x = torch.linspace(-2, 3, 5 * rows, dtype=torch.float64).sin().view(rows, 5)
+        x = x.to(device).requires_grad_()
+        mask = torch.arange(rows) % (rows // selected) == 0
+        mask[mask.cumsum(0) > selected] = False
+        (x * 2)[mask.to(device)].square().sum().backward()
+        return x.grad
+
+    def run_all() -> None:
+        for rows in (40, 90, 60, 77, 52, 99, 45, 81, 66, 93, 70, 55, 84, 63):
+            selected = 17 + rows % 3 if rows > 50 else 20
+            got = gradient("ltc:0", rows, selected)
+            ltm.mark_step()
+            assert_like_the_cpu([got], [gradient("cpu", rows, selected)], rows)
+
+    with metrics.counted() as grown:
+        in_a_new_thread(run_all)
+    assert grown["SymbolicProgramsRefused"] == 0
+    assert grown["SymbolicPrograms"] >= 1 and grown["SymbolicSizes"] >= 3
+
+
 def test_sizes_at_which_code_changes_are_right():
     sizes = [
         5,

@@ -303,7 +303,7 @@ def _masked_put(x: Node, indices: Sequence[Node | None], values: Node, accumulat
     at = len(shape) - rest - 1  # the selected elements' dimension among theirs
     if at >= 0:
         if shape[at] != 1:
-            return NotImplemented
+            return _put_each(x, used[0], mask, values, at, accumulate)
         shape = (*shape[:at], *(1,) * len(mask.shape), *shape[at + 1 :])
     pairs = zip(reversed(shape), reversed(x.shape))
     if len(shape) > len(x.shape) or any(n not in (1, extent) for n, extent in pairs):
@@ -311,3 +311,57 @@ def _masked_put(x: Node, indices: Sequence[Node | None], values: Node, accumulat
     mask = build.reshape(mask, (*mask.shape, *(1,) * rest))
     values = build.reshape(build.cast(values, x.dtype), shape)
     return build.where(mask, x + values if accumulate else values, x)
+
+
+_FEW = 1 << 16  # elements that are written anew sooner than PyTorch's kernel is called
+
+
+def _put_each(x: Node, first: int, mask: Node, values: Node, at: int, accumulate: bool) -> Node:
+    """x[:, mask] = values, with one for each element that the mask selects: see above.
+
+    at  the dimension of the selected ones among those of `values`
+
+    All of x is written, so it is to be small, or to begin with one number, as a gradient does.
+    """
+    last = first + len(mask.shape)
+    before, rest, count = x.shape[:first], x.shape[last:], values.shape[at]
+    fits = broadcast(values.shape, (*before, count, *rest)) == (*before, count, *rest)
+    is_sum_of_bools = accumulate and x.dtype == torch.bool
+    if not fits or is_sum_of_bools or not (_is_one_number(x) or x.size <= _FEW):
+        return NotImplemented
+    chosen = build.reshape(mask, (-1,))
+    so_far = make(ops.CUMSUM, build.cast(chosen, torch.int64), dim=0)
+    size = chosen.shape[0]
+    selected = build.reshape(build.slice_dim(so_far, 0, size - 1, size), ())
+    # as floats, which an extent may be without becoming part of what is compiled
+    place = build.minimum(build.cast(so_far - 1, torch.float64), count - 1)
+    place = build.cast(build.maximum(place, 0.0), torch.int64)
+    place = place + _as_many(selected, count, values, before, rest)
+    whole = build.expand(build.cast(values, x.dtype), (*before, count, *rest))
+    new, old = build.take(whole, place, first), build.reshape(x, (*before, size, *rest))
+    chosen = build.reshape(chosen, (size, *(1,) * len(rest)))
+    put = build.where(chosen, old + new if accumulate else new, old)
+    return build.reshape(put, x.shape)
+
+
+def _is_one_number(x: Node) -> bool:
+    while x.op is ops.EXPAND:
+        x = x.inputs[0]
+    return x.op is ops.CONSTANT
+
+
+def _as_many(
+    selected: Node, count: int, values: Node, before: Sequence[int], rest: Sequence[int]
+) -> Node:
+    """0; an error, in the CPU's words, where the mask selects more or fewer than that."""
+    text = f"shape mismatch: value tensor of shape {_listed(*values.shape)} cannot be broadcast to indexing "
+    none, some = (f"{text}result of shape {_listed(*before, n, *rest)}" for n in ("0", "{}"))
+    is_wrong = build.ne(build.cast(selected, torch.float64), count)
+    wrong = build.where(is_wrong, build.maximum(selected, 1), 0)
+    empty = build.cast(build.eq(selected, 0), torch.int64)
+    first = make(ops.WRAP_INDEX, empty, size=1, lowest=0, message=none)
+    return first + make(ops.WRAP_INDEX, wrong, size=1, lowest=0, message=some)
+
+
+def _listed(*extents: object) -> str:
+    return f"[{', '.join(map(str, extents))}]"
