@@ -141,9 +141,12 @@ def _infer(op: Op, inputs: tuple[Node, ...], attrs: dict[str, Any]) -> TensorTyp
         raise
 
 
+_OF_SIZES = frozenset({torch.float32, torch.float64, torch.int64})  # dtypes of symbolic constants
+
+
 def constant(value: float | int | bool | complex, dtype: torch.dtype) -> Node:
     """A 0-dim constant, rounded to `dtype` by whoever computes it."""
-    if isinstance(value, Extent) and dtype in (torch.float32, torch.float64):
+    if isinstance(value, Extent) and dtype in _OF_SIZES:
         return make(ops.CONSTANT, literal=str(value), dtype=dtype)
     # Keyed by its text: == joins 0.0 with -0.0 and 1 with True, and parts NaN from itself.
     return make(ops.CONSTANT, literal=repr(_in_kind(value, dtype)), dtype=dtype)

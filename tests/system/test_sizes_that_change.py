@@ -676,3 +676,39 @@ def test_a_cache_that_begins_without_elements_is_one_path():
         for length in (3, 4, 5, 9, 7, 12):
             torch.testing.assert_close(step("ltc", length).cpu(), step("cpu", length))
     assert (grown["SymbolicPaths"], grown["OpByOpSteps"]) == (1, 0)
+
+
+def looked_up_at_places(device: str, length: int) -> torch.Tensor:
+    """Rows and columns by tensors, as transformers makes masks: positions are row * columns + column."""
+    x = torch.arange(3.0 * length).reshape(3, length).to(device)
+    rows = torch.arange(3)[:, None].to(device)
+    columns = (torch.arange(length) * 7 % length).to(device)
+    return (x[rows, columns] * 2).tanh()
+
+
+def biased_by_distance(device: str, length: int) -> torch.Tensor:
+    """A table's row for each pair, brought in front: neighbours lie length * length apart."""
+    table = torch.linspace(-1, 1, 3 * 40).reshape(40, 3).to(device)
+    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs().to(device)
+    scores = torch.linspace(-2, 2, 3 * length * length).reshape(length, length, 3).to(device)
+    bias = table[distance.clamp(max=39)].permute(2, 0, 1)
+    return (scores.permute(2, 0, 1).exp() + bias).softmax(-1) * scores.sum(-1)
+
+
+def turned(device: str, length: int) -> torch.Tensor:
+    """Of every length: squares of vectors cover no more than some."""
+    x = torch.linspace(-2, 2, length * 48).reshape(length, 48).to(device)
+    y = torch.linspace(0, 1, 48 * length).reshape(48, length).to(device)
+    return (x.t().exp() + y).sin()
+
+
+@pytest.mark.parametrize("step", [looked_up_at_places, biased_by_distance, turned])
+def test_places_that_depend_on_sizes_need_no_program_for_each(step, monkeypatch):
+    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
+    with metrics.counted() as grown:
+        for length in (12, 13, 14, 16, 7, 32, 33, 15, 48, 64):
+            made = step("ltc", length)
+            ltm.mark_step()
+            torch.testing.assert_close(made.cpu(), step("cpu", length), rtol=1e-4, atol=1e-5)
+    assert (grown["SymbolicPrograms"], grown["OpByOpSteps"]) == (1, 0)
+    assert grown["SymbolicSizes"] >= 6

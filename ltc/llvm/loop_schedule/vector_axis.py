@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ltc.ir.loop_nest import Value
 from ltc.llvm.loop_schedule.iteration_space import Nest, forms_of_value
+from ltc.support.sizes.extent import Extent
 
 NO_VARIABLE = -1  # no form has it, and nothing depends on it
 MOST_VALUES_OF_A_TILE = 40  # each is computed once for every row of the tile
@@ -48,7 +49,8 @@ def column_loads(nest: Nest) -> list[Value]:
 
 def fits_tiles(nest: Nest, lanes: int) -> bool:
     """Whether squares of vectors, transposed in registers, cover the last two variables."""
-    whole = all(extent % lanes == 0 for extent in nest.extents[-2:])
+    last = nest.extents[-2:]
+    whole = all(not isinstance(extent, Extent) and extent % lanes == 0 for extent in last)
     plain = not any(load.guards for load in column_loads(nest))
     return whole and plain and len(nest.order) <= MOST_VALUES_OF_A_TILE
 

@@ -93,9 +93,11 @@ class Arguments:
         """The register of a constant, or its text."""
         number, form = _number(value), FORMS[value.dtype]
         if isinstance(number, Extent) and not self.is_open:
-            number = float(number)
+            number = float(number) if value.dtype.is_floating_point else int(number)
         if not self.is_open or not _may_depend_on_a_shape(value, number):
             return self.b.constant(form.computed, number)
+        if isinstance(number, Extent) and form.computed == "i64":
+            return self.b.splat("i64", str(self.number(("literal", value), number)))
         if isinstance(number, Extent):
             whole = "i64" if form.computed == "double" else "i32"
             bits = bits_of(number, whole == "i64")
@@ -122,10 +124,10 @@ class Arguments:
 def _number(value: Value) -> Any:
     if value.data in ("True", "False"):
         return value.data == "True"
+    if (size := mark_of(value.data)) is not None:
+        return float(size) if value.dtype in LOW_PRECISION else size
     if not value.dtype.is_floating_point:
         return int(value.data)
-    if (size := mark_of(value.data)) is not None:
-        return size if value.dtype in (torch.float32, torch.float64) else float(size)
     number = float(value.data)
     if value.dtype in LOW_PRECISION:
         return torch.tensor(number, dtype=value.dtype, device="cpu").item()

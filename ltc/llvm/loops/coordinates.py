@@ -9,7 +9,7 @@ from ltc.ir.loop_nest import Affine, Guard, Value
 from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.index import Index
 from ltc.llvm.loops.context import LoopContext
-from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.extent import Extent, Size
 
 
 def uniform(ctx: LoopContext, form: Affine) -> Index:
@@ -24,9 +24,13 @@ def _factor(ctx: LoopContext, variable: int, coefficient: int) -> Index:
     """A coefficient, or an argument where it may be a multiple of an extent that is one."""
     schedule = ctx.schedule
     if isinstance(coefficient, Extent):
-        return ctx.arguments.number(("coefficient", coefficient), coefficient)
+        return _argument(ctx, coefficient)
     if variable != 0 or variable == schedule.vector or not any(v > 0 for v in schedule.open):
         return coefficient
+    return ctx.arguments.number(("coefficient", coefficient), coefficient)
+
+
+def _argument(ctx: LoopContext, coefficient: Extent) -> Index:
     return ctx.arguments.number(("coefficient", coefficient), coefficient)
 
 
@@ -36,9 +40,9 @@ def element(ctx: LoopContext, load: Value, offset: Affine) -> Index:
     return base + ctx.arguments.constant_of(load)
 
 
-def lane_step(ctx: LoopContext, form: Affine) -> int:
+def lane_step(ctx: LoopContext, form: Affine) -> Size:
     """How far a form goes from one lane to the next."""
-    return int(form.coefficient(ctx.schedule.vector))
+    return form.coefficient(ctx.schedule.vector)
 
 
 def position(ctx: LoopContext, form: Affine, width: int) -> str:
@@ -47,10 +51,14 @@ def position(ctx: LoopContext, form: Affine, width: int) -> str:
     return str(base) if width == 1 else stepping(ctx, base, lane_step(ctx, form))
 
 
-def stepping(ctx: LoopContext, base: Index, step: int) -> str:
+def stepping(ctx: LoopContext, base: Index, step: Size) -> str:
     """base, base + step, ... over the lanes, as i64."""
     b = ctx.b
-    lanes = multiples(b.width, step, "i64")
+    if isinstance(step, Extent):
+        apart = b.splat("i64", _argument(ctx, step))
+        lanes = b.binary("mul", "i64", multiples(b.width, 1, "i64"), apart)
+    else:
+        lanes = multiples(b.width, step, "i64")
     return b.value(f"add {b.of('i64')} {b.splat('i64', base)}, {lanes}")
 
 
@@ -70,8 +78,10 @@ def spans_inside(ctx: LoopContext, guards: tuple[Guard, ...], width: int) -> tup
     some = all = b.constant("i1", True)
     for guard in guards:
         form, (low, high) = _without_constant(ctx, guard)
-        first, reach = uniform(ctx, form), lane_step(ctx, form) * (width - 1)
-        least, most = str(first + min(reach, 0)), str(first + max(reach, 0))
+        first, step = uniform(ctx, form), lane_step(ctx, form)
+        apart = _argument(ctx, step) if isinstance(step, Extent) else step
+        ends = str(first), str(first + apart * (width - 1))
+        least, most = reversed(ends) if step < 0 else ends
         some = b.binary("and", "i1", some, _is_between(b, most, least, low, high))
         all = b.binary("and", "i1", all, _is_between(b, least, most, low, high))
     return some, all

@@ -90,4 +90,5 @@ def _settled(node: Node) -> Node:
     literal = node.attr("literal")
     if node.op is not ops.CONSTANT or not is_symbolic(literal):
         return node
-    return make(ops.CONSTANT, literal=repr(float(settled(literal))), dtype=node.dtype)
+    number = float(settled(literal)) if node.dtype.is_floating_point else int(settled(literal))
+    return make(ops.CONSTANT, literal=repr(number), dtype=node.dtype)
