@@ -13,6 +13,7 @@ from ltc import config
 from ltc.backends.collective_runner import current_replica
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
+from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import uploaded, wrap_buffer
 from ltc.device.torch_device import state_if_any, storage_of
 from ltc.replay.counters import Counters, single
@@ -118,7 +119,18 @@ class ReplayPlan:
         return Prepared(states, scalars, inputs, program, counts)
 
     def _is_alone(self) -> bool:
-        """Whether no other thread has anything pending, for which it may have read an input."""
+        """Whether no other thread has anything pending, for which it may have read an input.
+
+        What threads have left that are over would stay pending for ever: it is run first.
+        """
+        if self._nobody_else_records():
+            return True
+        for recorder in self._device.left_by_ended_threads():
+            if recorder.token is None:  # else other replicas wait for it, and it for them
+                flush(recorder)
+        return self._nobody_else_records()
+
+    def _nobody_else_records(self) -> bool:
         others = self._device.recorders.values()
         return len(others) == 1 or all(
             [r.nothing_pending for r in [*others] if r is not self.recorder]

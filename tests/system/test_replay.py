@@ -654,6 +654,36 @@ def test_each_thread_records_for_itself():
     assert found == [[2.0 * n] * 2 for n in range(5)] * 2
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_what_an_ended_thread_has_left_pending_keeps_nobody_from_replaying(is_held):
+    x, left = torch.ones(2, 3).to("ltc"), []
+
+    def work():
+        made = x * 3
+        if is_held:
+            left.append(made)
+
+    weight = torch.ones(3, device="ltc", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+
+    @ltc.compile
+    def step(x):
+        optimizer.zero_grad()
+        (x * weight).sum().backward()
+        optimizer.step()
+        x.add_(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with metrics.counted() as grown:
+        for _ in range(8):
+            step(x)
+    assert grown["ReplayedCalls"] > 0
+    assert x.tolist() == [[9.0] * 3] * 2
+    assert [made.tolist() for made in left] == [[[3.0] * 3] * 2] * is_held
+
+
 def test_threads_that_train_on_a_device_each_replay_beside_the_main_one():
     model = nn.Linear(3, 2).to("ltc")  # this thread has a recorder of the device as well
     step = ltc.compile(lambda x: model(x).detach())

@@ -583,16 +583,23 @@ class Device:
         recorder = self.recorders[get_ident()] = Recorder(self)
         return recorder
 
-    def _drop_recorders_of_ended_threads(self, even_pending: bool = False) -> None:
-        """even_pending  those as well that have recorded what nobody will read: this looks at all"""
+    def left_by_ended_threads(self) -> list[Recorder]:
+        """Recorders with something pending that nobody adds to any more, and somebody may read."""
+        self._drop_recorders_of_ended_threads(even_pending=True)
+        return [recorder for _, recorder in self._of_ended_threads()]
+
+    def _of_ended_threads(self) -> list[tuple[int, Recorder]]:
+        """Recorders by the thread that each belonged to."""
         known = list(self.recorders.items())  # first: no thread that begins meanwhile is among them
         # the numbers alone: a frame that is kept keeps alive what its function had in hand
         running = set(thread_frames())
         # These record nothing, and may have the number of one that did.
         running.difference_update([executor.thread for executor in all_executors()])
-        for thread, recorder in known:
-            if thread in running:
-                continue
+        return [(thread, recorder) for thread, recorder in known if thread not in running]
+
+    def _drop_recorders_of_ended_threads(self, even_pending: bool = False) -> None:
+        """even_pending  those as well that have recorded what nobody will read: this looks at all"""
+        for thread, recorder in self._of_ended_threads():
             recorder.end_op_by_op()
             if recorder.nothing_pending or (even_pending and recorder.nothing_awaited):
                 # another thread may have dropped it meanwhile, or may get its number
