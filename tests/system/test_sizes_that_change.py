@@ -18,11 +18,13 @@ from ltc.device.op_by_op import forks, short_reads
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
+from ltc.llvm.ops import dispatch
 from ltc.runtime import graph_compiler, tiers
 from ltc.runtime.symbolic import program_of_sizes
 from tests.drawn import seeds
 from tests.recorders import forget_paths
 from tests.resized_programs import ResizedProgram, sequence
+from tests.unit import llvm_kernels
 
 DRAWN, STEPS = 16, 12
 COUNTED = ("SymbolicPaths", "SymbolicPrograms", "SymbolicSizes", "OpByOpSteps", "RecordedEntries")
@@ -275,8 +277,9 @@ def test_scaled_training_on_sizes_that_change_is_one_program():
     assert grown["SymbolicPrograms"] >= 1
 
 
-def test_a_loss_over_what_a_mask_selects_is_one_program_at_all_sizes():
+def test_a_loss_over_what_a_mask_selects_is_one_program_at_all_sizes(monkeypatch):
     """How many are selected is a symbol too, also in the gradient of the selection."""
+    monkeypatch.setattr(short_reads, "ENOUGH", 1 << 30)  # else it runs at once by then, or not
 
     def gradient(device: str, rows: int, selected: int) -> torch.Tensor:
         x = torch.linspace(-2, 3, 5 * rows, dtype=torch.float64).sin().view(rows, 5)
@@ -712,3 +715,50 @@ def test_places_that_depend_on_sizes_need_no_program_for_each(step, monkeypatch)
             torch.testing.assert_close(made.cpu(), step("cpu", length), rtol=1e-4, atol=1e-5)
     assert (grown["SymbolicPrograms"], grown["OpByOpSteps"]) == (1, 0)
     assert grown["SymbolicSizes"] >= 6
+
+
+def gram(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    return [x @ x.mT, (x @ x.mT + 1).tanh()]
+
+
+def wide(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Columns that lie side by side, rows of them, and both with a formula behind."""
+    return [y.mT @ x.mT, y.mT @ x.mT.contiguous(), (y.mT @ x.mT.contiguous()).relu() * 2]
+
+
+def of_many_terms(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Sums over the size that changes, and over more terms than are packed at once."""
+    long = x.repeat(1, 1, 200)
+    return [x.mT @ x, long @ long.mT, x.sum(-1) @ x]
+
+
+@pytest.fixture(params=llvm_kernels.ISAS, ids=lambda isa: isa.name)
+def isa(request, monkeypatch) -> Iterator[None]:
+    """Kernels are of its instructions alone."""
+    monkeypatch.setattr(dispatch, "host_isa", lambda has_feature: request.param)
+    dispatch.isa.cache_clear()
+    yield
+    dispatch.isa.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("products", "most"), [(gram, 3), (wide, 3), (of_many_terms, 6)])
+def test_products_of_any_number_of_columns_are_few_programs(
+    products, most, dtype, isa, monkeypatch
+):
+    """Attention that is written out, or a loss of all pairs: of each size it was a program.
+
+    Sums over the size that changes are made in ways of their own where they are long.
+    """
+    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(3, 11, 5, dtype=dtype, generator=generator)
+    with metrics.counted() as grown:
+        for rows in (12, 13, 14, 16, 7, 32, 33, 15, 48, 64, 100, 129, 3, 2, 257):
+            x = torch.randn(3, rows, 11, dtype=dtype, generator=generator)
+            made = products(x.to("ltc"), y.to("ltc"))
+            ltm.mark_step()
+            assert_like_the_cpu([one.cpu() for one in made], products(x, y), rows)
+    assert 1 <= grown["SymbolicPrograms"] <= most
+    assert (grown["SymbolicProgramsRefused"], grown["OpByOpSteps"]) == (0, 0)
+    assert grown["SymbolicSizes"] >= 10

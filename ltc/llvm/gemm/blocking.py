@@ -18,7 +18,7 @@ from ltc.llvm.emit.dtype import BYTES, FORMS
 from ltc.llvm.emit.isa import ALIASING_BYTES, Isa
 from ltc.llvm.emit.vectors import LONGEST_SUM
 from ltc.support.sizes.choices import by_sample, least, most
-from ltc.support.sizes.extent import Extent
+from ltc.support.sizes.extent import Extent, number_now
 
 PACKED_BYTES = 256 * 1024  # of one packed panel: half of a level-2 cache
 PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the next one
@@ -188,7 +188,7 @@ class GemmPlan:
     @property
     def panels(self) -> int:
         narrow = self.by_dots or self.by_dot_tiles
-        return max(1, -(-self.n // (self.width if narrow else self.panel_width)))
+        return most(1, -(-self.n // (self.width if narrow else self.panel_width)))
 
 
 def plan_of(
@@ -206,8 +206,9 @@ def plan_of(
     pairs = _pairs(dtype, isa, shape)
     blocking = blocking or usual_blocking(dtype, isa, shape)
     vectors, packs = blocking.vectors, blocking.packs
-    with by_sample(m, k):  # blocks of any height are right
+    with by_sample(m, n, k):  # blocks of any height are right
         height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
+        is_far = right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
     if left.row == 1 and left.column != 1 and k >= FAR_STEPS and not pairs:
         depth = min(depth, NEAR_STEPS)
@@ -228,14 +229,15 @@ def plan_of(
         depth=depth,
         splits=packs and k > depth,
         is_long=isinstance(k, Extent) or k > LONGEST_SUM,
-        prefetches=not packs and right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES,
+        prefetches=not packs and bool(is_far),
     )  # fmt: skip
 
 
 def usual_blocking(dtype: torch.dtype, isa: Isa, shape: Shape) -> Blocking:
     """A good choice for nearly all products of that class."""
     must_pack = _must_pack(dtype, isa, shape)  # no choice: where it has to be is guarded
-    with by_sample(shape.m, shape.k):  # any width is right, and to pack more than has to be
+    # Any width is right, and to pack more than has to be.
+    with by_sample(shape.m, shape.n, shape.k):
         vectors = max(1, min(_wanted_vectors(dtype, isa, shape), _most_vectors(dtype, isa, shape)))
         is_far = shape.right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
         blocks = MANY_BLOCKS if is_far else MANY_NEAR_BLOCKS
@@ -256,13 +258,13 @@ def other_blockings(dtype: torch.dtype, isa: Isa, shape: Shape) -> list[Blocking
 
 
 def _is_by_dots(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
-    if isinstance(shape.m, Extent):
-        return False  # its text is for so many rows alone
+    if isinstance(shape.m, Extent) or isinstance(shape.n, Extent):
+        return False  # its text is for so many rows and columns alone
     return 1 <= shape.m <= DOT_ROWS and _is_rows_by_rows(dtype, isa, shape)
 
 
 def _is_by_dot_tiles(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
-    if isinstance(shape.m, Extent) or isinstance(shape.k, Extent):
+    if any(isinstance(extent, Extent) for extent in (shape.m, shape.n, shape.k)):
         return False
     fits = isa.registers >= 2 * DOT_TILE**2 and _width(dtype, isa) >= DOT_TILE
     few = DOT_ROWS < shape.m <= min(MOST_TILED_ROWS, shape.k // STEPS_FOR_A_TILED_ROW)
@@ -280,12 +282,17 @@ def _is_rows_by_rows(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
 
 def _pairs(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
     # An odd K would pair its last element with a stranger.
-    can = isa.bfloat16_dot and dtype is torch.bfloat16
-    return can and shape.k % 2 == 0 and shape.m > FEW_ROWS
+    return has_pairs(dtype, isa) and shape.k % 2 == 0 and shape.m > FEW_ROWS
+
+
+def has_pairs(dtype: torch.dtype, isa: Isa) -> bool:
+    """Whether two numbers may share a lane."""
+    return isa.bfloat16_dot and dtype is torch.bfloat16
 
 
 def _must_pack(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
-    is_cut = not isa.fused and shape.n % _width(dtype, isa) != 0
+    may_be_cut = isinstance(shape.n, Extent) or shape.n % _width(dtype, isa) != 0
+    is_cut = not isa.fused and may_be_cut
     return _pairs(dtype, isa, shape) or shape.right.column != 1 or is_cut
 
 
@@ -294,7 +301,7 @@ def _width(dtype: torch.dtype, isa: Isa) -> int:
 
 
 def _most_vectors(dtype: torch.dtype, isa: Isa, shape: Shape) -> int:
-    return -(-shape.n // _width(dtype, isa))
+    return -(-number_now(shape.n) // _width(dtype, isa))
 
 
 def _height(isa: Isa, m: int, vectors: int) -> int:

@@ -22,6 +22,7 @@ from ltc.llvm.gemm.blocking import (
     GemmPlan,
     Matrix,
     Shape,
+    has_pairs,
     other_blockings,
     plan_of,
     usual_blocking,
@@ -58,8 +59,12 @@ def matmul(
     blocking  how it is cut; None: the usual way, or under LTC_AUTOTUNE the quickest one
     tasks     each computes whole panels or blocks of rows; no result depends on their number
     """
-    shape, is_transposed = _as_computed(batch, extents, left, right, result, epilogue is None)
-    if blocking is None and config.value("LTC_AUTOTUNE"):
+    m, n, k = extents
+    if has_pairs(dtype, isa):
+        n = known(n)  # how wide a panel is follows from it
+    wanted = Shape(batch, m, n, k, left, right, result).folded()
+    shape, is_transposed = _as_computed(wanted, may_transpose=epilogue is None)
+    if blocking is None and not isinstance(n, Extent) and config.value("LTC_AUTOTUNE"):
         blocking = _tuned(dtype, isa, shape, is_transposed)
     plan = plan_of(dtype, isa, shape, is_transposed, blocking)
     if epilogue is None:
@@ -69,13 +74,8 @@ def matmul(
     return _kernel(name, text, plan, shape, operands)
 
 
-def _as_computed(
-    batch, extents, left: Matrix, right: Matrix, result: Matrix, may_transpose: bool
-) -> tuple[Shape, bool]:
+def _as_computed(shape: Shape, may_transpose: bool) -> tuple[Shape, bool]:
     """The product that is computed in place of the wanted one, and whether it is transposed."""
-    m, n, k = extents
-    n = known(n)  # how wide a panel is follows from it
-    shape = Shape(batch, m, n, k, left, right, result).folded()
     is_transposed = may_transpose and shape.n == 1 and _is_column(shape)
     if is_transposed:
         shape = shape.transposed()  # one row: its columns fill vectors

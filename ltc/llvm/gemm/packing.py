@@ -30,8 +30,8 @@ class PackedPanel:
             for j in range(count)
         ]
 
-    def fill(self, right: str, column: Index, width: int, start: Index, depth: Index) -> None:
-        """Copy rows `start` to `start + depth` of the panel that begins at `column`."""
+    def fill(self, right: str, column: Index, width: Index, start: Index, depth: Index) -> None:
+        """Copy rows `start` to `start + depth` of the panel of `width` columns from `column` on."""
         if self.plan.right.column == 1:
             self._rows(right, column, width, start, depth)
         elif self.plan.right.row == 1:
@@ -42,7 +42,8 @@ class PackedPanel:
     def _rows(self, right, column, width, start, depth) -> None:
         v, stride = self.v, self.plan.right.row
         source = v.at(right, start * stride + column)
-        masks = [v.first(width - j * v.width) for j in range(-(-width // v.width))]
+        widest = width if isinstance(width, int) else self.plan.panel_width
+        masks = [v.first(width - j) for j in range(0, widest, v.width)]
 
         def row(k: Index, _) -> None:
             line = v.at(source, k * stride)
@@ -73,7 +74,7 @@ class PackedPanel:
             lines = []
             for i in range(n):
                 at = column + j + i
-                if width % n:
+                if not isinstance(width, int) or width % n:
                     at = least(at, self.plan.n - 1)
                 line = v.at(v.at(source, k), at * self.plan.right.column)
                 b.prefetch(v.at(line, PREFETCHED_STEPS * per_lane * n))

@@ -11,6 +11,7 @@ from ltc.llvm.gemm.blocking import DOT_TILE, GemmPlan
 from ltc.llvm.gemm.microkernel import Dots, ProductBlock, add_to_memory, pieces
 from ltc.llvm.gemm.microkernel_dot import STRIP_TILES, DotTiles
 from ltc.llvm.gemm.packing import PackedPanel, PackedRows
+from ltc.support.sizes.extent import Extent
 
 STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
 
@@ -114,20 +115,30 @@ class ProductLoops:
 
     def _panel(self, panel: Index, first: Index, last: Index) -> None:
         """The blocks from `first` up to `last` of one panel; the last one may be narrower."""
-        full, rest = divmod(self.plan.n, self.plan.panel_width)
+        width = self.plan.panel_width
+        if isinstance(self.plan.n, Extent):
+            left = self.plan.n - panel * width
+            for has, columns in (("sge", width), ("slt", left)):
+                self.b.when(self._holds(has, left, width), [], functools.partial(
+                    self._panel_of, panel, columns, first, last
+                ))  # fmt: skip
+            return
+        full, rest = divmod(self.plan.n, width)
         if full:
             self.b.when(self._holds("slt", panel, full), [], lambda: self._panel_of(
-                panel, self.plan.panel_width, first, last
+                panel, width, first, last
             ))  # fmt: skip
         if rest:
             self.b.when(self._holds("eq", panel, full), [], lambda: self._panel_of(
                 panel, rest, first, last
             ))  # fmt: skip
 
-    def _panel_of(self, panel: Index, width: int, first: Index, last: Index) -> None:
+    def _panel_of(self, panel: Index, width: Index, first: Index, last: Index) -> None:
+        """`width`: how many columns it has."""
         v = self.v
         self.column = panel * self.plan.panel_width
-        self.masks = [v.first(width - start) for start in range(0, width, v.width)]
+        widest = width if isinstance(width, int) else self.plan.panel_width
+        self.masks = [v.first(width - start) for start in range(0, widest, v.width)]
         if self.plan.splits:
             self.b.loop(first, last, STRIP_BLOCKS, [], lambda low, _: self._strip(
                 width, low, least(low + STRIP_BLOCKS, last)
@@ -146,7 +157,7 @@ class ProductLoops:
 
         self.b.loop(first, last, 1, [], block)
 
-    def _strip(self, width: int, first: Index, last: Index) -> None:
+    def _strip(self, width: Index, first: Index, last: Index) -> None:
         """Blocks whose sums wait in memory while K is packed piece by piece."""
         self._clear(self.totals, last - first)
 
