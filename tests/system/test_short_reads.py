@@ -94,6 +94,17 @@ def test_what_marks_end_alone_is_compiled():
     assert grown["TierUpRepeated"] == 1
 
 
+def test_what_marks_end_after_a_few_reads_is_compiled():
+    """As a loop that begins with a look at its data, and then trains."""
+    x = torch.arange(12.0).to("ltc:0")
+    read(3)
+    with metrics.counted() as grown:
+        for _ in range(2 * short_reads.ENOUGH):
+            x = (x + 1).tanh()
+            ltm.mark_step()
+    assert grown["TierUpRepeated"] == 1
+
+
 def test_short_reads_beside_long_programs_are_compiled():
     """Nothing of the kind will run at once there."""
     x = torch.arange(5.0).to("ltc:0")
