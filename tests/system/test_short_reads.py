@@ -1,5 +1,6 @@
 """Where reads follow one another after few calls, calls run at once and no read cuts a program."""
 
+import threading
 from collections.abc import Iterator
 from math import inf
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from ltc.debug import metrics
 from ltc.device.op_by_op import forks, short_reads
 from ltc.device.op_by_op.unrecorded import LONG
 from ltc.device.recording.recorder import device_at
+from ltc.device.recording.tensors import state_of
 from ltc.runtime import tiers
 
 
@@ -389,6 +391,25 @@ def test_what_runs_at_once_ends_after_many_calls_also_where_each_step_is_marked(
         ltm.mark_step()
         sessions.add(id(recorder.op_by_op))
     assert len(sessions) > 1
+
+
+def test_a_thread_that_begins_meanwhile_reads_what_was_there():
+    """Its program may still be under way when a call of this thread updates what that reads."""
+    kept, made = torch.ones(4).to("ltc:0"), []
+    ltm.mark_step()
+    read(2 * short_reads.ENOUGH)
+    memory = state_of(kept).buffer.ready()
+
+    def step() -> None:
+        made.append(kept * 2 + 1)
+        ltm.mark_step()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    kept.add_(1)
+    assert memory.tolist() == [1.0] * 4
+    assert (kept.tolist(), made[0].tolist()) == ([2.0] * 4, [3.0] * 4)
 
 
 def test_buffers_are_counted_when_somebody_asks_for_memory():

@@ -61,7 +61,6 @@ class OpByOp:
     def __init__(self, recorder: Any) -> None:
         """`recorder`: a Recorder that has nothing pending, whose states are LivingStates."""
         self.recorder, self._device = recorder, recorder.device.index
-        self._owns_inputs = recorder.device.has_one_recorder()
         self.calls = self._read_at = 0
         self.follows_reads = recorder.short_reads.run_at_once
         self._late_at = LATE if self.follows_reads else sys.maxsize
@@ -70,6 +69,7 @@ class OpByOp:
         self.next_look = min(FEW, self._late_at)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
+        self._owns_inputs = recorder.device.has_one_recorder()
         sessions[recorder.thread] = self
         metrics.count("OpByOpSteps")
 
@@ -162,6 +162,10 @@ class OpByOp:
         for state in states:
             self.bound_states(ref(state))
         return values
+
+    def share_inputs(self) -> None:
+        """Another thread begins to use the device: its programs may read buffers while calls run."""
+        self._owns_inputs = False
 
     def own(self, state: Any) -> torch.Tensor:
         """The value of a state that has one here, as what a kernel may write to."""

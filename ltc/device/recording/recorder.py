@@ -579,6 +579,10 @@ class Device:
 
     def _add_recorder(self) -> Recorder:
         self._drop_recorders_of_ended_threads(even_pending=True)
+        for other in list(self.recorders.values()):
+            session = other.op_by_op
+            if session is not None:
+                session.share_inputs()
         recorder = self.recorders[get_ident()] = Recorder(self)
         return recorder
 
