@@ -17,6 +17,7 @@ from ltc.backends.plain_dispatch import is_plain_now
 from ltc.device.ops import adam_overload
 from ltc.device.recording.tensors import is_lazy
 from ltc.support.torch_private import ADAM_ON_LISTS, is_profiled
+from ltc.tracebacks import entrance
 
 Tensors = list[torch.Tensor]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -31,6 +32,7 @@ def install() -> None:
 
 
 def _or_one_call(original: Callable[..., None]) -> Callable[..., None]:
+    @entrance
     @functools.wraps(original)
     def step(
         params: Tensors,
