@@ -249,6 +249,27 @@ def test_a_setting_that_comes_later_is_obeyed():
     assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (5, 0)
 
 
+def test_what_a_marked_step_has_made_is_not_pending():
+    """Though what follows goes on to run at once."""
+    x = torch.arange(3.0).to("ltc:0")
+    read(2 * short_reads.ENOUGH)
+    made = x * 2
+    ltm.mark_step()
+    with ltc.no_sync():
+        assert "[0., 2., 4.]" in repr(made) and made.tolist() == [0.0, 2.0, 4.0]
+        with pytest.raises(ltc.errors.SyncForbidden):
+            (x * 3).tolist()
+        following = x * 4
+        assert "pending" in repr(following)
+        ltm.mark_step()
+        assert following.tolist() == [0.0, 4.0, 8.0]
+    read(2 * short_reads.ENOUGH)
+    made = x * 5
+    ltm.mark_step()
+    with config.override(LTC_DEBUG=1):
+        assert "[ 0.,  5., 10.]" in repr(made)
+
+
 def test_random_numbers_are_those_of_every_other_tier():
     drawn = []
     for tier in ("auto", "native"):

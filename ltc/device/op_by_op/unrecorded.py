@@ -24,6 +24,7 @@ from ltc.device.op_by_op import call_runs
 from ltc.device.op_by_op.computed import FEW, computed
 from ltc.device.op_by_op.short_reads import LATE, now
 from ltc.device.timed_calls import note_call
+from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.profiling import spans
 from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Buffer, input_key
@@ -132,14 +133,16 @@ class OpByOp:
 
     def passes_mark(self) -> bool:
         """Whether the end of a step leaves the session as it is, for the same reason."""
-        if (
-            not (self.follows_reads and self.goes_on)
-            or self.is_over
-            or self.recorder.now is not self
-        ):
+        goes_on = self.follows_reads and self.goes_on and not self.is_over
+        if not goes_on or self.recorder.now is not self or reads_are_forbidden():
             return False
         self._note_step()
         return self.recorder.short_reads.run_at_once and self.recorder.may_go_op_by_op()
+
+    @property
+    def has_passed_mark(self) -> bool:
+        """Whether there may be values that a step left whose end has been marked: nothing is awaited."""
+        return self._noted_at >= 0
 
     def _note_step(self) -> None:
         """A step is over, or the session is."""
