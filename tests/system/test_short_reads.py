@@ -249,6 +249,21 @@ def test_a_setting_that_comes_later_is_obeyed():
     assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (5, 0)
 
 
+def test_a_setting_that_comes_behind_a_mark_is_obeyed_at_once(capsys):
+    x = torch.arange(5.0).to("ltc:0")
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    with config.override(LTC_DUMP="simplify"):
+        made = (x * 3).erf().amax()
+        ltm.mark_step()
+    assert "%0 = input" in capsys.readouterr().out and made.item() > 0
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    with config.override(LTC_DEBUG_NANS=1), pytest.raises(ltc.errors.NotFinite):
+        made = x / 0
+        ltm.mark_step(wait=True)
+
+
 def test_what_a_marked_step_has_made_is_not_pending():
     """Though what follows goes on to run at once."""
     x = torch.arange(3.0).to("ltc:0")

@@ -14,6 +14,7 @@ from weakref import ref
 
 import torch
 
+from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.backends.interpreter.call_kernel import ALONE
 from ltc.backends.interpreter.view_chains import viewed, write_through
@@ -83,11 +84,11 @@ class OpByOp:
         """
         if self.calls >= self._late_at and not self.is_over:
             self.recorder.short_reads.note_late()
-            self._end_at_next_call()
+            self.end_at_next_call()
         living = self.recorder.live.forget_dead() + self.recorder.bound.forget_dead()
         self.next_look = min(self.calls + max(FEW, living), max(self._late_at, self.calls))
 
-    def _end_at_next_call(self) -> None:
+    def end_at_next_call(self) -> None:
         """Kernels then ask; the call that has run has not given its result to a tensor yet."""
         self.is_over, self.recorder.now = True, None
 
@@ -103,7 +104,7 @@ class OpByOp:
         self._read_at, self._since_read, self._late_at = calls, moment, calls + LATE
         self._reads += 1
         if not short_reads.run_at_once:
-            self._end_at_next_call()
+            self.end_at_next_call()
 
     def _has_trained(self) -> bool:
         """Whether an optimizer has made a step since this was last asked."""
@@ -296,6 +297,20 @@ class OpByOp:
             with PlainDispatch():
                 x = x.resolve_neg().clone(memory_format=torch.contiguous_format)
         return Buffer(input_key(value.shape, value.dtype), self._device, x)
+
+
+def _end_where_settings_ask() -> None:
+    """Calls that come next are recorded where a setting asks for programs from now on."""
+    for session in list(sessions.values()):
+        try:
+            may_go_on = session.recorder.may_go_op_by_op()
+        except ValueError:  # whoever next asks for the setting tells of it
+            continue
+        if not may_go_on:
+            session.end_at_next_call()
+
+
+config.call_after_override(_end_where_settings_ask)
 
 
 def _fills_its_memory(x: torch.Tensor) -> bool:
