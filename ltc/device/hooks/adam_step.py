@@ -114,4 +114,14 @@ def _numbers(
         decay = 1 - lr * weight_decay if decoupled_weight_decay else weight_decay
     step_size, root = (lr / correction1) * -1, correction2**0.5
     sizes = (decay, 1 - beta1, beta2, 1 - beta2, step_size, root, eps)
-    return *sizes, amsgrad, maximize, decoupled_weight_decay
+    return *map(_as_float, sizes), bool(amsgrad), bool(maximize), bool(decoupled_weight_decay)
+
+
+def _as_float(number: float | None) -> float | None:
+    """As torch hands it on: numpy's is a float of another class, and one that replay traces is, too.
+
+    The latter would take `float` for a look at its value, on which what follows depends.
+    """
+    if isinstance(number, float):
+        return float.__pos__(number)
+    return None if number is None else float(number)
