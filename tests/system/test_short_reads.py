@@ -16,6 +16,7 @@ from ltc.debug import metrics
 from ltc.device.op_by_op import forks, short_reads
 from ltc.device.op_by_op.unrecorded import LONG
 from ltc.device.recording.recorder import device_at
+from ltc.device.recording.sync import end_what_runs_at_once
 from ltc.device.recording.tensors import state_of
 from ltc.runtime import tiers
 
@@ -262,6 +263,23 @@ def test_a_setting_that_comes_behind_a_mark_is_obeyed_at_once(capsys):
     with config.override(LTC_DEBUG_NANS=1), pytest.raises(ltc.errors.NotFinite):
         made = x / 0
         ltm.mark_step(wait=True)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_profiles_sees_each_call(goes_on):
+    """Of a session that is there, and of one that begins with a bound tensor."""
+    x = torch.arange(5.0).to("ltc:0")
+    read(2 * short_reads.ENOUGH)
+    if not goes_on:
+        end_what_runs_at_once(device_at(0))
+    with ltc.profile() as profiled:
+        for _ in range(3):
+            assert (x * 2).sum().item() == 20
+            ltm.mark_step()
+    found = [one for one in profiled.trace["ltc"]["programs"] if one["tier"] == "op_by_op"]
+    kernels = [kernel["ops"][0].split(".")[0] for one in found for kernel in one["kernels"]]
+    assert {"aten::mul", "aten::sum"} <= set(kernels)
+    assert (x * 2).sum().item() == 20
 
 
 def test_what_a_marked_step_has_made_is_not_pending():
