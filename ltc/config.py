@@ -461,6 +461,14 @@ def _as_text(setting: Any) -> str:
     return str(setting)
 
 
+_called_after_override: list[Callable[[], object]] = []
+
+
+def call_after_override(function: Callable[[], object]) -> None:
+    """Let it be called whenever `override` has set variables, or set them back."""
+    _called_after_override.append(function)
+
+
 @contextmanager
 def override(**settings: Any) -> Iterator[None]:
     """Set variables inside the block, for this process and those it starts; None unsets one.
@@ -471,10 +479,17 @@ def override(**settings: Any) -> Iterator[None]:
     try:
         for name, setting in settings.items():
             _put(_flag(name).name, None if setting is None else _as_text(setting))
+        _tell_of_override()
         yield
     finally:
         for name, text in before.items():
             _put(name, text)
+        _tell_of_override()
+
+
+def _tell_of_override() -> None:
+    for function in _called_after_override:
+        function()
 
 
 def _put(name: str, text: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ContextDecorator
 
 
@@ -11,6 +12,12 @@ class _BlocksOfThread(threading.local):
 
 
 _thread = _BlocksOfThread()
+_called_before: list[Callable[[], object]] = []
+
+
+def call_before_blocks(function: Callable[[], object]) -> None:
+    """Let it be called where a block begins: whatever is there already is to be read inside."""
+    _called_before.append(function)
 
 
 class no_sync(ContextDecorator):
@@ -27,6 +34,8 @@ class no_sync(ContextDecorator):
     """
 
     def __enter__(self) -> no_sync:
+        for function in _called_before:
+            function()
         _thread.depth += 1
         return self
 

@@ -250,10 +250,20 @@ class Timeline:
             self.launches.append(launch)
 
 
+_called_before_profiles: list[Callable[[], object]] = []
+
+
+def call_before_profiles(function: Callable[[], object]) -> None:
+    """Let it be called whenever somebody begins to be told everything."""
+    _called_before_profiles.append(function)
+
+
 def watch(one: Timeline | None) -> None:
     """Whom everything is told from now on; None: nobody."""
     global timeline
     timeline = one
+    for function in _called_before_profiles if one is not None else ():
+        function()
 
 
 os.register_at_fork(after_in_child=lambda: watch(None))

@@ -16,14 +16,31 @@ def source_digest() -> str:
 
     By names, sizes and times of change: reading every file would cost each process 10 ms.
     """
-    package = str(Path(__file__).parents[1])
-    folders, seen = [package], []
+    package = Path(__file__).parents[1]
+    files = _sources(str(package)) or [str(one) for one in package.parents if one.is_file()]
+    seen = [f"{file[len(str(package)) :]} {_change(file)}" for file in sorted(files)]
+    return hashlib.sha256("\n".join([VERSION, *seen]).encode()).hexdigest()
+
+
+def _sources(package: str) -> list[str]:
+    """None where the package is in an archive.  A link to a folder is not followed: it may be a circle."""
+    folders, found = [package], []
     while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.name.endswith(".py"):
-                    status, name = entry.stat(), entry.path[len(package) :]
-                    seen.append(f"{name} {status.st_size} {status.st_mtime_ns}")
-                elif entry.name != "__pycache__" and entry.is_dir():
-                    folders.append(entry.path)
-    return hashlib.sha256("\n".join([VERSION, *sorted(seen)]).encode()).hexdigest()
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".py"):
+                        found.append(entry.path)
+                    elif entry.name != "__pycache__" and entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+        except OSError:  # what cannot be listed is not imported either
+            pass
+    return found
+
+
+def _change(file: str) -> str:
+    try:
+        status = os.stat(file)
+    except OSError:  # an editor's lock: a link to nowhere
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"

@@ -3,10 +3,12 @@
 import copy
 import io
 
+import numpy as np
 import pytest
 import torch
 
 import ltc
+from ltc import config
 from ltc.debug import metrics
 from ltc.support.torch_private import ADAM_ON_LISTS
 
@@ -33,6 +35,48 @@ def train(parameters: list, optimizer: torch.optim.Optimizer, steps: int = 5) ->
         for group in optimizer.param_groups:
             group["lr"] *= 0.9
         ltc.sync()
+
+
+@pytest.mark.parametrize("number", [float, np.float64, int])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_numbers_of_other_classes(kind, number):
+    """A schedule that numpy computes gives its own; a decay may be a whole number."""
+    made = []
+    for device in ("cpu", "ltc:0"):
+        parameters = parameters_on(device)
+        optimizer = kind(parameters, lr=number(1), weight_decay=number(2), eps=number(1))
+        optimizer.param_groups[0]["betas"] = (number(0), 0.5)
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.sin(parameter.detach())
+            optimizer.step()
+        made.append([p.detach().cpu() for p in parameters])
+    for mine, theirs in zip(*reversed(made), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_step_is_replayed():
+    parameters = parameters_on("ltc:0")
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+
+    @ltc.compile
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = torch.sin(parameter.detach())
+        optimizer.step()
+
+    expected = parameters_on("cpu")
+    plain = torch.optim.AdamW(expected, lr=0.1)
+    with config.override(LTC_CHECK=0), metrics.counted() as grown:
+        for number in range(7):
+            optimizer.param_groups[0]["lr"] = plain.param_groups[0]["lr"] = 0.1 / (number + 1)
+            for parameter in expected:
+                parameter.grad = torch.sin(parameter.detach())
+            plain.step()
+            step()
+    assert grown["ReplayedCalls"] >= 3
+    for mine, theirs in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach())
 
 
 def outcome(parameters: list, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

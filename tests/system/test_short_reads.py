@@ -1,5 +1,6 @@
 """Where reads follow one another after few calls, calls run at once and no read cuts a program."""
 
+import threading
 from collections.abc import Iterator
 from math import inf
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from ltc.debug import metrics
 from ltc.device.op_by_op import forks, short_reads
 from ltc.device.op_by_op.unrecorded import LONG
 from ltc.device.recording.recorder import device_at
+from ltc.device.recording.sync import end_what_runs_at_once
+from ltc.device.recording.tensors import state_of
 from ltc.runtime import tiers
 from tests.recorders import forget_paths
 
@@ -91,6 +94,17 @@ def test_what_marks_end_alone_is_compiled():
     with metrics.counted() as grown:
         for _ in range(4):
             x = (x + 1).atan()
+            ltm.mark_step()
+    assert grown["TierUpRepeated"] == 1
+
+
+def test_what_marks_end_after_a_few_reads_is_compiled():
+    """As a loop that begins with a look at its data, and then trains."""
+    x = torch.arange(12.0).to("ltc:0")
+    read(3)
+    with metrics.counted() as grown:
+        for _ in range(2 * short_reads.ENOUGH):
+            x = (x + 1).tanh()
             ltm.mark_step()
     assert grown["TierUpRepeated"] == 1
 
@@ -237,6 +251,59 @@ def test_a_setting_that_comes_later_is_obeyed():
     assert (grown["ExecuteTime"], grown["OpByOpSteps"]) == (5, 0)
 
 
+def test_a_setting_that_comes_behind_a_mark_is_obeyed_at_once(capsys):
+    x = torch.arange(5.0).to("ltc:0")
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    with config.override(LTC_DUMP="simplify"):
+        made = (x * 3).erf().amax()
+        ltm.mark_step()
+    assert "%0 = input" in capsys.readouterr().out and made.item() > 0
+    read(2 * short_reads.ENOUGH)
+    ltm.mark_step()
+    with config.override(LTC_DEBUG_NANS=1), pytest.raises(ltc.errors.NotFinite):
+        made = x / 0
+        ltm.mark_step(wait=True)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_profiles_sees_each_call(goes_on):
+    """Of a session that is there, and of one that begins with a bound tensor."""
+    x = torch.arange(5.0).to("ltc:0")
+    read(2 * short_reads.ENOUGH)
+    if not goes_on:
+        end_what_runs_at_once(device_at(0))
+    with ltc.profile() as profiled:
+        for _ in range(3):
+            assert (x * 2).sum().item() == 20
+            ltm.mark_step()
+    found = [one for one in profiled.trace["ltc"]["programs"] if one["tier"] == "op_by_op"]
+    kernels = [kernel["ops"][0].split(".")[0] for one in found for kernel in one["kernels"]]
+    assert {"aten::mul", "aten::sum"} <= set(kernels)
+    assert (x * 2).sum().item() == 20
+
+
+def test_what_a_marked_step_has_made_is_not_pending():
+    """Though what follows goes on to run at once."""
+    x = torch.arange(3.0).to("ltc:0")
+    read(2 * short_reads.ENOUGH)
+    made = x * 2
+    ltm.mark_step()
+    with ltc.no_sync():
+        assert "[0., 2., 4.]" in repr(made) and made.tolist() == [0.0, 2.0, 4.0]
+        with pytest.raises(ltc.errors.SyncForbidden):
+            (x * 3).tolist()
+        following = x * 4
+        assert "pending" in repr(following)
+        ltm.mark_step()
+        assert following.tolist() == [0.0, 4.0, 8.0]
+    read(2 * short_reads.ENOUGH)
+    made = x * 5
+    ltm.mark_step()
+    with config.override(LTC_DEBUG=1):
+        assert "[ 0.,  5., 10.]" in repr(made)
+
+
 def test_random_numbers_are_those_of_every_other_tier():
     drawn = []
     for tier in ("auto", "native"):
@@ -379,6 +446,25 @@ def test_what_runs_at_once_ends_after_many_calls_also_where_each_step_is_marked(
         ltm.mark_step()
         sessions.add(id(recorder.op_by_op))
     assert len(sessions) > 1
+
+
+def test_a_thread_that_begins_meanwhile_reads_what_was_there():
+    """Its program may still be under way when a call of this thread updates what that reads."""
+    kept, made = torch.ones(4).to("ltc:0"), []
+    ltm.mark_step()
+    read(2 * short_reads.ENOUGH)
+    memory = state_of(kept).buffer.ready()
+
+    def step() -> None:
+        made.append(kept * 2 + 1)
+        ltm.mark_step()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    kept.add_(1)
+    assert memory.tolist() == [1.0] * 4
+    assert (kept.tolist(), made[0].tolist()) == ([2.0] * 4, [3.0] * 4)
 
 
 def test_buffers_are_counted_when_somebody_asks_for_memory():

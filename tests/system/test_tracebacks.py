@@ -114,6 +114,15 @@ def optimizer_step():
     ltm.optimizer_step(optimizer, barrier=True)
 
 
+def step_of_adam():
+    weight = lazy(3).requires_grad_()
+    weight.grad = lazy(3)
+    optimizer = torch.optim.Adam([weight])
+    optimizer.step()
+    optimizer.state[weight]["exp_avg"] = lazy(5)
+    optimizer.step()
+
+
 def printed():
     return str(missing())
 
@@ -153,7 +162,7 @@ def under_autocast():
 
 WAYS = [
     wrong_shape, wrong_shape_in_a_module, read_elsewhere, mark, end_of_a_step, wait, in_backward,
-    optimizer_step, printed, truth, result_whose_shape_depends_on_data, two_devices,
+    optimizer_step, step_of_adam, printed, truth, result_whose_shape_depends_on_data, two_devices,
     list_of_tensors, saved, pickled, attention, under_autocast,
 ]  # fmt: skip
 BELOW = {"read_elsewhere": ["read"], "in_backward": ["backward"]}

@@ -17,6 +17,7 @@ from ltc.backends.plain_dispatch import is_plain_now
 from ltc.device.ops import adam_overload
 from ltc.device.recording.tensors import is_lazy
 from ltc.support.torch_private import ADAM_ON_LISTS, is_profiled
+from ltc.tracebacks import entrance
 
 Tensors = list[torch.Tensor]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -32,6 +33,7 @@ def install() -> None:
 
 
 def _or_one_call(original: Callable[..., None]) -> Callable[..., None]:
+    @entrance
     @functools.wraps(original)
     def step(
         params: Tensors,
@@ -117,4 +119,14 @@ def _numbers(
         decay = 1 - lr * weight_decay if decoupled_weight_decay else weight_decay
     step_size, root = (lr / correction1) * -1, correction2**0.5
     sizes = (decay, 1 - beta1, beta2, 1 - beta2, step_size, root, eps)
-    return *sizes, amsgrad, maximize, decoupled_weight_decay
+    return *map(_as_float, sizes), bool(amsgrad), bool(maximize), bool(decoupled_weight_decay)
+
+
+def _as_float(number: float | None) -> float | None:
+    """As torch hands it on: numpy's is a float of another class, and one that replay traces is, too.
+
+    The latter would take `float` for a look at its value, on which what follows depends.
+    """
+    if isinstance(number, float):
+        return float.__pos__(number)
+    return None if number is None else float(number)

@@ -93,7 +93,14 @@ def _reads_are_unwanted() -> bool:
 def _pending_value(state: State) -> CallResult | None:
     """The value that a read would have to compute; of a view, its own or its base's."""
     holder = state if state.base is None or state.buffer is not None else state.base
-    return (state.value or holder.value) if holder.buffer is None else None
+    value = (state.value or holder.value) if holder.buffer is None else None
+    return None if value is None or _is_of_an_ended_step(value) else value
+
+
+def _is_of_an_ended_step(value: CallResult) -> bool:
+    """Whether it may be: its call has run, and a mark has left those behind it running at once."""
+    session = value.recorder.op_by_op
+    return session is not None and session.has_passed_mark and not reads_are_forbidden()
 
 
 def _is_at_a_prompt() -> bool:

@@ -21,6 +21,7 @@ LATE = 32  # calls without a read, after which what follows is recorded
 ENOUGH = 8  # short programs, more than there are others, before what follows runs at once
 PUT_OFF = 32  # programs that leave it open, after which they are compiled: others outweigh them
 _MOST, _LEAST = 16, -64  # that are remembered
+_FOLLOWING = 4  # programs behind a read that marks may end and are still of its loop
 _LONG = 2  # short programs that one outweighs which is long, or has an optimizer's step
 _SLOW = 4  # stretches of calls, one after the other, that take longer than noise explains
 CALL_SECONDS = 40e-6  # of a program and between reads, for each call: else it is not short
@@ -35,11 +36,12 @@ class ShortReads:
     run_at_once  whether what is about to begin does
     """
 
-    __slots__ = ("_balance", "_slow", "_undecided", "run_at_once", "_records")
+    __slots__ = ("_balance", "_slow", "_undecided", "_unread", "run_at_once", "_records")
 
     def __init__(self) -> None:
         self._balance = self._slow = 0
         self._undecided = 0  # programs in succession that have left it open
+        self._unread = 0  # in succession that ended at no read
         self.run_at_once = False
         self._records = False  # whether reads are late: one recording, whatever was before
 
@@ -49,6 +51,7 @@ class ShortReads:
         trains  whether an optimizer has made a step in it
         """
         self._records = False
+        self._unread = 0 if ends_at_read else self._unread + 1
         if program.calls > FEW or trains:
             self._add(-_LONG)
             return
@@ -63,7 +66,8 @@ class ShortReads:
         That holds for what a mark ends, too, where reads follow others: it is of the same loop.
         """
         is_undecided = self._is_undecided and self._undecided <= PUT_OFF and forks.may_run()
-        return (ends_at_read or self._balance > 0) and calls <= FEW and is_undecided
+        is_between_reads = ends_at_read or (self._balance > 0 and self._unread <= _FOLLOWING)
+        return is_between_reads and calls <= FEW and is_undecided
 
     @property
     def _is_undecided(self) -> bool:

@@ -14,6 +14,7 @@ from weakref import ref
 
 import torch
 
+from ltc import config
 from ltc.aten.call import Call, CallResult
 from ltc.backends.interpreter.call_kernel import ALONE
 from ltc.backends.interpreter.view_chains import viewed, write_through
@@ -24,6 +25,7 @@ from ltc.device.op_by_op import call_runs
 from ltc.device.op_by_op.computed import FEW, computed
 from ltc.device.op_by_op.short_reads import LATE, now
 from ltc.device.timed_calls import note_call
+from ltc.explaining.no_sync import reads_are_forbidden
 from ltc.profiling import spans
 from ltc.runtime import backend_errors
 from ltc.runtime.buffer import Buffer, input_key
@@ -61,7 +63,6 @@ class OpByOp:
     def __init__(self, recorder: Any) -> None:
         """`recorder`: a Recorder that has nothing pending, whose states are LivingStates."""
         self.recorder, self._device = recorder, recorder.device.index
-        self._owns_inputs = recorder.device.has_one_recorder()
         self.calls = self._read_at = 0
         self.follows_reads = recorder.short_reads.run_at_once
         self._late_at = LATE if self.follows_reads else sys.maxsize
@@ -70,6 +71,7 @@ class OpByOp:
         self.next_look = min(FEW, self._late_at)
         self.made_states, self.bound_states = recorder.live.refer, recorder.bound.refer
         executor_of(self._device).wait()  # programs under way read what calls may write over
+        self._owns_inputs = recorder.device.has_one_recorder()
         sessions[recorder.thread] = self
         metrics.count("OpByOpSteps")
 
@@ -82,11 +84,11 @@ class OpByOp:
         """
         if self.calls >= self._late_at and not self.is_over:
             self.recorder.short_reads.note_late()
-            self._end_at_next_call()
+            self.end_at_next_call()
         living = self.recorder.live.forget_dead() + self.recorder.bound.forget_dead()
         self.next_look = min(self.calls + max(FEW, living), max(self._late_at, self.calls))
 
-    def _end_at_next_call(self) -> None:
+    def end_at_next_call(self) -> None:
         """Kernels then ask; the call that has run has not given its result to a tensor yet."""
         self.is_over, self.recorder.now = True, None
 
@@ -102,7 +104,7 @@ class OpByOp:
         self._read_at, self._since_read, self._late_at = calls, moment, calls + LATE
         self._reads += 1
         if not short_reads.run_at_once:
-            self._end_at_next_call()
+            self.end_at_next_call()
 
     def _has_trained(self) -> bool:
         """Whether an optimizer has made a step since this was last asked."""
@@ -132,14 +134,16 @@ class OpByOp:
 
     def passes_mark(self) -> bool:
         """Whether the end of a step leaves the session as it is, for the same reason."""
-        if (
-            not (self.follows_reads and self.goes_on)
-            or self.is_over
-            or self.recorder.now is not self
-        ):
+        goes_on = self.follows_reads and self.goes_on and not self.is_over
+        if not goes_on or self.recorder.now is not self or reads_are_forbidden():
             return False
         self._note_step()
         return self.recorder.short_reads.run_at_once and self.recorder.may_go_op_by_op()
+
+    @property
+    def has_passed_mark(self) -> bool:
+        """Whether there may be values that a step left whose end has been marked: nothing is awaited."""
+        return self._noted_at >= 0
 
     def _note_step(self) -> None:
         """A step is over, or the session is."""
@@ -162,6 +166,10 @@ class OpByOp:
         for state in states:
             self.bound_states(ref(state))
         return values
+
+    def share_inputs(self) -> None:
+        """Another thread begins to use the device: its programs may read buffers while calls run."""
+        self._owns_inputs = False
 
     def own(self, state: Any, *others: Any) -> torch.Tensor:
         """The value of a state that has one here, as what a kernel may write to.
@@ -337,6 +345,27 @@ def _lies_in(memory: int, value: Any) -> bool:
 
 def _tensor_of(value: Any) -> Any:
     return getattr(value, "tensor", value)
+
+
+def _end_where_settings_ask() -> None:
+    """Calls that come next are recorded where a setting asks for programs from now on."""
+    for session in list(sessions.values()):
+        try:
+            may_go_on = session.recorder.may_go_op_by_op()
+        except ValueError:  # whoever next asks for the setting tells of it
+            continue
+        if not may_go_on:
+            session.end_at_next_call()
+
+
+def _go_the_thorough_way() -> None:
+    """Who profiles is told of each call from there, and nobody by a kernel that runs it."""
+    for session in list(sessions.values()):
+        session.recorder.now = None
+
+
+config.call_after_override(_end_where_settings_ask)
+spans.call_before_profiles(_go_the_thorough_way)
 
 
 def _fills_its_memory(x: torch.Tensor) -> bool:

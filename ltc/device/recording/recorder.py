@@ -32,6 +32,7 @@ from ltc.device.recording.state import State
 from ltc.device.symbolic.going_on import entry_for, other_way, wants_another
 from ltc.device.torch_device import empty_tensor
 from ltc.explaining.explanation import Explanation
+from ltc.profiling import spans
 from ltc.runtime.buffer import Buffer, byte_size, input_key
 from ltc.runtime.executor import all_executors
 from ltc.support.process.thread_frames import thread_frames
@@ -394,7 +395,8 @@ class Recorder:
     def go_op_by_op(self) -> None:
         """Run every call at once until the recording ends; nothing is pending."""
         self.live, self.bound = LivingStates(), LivingStates()
-        self.op_by_op = self.now = OpByOp(self)
+        self.op_by_op = OpByOp(self)
+        self.now = self.op_by_op if spans.timeline is None else None  # as in run_now.run
         self.cursor, self.interrupted, self.fork = STOPPED, True, None
 
     def end_op_by_op(self) -> None:
@@ -580,6 +582,10 @@ class Device:
 
     def _add_recorder(self) -> Recorder:
         self._drop_recorders_of_ended_threads(even_pending=True)
+        for other in list(self.recorders.values()):
+            session = other.op_by_op
+            if session is not None:
+                session.share_inputs()
         recorder = self.recorders[get_ident()] = Recorder(self)
         return recorder
 

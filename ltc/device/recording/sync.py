@@ -43,7 +43,7 @@ from ltc.device.recording.user_line import user_line
 from ltc.device.shapes.meta import result_types
 from ltc.errors import SyncForbidden
 from ltc.explaining.explanation import Explanation
-from ltc.explaining.no_sync import reads_are_forbidden
+from ltc.explaining.no_sync import call_before_blocks, reads_are_forbidden
 from ltc.profiling import spans
 from ltc.runtime.account import account_of
 from ltc.runtime.buffer import Buffer
@@ -428,6 +428,18 @@ def end_what_runs_at_once(device: Device) -> None:
     recorder = device.recorders.get(get_ident())
     if recorder is not None and recorder.op_by_op is not None:
         flush(recorder)
+
+
+def _end_what_passed_marks() -> None:
+    """What earlier steps of the calling thread have made is no longer pending."""
+    for device in devices_in_use():
+        recorder = device.recorders.get(get_ident())
+        session = None if recorder is None else recorder.op_by_op
+        if session is not None and session.has_passed_mark:
+            end_what_runs_at_once(device)
+
+
+call_before_blocks(_end_what_passed_marks)
 
 
 def wait_device_ops(chosen: list[Device] | None = None) -> None:
