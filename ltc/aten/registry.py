@@ -159,7 +159,7 @@ def expand_alone(call: Call) -> tuple[Graph, list[CallResult], list[int]]:
     """
     numbering = Numbering([call])
     trace = _Trace(numbering)
-    operands = list(dict.fromkeys(_values_in((*call.args, *call.kwargs.values()))))
+    operands = values_read_by(call)
     for index, value in enumerate(operands):
         trace.nodes[value] = trace.inputs[index] = make(
             ops.INPUT, index=index, dtype=value.dtype, shape=tuple(value.shape)
@@ -167,6 +167,11 @@ def expand_alone(call: Call) -> tuple[Graph, list[CallResult], list[int]]:
     trace.add(call)
     graph = trace.graph([value for value in call.results if value is not None])
     return graph, operands, list(numbering.slots)
+
+
+def values_read_by(call: Call) -> list[CallResult]:
+    """Each once, in the order in which a graph of the call has them."""
+    return list(dict.fromkeys(_values_in((*call.args, *call.kwargs.values()))))
 
 
 def _values_in(operands: Iterable[Any]) -> Iterable[CallResult]:

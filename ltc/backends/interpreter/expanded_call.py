@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ltc.aten.call import Call, CallResult, Numbering
-from ltc.aten.registry import expand_alone
+from ltc.aten.registry import expand_alone, values_read_by
 from ltc.backends.eager import EagerComputation
 from ltc.backends.interpreter.call_kernel import CallKernel, Slots, Values
 from ltc.backends.interpreter.exact_draws import is_drawn_by_reference
@@ -45,7 +45,7 @@ class ExpandedAtAnySize(CallKernel):
     def __init__(self, call: Call, slots: Slots, compile: Compile) -> None:
         super().__init__(call, slots)
         self._compile, self._ready = compile, dict[tuple[int, ...], Any]()
-        self._operands = [slots.of_value(value) for value in _operands_of(call)]
+        self._operands = [slots.of_value(value) for value in values_read_by(call)]
         self._scalars = [slots.of_scalar(place) for place in Numbering([call]).slots]
         self._sizes = slots.of_constant(tuple(_extents_in(_sized_parts(call))))
 
@@ -79,23 +79,10 @@ def _run(
 # --- a call of symbols at sizes that are numbers ----------------------------------------------------
 
 
-def _operands_of(call: Call) -> list[CallResult]:
-    """Each once, in the order in which a graph of the call has them."""
-    return list(dict.fromkeys(_values_in((*call.args, *call.kwargs.values()))))
-
-
-def _values_in(operands: Iterable[Any]) -> Iterator[CallResult]:
-    for operand in operands:
-        if isinstance(operand, CallResult):
-            yield operand
-        elif isinstance(operand, (list, tuple)):
-            yield from _values_in(operand)
-
-
 def _sized_parts(call: Call) -> tuple[Any, ...]:
     """All that has sizes: shapes of operands, arguments, shapes of results."""
     results = [None if one is None else tuple(one.shape) for one in call.results]
-    operands = [tuple(one.shape) for one in _operands_of(call)]
+    operands = [tuple(one.shape) for one in values_read_by(call)]
     return operands, tuple(call.args), tuple(call.kwargs.values()), results
 
 
@@ -119,7 +106,7 @@ def _at_sizes(call: Call, sizes: Iterable[int]) -> Call:
         return inputs.get(part, part) if isinstance(part, CallResult) else part
 
     shapes, args, kwargs, results = _sized_parts(call)
-    for position, (value, shape) in enumerate(zip(_operands_of(call), filled(shapes))):
+    for position, (value, shape) in enumerate(zip(values_read_by(call), filled(shapes))):
         given = Call(INPUT, (position,), {})
         inputs[value] = CallResult(None, given, 0, shape, value.dtype)
         given.results = (inputs[value],)
