@@ -762,3 +762,24 @@ def test_products_of_any_number_of_columns_are_few_programs(
     assert 1 <= grown["SymbolicPrograms"] <= most
     assert (grown["SymbolicProgramsRefused"], grown["OpByOpSteps"]) == (0, 0)
     assert grown["SymbolicSizes"] >= 10
+
+
+def gated(device: str, rows: int) -> list[torch.Tensor]:
+    x = torch.linspace(-3, 3, rows * 8).reshape(rows, 8).to(device).requires_grad_()
+    weight = torch.full((4,), 0.3).to(device).requires_grad_()
+    others = 1 - torch.eye(rows, device=device)
+    made = F.prelu(F.glu(x), weight)
+    loss = ((made @ made.mT) * others + torch.eye(rows, 4, device=device).sum()).square().mean()
+    loss.backward()
+    return [loss.detach(), x.grad, weight.grad]
+
+
+def test_gates_and_identities_are_one_program():
+    """Units that gate a half by the other, slopes that are learned, all pairs but those of one."""
+    with metrics.counted() as grown:
+        for rows in (5, 6, 7, 9, 12, 16, 17, 30, 33, 8):
+            made = gated("ltc", rows)
+            ltm.mark_step()
+            assert_like_the_cpu(made, gated("cpu", rows), rows)
+    assert (grown["SymbolicPaths"], grown["OpByOpSteps"]) == (1, 0)
+    assert grown["SymbolicProgramsRefused"] == 0 and 1 <= grown["SymbolicPrograms"] <= 2

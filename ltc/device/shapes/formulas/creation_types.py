@@ -66,6 +66,11 @@ def _full(
     return _made(size, number_dtype(number) if dtype is None else dtype, options)
 
 
+@types_of("aten::eye", "aten::eye.m")
+def _identity(*extents: int, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
+    return _made((extents[0], extents[-1]), dtype, options)
+
+
 @types_of("aten::scalar_tensor")
 def _scalar_tensor(s: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
     number = number_of(s)

@@ -14,6 +14,7 @@ from ltc.device.shapes.formulas.operands import (
     REALS,
     VALUES,
     WHOLE,
+    axis_of,
     broadcast,
     is_number,
     is_real,
@@ -23,6 +24,7 @@ from ltc.device.shapes.formulas.operands import (
     of_one_dtype,
     of_one_type,
     type_of,
+    with_extent,
 )
 from ltc.device.shapes.formulas.table import Formula, Types, add, in_place, types_of
 
@@ -325,3 +327,35 @@ def _gradient_of_elu(
 @types_of("aten::log_sigmoid_backward")
 def _gradient_of_log_sigmoid(gradient: Any, x: Any, buffer: Any) -> Types | None:
     return _gradient(gradient, x) if of_one_type(FLOATS, x, buffer) else None
+
+
+# --- gates --------------------------------------------------------------------------------------
+
+
+@types_of("aten::glu")
+def _gated(x: Any, dim: int = -1) -> Types | None:
+    if not is_value(x) or x.dtype not in FLOATS:
+        return None
+    axis = axis_of(dim, len(x.shape))
+    if axis is None or x.shape[axis] % 2:
+        return None
+    return ((with_extent(x.shape, axis, x.shape[axis] // 2), x.dtype),)
+
+
+@types_of("aten::glu_backward")
+def _gated_gradient(gradient: Any, x: Any, dim: int) -> Types | None:
+    forward = _gated(x, dim)
+    return (type_of(x),) if forward is not None and forward == (type_of(gradient),) else None
+
+
+@types_of("aten::_prelu_kernel")
+def _prelu(x: Any, weight: Any) -> Types | None:
+    found = joined(x, weight) if of_one_dtype(FLOATS, x, weight) else None
+    return None if found is None else (found,)
+
+
+@types_of("aten::_prelu_kernel_backward")
+def _prelu_gradient(gradient: Any, x: Any, weight: Any) -> Types | None:
+    """Of the operand and, for each of its elements, of the weight."""
+    found = joined(gradient, x, weight) if of_one_dtype(FLOATS, gradient, x, weight) else None
+    return None if found is None else (found, found)
