@@ -129,3 +129,22 @@ def test_a_size_that_happens_to_be_another_extent_is_no_exception(width, monkeyp
             ltm.mark_step()
             torch.testing.assert_close(made[0].detach().cpu(), made[1].detach())
     assert (grown["SymbolicPrograms"], grown["SymbolicSizes"]) == (1, 6)
+
+
+def drawn() -> list[torch.Tensor]:
+    torch.ltc.manual_seed(11)
+    made = []
+    for rows in LENGTHS:
+        x = torch.linspace(0, 1, rows * 4).reshape(rows, 4).to("ltc")
+        times = torch.randint(0, 50, (rows,), device="ltc")
+        chosen = torch.randint(rows, (rows,), device="ltc")
+        made.append((x[chosen] * torch.bernoulli(x)).sum(-1) + times)
+        ltm.mark_step()
+    return [one.cpu() for one in made]
+
+
+def test_whole_numbers_that_are_drawn_are_one_program_and_the_same_on_each_tier(monkeypatch):
+    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
+    native, auto, grown = on_each_tier(drawn)
+    torch.testing.assert_close(auto, native, rtol=1e-5, atol=1e-6)
+    assert (grown["SymbolicPrograms"], grown["OpByOpSteps"]) == (1, 0)

@@ -22,6 +22,7 @@ from ltc.device.shapes.formulas.table import Types, types_of
 from ltc.support.sizes.extent import Extent
 
 _NUMBER_CLASSES = (bool, int, float)
+_INT64 = (torch.int64, 4)  # also as a schema's default has it
 
 
 def _made(
@@ -87,6 +88,22 @@ def _like(x: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | N
 @types_of("aten::rand_like", "aten::randn_like")
 def _drawn_like(x: Any, dtype: torch.dtype | None = None, **options: Any) -> Types | None:
     return _made(x.shape, x.dtype if dtype is None else dtype, options, FLOATS)
+
+
+@types_of("aten::bernoulli")
+def _chosen(probabilities: Any, **options: Any) -> Types | None:
+    return (type_of(probabilities),) if probabilities.dtype in FLOATS else None
+
+
+@types_of("aten::randint", "aten::randint.low")
+def _drawn_integers(
+    *arguments: Any, dtype: torch.dtype | int = torch.int64, **options: Any
+) -> Types | None:
+    """Of a limit, or two, and a size."""
+    low, high, size = arguments if len(arguments) == 3 else (0, *arguments)
+    if any(bound.__class__ not in (int, Extent) for bound in (low, high)) or not low < high:
+        return None
+    return _made(size, torch.int64, options) if dtype in _INT64 else None
 
 
 @types_of("aten::full_like")
