@@ -267,13 +267,13 @@ def test_a_setting_that_comes_behind_a_mark_is_obeyed_at_once(capsys):
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_who_profiles_sees_each_call(goes_on):
+def test_who_profiles_sees_each_call(goes_on, tmp_path):
     """Of a session that is there, and of one that begins with a bound tensor."""
     x = torch.arange(5.0).to("ltc:0")
     read(2 * short_reads.ENOUGH)
     if not goes_on:
         end_what_runs_at_once(device_at(0))
-    with ltc.profile() as profiled:
+    with ltc.profile(tmp_path / "profile.json") as profiled:
         for _ in range(3):
             assert (x * 2).sum().item() == 20
             ltm.mark_step()
