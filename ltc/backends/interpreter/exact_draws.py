@@ -13,9 +13,8 @@ from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
 
 _ROUNDS_ONCE = frozenset({ops.MUL})
-_ROUNDS_ONCE_ALONE = frozenset(
-    {ops.ADD, ops.SUB, ops.DIV}
-)  # behind a product: one instruction of both
+# Behind a product, one instruction may make both.
+_ROUNDS_ONCE_ALONE = frozenset({ops.ADD, ops.SUB, ops.DIV})
 _EXACT = frozenset(
     {
         ops.INPUT, ops.SCALAR, ops.CONSTANT, ops.IOTA, ops.RANDOM_BITS, ops.NEG, ops.ABS, ops.FLOOR,

@@ -21,7 +21,6 @@ from ltc.tracebacks import entrance
 
 Tensors = list[torch.Tensor]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_NUMBERS = frozenset({float, int, bool, type(None)})
 _TYPES = frozenset({torch.float32, torch.float64})  # of narrow ones torch's way rounds in between
 _dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 _index = torch.Tensor.get_device  # of a device: quicker than the device
@@ -53,20 +52,16 @@ def _or_one_call(original: Callable[..., None]) -> Callable[..., None]:
             if count is not None:
                 one = torch.tensor(1.0, device="cpu")
                 torch.ops.aten._foreach_add_.Tensor(state_steps, one, alpha=1.0)
-                numbers = _numbers(count, **options)
-                _overload(numbers)(*lists, *numbers)
+                _overload()(*lists, *_numbers(count, **options))
                 return
         original(*lists, state_steps, grad_scale, found_inf, **options)
 
     return step
 
 
-def _overload(numbers: tuple[Any, ...]) -> Callable[..., Any]:
-    """ltc::adam_, or its kernel where nothing else sees the call: torch would hand on each tensor.
-
-    Of numbers of a class of their own, as of a traced step, torch makes plain ones.
-    """
-    seen = torch.is_grad_enabled() or is_profiled() or not _NUMBERS.issuperset(map(type, numbers))
+def _overload() -> Callable[..., Any]:
+    """ltc::adam_, or its kernel where nothing else sees the call: torch would hand on each tensor."""
+    seen = torch.is_grad_enabled() or is_profiled()
     return torch.ops.ltc.adam_ if seen else adam_overload.recorded()
 
 
