@@ -27,10 +27,10 @@ def _factor(ctx: LoopContext, variable: int, coefficient: int) -> Index:
         return _argument(ctx, coefficient)
     if variable != 0 or variable == schedule.vector or not any(v > 0 for v in schedule.open):
         return coefficient
-    return ctx.arguments.number(("coefficient", coefficient), coefficient)
+    return _argument(ctx, coefficient)
 
 
-def _argument(ctx: LoopContext, coefficient: Extent) -> Index:
+def _argument(ctx: LoopContext, coefficient: Size) -> Index:
     return ctx.arguments.number(("coefficient", coefficient), coefficient)
 
 

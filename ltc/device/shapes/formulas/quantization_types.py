@@ -67,9 +67,8 @@ def _are_of_channels(x: Any, scale: Any, zero_point: Any, axis: int) -> bool:
 def _learned(
     x: Any, scale: Any, zero_point: Any, low: int, high: int, factor: Any = 1.0
 ) -> Types | None:
-    return (
-        None if _learned_back(x, x, scale, zero_point, low, high, factor) is None else (type_of(x),)
-    )
+    types = _learned_back(x, x, scale, zero_point, low, high, factor)
+    return None if types is None else (type_of(x),)
 
 
 @types_of("aten::_fake_quantize_learnable_per_tensor_affine_backward")
