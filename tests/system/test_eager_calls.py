@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ltc.debug import metrics
-from ltc.device.recording import fallback
+from ltc.device.recording import fallback, slow_path
 
 
 def selected(x: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -25,6 +25,27 @@ def test_an_operand_that_is_only_read_is_not_copied(view, monkeypatch):
         assert torch.equal(mine.cpu(), theirs)
         mine.add_(1)
     assert torch.equal(x.cpu(), values)
+
+
+def test_what_a_mask_selects_is_not_tried_to_record(monkeypatch):
+    """No type tells how many are selected, so to look for one, and a place on the path, is in vain."""
+    x, y = torch.arange(6.0).to("ltc"), torch.arange(12.0).view(6, 2).to("ltc")
+    mask = (torch.arange(6) % 2 == 1).to("ltc")
+    pending = x * 2
+    monkeypatch.setattr(slow_path, "_Lowered", lambda *_: pytest.fail("tried"))
+    with metrics.counted() as grown:
+        found = y[mask]
+    assert grown["aten::index"] == 1 and grown["EarlySyncLiveTensorsCount"] == 0
+    assert found.tolist() == [[2, 3], [6, 7], [10, 11]] and pending.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_a_mask_of_another_size_is_pytorchs_error():
+    x, mask = torch.arange(6.0), torch.ones(5, dtype=torch.bool)
+    with pytest.raises(IndexError) as wanted:
+        x[mask]
+    with pytest.raises(IndexError) as found:
+        x.to("ltc")[mask.to("ltc")]
+    assert str(found.value).startswith(str(wanted.value))
 
 
 def test_what_is_written_to_is_written_once_and_returned():

@@ -63,7 +63,7 @@ class TorchKernel:
 
     __slots__ = ("signature", "runs_here", "call", "quick", "count", "positional", "names", "tensors",
                  "any_strides", "writes", "writes_lists", "makes_one", "may_be_operand",
-                 "device", "layout", "may_read")  # fmt: skip
+                 "device", "layout", "may_read", "_takes_indices")  # fmt: skip
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -95,15 +95,21 @@ class TorchKernel:
         self.quick = quick or self.call
         self.may_be_operand = may_return_operand(signature.name)
         self.may_read = torch.Tag.dynamic_output_shape in signature.overload.tags
+        self._takes_indices = any([is_list for _, is_list in self.tensors])
 
     def reads(self, values: Sequence[Any]) -> bool:
         """Whether a call with these arguments would end a recording: its result's shape is read.
 
         Indices say what is chosen by their shape, masks by what they hold.
         """
-        indices = [values[place] for place, is_list in self.tensors if is_list]
-        masks = [x for xs in indices for x in xs if x is not None and x.dtype in _MASKS]
-        return self.may_read and (bool(masks) or not indices)
+        return self.may_read and (self.has_masks(values) or not self._takes_indices)
+
+    def has_masks(self, values: Sequence[Any]) -> bool:
+        """Whether a call with these arguments chooses as many elements as masks say."""
+        if not (self.may_read and self._takes_indices):
+            return False
+        indices = [x for place, is_list in self.tensors if is_list for x in values[place]]
+        return any([x is not None and x.dtype in _MASKS for x in indices])
 
 
 @functools.cache

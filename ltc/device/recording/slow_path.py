@@ -77,6 +77,8 @@ def _record(signature: Signature, values: list):
     if signature.has_no_result or is_forced(signature):
         return fallback.run_eagerly(signature, values, device)
     recorder = device.recorder()
+    if recorder.op_by_op is None and run_now.how_to_run(signature).has_masks(values):
+        return fallback.run_eagerly(signature, values, device)  # no type tells how many are chosen
     try:
         return exclusively(recorder, _extend, recorder, signature, values)
     except NoTypes:
@@ -334,10 +336,7 @@ def _each(function: Callable[[CallResult], CallResult], operand: Any) -> Any:
     return function(operand) if operand.__class__ is CallResult else operand
 
 
-_LOWER: dict[str, Any] = {
-    NUMBER: _Lowered._lower_number,
-    NUMBERS: _Lowered._lower_numbers,
-}
+_LOWER: dict[str, Any] = {NUMBER: _Lowered._lower_number, NUMBERS: _Lowered._lower_numbers}
 _INDEX_TYPES = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
 
 
