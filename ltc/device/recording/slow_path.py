@@ -103,13 +103,13 @@ def _extend(recorder: Recorder, signature: Signature, values: list):
     lowered = _Lowered(recorder, signature, values)
     if recorder.op_by_op is not None:
         call = lowered.make_call()
-        refuse_what_does_not_fit(signature.converted, values, call.results)
+        refuse_what_does_not_fit(signature.op, signature.converted, values, call.results)
         ran = recorder.op_by_op.run(call, lowered.numbers)
         return _results(recorder, signature, values, ran)
     entry = recorder.advance(lowered.key, lowered.make_call)
     recorder.scalars.extend(lowered.numbers)
     # of one that is refused nobody gets what has been recorded by now
-    refuse_what_does_not_fit(signature.converted, values, entry.call.results)
+    refuse_what_does_not_fit(signature.op, signature.converted, values, entry.call.results)
     return _results(recorder, signature, values, entry)
 
 

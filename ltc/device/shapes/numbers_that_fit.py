@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ltc.aten.call import CallResult
+from ltc.device.shapes.meta import NoTypes
 
 _FLOATS = torch.float16, torch.bfloat16, torch.float32
 _INTEGERS = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
@@ -16,6 +17,9 @@ _LARGEST: dict[torch.dtype, float] = {
     **{dtype: torch.finfo(dtype).max for dtype in _FLOATS},
     **{dtype: torch.iinfo(dtype).max for dtype in _INTEGERS},
 }
+
+# They compare with their numbers, and make no element of them.
+_BOUNDING = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh"})
 
 
 def fits(number: Any, dtype: torch.dtype) -> bool:
@@ -28,15 +32,22 @@ def fits(number: Any, dtype: torch.dtype) -> bool:
 
 
 def refuse_what_does_not_fit(
-    positions: Sequence[int], values: Sequence[Any], results: Sequence[CallResult | None]
+    op: str, positions: Sequence[int], values: Sequence[Any], results: Sequence[CallResult | None]
 ) -> None:
-    """Raise torch's error for a number that a kernel would convert to the result's dtype.
+    """Raise torch's error for a number that a kernel of `op` would convert to the result's dtype.
 
     positions  of such numbers among a call's values
+    Raises NoTypes where this torch takes such a number all the same: then its own kernel is to run.
     """
     for position in positions:
         result: Any = results[0]
         if not fits(values[position], result.dtype):
+            name = op.removeprefix("aten::").removesuffix("_")
+            if name in _BOUNDING:
+                # from torch 2.15 on, integers may have a bound that none of them reaches
+                element = torch.zeros(1, dtype=result.dtype, device="cpu")
+                getattr(torch.ops.aten, name)(element, *[values[i] for i in positions])
+                raise NoTypes
             # a single element is filled by another way of torch's, which lets halves overflow
             alone = int(all(extent == 1 for extent in result.shape))
             torch.empty(alone, dtype=result.dtype, device="cpu").fill_(values[position])
