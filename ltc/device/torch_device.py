@@ -162,12 +162,16 @@ _asked = itertools.starmap(itertools.repeat(PRIVATE_USE_1).__next__, itertools.r
 
 
 def _types() -> Iterator[Any]:
-    """The device's type, again and again; see `DeviceGuard`."""
-    while True:
-        try:
-            yield from _asked
-        except SystemError as error:
-            _stash.error = error.__cause__
+    """The device's type, again and again, until an error has come by; see `DeviceGuard`."""
+    global _spares
+    try:
+        yield from _asked
+    except SystemError as error:
+        DeviceGuard.type_, _spares = _spares  # first: other threads run from the next call on
+        _stash.error = error.__cause__
+        one = staticmethod(_types().__next__)
+        _spares = one, _spares
+    yield PRIVATE_USE_1
 
 
 class DeviceGuard(PrivateUse1DeviceGuard):
@@ -175,14 +179,22 @@ class DeviceGuard(PrivateUse1DeviceGuard):
 
     C++ calls `type_` at every operation, and takes no exception from it (noexcept): one ends the
     process.  So it is a generator in a `yield from`, where Python looks for no signal: the handler
-    of Ctrl-C would raise here.
+    of Ctrl-C would raise here. Nor does it switch threads there, and no generator may be asked
+    while it runs in another one.
 
     It is called while C++ unwinds an exception raised by a Python hook of a backward as well, with
     Python's error indicator still set. CPython then turns the result of any call, that in `_asked`,
-    into a SystemError. So the error is stashed, and `run_backward` raises it in the caller.
+    into a SystemError. So the error is stashed, and `run_backward` raises it in the caller. Since
+    that takes lines between which threads are switched, a spare generator answers from there on.
     """
 
     type_ = staticmethod(_types().__next__)
+
+
+_SPARES = 64  # of threads that meet an error at the same moment
+_spares: Any = None  # a chain: Python takes the first of a pair without a switch of threads
+for _ in range(_SPARES):
+    _spares = staticmethod(_types().__next__), _spares
 
 
 def take_stashed_error() -> BaseException | None:
