@@ -236,5 +236,7 @@ def _bytes_under(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_bytes(plain: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous CPU tensor."""
-    return plain.reshape(-1).view(torch.uint8)
+    """The bytes of a CPU tensor's elements, in their order."""
+    packed = plain.resolve_conj().resolve_neg().contiguous()
+    # One element counts as contiguous whatever its strides, and `view` looks at them all the same.
+    return packed.as_strided((packed.numel(),), (1,)).view(torch.uint8)

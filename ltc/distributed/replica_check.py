@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ltc.checkpointing.storage_sharing import as_bytes
 from ltc.distributed.rendezvous import rendezvous
 from ltc.errors import LtcError
 from ltc.support.torch_private import plain_functions
@@ -65,7 +66,7 @@ def check_replicas(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
 def _digest(value: torch.Tensor) -> str:
     """Of dtype, shape and bits."""
     digest = hashlib.blake2b(f"{value.dtype} {list(value.shape)} ".encode(), digest_size=8)
-    digest.update(value.reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    digest.update(as_bytes(value).numpy().data)
     return digest.hexdigest()
 
 

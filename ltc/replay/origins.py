@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ltc.aten.call import Call, Scalar
+from ltc.checkpointing.storage_sharing import as_bytes
 from ltc.device.call_observer import CallObserver
 from ltc.device.recording.recorder import Entry
 from ltc.replay.reachable import Reachable
@@ -76,7 +77,7 @@ def _use_on_the_cpu(reachable: Reachable, uploaded: set[int]) -> str:
 def _same_bits(mine: torch.Tensor, other: torch.Tensor) -> bool:
     if (mine.shape, mine.dtype) != (other.shape, other.dtype):
         return False
-    return torch.equal(*(x.contiguous().reshape(-1).view(torch.uint8) for x in (mine, other)))
+    return torch.equal(as_bytes(mine), as_bytes(other))
 
 
 def _place_of_host(reachable: Reachable, source: torch.Tensor) -> int | None:

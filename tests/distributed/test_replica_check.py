@@ -79,7 +79,8 @@ DTYPES = (torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64
 def test_tensors_of_every_kind(dtype, shape):
     def compare(ordinal: int, device) -> bool:
         one = torch.zeros(shape, dtype=dtype, device=device)
-        ltm.check_replicas({"one": one, "host": torch.ones(2).t()})
+        host = torch.ones(2, 2, dtype=dtype)
+        ltm.check_replicas({"one": one, "host": host.t(), "element": host[:1, 0].conj()})
         with pytest.raises(ltm.ReplicasDiffer, match="'other'"):
             ltm.check_replicas({"one": one, "other": torch.full((), ordinal, device=device)})
         with pytest.raises(ltm.ReplicasDiffer, match="'one'"):  # another shape

@@ -519,7 +519,8 @@ def test_what_is_made_on_the_cpu_may_be_moved_where_it_is_always_the_same():
         def step(x):
             weights = torch.tensor([0.5, 0.25, 2.0], device="ltc")
             weights.add_(1)
-            return torch.cat([x * weights, torch.tensor([], device="ltc")])
+            third = torch.arange(6.0)[2::2][:1]  # contiguous, though its stride is 2
+            return torch.cat([x * weights * third.to("ltc"), torch.tensor([], device="ltc")])
 
         return lambda number: [step(batch(number, 3))]
 

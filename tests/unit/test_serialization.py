@@ -91,6 +91,8 @@ def test_large_tensors_are_mapped_and_writable_and_the_file_stays(path):
         lambda x: x.flip(0)[1:],
         lambda x: x[:1].expand(5, 6),
         lambda x: x.to(torch.complex64).conj(),
+        lambda x: x[:1, 1],  # contiguous, though its stride is another
+        lambda x: x[:0, 1],
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "ltc"])
