@@ -529,6 +529,8 @@ def check_a_reduction_that_a_dtype_has_not_ends_nothing(rank, world):
         dist.reduce_scatter_tensor(z[:2], z, dist.ReduceOp.MIN)
     with pytest.raises(RuntimeError, match="bxor needs integers"):
         dist.all_reduce(x, dist.ReduceOp.BXOR)
+    with pytest.raises(RuntimeError, match="avg needs numbers, not torch.bool"):
+        dist.all_reduce(x > 0, dist.ReduceOp.AVG)  # gloo refuses it too, and NCCL
     dist.all_reduce(x)
     assert x.tolist() == [world] * 4
 

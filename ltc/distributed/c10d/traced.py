@@ -63,6 +63,8 @@ def all_reduce(tensors: Sequence[torch.Tensor], kind: str, group: str) -> list[t
     """
     shapes = [x.shape for x in tensors]
     if kind == "avg" and not all(x.is_floating_point() for x in tensors):
+        for x in tensors:
+            _require_reduction("all_reduce", kind, x.dtype)
         sums = _record("all_reduce", tensors, group, shapes, reduction="sum")
         return [_mean(x, resolve_process_group(group).size()) for x in sums]
     return _record("all_reduce", tensors, group, shapes, reduction=kind)
@@ -151,6 +153,8 @@ def _require_reduction(kind: str, reduction: str, dtype: torch.dtype) -> None:
         raise RuntimeError(f"{kind} with {reduction} needs integers or bool, not {dtype}")
     if reduction in ORDERED and dtype.is_complex:
         raise RuntimeError(f"{kind} with {reduction} needs numbers that have an order, not {dtype}")
+    if reduction == "avg" and dtype is torch.bool:  # two that are True would make False
+        raise RuntimeError(f"{kind} with avg needs numbers, not {dtype}")
 
 
 # --- running ----------------------------------------------------------------------------------
