@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,5 +156,5 @@ def content_of(path: Path) -> bytes:
         return content
     try:
         return gzip.decompress(content)
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path} is gzipped and damaged ({error}). Download it again.") from error

@@ -57,6 +57,8 @@ def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse
     for name in ("epochs", "batch_size", "replicas"):
         if getattr(chosen, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if chosen.save and not chosen.save.parent.is_dir():  # before the training, not behind it
+        parser.error(f"--save {chosen.save}: there is no folder {chosen.save.parent}")
     return chosen
 
 

@@ -84,6 +84,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("epochs", "batch_size"):
         if getattr(chosen, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if chosen.save and not chosen.save.parent.is_dir():  # before the training, not behind it
+        parser.error(f"--save {chosen.save}: there is no folder {chosen.save.parent}")
     return chosen
 
 

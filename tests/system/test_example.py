@@ -89,6 +89,16 @@ def test_it_exits_with_1_below_the_target(tmp_path):
     assert done.returncode == 1 and "below the target" in done.stderr
 
 
+@pytest.mark.parametrize("script", ["train.py", "train_threads.py"])
+def test_a_folder_that_is_not_there_is_told_before_the_training(tmp_path, script):
+    weights = tmp_path / "absent" / "weights.pt"
+    line = [sys.executable, str(TRAIN.parent / script), "--save", str(weights)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and f"no folder {weights.parent}" in done.stderr, done.stderr
+    assert "images to train on" not in done.stdout
+
+
 def test_the_cpu_does_not_need_ltc(tmp_path):
     """--device cpu runs where importing ltc fails."""
     folder = mnist_folder(tmp_path)
@@ -133,6 +143,9 @@ DAMAGES = {
     "promises": lambda folder: cut_short(folder / "train-images-idx3-ubyte"),
     "gzipped and damaged": lambda folder: (folder / "train-images-idx3-ubyte").write_bytes(
         gzip.compress(bytes(1000))[:-9]
+    ),
+    "gzipped and damaged (Error": lambda folder: (folder / "t10k-labels-idx1-ubyte").write_bytes(
+        gzip.compress(bytes(1000))[:10] + b"\xff" * 30
     ),
 }
 
