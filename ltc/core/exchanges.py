@@ -267,7 +267,7 @@ def send(value: torch.Tensor, channel_id: int, target: int | None = None) -> Non
     Two replicas may both send first and then receive, up to 16 KiB between threads, 2 MiB between
     processes of a host: more than that, and what goes to another host, waits for its receiver.
 
-    Raises ValueError where `target` is None and there are not two replicas, or it is none of them;
+    Raises ValueError where `target` is None and there are not two replicas, or it is no other one;
     PeerFailure when the step runs, where the other does not receive.
 
     >>> def replica(rank):
@@ -291,7 +291,7 @@ def recv(output: torch.Tensor, channel_id: int, source: int | None = None) -> to
     channel_id  ignored: messages between two replicas keep their order
     source      an ordinal; None, where there are two replicas: the other
 
-    Raises ValueError where `source` is None and there are not two replicas, or it is none of them;
+    Raises ValueError where `source` is None and there are not two replicas, or it is no other one;
     PeerFailure when the step runs, where the other does not send, or sends another shape.
 
     >>> def replica(rank):

@@ -29,6 +29,7 @@ from ltc.distributed.groups import (
     group_of,
     ordinal,
     replica_count,
+    require_other,
     require_replica,
 )
 from ltc.distributed.host_exchange import host_all_reduce, host_run
@@ -292,8 +293,8 @@ def send(value: torch.Tensor, target: int) -> None:
 
     target  its ordinal
 
-    Raises ValueError where there is no such replica; PeerFailure when the step runs, where the
-    other does not receive.
+    Raises ValueError where there is no such other replica; PeerFailure when the step runs, where
+    the other does not receive.
 
     >>> from ltc.distributed import collectives
     >>> from ltc.distributed.lazy_multiprocessing import spawn
@@ -304,7 +305,7 @@ def send(value: torch.Tensor, target: int) -> None:
     >>> spawn(replica, nprocs=2, start_method="fork")
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    require_replica("send", int(target))
+    require_other("send", int(target))
     pair = ((ordinal(), int(target)),)
     exchange(Collective("send", pairs=pair), [value], [])
 
@@ -315,8 +316,8 @@ def recv(output: torch.Tensor, source: int) -> torch.Tensor:
 
     source  the other's ordinal
 
-    Raises ValueError where there is no such replica; PeerFailure when the step runs, where the
-    other does not send, or sends another shape.
+    Raises ValueError where there is no such other replica; PeerFailure when the step runs, where
+    the other does not send, or sends another shape.
 
     >>> from ltc.distributed import collectives
     >>> from ltc.distributed.lazy_multiprocessing import spawn
@@ -328,7 +329,7 @@ def recv(output: torch.Tensor, source: int) -> torch.Tensor:
     >>> spawn(replica, nprocs=2, start_method="fork")
     [None, [1.0, 1.0]]
     """
-    require_replica("recv", int(source))
+    require_other("recv", int(source))
     pair = ((int(source), ordinal()),)
     results = exchange(Collective("receive", pairs=pair), [output], [type_of(output)])
     _assign([output], results)

@@ -54,6 +54,13 @@ def require_replica(call: str, named: int) -> None:
         )
 
 
+def require_other(call: str, named: int) -> None:
+    """Raise ValueError where there is no replica of that number, or it is this one."""
+    require_replica(call, named)
+    if named == ordinal():  # nobody would carry the message
+        raise ValueError(f"{call} names replica {named}, which is this one: use the tensor itself.")
+
+
 def frozen(groups: Groups) -> tuple[tuple[int, ...], ...]:
     """The groups as tuples, () for all together.
 

@@ -260,6 +260,16 @@ WRONG_CALLS = {
     ),
     "send": (lambda x: ltm.send(x, 0, target=4), ValueError, _ABSENT),
     "recv": (lambda x: ltm.recv(x, 0, source=4), ValueError, _ABSENT),
+    "send to itself": (
+        lambda x: ltm.send(x, 0, target=ltm.get_ordinal()),
+        ValueError,
+        "which is this one",
+    ),
+    "recv from itself": (
+        lambda x: ltm.recv(x, 0, source=ltm.get_ordinal()),
+        ValueError,
+        "which is this one",
+    ),
     "reduce group": (lambda x: ltm.all_reduce("sum", x, groups=[[4]]), ValueError, "exactly once"),
     "gather group": (lambda x: ltm.all_gather(x, groups=[[4]]), ValueError, "exactly once"),
     "broadcast group": (
