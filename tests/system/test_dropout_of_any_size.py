@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ltc.core.lazy_model as ltm
 from ltc import config
@@ -76,7 +77,7 @@ def test_attention_whose_rows_begin_anywhere_in_a_block_of_random_bits_is_that_o
     torch.testing.assert_close(lazy, reference, rtol=1e-4, atol=1e-5)
 
 
-def encoded() -> list[torch.Tensor]:
+def encoded(forward=lambda layer, x: layer(x)) -> list[torch.Tensor]:
     torch.manual_seed(0)
     torch.ltc.manual_seed(5)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True).to("ltc")
@@ -85,7 +86,7 @@ def encoded() -> list[torch.Tensor]:
     for length in LENGTHS:
         optimizer.zero_grad()
         x = torch.linspace(-1, 1, 3 * length * 16).reshape(3, length, 16).to("ltc")
-        loss = layer(x).square().mean()
+        loss = forward(layer, x).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
@@ -101,6 +102,24 @@ def test_calls_that_draw_run_at_any_size_until_there_is_a_program(monkeypatch):
     assert grown["InterpretedSizes"] >= len(LENGTHS) - 3
     assert grown["NewPrograms"] <= 3
     assert grown["llvm.compiled"] == grown["UncachedCompile"] == 0
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_layer_that_is_computed_once_more_is_one_program(use_reentrant, monkeypatch):
+    """A checkpoint's second forward draws what the first one drew, at any length."""
+    monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
+
+    def again(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(layer, x.requires_grad_(), use_reentrant=use_reentrant)
+
+    with config.override(LTC_TIER="auto"):
+        kept = encoded()
+        forget_paths()
+        with metrics.counted() as grown:
+            once_more = encoded(again)
+    torch.testing.assert_close(once_more, kept, rtol=1e-4, atol=1e-5)
+    assert grown["SymbolicSizes"] >= len(LENGTHS) - 4
+    assert grown["OpByOpSteps"] == 0
 
 
 def test_many_numbers_are_drawn_by_one_kernel_at_all_sizes():

@@ -13,6 +13,7 @@ from ltc.support.sizes.choices import tracing
 from ltc.support.sizes.extent import SizeTrace
 
 INPUT, WRITE_VIEW = "ltc::input", "ltc::write_view"
+_LIKE_THE_FIRST = frozenset({WRITE_VIEW, "ltc::barrier"})  # their results, by type
 
 
 @dataclass
@@ -79,7 +80,7 @@ def _call(one: PatternCall, fill: Any, values: dict[CallResult, CallResult]) -> 
 def _types(one: PatternCall, call: Call, fill: Any) -> Sequence[Any]:
     if one.shape is not None:
         return [(filled(one.shape, fill), one.call.results[0].dtype)]
-    if call.overload == WRITE_VIEW:
+    if call.overload in _LIKE_THE_FIRST:
         old: Any = call.args[0]
         return [(old.shape, old.dtype)]
     if isinstance(call.overload, str):
