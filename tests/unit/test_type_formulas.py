@@ -63,6 +63,21 @@ OWN = {
     "aten::_index_put_impl_": [floats(4, 5), [indices(2)], floats(5), True, True],
     "aten::_native_batch_norm_legit.no_stats": [floats(6, 3, 4), None, floats(3), True, 0.1, 1e-5],
     "aten::native_dropout": [floats(2, 3), 0.5, True],
+    "aten::bucketize.Tensor": [floats(2, 3), floats(4), False, True],
+    "aten::floor_divide": [indices(2, 3), 2],
+    "aten::floor_divide_.Tensor": [floats(2, 3), floats(3)],
+    "aten::_is_all_true": [Tensor((2, 3), torch.bool)],
+    "aten::_is_any_true": [Tensor((2, 3), torch.bool)],
+    "aten::_embedding_bag": [
+        floats(5, 3), indices(7), indices(4), False, 0, False, None, True, -1,
+    ],
+    "aten::_embedding_bag_forward_only": [
+        floats(5, 3), indices(7), indices(4), False, 1, False, None, False, 2,
+    ],
+    "aten::_embedding_bag_backward": [
+        floats(4, 3), indices(7), indices(4), indices(0), indices(4), indices(4), 5, False, 0,
+        False, None, -1,
+    ],
     "aten::pow_.Scalar": [floats(2, 3), 2.5],
     "aten::pow_.Tensor": [floats(2, 3), floats(3)],
     "aten::nll_loss2d_forward": [floats(2, 5, 3, 4), indices(2, 3, 4), floats(5), 1, -100],
@@ -215,9 +230,11 @@ def test_a_formula_takes_the_arguments_of_its_overload():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [None, (5, 7), (2, 1, 1, 7)])
-def test_attention_is_told_as_its_kernels_tell_it(bias, dtype):
-    query, key, value = (Tensor((2, 3, *ends), dtype) for ends in ((5, 4), (7, 4), (7, 6)))
-    result, sums = Tensor((2, 3, 5, 6), dtype), Tensor((2, 3, 5), torch.float32)
+@pytest.mark.parametrize("shared", [6, 3, 1])
+def test_attention_is_told_as_its_kernels_tell_it(bias, dtype, shared):
+    query = Tensor((2, 6, 5, 4), dtype)
+    key, value = (Tensor((2, shared, 7, width), dtype) for width in (4, 6))
+    result, sums = Tensor((2, 6, 5, 6), dtype), Tensor((2, 6, 5), torch.float32)
     if dtype is torch.float64:
         sums = Tensor(sums.shape, dtype)
     operands = [query, key, value, bias and Tensor(bias, dtype)]

@@ -1,4 +1,4 @@
-"""Types of the results of attention and of its gradient, where query and key have as many heads."""
+"""Types of the results of attention and of its gradient."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from ltc.device.shapes.formulas.operands import FLOATS, broadcast, is_value, of_one_dtype, type_of
+from ltc.device.shapes.formulas.operands import (
+    FLOATS,
+    Shape,
+    broadcast,
+    is_value,
+    of_one_dtype,
+    type_of,
+)
 from ltc.device.shapes.formulas.table import Types, types_of
 
 
@@ -18,12 +25,23 @@ def _attention(
     if not of_one_dtype(FLOATS, query, key, value) or 0 in query.shape + key.shape + value.shape:
         return None
     batch, (rows, width) = query.shape[:-2], query.shape[-2:]
-    if key.shape[-1:] != (width,) or value.shape[:-1] != key.shape[:-1] or key.shape[:-2] != batch:
+    if key.shape[-1:] != (width,) or value.shape[:-1] != key.shape[:-1]:
+        return None
+    if not _is_read_by(key.shape[:-2], batch):
         return None
     if bias is not None and not _is_bias(bias, query.dtype, (*batch, rows, key.shape[-2])):
         return None
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     return ((*batch, rows, value.shape[-1]), query.dtype), ((*batch, rows), wide)
+
+
+def _is_read_by(shared: Shape, batch: Shape) -> bool:
+    """Whether each head of a query has its own, or as many have one in common."""
+    if shared == batch:
+        return True
+    if len(shared) != len(batch) or shared[:-1] != batch[:-1]:
+        return False
+    return bool(batch[-1] % shared[-1] == 0)
 
 
 def _is_bias(bias: Any, dtype: torch.dtype, scores: tuple[int, ...]) -> bool:

@@ -22,6 +22,7 @@ from ltc.device.shapes.formulas.table import Types, types_of
 from ltc.support.sizes.extent import Extent
 
 _NUMBER_CLASSES = (bool, int, float)
+_MOST_CATEGORIES = 1 << 24  # that are drawn from
 _INT64 = (torch.int64, 4)  # also as a schema's default has it
 
 
@@ -93,6 +94,21 @@ def _drawn_like(x: Any, dtype: torch.dtype | None = None, **options: Any) -> Typ
 @types_of("aten::bernoulli")
 def _chosen(probabilities: Any, **options: Any) -> Types | None:
     return (type_of(probabilities),) if probabilities.dtype in FLOATS else None
+
+
+@types_of("aten::multinomial")
+def _multinomial(
+    weights: Any, num_samples: int, replacement: bool = False, generator: Any = None
+) -> Types | None:
+    """Positions, of each row; as many as there are at most, where none is drawn twice."""
+    if not is_value(weights) or weights.dtype not in FLOATS or len(weights.shape) not in (1, 2):
+        return None
+    *rows, categories = weights.shape
+    if 0 in rows or not 0 < categories <= _MOST_CATEGORIES or num_samples < 1:
+        return None
+    if not replacement and num_samples > categories:
+        return None
+    return (((*rows, num_samples), torch.int64),)
 
 
 @types_of("aten::randint", "aten::randint.low")

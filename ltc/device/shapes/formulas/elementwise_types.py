@@ -181,13 +181,17 @@ def _power(x: Any, y: Any) -> Types | None:
     return (found,)
 
 
-def _copysign(x: Any, y: Any) -> Types | None:
+def _of_floats(x: Any, y: Any) -> Types | None:
     return _common(FLOATS)(x, y) if is_value(x, y) else None
 
 
 def _remainder(x: Any, y: Any) -> Types | None:
     """Of whole numbers too, but for a 0 that the user wrote."""
     return _common(REALS)(x, y) if is_value(y) or number_of(y) != 0 else None
+
+
+def _whole(x: Any, y: Any) -> Types | None:
+    return _remainder(x, y) if is_value(x) else None
 
 
 _BOTH = (".Tensor", ".Scalar")
@@ -200,15 +204,18 @@ _with_in_place(_whole_quotient, "div", overloads=(".Tensor_mode", ".Scalar_mode"
 for _base in ("remainder", "fmod"):
     _with_in_place(_of_tensors(_common(REALS)), _base, overloads=(".Tensor",))
     _with_in_place(_remainder, _base, overloads=(".Scalar",))
+add(_whole, "aten::floor_divide")
+add(in_place(_whole), "aten::floor_divide_.Tensor")
 add(_power, "aten::pow.Tensor_Scalar", "aten::pow.Scalar")
 add(in_place(_power), "aten::pow_.Scalar")
 add(_of_tensors(_power), "aten::pow.Tensor_Tensor")
 add(in_place(_of_tensors(_power)), "aten::pow_.Tensor")
 add(_of_tensors(_common(REALS | BOOL)), "aten::maximum", "aten::minimum")
 add(_of_tensors(_common(FLOATS)), "aten::fmax", "aten::fmin")
+add(_of_floats, "aten::logaddexp", "aten::logaddexp2")
 _with_in_place(_of_tensors(_common(FLOATS)), "atan2", "hypot", "nextafter")
 _with_in_place(_of_tensors(_common(FLOATS)), "xlogy", overloads=(".Tensor",))
-_with_in_place(_copysign, "copysign", overloads=(".Tensor",))
+_with_in_place(_of_floats, "copysign", overloads=(".Tensor",))
 for _base in ("bitwise_and", "bitwise_or", "bitwise_xor"):
     _with_in_place(_of_tensors(_common(WHOLE | BOOL)), _base, overloads=(".Tensor",))
     _with_in_place(_common(WHOLE | BOOL), _base, overloads=(".Scalar",))

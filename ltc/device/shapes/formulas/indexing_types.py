@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ltc.device.shapes import bag_types
 from ltc.device.shapes.formulas.operands import (
     FLOATS,
     INDICES,
@@ -162,6 +163,15 @@ add(_scattered(VALUES), "aten::scatter.src", "aten::scatter_.src")
 add(_scattered_number, "aten::scatter.value", "aten::scatter_.value")
 
 
+@types_of("aten::bucketize.Tensor")
+def _bucketize(
+    x: Any, limits: Any, *, out_int32: bool = False, right: bool = False
+) -> Types | None:
+    if len(limits.shape) != 1 or not of_one_dtype(REALS, x, limits) or 0 in x.shape + limits.shape:
+        return None
+    return ((x.shape, torch.int32 if out_int32 else torch.int64),)
+
+
 # --- rows of a table ----------------------------------------------------------------------------
 
 
@@ -189,3 +199,66 @@ def _embedding_gradient(
     if gradient.shape[:-1] != indices.shape or 0 in gradient.shape or num_weights < 1:
         return None
     return (((num_weights, gradient.shape[-1]), gradient.dtype),)
+
+
+def _bags(notes_for_backward: bool) -> Formula:
+    """Sums and means of bags of rows, and what the CPU notes of them."""
+
+    def formula(
+        weight: Any,
+        indices: Any,
+        offsets: Any,
+        scale_grad_by_freq: bool = False,
+        mode: int = bag_types.SUM,
+        sparse: bool = False,
+        per_sample_weights: Any = None,
+        include_last_offset: bool = False,
+        padding_idx: int = -1,
+    ) -> Types | None:
+        shapes = weight.shape, indices.shape, offsets.shape
+        if [len(shape) for shape in shapes] != [2, 1, 1] or any(0 in shape for shape in shapes):
+            return None
+        if weight.dtype not in FLOATS or not of_one_dtype(INDICES, indices, offsets):
+            return None
+        if per_sample_weights is not None or mode not in (bag_types.SUM, bag_types.MEAN):
+            return None
+        count = offsets.shape[0] - int(include_last_offset)
+        if count < 1 or not -1 <= padding_idx < weight.shape[0]:
+            return None
+        made = (count, weight.shape[1]), weight.dtype
+        return bag_types.of_bags(
+            made, type_of(indices), offsets.shape, mode, padding_idx, notes_for_backward
+        )
+
+    return formula
+
+
+add(_bags(True), "aten::_embedding_bag")
+add(_bags(False), "aten::_embedding_bag_forward_only")
+
+
+@types_of("aten::_embedding_bag_backward")
+def _bags_gradient(
+    gradient: Any,
+    indices: Any,
+    offsets: Any,
+    bag_of_each: Any,
+    sizes: Any,
+    largest: Any,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Types | None:
+    notes = indices, offsets, bag_of_each, sizes, largest
+    if sparse or scale_grad_by_freq or per_sample_weights is not None or num_weights < 1:
+        return None
+    if len(gradient.shape) != 2 or 0 in gradient.shape + indices.shape:
+        return None
+    if not of_one_dtype(INDICES, *notes) or any(len(note.shape) != 1 for note in notes):
+        return None
+    if gradient.dtype not in FLOATS or mode not in (bag_types.SUM, bag_types.MEAN):
+        return None
+    return (((num_weights, gradient.shape[1]), gradient.dtype),)

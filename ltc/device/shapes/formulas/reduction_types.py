@@ -19,6 +19,7 @@ from ltc.device.shapes.formulas.operands import (
     axes_of,
     axis_of,
     is_real,
+    is_value,
     number_of,
     reduced,
     type_of,
@@ -182,13 +183,20 @@ def _sort(
     return _with_places(type_of(x))
 
 
+@types_of("aten::_is_all_true", "aten::_is_any_true")
+def _truth_of_all(x: Any) -> Types | None:
+    return (((), torch.bool),) if is_value(x) and x.dtype is torch.bool else None
+
+
 # --- along an axis ------------------------------------------------------------------------------
 
 
 @types_of("aten::cumsum", "aten::cumprod")
 def _cumulated(x: Any, dim: int, dtype: torch.dtype | None = None) -> Types | None:
-    if axis_of(dim, len(x.shape)) is None or x.dtype not in NUMBERS | BOOL or dtype is not None:
+    if axis_of(dim, len(x.shape)) is None or x.dtype not in NUMBERS | BOOL:
         return None
+    if dtype is not None:
+        return ((x.shape, dtype),) if x.dtype in REALS | BOOL and dtype in REALS else None
     return ((x.shape, x.dtype if x.dtype in FLOATS or x.dtype in COMPLEX else torch.int64),)
 
 
