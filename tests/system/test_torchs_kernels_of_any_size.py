@@ -90,3 +90,15 @@ def whole_numbers(device: str, rows: int) -> list[torch.Tensor]:
 def test_calls_whose_types_a_formula_tells_need_no_program_for_each_size(step):
     grown = assert_few_programs(step)
     assert grown["MetaInference"] == 0
+
+
+def test_a_whole_quotient_by_a_number_is_recorded_the_quick_way():
+    x = torch.arange(12).to("ltc")
+    for _ in range(4):
+        kept = x // 5
+        ltm.mark_step()
+    with metrics.counted() as grown:
+        kept = x // 5
+        ltm.mark_step()
+    assert grown["LazyTracing"] == 0
+    assert torch.equal(kept.cpu(), torch.arange(12) // 5)

@@ -83,10 +83,13 @@ def conditions(signature: Signature) -> str:
     return "".join(conditions)
 
 
+_POINTWISE_TOO = frozenset({"aten::floor_divide", "aten::floor_divide_"})  # torch does not say so
+
+
 def may_be_number(signature: Signature, i: int) -> bool:
     """Whether a number may stand where the schema has a tensor: not as the first of them."""
     arguments = signature.arguments
-    is_pointwise = torch.Tag.pointwise in signature.overload.tags
+    is_pointwise = torch.Tag.pointwise in signature.overload.tags or signature.op in _POINTWISE_TOO
     seen_tensor = any(a.kind == TENSOR for a in arguments[:i])
     return is_pointwise and seen_tensor and not arguments[i].written
 
