@@ -205,3 +205,13 @@ def test_elements_of_an_empty_dimension_are_refused_at_the_call(count):
     with pytest.raises(IndexError, match="out of bounds for dimension with size 0"):
         x[rows]
     assert x[rows[:0]].shape == (0, 32, 4)
+
+
+@pytest.mark.parametrize("name", ["bincount", "_unique2", "unique_consecutive", "nonzero"])
+def test_a_call_whose_shape_values_decide_asks_no_kernel(name, monkeypatch):
+    """The first such call of a process took a second, for what fake tensors import."""
+    monkeypatch.setattr(meta, "FakeTensorMode", None)
+    overload = getattr(torch.ops.aten, name).default
+    values = CallResult(None, None, 0, (7,), torch.int64)
+    with pytest.raises(meta.NoTypes, match="depends on data"):
+        meta.result_types(overload, (values,), {})

@@ -44,6 +44,7 @@ _DEPENDS_ON_DATA = (
 )
 _WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _WRONG_FORMULA = ArithmeticError  # torch's divide by the number of elements, which may be 0
+_MAY_BE_TOLD = frozenset({"aten::repeat_interleave.Tensor"})  # how many there are is an argument
 _known: BoundedTable[tuple, Types] = BoundedTable("ResultTypes", 16_384)
 # Kinds of calls whose types nobody tells, with the reason.
 _unknowable: BoundedTable[tuple, str] = BoundedTable("UnknowableTypes", 4096)
@@ -147,6 +148,8 @@ def _by_meta(
     returned: bool,
 ) -> Types:
     has_rule = rule_of(overload.name()) is not None
+    if not has_rule and _counts_data(overload):
+        raise NoTypes("the shape of its result depends on data")
     device = torch.device("meta" if has_rule else "cpu")
     twins: dict[CallResult, torch.Tensor] = {}
     try:
@@ -161,6 +164,15 @@ def _by_meta(
     types = bag_types.as_on_cpu(overload, args, kwargs, types)
     types = bool_powers.as_on_cpu(overload, args, types)
     return _wanted(overload, args, kwargs, types)
+
+
+def _counts_data(overload: Any) -> bool:
+    """Whether values decide the shape of what it makes, as torch says.
+
+    Asked here, since to find that out with fake tensors imports what takes a second.
+    """
+    is_told = overload.name() in _MAY_BE_TOLD
+    return torch.Tag.dynamic_output_shape in overload.tags and not is_told
 
 
 def _wanted(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Types) -> Types:
