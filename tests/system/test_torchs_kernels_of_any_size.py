@@ -55,6 +55,60 @@ def numbers(device: str, *shape: int) -> torch.Tensor:
     return torch.linspace(-2, 2, torch.Size(shape).numel()).reshape(shape).cos().to(device)
 
 
+def called_from_c(device: str, rows: int) -> list[torch.Tensor]:
+    x = numbers(device, rows, 7) * torch.arange(1, 8).to(device)
+    values, places = (x * 2).topk(3, -1)
+    return [values.sum(1).exp(), places + 1]
+
+
+def test_a_kernel_of_torch_that_is_called_from_c_gets_the_sizes_of_this_time():
+    """They stood in its text: each size was a program, and after six the path was left."""
+    grown = assert_few_programs(called_from_c)
+    assert grown["extern.python"] == 0
+
+
+def drawn_rows(device: str, rows: int) -> list[torch.Tensor]:
+    weights = numbers(device, rows, 5).abs() + 0.1
+    return [torch.multinomial(weights * 2, 3) * 10, (weights + 1).sum(1)]
+
+
+def drawn_of_all(device: str, rows: int) -> list[torch.Tensor]:
+    weights = numbers(device, 50).abs() + 0.1
+    chosen = torch.multinomial(weights * 2, 30, replacement=True)
+    return [weights[chosen] * 3, numbers(device, rows, 5).exp().sum(1)]
+
+
+@pytest.mark.parametrize("step", [drawn_rows, drawn_of_all])
+def test_a_kernel_of_torch_that_python_calls_gets_the_sizes_of_this_time(step):
+    """As for one that draws: a program with such a call was no program of symbols."""
+    torch.ltc.manual_seed(7)
+    with metrics.counted() as grown:
+        made = at_all_sizes(step, "ltc")
+    forget_paths()
+    torch.ltc.manual_seed(7)
+    with config.override(LTC_TIER="native", LTC_SYMBOLIC=0):
+        torch.testing.assert_close(made, at_all_sizes(step, "ltc"))
+    assert grown["SymbolicPrograms"] in (1, 2)
+    assert grown["SymbolicSizes"] >= len(SIZES) - 4
+    assert grown["extern.python::aten::multinomial"] >= len(SIZES) - 3
+    assert grown["OpByOpSteps"] == 0
+
+
+def test_what_such_a_kernel_refuses_at_another_size_is_its_own_error():
+    def step(rows: int, least: float) -> torch.Tensor:
+        weights = (numbers("ltc", rows, 5).abs() + 0.5) * 2 + least
+        return torch.multinomial(weights, 3)
+
+    for rows in SIZES:
+        kept = step(rows, 0.0)
+        ltm.mark_step(wait=True)
+        assert kept.shape == (rows, 3)
+    with pytest.raises(RuntimeError, match="probability tensor contains"):
+        step(50, -5.0).cpu()
+    ltm.mark_step()
+    assert step(51, 0.0).cpu().max() < 5
+
+
 def shared_heads(device: str, length: int) -> list[torch.Tensor]:
     query, key, value = (
         (numbers(device, 2, heads, length, 8) * factor).requires_grad_()

@@ -37,7 +37,7 @@ from ltc.backends.llvm.scalar_arguments import Cells
 from ltc.backends.llvm.workspace import Blocks, WorkBlock, constants_of, in_block
 from ltc.backends.plain_dispatch import PlainDispatch, has_plain_dispatch
 from ltc.backends.reference.own_memory import made_by
-from ltc.backends.reference.torch_call import element
+from ltc.backends.reference.torch_call import at_sizes, element
 from ltc.debug import metrics
 from ltc.ir import ops
 from ltc.llvm.native.kernel_cache import LoadedKernel
@@ -131,9 +131,8 @@ class LlvmComputation:
         return ComputationCapabilities(self._aliased_outputs, self.prepared)
 
     def words_of(self, run: int, arguments: Any, calls: Any) -> Any:
-        """Of a run of kernels, which words say what is added to these arguments, and these calls' tasks."""
-        words: Any = self._runs[run].run.words_of(arguments, calls)
-        return words
+        """Which words of a run say what is added to these arguments, and these calls' tasks."""
+        return self._runs[run].words_of(arguments, calls)
 
     def resized(self, plan: ProgramPlan, words: Sequence[tuple[Any, Any]]) -> LlvmComputation:
         """The same program at other sizes.
@@ -317,6 +316,9 @@ class _Kernels:
         self._calls, self.run, self._rests = calls, run, rests
         self.overwrites = tuple(p for call in calls for p in call.overwrites)
 
+    def words_of(self, arguments: Any, calls: Any) -> Any:
+        return self.run.words_of(arguments, calls)
+
     def with_words(self, places: Any, words: Any) -> _Kernels:
         return copied_with(self, run=self.run.with_words(places, words))
 
@@ -410,9 +412,13 @@ class Reference:
         is_extern = call.node.op is ops.EXTERN
         self._name = call.node.attr("template").overload if is_extern else call.node.op.name
 
-    def with_words(self, *words: Any) -> Reference:
-        """Its node's sizes are numbers."""
-        return self
+    def words_of(self, sizes: Any, calls: Any) -> Any:
+        """Which sizes of what it makes `with_words` changes."""
+        return sizes
+
+    def with_words(self, places: Any, sizes: Any) -> Reference:
+        node = at_sizes(self._call.node, places, sizes)
+        return self if node is self._call.node else Reference(replace(self._call, node=node))
 
     @property
     def planned(self) -> ReferenceCall:

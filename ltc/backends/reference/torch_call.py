@@ -7,14 +7,16 @@ what it returns shares no memory with its operands.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import torch
 
 from ltc.errors import InvalidGraph
+from ltc.ir import ops
 from ltc.ir.extern_call import Hole, Template, fill
-from ltc.ir.node import Node
+from ltc.ir.node import Node, make
 from ltc.ir.tensor_type import TensorType, TupleType
 from ltc.support.torch_private import schema_of_overload
 
@@ -105,6 +107,28 @@ def _tensors(value: Any) -> list[Any]:
     if value is None or isinstance(value, torch.Tensor):
         return [value]
     return [torch.tensor(value)]
+
+
+def sizes_made(node: Node) -> list[Any]:
+    """All extents of all results of an extern node; none of another node's."""
+    if node.op is not ops.EXTERN:
+        return []
+    return [extent for type in node.attr("results") for extent in type.shape]
+
+
+def at_sizes(node: Node, places: Iterable[int], sizes: Sequence[int]) -> Node:
+    """An extern node with these sizes in place of those of `sizes_made`; another node as it is."""
+    extents = sizes_made(node)
+    if not extents:
+        return node
+    for place, size in zip(places, sizes):
+        extents[place] = int(size)
+    rest = iter(extents)
+    results = tuple(
+        TensorType(type.dtype, tuple(islice(rest, len(type.shape))))
+        for type in node.attr("results")
+    )
+    return make(ops.EXTERN, *node.inputs, template=node.attr("template"), results=results)
 
 
 def element(results: tuple[torch.Tensor | InvalidGraph, ...], index: int) -> torch.Tensor:

@@ -23,8 +23,9 @@ from ltc.ir.node import Node
 from ltc.ir.tensor_type import TensorType
 from ltc.llvm.compiler import symbols
 from ltc.llvm.emit.builder import ATTRIBUTES, entry_text
-from ltc.llvm.emit.kernel_code import KernelCode
+from ltc.llvm.emit.kernel_code import KernelCode, head_of, opened
 from ltc.llvm.native.kernel_run import Fault
+from ltc.support.sizes.marks import is_symbolic
 from ltc.support.torch_private import schema_of_overload
 
 # c10::ScalarType, which the C functions number dtypes by.
@@ -121,12 +122,14 @@ class _Call:
             f"  %s{k} = getelementptr i64, ptr %stack, i64 {k}\n" for k in range(self.slots)
         )
         body = "\n".join(f"  {line}" if line[0] != "\n" else line for line in self.lines)
+        body, sizes = opened(body, 0)
+        parameters += "".join(f"i64 %n{k}, " for k in range(len(sizes)))
         return (
-            "".join(self.globals) + _DECLARATIONS
+            head_of(sizes) + "".join(self.globals) + _DECLARATIONS
             + f"define void @kernel({parameters}i64 %task, i64 %tasks) #0 {{\nentry:\n"
             f"  %stack = alloca [{self.slots} x i64]\n  %handle = alloca ptr\n{slots}{body}\n"
             f"fail:\n  store i64 1, ptr %p{pointers - 1}\n  br label %end\nend:\n  ret void\n}}\n"
-            f"{entry_text('kernel', pointers)}{ATTRIBUTES}"
+            f"{entry_text('kernel', pointers, len(sizes))}{ATTRIBUTES}"
         )  # fmt: skip
 
     def _is_of_other_size(self, made: str, type: TensorType) -> str:
@@ -218,9 +221,19 @@ class _Call:
     def _numbers(self, numbers: tuple[int, ...]) -> str:
         if not numbers:
             return "null"
+        if is_symbolic(numbers):
+            return self._stored(numbers)
         return self._global(
             f"[{len(numbers)} x i64]", "[" + ", ".join(f"i64 {n}" for n in numbers) + "]"
         )
+
+    def _stored(self, numbers: tuple[int, ...]) -> str:
+        """Where they are put as it runs: some of them are arguments."""
+        memory = self._value(f"alloca [{len(numbers)} x i64]")
+        for k, number in enumerate(numbers):
+            place = self._value(f"getelementptr i64, ptr {memory}, i64 {k}")
+            self._line(f"store i64 {number}, ptr {place}")
+        return memory
 
     def _string(self, text: str) -> str:
         data = text.encode() + b"\0"

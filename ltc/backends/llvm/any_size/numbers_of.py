@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ltc.backends.llvm.plan import PlannedCall, ProgramPlan, ReferenceCall
+from ltc.backends.llvm.plan import InBlock, PlannedCall, PlannedRun, ProgramPlan, ReferenceCall
+from ltc.backends.reference.torch_call import at_sizes, sizes_made
 from ltc.errors import Unsupported
 from ltc.ir import ops
 from ltc.ir.node import Node, make
@@ -33,8 +34,14 @@ class Numbers:
         )
         return made
 
-    def of_run(self, run: Sequence[PlannedCall]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Which arguments of a run of kernels are expressions, which kernels' tasks, their numbers."""
+    def of_run(self, run: PlannedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Which arguments of a run of kernels are expressions, which kernels' tasks, their numbers.
+
+        Of a call of PyTorch's kernel: which sizes of what it makes are expressions.
+        """
+        if isinstance(run, ReferenceCall):
+            sizes, found = self.of_results(run.node)
+            return sizes, np.array((), dtype=np.int64), found
         places: list[int] = []
         added: list[int] = []
         calls: list[int] = []
@@ -55,29 +62,57 @@ class Numbers:
             np.array(added + tasks, dtype=np.int64),
         )
 
+    def of_results(self, node: Node) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the `sizes_made` are expressions, and their numbers."""
+        found = [(k, n) for k, n in enumerate(sizes_made(node)) if isinstance(n, Extent)]
+        return (
+            np.array([k for k, _ in found], dtype=np.int64),
+            np.array([self.number(n) for _, n in found], dtype=np.int64),
+        )
+
 
 def as_now(plan: ProgramPlan) -> ProgramPlan:
     """The plan at the sizes that its symbols have now; raises Unsupported where that is not all.
 
     Called under the plan's trace: constants in memory are what they are, which guards say.
     """
-    runs = []
+    runs: list[PlannedRun] = []
     for run in plan.runs:
         if isinstance(run, ReferenceCall):
-            raise Unsupported(f"{run.node.op} has no kernel, and its sizes change")
-        runs.append(tuple(map(_call_now, run)))
-    if plan.in_block or plan.scalars or plan.fixed or plan.sums.all:
-        raise Unsupported("the reference takes part in it")
+            runs.append(replace(run, node=_node_now(run.node)))
+        else:
+            runs.append(tuple(map(_call_now, run)))
+    if plan.sums.all:
+        raise Unsupported("it exchanges with replicas")
     for check in plan.checks:
         if not check.error:
-            raise Unsupported(f"{check.node.op} asks the reference what is wrong")
+            _node_now(check.node)
     return replace(
         plan,
         made=tuple((tuple(map(number_now, shape)), dtype) for shape, dtype in plan.made),
         constants=tuple((_settled(node), place) for node, place in plan.constants),
+        fixed=tuple((value, _settled(node)) for value, node in plan.fixed),
+        in_block=tuple((value, _there_now(where)) for value, where in plan.in_block),
         block=number_now(plan.block),
         runs=tuple(runs),
     )
+
+
+# What the reference computes of operands of any size: PyTorch's own kernel, and what that gave.
+_OF_ANY_SIZE = frozenset({ops.EXTERN, ops.GET})
+
+
+def _node_now(node: Node) -> Node:
+    if node.op not in _OF_ANY_SIZE:
+        raise Unsupported(f"{node.op} has no kernel, and its sizes change")
+    if node.op is ops.EXTERN and is_symbolic(node.attr("template").text):
+        raise Unsupported(f"{node.attr('template').overload} is given sizes that change")
+    sizes = sizes_made(node)
+    return at_sizes(node, range(len(sizes)), list(map(number_now, sizes)))
+
+
+def _there_now(where: InBlock) -> InBlock:
+    return InBlock(number_now(where.offset), where.dtype, tuple(map(number_now, where.shape)))
 
 
 def _call_now(call: Any) -> PlannedCall:

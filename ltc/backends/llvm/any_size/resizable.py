@@ -11,7 +11,8 @@ import torch
 from ltc.backends.llvm.any_size.numbers_of import Numbers, as_now
 from ltc.backends.llvm.checked_steps import MemoryChecks
 from ltc.backends.llvm.executable import LlvmComputation
-from ltc.backends.llvm.plan import FailedCheck, ProgramPlan
+from ltc.backends.llvm.plan import FailedCheck, InBlock, ProgramPlan
+from ltc.backends.reference.torch_call import at_sizes
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.support.shallow_copy import copied_with
 from ltc.support.sizes.extent import Extent, SizeTrace
@@ -33,7 +34,7 @@ class ResizableProgram:
         numbers = Numbers(trace)
         self._words = []  # of each run of kernels: which words are expressions, and which these are
         for k, run in enumerate(plan.runs):
-            arguments, calls, chosen = numbers.of_run(run)  # type: ignore[arg-type]  # of kernels
+            arguments, calls, chosen = numbers.of_run(run)
             self._words.append((self._now.words_of(k, arguments, calls), chosen))
         self._made = [
             (k, tuple(numbers.number(n) if isinstance(n, Extent) else -1 - n for n in shape), dtype)
@@ -42,6 +43,13 @@ class ResizableProgram:
         ]
         block = plan.block
         self._block = numbers.number(block) if isinstance(block, Extent) else -1 - block
+        self._in_block = [(value, _PlaceAtSizes(where, numbers)) for value, where in plan.in_block]
+        self._asking = {
+            k: (numbers.of_results(check.node),
+                [_PlaceAtSizes(o, numbers) if isinstance(o, InBlock) else o for o in check.operands])
+            for k, check in enumerate(plan.checks)
+            if not check.error
+        }  # fmt: skip
         self._numbers = numbers.function()
         self._fits = trace.function(
             " and ".join([f"({guard})" for guard in trace.guards]) or "True"
@@ -66,8 +74,11 @@ class ResizableProgram:
         all_numbers = np.array(found, dtype=np.int64)
         block = found[self._block] if self._block >= 0 else -1 - self._block
         memory = None if self._memory is None else self._memory.at(values)
-        made, checks = self._made_at(found), self._checks(values)
-        plan = copied_with(self._now.plan, block=block, made=made, checks=checks, memory=memory)
+        made, checks = self._made_at(found), self._checks(values, found)
+        there = tuple([(value, place.at(found)) for value, place in self._in_block])
+        plan = copied_with(
+            self._now.plan, block=block, made=made, checks=checks, memory=memory, in_block=there
+        )
         words = [(places, all_numbers[chosen]) for places, chosen in self._words]
         return self._now.resized(plan, words)
 
@@ -77,13 +88,32 @@ class ResizableProgram:
             made[k] = tuple([found[n] if n >= 0 else -1 - n for n in shape]), dtype
         return tuple(made)
 
-    def _checks(self, values: Sequence[int]) -> tuple[FailedCheck, ...]:
-        if not self._messages:
+    def _checks(self, values: Sequence[int], found: Sequence[int]) -> tuple[FailedCheck, ...]:
+        if not self._messages and not self._asking:
             return self._now.plan.checks
         checks = list(self._now.plan.checks)
         for k, message in self._messages.items():
             checks[k] = replace(checks[k], message=message(*values))
+        for k, ((sizes, numbers), operands) in self._asking.items():
+            node = at_sizes(checks[k].node, sizes, [found[n] for n in numbers])
+            places = tuple([o.at(found) if isinstance(o, _PlaceAtSizes) else o for o in operands])
+            checks[k] = replace(checks[k], node=node, operands=places)
         return tuple(checks)
+
+
+class _PlaceAtSizes:
+    """Where a value lies in the block, at any sizes."""
+
+    def __init__(self, where: InBlock, numbers: Numbers) -> None:
+        self._dtype = where.dtype
+        self._parts = [
+            numbers.number(n) if isinstance(n, Extent) else -1 - n
+            for n in (where.offset, *where.shape)
+        ]
+
+    def at(self, found: Sequence[int]) -> InBlock:
+        offset, *shape = [found[n] if n >= 0 else -1 - n for n in self._parts]
+        return InBlock(offset, self._dtype, tuple(shape))
 
 
 class _MemoryNumbers:
