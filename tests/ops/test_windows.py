@@ -1,9 +1,12 @@
-"""Windows as columns, their sums, and means over windows of different sizes."""
+"""Windows as columns, their sums, means over windows of different sizes, and where maxima lay."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
 from tests.ops.against_float64 import assert_as_near_as_eager
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -58,3 +61,47 @@ def test_means_over_windows_of_different_sizes():
     for sizes in ((3, 8), (13, 5), (None, 6)):
         x = drawn(2, 3, 13, 16, dtype=torch.float32)
         assert_as_near_as_eager(lambda x: F.adaptive_avg_pool2d(x, sizes), [x])
+
+
+MAXIMA = {
+    "2d": (lambda x: F.max_pool2d(x, 2), (2, 3, 6, 8)),
+    "overlapping": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 3, 7, 9)),
+    "without a batch": (lambda x: F.max_pool2d(x, 2), (3, 6, 8)),
+    "1d": (lambda x: F.max_pool1d(x, 3, 2), (2, 3, 11)),
+    "3d": (lambda x: F.max_pool3d(x, 2), (2, 3, 4, 6, 8)),
+    "of any size": (lambda x: F.adaptive_max_pool2d(x, (3, 2)), (2, 3, 7, 9)),
+    "behind a convolution": (
+        lambda x: F.max_pool2d(F.conv2d(x, torch.ones(16, 16, 3, 3).to(x)), 2),
+        (2, 16, 8, 10),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pooling", MAXIMA)
+def test_a_step_that_is_read_between_a_maximum_and_its_gradient(pooling, dtype):
+    """The gradient is told where the maxima lay by another program: it has a kernel nevertheless."""
+    pool, shape = MAXIMA[pooling]
+    gradients = []
+    for device in ("cpu", "ltc"):
+        x = drawn(*shape, dtype=dtype).to(device).requires_grad_()
+        with config.override(LTC_TIER="native"), metrics.counted() as grown:
+            made = pool(x)
+            made.sum().item()
+            (made * drawn(*made.shape, dtype=dtype).to(device)).sum().backward()
+            ltm.mark_step()
+        gradients.append(x.grad.cpu())
+    assert grown["extern.python::max_pool_gradient"] == 0
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_place_outside_of_what_was_pooled_is_refused():
+    gradient, places = torch.ones(1, 1, 2, 1).to("ltc"), torch.tensor([[[[3], [4]]]]).to("ltc")
+    x = torch.zeros(1, 1, 2, 2).to("ltc")
+    with config.override(LTC_TIER="native"):
+        made = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient, x, [1, 2], [1, 2], [0, 0], [1, 1], False, places
+        )
+        with pytest.raises(RuntimeError, match="index 4 is out of bounds"):
+            made.cpu()
+    ltm.mark_step()

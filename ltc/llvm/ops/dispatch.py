@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ltc.ir import ops
@@ -27,6 +28,7 @@ from ltc.llvm.loops.emitter import locate
 from ltc.llvm.loops.loads import prefetch
 from ltc.llvm.loops.stores import store
 from ltc.llvm.loops.values import lanes_of
+from ltc.llvm.native.kernel_run import Fault
 from ltc.llvm.ops.conv_and_pool import FLOATS, dtypes, kernels_of
 from ltc.llvm.ops.primitives import PRIMITIVES
 from ltc.llvm.recurrence.recurrence_codes import can_recur, recurrence_codes
@@ -189,8 +191,7 @@ def _from_library(product: Product) -> list[KernelCode]:
     named: dict[str, Any] = {}
     for name, nbytes in made.scratch.items():
         named[name] = ScratchBuffer(product, name, nbytes)
-    # The indices of a max_pool of the same program are right: nobody looks at this one.
-    named["fault"] = ScratchBuffer(product, "fault", 8)
+    named["fault"] = _fault_of(product)
     where = {operand: access.node for operand, access in zip(node.inputs, product.operands)}
     named.update((f"read{k}", where[n]) for k, n in enumerate(made.reads))
     named.update((f"operand{k}", n) for k, n in enumerate(epilogue.nodes))
@@ -208,6 +209,19 @@ def _from_library(product: Product) -> list[KernelCode]:
         )
         for kernel, names in zip(made.kernels, made.pointers)
     ]
+
+
+def _fault_of(product: Product) -> Fault | ScratchBuffer:
+    """Where a kernel notes an index out of bounds.
+
+    Those of a max_pool of the same program are right: nobody looks at what is noted of them.
+    """
+    node = product.node
+    if node.op is not ops.MAX_POOL_GRADIENT or _has_own_indices(node):
+        return ScratchBuffer(product, "fault", 8)
+    size = prod(node.shape[2:])
+    text = f"index {{value}} is out of bounds for a plane of size {size}"
+    return Fault(node, "RuntimeError", text)
 
 
 FROM_LIBRARY = frozenset(
@@ -255,8 +269,8 @@ def can_multiply(node: Node) -> bool:
         return can_recur(node, dtypes(isa()))
     if node.op not in FROM_LIBRARY or any(n.size == 0 for n in node.inputs):
         return False
-    if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node):
-        return False
+    if node.op is ops.MAX_POOL_GRADIENT and not _has_own_indices(node) and is_channels_last(node):
+        return False  # its kernel looks for an index where a window would have it
     return kernels_of(node, isa()) is not None
 
 

@@ -88,7 +88,8 @@ def max_pool_gradient(
     """The gradient of max_pool's operand: "gradient", "indices", "result", "fault".
 
     gradient, indices  [planes, *result]; each gradient is added where its index says
-    fault              one i64, set to 1 where an index lies outside its plane, which adds nothing
+    fault              one i64, set where an index lies outside its plane, which adds nothing: that
+                       index in its upper bits, 1 in its lowest 8
     """
     b = Builder()
     v = Vectors(b, isa, dtype)
@@ -108,7 +109,11 @@ def max_pool_gradient(
         inside = b.value(f"icmp ult i64 {index}, {size}")
         b.when(inside, [], lambda: add_one(v.at(target, index), at))
         outside = b.value(f"xor i1 {inside}, true")
-        b.when(outside, [], lambda: b.emit("store i64 1, ptr %p3, align 8"))
+        b.when(outside, [], lambda: note(index))
+
+    def note(index: Index) -> None:
+        upper = b.value(f"shl i64 {index}, 8")
+        b.emit(f"store i64 {b.value(f'or i64 {upper}, 1')}, ptr %p3, align 8")
 
     def add_one(spot: str, at: Index) -> None:
         total = b.value(f"fadd {v.element} {v.scalar(spot)}, {v.scalar('%p0', at)}")
