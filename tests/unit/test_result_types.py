@@ -215,3 +215,23 @@ def test_a_call_whose_shape_values_decide_asks_no_kernel(name, monkeypatch):
     values = CallResult(None, None, 0, (7,), torch.int64)
     with pytest.raises(meta.NoTypes, match="depends on data"):
         meta.result_types(overload, (values,), {})
+
+
+def test_a_call_without_a_meta_kernel_is_asked_of_once_however_its_lengths_change():
+    """A loss over sequences (CTC) has the lengths among its arguments: each batch asked anew."""
+    log_probs = CallResult(None, None, 0, (9, 2, 5), torch.float32)
+    losses = CallResult(None, None, 0, (2,), torch.float32)
+    targets = CallResult(None, None, 0, (2, 4), torch.int64)
+
+    def ask(longest: int) -> None:
+        alphas = CallResult(None, None, 0, (2, 9, 2 * longest + 1), torch.float32)
+        lengths = [9, 9], [longest, 1]
+        args = (losses, log_probs, targets, *lengths, losses, alphas, 0)
+        with pytest.raises(meta.NoTypes):
+            meta.result_types(torch.ops.aten._ctc_loss_backward.default, args, {})
+
+    ask(4)
+    with metrics.counted() as grown:
+        for longest in (3, 2, 4, 3):
+            ask(longest)
+    assert grown["MetaInference"] == 0

@@ -26,6 +26,7 @@ from ltc.support.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    NoKernel,
     fake_tensor_log,
     schema_of_overload,
 )
@@ -48,6 +49,7 @@ _MAY_BE_TOLD = frozenset({"aten::repeat_interleave.Tensor"})  # how many there a
 _known: BoundedTable[tuple, Types] = BoundedTable("ResultTypes", 16_384)
 # Kinds of calls whose types nobody tells, with the reason.
 _unknowable: BoundedTable[tuple, str] = BoundedTable("UnknowableTypes", 4096)
+_without_kernel: set[Any] = set()  # torch's own overloads that have none to be asked
 
 
 def result_types(
@@ -65,6 +67,8 @@ def result_types(
     types = types_by_formula(overload, args, kwargs)
     if types is not None:
         return types
+    if overload in _without_kernel:  # however many kinds of calls there are of it
+        raise NoTypes(f"{overload} has no Meta kernel")
     if overload is torch.ops.aten.index.Tensor:
         if _has_mask(args[1]):
             raise NoTypes("the number of elements that a mask selects depends on data")
@@ -133,6 +137,8 @@ def _infer(
     mutated: Sequence[int | str],
     returned: bool,
 ) -> Types:
+    if rule_of(overload.name()) is None and _counts_data(overload):
+        raise NoTypes("the shape of its result depends on data")
     metrics.count("MetaInference")
     types = _by_meta(overload, args, kwargs, mutated, returned)
     if not cpu_probe.is_small([*args, *kwargs.values()], types):
@@ -148,8 +154,6 @@ def _by_meta(
     returned: bool,
 ) -> Types:
     has_rule = rule_of(overload.name()) is not None
-    if not has_rule and _counts_data(overload):
-        raise NoTypes("the shape of its result depends on data")
     device = torch.device("meta" if has_rule else "cpu")
     twins: dict[CallResult, torch.Tensor] = {}
     try:
@@ -158,6 +162,8 @@ def _by_meta(
             twin_kwargs = {name: _twin(value, twins, device) for name, value in kwargs.items()}
             result = overload(*twin_args, **twin_kwargs)
     except (*_DEPENDS_ON_DATA, *_WRONG_CALL, _WRONG_FORMULA) as error:
+        if isinstance(error, NoKernel) and error.func is overload and overload.namespace == "aten":
+            _without_kernel.add(overload)
         raise NoTypes(str(error)) from error
     types = _types_of(result, twin_args, twin_kwargs, mutated, returned)
     types = norm_statistics.as_on_cpu(overload, args, kwargs, types)
