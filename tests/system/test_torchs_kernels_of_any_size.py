@@ -140,7 +140,15 @@ def whole_numbers(device: str, rows: int) -> list[torch.Tensor]:
     return [x // 3 + places, (x / 5 - 2).logaddexp(x / 7)]
 
 
-@pytest.mark.parametrize("step", [shared_heads, ragged_bags, whole_numbers])
+def continued_images(device: str, count: int) -> list[torch.Tensor]:
+    x = numbers(device, count, 2, 6, 5).requires_grad_()
+    made = F.pad(x * 2, (1, 2, 2, 1), mode="reflect") + F.pad(x, (1, 2, 2, 1), mode="replicate")
+    largest = F.adaptive_max_pool2d(made, (3, 2))
+    (largest * largest).sum().backward()
+    return [largest, x.grad]
+
+
+@pytest.mark.parametrize("step", [shared_heads, ragged_bags, whole_numbers, continued_images])
 def test_calls_whose_types_a_formula_tells_need_no_program_for_each_size(step):
     grown = assert_few_programs(step)
     assert grown["MetaInference"] == 0

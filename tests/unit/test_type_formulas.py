@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import random
 import warnings
 
@@ -63,6 +64,13 @@ OWN = {
     "aten::_index_put_impl_": [floats(4, 5), [indices(2)], floats(5), True, True],
     "aten::_native_batch_norm_legit.no_stats": [floats(6, 3, 4), None, floats(3), True, 0.1, 1e-5],
     "aten::native_dropout": [floats(2, 3), 0.5, True],
+    "aten::_fft_r2c": [floats(2, 6, 5), [1, 2], 0, True],
+    "aten::_fft_c2c": [Tensor((2, 6, 5), torch.complex64), [1], 1, False],
+    "aten::_fft_c2r": [Tensor((2, 6, 5), torch.complex128), [1, 2], 2, 9],
+    "aten::adaptive_max_pool2d": [floats(2, 3, 5, 6), [2, 3]],
+    "aten::adaptive_max_pool2d_backward": [
+        floats(2, 3, 2, 3), floats(2, 3, 5, 6), indices(2, 3, 2, 3),
+    ],
     "aten::bucketize.Tensor": [floats(2, 3), floats(4), False, True],
     "aten::floor_divide": [indices(2, 3), 2],
     "aten::floor_divide_.Tensor": [floats(2, 3), floats(3)],
@@ -115,6 +123,10 @@ OWN = {
         floats(2, 3), floats(2, 3), floats(3), floats(3), 1, 0, 255, 1.0,
     ],
 }  # fmt: skip
+for _axes, _kind in itertools.product((1, 2, 3), ("reflection", "replication")):
+    _name, _padding = f"aten::{_kind}_pad{_axes}d", [1, 2] * _axes
+    OWN[_name] = [floats(2, 3, *[4] * _axes), _padding]
+    OWN[f"{_name}_backward"] = [floats(2, 3, *[7] * _axes), floats(2, 3, *[4] * _axes), _padding]
 # What Meta refuses though the CPU computes it: it knows the dtypes of another device, or has no kernel.
 COMPUTED_BY_THE_CPU = frozenset(
     {"aten::_grouped_mm", *(name for name in OF_ATEN if "fake_quantize" in name)}

@@ -84,6 +84,14 @@ add(_truth(VALUES), "aten::isnan", "aten::isinf")
 add(_truth(REALS | BOOL), "aten::isposinf", "aten::isneginf", "aten::signbit")
 
 
+@types_of("aten::abs")
+def _magnitude(x: Any) -> Types | None:
+    """Of a complex number its length, which is real."""
+    if is_value(x) and x.dtype in COMPLEX:
+        return ((x.shape, x.dtype.to_real()),)
+    return _same(REALS)(x)
+
+
 def _shaped_by_numbers(dtypes: _Dtypes) -> Formula:
     """Of one tensor and real numbers."""
 

@@ -10,6 +10,7 @@ import torch
 
 from ltc.device.shapes.formulas.operands import (
     COMPLEX,
+    FLOATS,
     MOST_ELEMENTS,
     VALUES,
     Shape,
@@ -22,7 +23,7 @@ from ltc.device.shapes.formulas.operands import (
     type_of,
     with_extent,
 )
-from ltc.device.shapes.formulas.table import Types, types_of
+from ltc.device.shapes.formulas.table import Formula, Types, add, types_of
 from ltc.support.sizes.choices import count_in_slice
 
 PLAIN_FORMATS = (None, torch.preserve_format, torch.contiguous_format)
@@ -286,6 +287,19 @@ def _padded(x: Any, pad: Sequence[int], value: Any = 0) -> Types | None:
     return _moved(x, tuple(shape)) if prod(shape) <= MOST_ELEMENTS else None
 
 
+@types_of("aten::as_strided")
+def _strided(
+    x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Types | None:
+    """Of what lies among the operand's own elements."""
+    if len(size) != len(stride) or any(n < 1 for n in size) or any(n < 0 for n in stride):
+        return None
+    last = (storage_offset or 0) + sum((n - 1) * step for n, step in zip(size, stride))
+    if (storage_offset or 0) < 0 or last >= prod(x.shape):
+        return None
+    return _moved(x, tuple(size))
+
+
 @types_of("aten::flip")
 def _flip(x: Any, dims: Sequence[int]) -> Types | None:
     return _moved(x, x.shape) if axes_of(dims, len(x.shape)) is not None else None
@@ -338,3 +352,36 @@ def _copy(x: Any, src: Any, non_blocking: bool = False) -> Types | None:
     if not is_value(x, src) or not _may_become(src.dtype, x.dtype):
         return None
     return (type_of(x),) if broadcast(src.shape, x.shape) == x.shape else None
+
+
+def _continued(axes: int, *, mirrored: bool) -> Formula:
+    """Padding of the last axes by what lies at the edge, or by what lies inside, mirrored."""
+
+    def formula(x: Any, padding: Sequence[int]) -> Types | None:
+        if x.dtype not in FLOATS or len(x.shape) not in (axes + 1, axes + 2) or 0 in x.shape:
+            return None
+        if len(padding) != 2 * axes or min(padding) < 0:
+            return None
+        shape = list(x.shape)
+        for axis in range(axes):
+            before, after = padding[2 * axis : 2 * axis + 2]
+            if mirrored and not (before < shape[-1 - axis] and after < shape[-1 - axis]):
+                return None
+            shape[-1 - axis] = shape[-1 - axis] + before + after
+        return ((tuple(shape), x.dtype),)
+
+    return formula
+
+
+def _continued_gradient(forward: Formula) -> Formula:
+    def formula(gradient: Any, x: Any, padding: Sequence[int]) -> Types | None:
+        return (type_of(x),) if forward(x, padding) == (type_of(gradient),) else None
+
+    return formula
+
+
+for _axes in (1, 2, 3):
+    for _kind in ("reflection", "replication"):
+        _formula = _continued(_axes, mirrored=_kind == "reflection")
+        add(_formula, f"aten::{_kind}_pad{_axes}d")
+        add(_continued_gradient(_formula), f"aten::{_kind}_pad{_axes}d_backward")

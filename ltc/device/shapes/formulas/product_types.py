@@ -330,3 +330,15 @@ def _adaptive_pool(x: Any, output_size: Sequence[int]) -> Types | None:
 def _adaptive_pool_backward(gradient: Any, x: Any) -> Types | None:
     found = _adaptive_pool(x, gradient.shape[-2:])
     return (type_of(x),) if found == (type_of(gradient),) else None
+
+
+@types_of("aten::adaptive_max_pool2d")
+def _adaptive_max_pool(x: Any, output_size: Sequence[int]) -> Types | None:
+    found = _adaptive_pool(x, output_size)
+    return None if found is None or found[0] is None else (*found, (found[0][0], torch.int64))
+
+
+@types_of("aten::adaptive_max_pool2d_backward")
+def _adaptive_max_pool_backward(gradient: Any, x: Any, indices: Any) -> Types | None:
+    found = _adaptive_max_pool(x, gradient.shape[-2:])
+    return (type_of(x),) if found == (type_of(gradient), type_of(indices)) else None

@@ -227,3 +227,39 @@ def _index_select(x: Any, dim: int, index: Any) -> Types | None:
     if len(index.shape) != 1:
         return None
     return ((with_extent(x.shape, axis, index.shape[0]), x.dtype),)
+
+
+# --- spectra ------------------------------------------------------------------------------------
+
+_SPECTRUM = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_SIGNAL = {spectrum: signal for signal, spectrum in _SPECTRUM.items()}
+
+
+def _along_axes(x: Any, dim: Sequence[int], dtypes: Any) -> bool:
+    """Whether x, of one of these dtypes, has elements along these axes, of which there is one."""
+    is_named = len(dim) > 0 and axes_of(dim, len(x.shape)) is not None and min(dim) >= 0
+    return is_named and x.dtype in dtypes and 0 not in x.shape
+
+
+@types_of("aten::_fft_r2c")
+def _spectrum(x: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Types | None:
+    if not _along_axes(x, dim, _SPECTRUM):
+        return None
+    axis = dim[-1]
+    extent = x.shape[axis] // 2 + 1 if onesided else x.shape[axis]
+    return ((with_extent(x.shape, axis, extent), _SPECTRUM[x.dtype]),)
+
+
+@types_of("aten::_fft_c2c")
+def _turned_spectrum(x: Any, dim: Sequence[int], normalization: int, forward: bool) -> Types | None:
+    return (type_of(x),) if _along_axes(x, dim, _SIGNAL) else None
+
+
+@types_of("aten::_fft_c2r")
+def _signal(x: Any, dim: Sequence[int], normalization: int, last_dim_size: int) -> Types | None:
+    if not _along_axes(x, dim, _SIGNAL):
+        return None
+    axis = dim[-1]
+    if last_dim_size < 1 or last_dim_size // 2 + 1 != x.shape[axis]:
+        return None
+    return ((with_extent(x.shape, axis, last_dim_size), _SIGNAL[x.dtype]),)
