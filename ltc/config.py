@@ -364,6 +364,7 @@ _OUTSIDE_PROGRAMS = frozenset(
 
 _BY_NAME = {name: flag for flag in FLAGS for name in (flag.name, flag.older) if name}
 _TABLE_DEFAULT = object()
+_ALIKE = 0.8  # of 1, which a name and itself have: two exchanged letters are alike
 
 # A step asks for a dozen variables, most of which are not set: os.environ raises an error inside for
 # each of these, so it is the table behind it that is asked, where there is one.
@@ -441,6 +442,15 @@ def unknown_variables() -> list[tuple[str, str]]:
     unknown = [name for name in os.environ if name.startswith("LTC_") and name not in _BY_NAME]
     return [
         (name, "".join(difflib.get_close_matches(name, _BY_NAME, n=1))) for name in sorted(unknown)
+    ]
+
+
+def misspelled_variables() -> list[tuple[str, str]]:
+    """(name, what is probably meant) of variables that are nearly ltc's, and not another program's."""
+    return [
+        (name, nearest[0])
+        for name, _ in unknown_variables()
+        if (nearest := difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=_ALIKE))
     ]
 
 

@@ -1,5 +1,7 @@
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,29 @@ def test_a_text_that_can_not_be_read_is_named(name, text, message):
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(KeyError, match="Did you mean LTC_SYNC_WAIT"):
         config.value("LTC_SYNC_WAITS")
+
+
+def test_a_variable_that_is_nearly_ltcs_is_told_and_another_programs_is_not(monkeypatch):
+    for name in ("LTC_TEIR", "LTC_NUM_DEVICE", "LTC_HOME", "LTC_WALLET_URL"):
+        monkeypatch.setenv(name, "1")
+    found = dict(config.misspelled_variables())
+    assert found.pop("LTC_TEIR") == "LTC_TIER" and found.pop("LTC_NUM_DEVICE") == "LTC_NUM_DEVICES"
+    assert not {"LTC_HOME", "LTC_WALLET_URL"} & set(found)
+
+
+@pytest.mark.parametrize("ordinal, told", [(0, 1), (1, 0)])
+def test_the_first_use_of_a_device_tells_a_misspelled_variable_once(ordinal, told):
+    program = "import torch, ltc\nfor _ in range(3):\n    torch.ones(2, device='ltc').tolist()\n"
+    variables = {"LTC_TEIR": "native", "XRT_SHARD_ORDINAL": str(ordinal)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **variables}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stderr.count("LTC_TEIR is set, and ltc does not read it. Did you mean LTC_TIER?")
+        == told
+    )
 
 
 def test_an_older_name_counts_where_the_newer_is_not_set():

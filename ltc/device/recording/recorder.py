@@ -29,6 +29,7 @@ from ltc.device.op_by_op.short_reads import ShortReads
 from ltc.device.op_by_op.unrecorded import OpByOp, sessions
 from ltc.device.random_state import RandomState
 from ltc.device.recording.state import State
+from ltc.device.recording.user_line import warn_user
 from ltc.device.symbolic.going_on import entry_for, other_way, wants_another
 from ltc.device.torch_device import empty_tensor
 from ltc.explaining.explanation import Explanation
@@ -640,7 +641,15 @@ def devices() -> list[Device]:
     if not _devices:
         count = config.value("LTC_NUM_DEVICES")
         _devices.extend([_FirstDevice(0), *(Device(index) for index in range(1, count))])
+        _tell_misspelled_variables()
     return _devices
+
+
+def _tell_misspelled_variables() -> None:
+    if config.value("XRT_SHARD_ORDINAL"):
+        return  # one of several processes of one environment is enough
+    for name, meant in config.misspelled_variables():
+        warn_user(f"{name} is set, and ltc does not read it. Did you mean {meant}?")
 
 
 def device_at(index: int) -> Device:
