@@ -23,6 +23,7 @@ from ltc.device.hooks import autocast, generator, module, patches
 from ltc.device.ops import (
     adam_overload,
     copies,
+    ctc_loss,
     decompositions,
     histogram,
     linear_layers,
@@ -83,6 +84,7 @@ def _register_kernels(library: torch.library.Library) -> None:
         **{name: _without_modes(k) for name, k in recurrent_cells.KERNELS.items()},
         **{name: _without_modes(k) for name, k in sdpa.KERNELS.items()},
         **{name: _without_modes(k) for name, k in histogram.KERNELS.items()},
+        **{name: _without_modes(k) for name, k in ctc_loss.KERNELS.items()},
         "expand": _expand(),
         "_embedding_bag_backward": _without_modes(
             sparse_coo.bag_gradient(lazily_built("aten::_embedding_bag_backward"))
@@ -215,6 +217,7 @@ def _register() -> None:
     sdpa_overloads.define(own)
     recurrence_overloads.define(own)
     adam_overload.define(own)
+    ctc_loss.define(own)
     _register_kernels(aten)
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)

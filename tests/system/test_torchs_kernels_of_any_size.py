@@ -109,6 +109,23 @@ def test_what_such_a_kernel_refuses_at_another_size_is_its_own_error():
     assert step(51, 0.0).cpu().max() < 5
 
 
+def recognised(device: str, longest: int) -> list[torch.Tensor]:
+    """Sequences of two lengths, and their targets behind one another."""
+    scores = numbers(device, 2 * longest + 3, 2, 5).requires_grad_()
+    inputs, wanted = [2 * longest + 3, 2 * longest], [longest, longest - 2]
+    targets = (torch.arange(sum(wanted)) % 4 + 1).to(device)
+    loss = F.ctc_loss((scores * 2).log_softmax(-1), targets, inputs, wanted, reduction="sum")
+    loss.backward()
+    return [loss, scores.grad]
+
+
+def test_a_loss_over_sequences_of_other_lengths_is_part_of_one_program():
+    """The lengths are tensors of the recorded call; C calls its kernel, and nothing is read."""
+    grown = assert_few_programs(recognised)
+    for name in ("aten::_ctc_loss", "extern.python", "MetaInference", "EarlySyncLiveTensorsCount"):
+        assert grown[name] == 0, name
+
+
 def shared_heads(device: str, length: int) -> list[torch.Tensor]:
     query, key, value = (
         (numbers(device, 2, heads, length, 8) * factor).requires_grad_()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from ltc.aten.extern import extern, made_by_kernel
 from ltc.aten.promote import promote
 from ltc.aten.registry import traces
 from ltc.aten.rules.indexing import checked
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, like, make
+from ltc.ir.tensor_type import TensorType
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -204,3 +206,26 @@ def _is_class(x: Node, target: Node, dim: int) -> Node:
     behind = (1,) * (len(x.shape) - dim - 1)
     classes = build.reshape(make(ops.IOTA, size=x.shape[dim]), (x.shape[dim], *behind))
     return build.eq(classes, build.unsqueeze(target, dim))
+
+
+@traces("ltc::ctc_loss")
+def ctc_loss(
+    log_probs: Node,
+    targets: Node,
+    input_lengths: Node,
+    target_lengths: Node,
+    longest: int,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Node | None, ...]:
+    """torch's own kernel, which reads the lengths; `longest` is the greatest of the targets'."""
+    (steps, batch, _), dtype = log_probs.shape, log_probs.dtype
+    made = TensorType(dtype, (batch,)), TensorType(dtype, (batch, steps, 2 * longest + 1))
+    given = log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    return extern("aten::_ctc_loss.Tensor", given, results=made)
+
+
+@traces("ltc::ctc_loss_gradient")
+def ctc_loss_gradient(gradient: Node, log_probs: Node, *given: Node | int) -> Node:
+    arguments = gradient, log_probs, *given
+    return made_by_kernel("aten::_ctc_loss_backward.Tensor", log_probs, *arguments)

@@ -321,3 +321,20 @@ def _binary_cross_entropy_with_logits(
     if weight is not None or pos_weight is not None or not of_one_type(FLOATS, x, target):
         return None
     return _loss(x, target, reduction)
+
+
+# --- losses over sequences ------------------------------------------------------------------------
+
+
+@types_of("ltc::ctc_loss")
+def _ctc_loss(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, longest: int, *rest: Any
+) -> Types:
+    """Its kernel has looked at what it is given: see ops/ctc_loss.py."""
+    (steps, batch, _), dtype = log_probs.shape, log_probs.dtype
+    return ((batch,), dtype), ((batch, steps, 2 * longest + 1), dtype)
+
+
+@types_of("ltc::ctc_loss_gradient")
+def _ctc_loss_gradient(gradient: Any, log_probs: Any, *rest: Any) -> Types:
+    return (type_of(log_probs),)
