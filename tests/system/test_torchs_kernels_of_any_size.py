@@ -165,7 +165,16 @@ def continued_images(device: str, count: int) -> list[torch.Tensor]:
     return [largest, x.grad]
 
 
-@pytest.mark.parametrize("step", [shared_heads, ragged_bags, whole_numbers, continued_images])
+def spectra(device: str, size: int) -> list[torch.Tensor]:
+    sound = numbers(device, 2, 40 + 3 * size)
+    window = torch.hann_window(16).to(device)
+    found = torch.stft(sound, 16, 8, 16, window, return_complex=True)
+    return [(found * 2).abs().square().transpose(1, 2) @ numbers(device, 9, 4)]
+
+
+@pytest.mark.parametrize(
+    "step", [shared_heads, ragged_bags, whole_numbers, continued_images, spectra]
+)
 def test_calls_whose_types_a_formula_tells_need_no_program_for_each_size(step):
     grown = assert_few_programs(step)
     assert grown["MetaInference"] == 0

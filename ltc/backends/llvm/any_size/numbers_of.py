@@ -98,12 +98,17 @@ def as_now(plan: ProgramPlan) -> ProgramPlan:
     )
 
 
-# What the reference computes of operands of any size: PyTorch's own kernel, and what that gave.
-_OF_ANY_SIZE = frozenset({ops.EXTERN, ops.GET})
+# What the reference computes of operands of any size: PyTorch's own kernel and what that gave, and
+# what is complex, where its attributes say how.
+_OF_ANY_SIZE = frozenset(
+    {ops.EXTERN, ops.GET, ops.PERMUTE}
+    | {op for op in ops.ALL.values() if op.kind == "elementwise" and op is not ops.WRAP_INDEX}
+)
 
 
 def _node_now(node: Node) -> Node:
-    if node.op not in _OF_ANY_SIZE:
+    settings = [value for name, value in node.attrs if name not in ("template", "results")]
+    if node.op not in _OF_ANY_SIZE or is_symbolic(settings):
         raise Unsupported(f"{node.op} has no kernel, and its sizes change")
     if node.op is ops.EXTERN and is_symbolic(node.attr("template").text):
         raise Unsupported(f"{node.attr('template').overload} is given sizes that change")
