@@ -502,19 +502,22 @@ print(ltc.launch(lambda rank: print("hello") or rank, nprocs=2))
 """
 
 
-def run_cell(program: str, *before: str) -> subprocess.CompletedProcess:
-    """Run the program as a cell: its functions are in no file."""
+def run_cell(program: str, *before: str, piped: bool = False) -> subprocess.CompletedProcess:
+    """Run the program as a cell, or from a pipe: its functions are in no file."""
+    text = "\n".join([*before, program])
     return subprocess.run(
-        [sys.executable, "-c", "\n".join([*before, program])],
+        [sys.executable, *(["-"] if piped else ["-c", text])],
+        input=text if piped else None,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 
-def test_functions_and_classes_of_a_cell_travel_by_value():
+@pytest.mark.parametrize("piped", [False, True])
+def test_functions_and_classes_of_a_cell_travel_by_value(piped):
     pytest.importorskip("cloudpickle")
-    done = run_cell(CELL)
+    done = run_cell(CELL, piped=piped)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
     shared = shares_memory()

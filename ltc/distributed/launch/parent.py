@@ -20,7 +20,7 @@ import torch.multiprocessing  # noqa: F401  lets the memory of CPU tensors trave
 
 from ltc import config
 from ltc.distributed.launch.child import STACKS, Error, ReturnedValue, Role, Stacks, run_rank
-from ltc.distributed.launch.pickled_call import PickledCall
+from ltc.distributed.launch.pickled_call import PickledCall, importable_main
 from ltc.distributed.transport.private_folder import private_folder
 from ltc.distributed.transport.shm_segment import LANES, region_bytes
 from ltc.errors import LtcError
@@ -234,7 +234,7 @@ class _Member:
             name=f"rank {self.rank}",
             daemon=daemon,
         )
-        with _starting, config.override(**role.settings):
+        with _starting, config.override(**role.settings), importable_main():
             self.process.start()
         for end in theirs:
             if end is not None:

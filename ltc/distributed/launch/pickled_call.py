@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import importlib
 import importlib.util
 import io
 import logging
+import multiprocessing.process
+import os
 import pickle
 import reprlib
 import sys
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
@@ -84,9 +87,28 @@ def _pickled_with(reducers: dict, fn: Callable, args: tuple) -> bytes:
 
 
 def _main_can_be_imported() -> bool:
-    """Whether another process can import the running program: not a notebook, nor python -c."""
+    """Whether another process can import the running program: no notebook, no python -c, no pipe."""
     main = sys.modules["__main__"]
-    return bool(getattr(main, "__spec__", None) or getattr(main, "__file__", None))
+    if getattr(main, "__spec__", None):
+        return True
+    file = getattr(main, "__file__", None) or ""  # "<stdin>" of what Python reads from a pipe
+    begun_in = cast(Any, multiprocessing.process).ORIGINAL_DIR or ""  # where the other looks
+    return bool(file) and os.path.exists(os.path.join(begun_in, file))
+
+
+@contextlib.contextmanager
+def importable_main() -> Iterator[None]:
+    """A block in which `__main__` names no file that is not there: a new process would look for it."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or _main_can_be_imported():
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = file
 
 
 def _by_name(reducers: dict, fn: Callable, args: tuple) -> bytes:
