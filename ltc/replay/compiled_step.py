@@ -71,7 +71,7 @@ class CompiledStep:
         thread = get_ident()
         found = self._threads.get(thread)
         if found is None:
-            running = {one.thread for device in devices() for one in device.recorders.values()}
+            running = {one.thread for device in devices() for one in device.all_recorders()}
             self._threads = {t: one for t, one in self._threads.items() if t in running}
             found = self._threads[thread] = _Replays(self._function)
         return found

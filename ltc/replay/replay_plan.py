@@ -131,9 +131,9 @@ class ReplayPlan:
         return self._nobody_else_records()
 
     def _nobody_else_records(self) -> bool:
-        others = self._device.recorders.values()
+        others = self._device.all_recorders()
         return len(others) == 1 or all(
-            [r.nothing_pending for r in [*others] if r is not self.recorder]
+            [r.nothing_pending for r in others if r is not self.recorder]
         )
 
     def run(self, prepared: Prepared, args: tuple, kwargs: dict) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ltc.core.lazy_model as ltm
+from ltc import config
 from ltc.debug import metrics
 from ltc.device.ops import quick_copies
 from ltc.device.recording import recorder, sync
@@ -197,6 +198,51 @@ def test_an_executor_that_has_the_number_of_an_ended_thread_records_nothing(monk
     assert number in device.recorders
     device._drop_recorders_of_ended_threads()
     assert number not in device.recorders
+
+
+@pytest.mark.parametrize("tier", ["auto", "op_by_op"])
+def test_a_thread_that_gets_the_number_of_an_ended_one_meanwhile_keeps_its_recorder(
+    monkeypatch, tier
+):
+    """It begins between two looks at the threads that run; to it the recorder is its own."""
+    device, numbers = device_at(3), []
+
+    def record() -> None:
+        with config.override(LTC_TIER=tier):
+            torch.ones(3).to("ltc:3").add(1)
+        numbers.append(threading.get_ident())
+
+    in_threads(record)
+    (number,) = numbers
+    left = device.recorders[number]
+    session, others = left.op_by_op, set(thread_frames()) - {number}
+    looks = iter([others, others | {number}])
+    monkeypatch.setattr(recorder, "thread_frames", lambda: next(looks))
+    device._drop_recorders_of_ended_threads(even_pending=True)
+    assert device.recorders[number] is left
+    assert left.op_by_op is session
+    assert left.thread == number
+    monkeypatch.setattr(recorder, "thread_frames", lambda: others)
+    device._drop_recorders_of_ended_threads(even_pending=True)
+    assert number not in device.recorders
+
+
+def test_threads_that_come_and_go_read_what_is_pending():
+    """Each gets the number, and the recorder, of one before while others drop recorders."""
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        for number in range(400):
+            y = torch.arange(3.0 + number % 3).to("ltc") * 2 + 1
+            z = y.cumsum(0)
+            read = [lambda y=y: (y + 1).tolist(), lambda z=z: (z * 2).sum().item(), z.tolist]
+            given = torch.arange(3.0 + number % 3) * 2 + 1
+            first, total, last = in_threads(*read)
+            assert first == (given + 1).tolist()
+            assert total == (given.cumsum(0) * 2).sum().item()
+            assert last == given.cumsum(0).tolist()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_many_threads_read_one_tensor():

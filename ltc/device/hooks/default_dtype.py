@@ -35,7 +35,7 @@ def _announced(setter: Callable[[Any], None]):
     def set_default(new: Any) -> None:
         if new is torch.get_default_dtype():
             return
-        recorders = [r for device in devices() for r in list(device.recorders.values())]
+        recorders = [r for device in devices() for r in device.all_recorders()]
         going_on = [r for r in recorders if _may_go_on(r)]
         for recorder in recorders:
             if recorder not in going_on:

@@ -270,7 +270,8 @@ class OpByOp:
     def end(self) -> None:
         """Every state that somebody holds has a buffer; views are derived from their bases."""
         recorder = self.recorder
-        sessions.pop(recorder.thread, None)
+        if sessions.get(recorder.thread) is self:
+            del sessions[recorder.thread]
         if self.calls != self._noted_at:
             self._note_step()
         made, states = recorder.live.made, [*recorder.live, *recorder.bound]

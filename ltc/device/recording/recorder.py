@@ -148,6 +148,7 @@ class Entry:
 END: Any = None  # compared with every key, equal to none
 END = Entry(None, None, None)
 END.next = END.follow = END
+NOBODY = 0  # a number that no thread has
 STOPPED = Entry(None, None, None)  # the cursor while another thread ends the recording: see sync.py
 
 
@@ -401,14 +402,10 @@ class Recorder:
         self.cursor, self.interrupted, self.fork = STOPPED, True, None
 
     def end_op_by_op(self) -> None:
-        """What an ended thread left has run: it becomes buffers, unless another thread sees to that."""
-        if self.op_by_op is not None and self.lock.acquire(blocking=False):
-            try:
-                if self.op_by_op is not None:
-                    self.op_by_op.end()
-                    self.restart()
-            finally:
-                self.lock.release()
+        """What an ended thread left has run: it becomes buffers; the caller holds the lock then."""
+        if self.op_by_op is not None:
+            self.op_by_op.end()
+            self.restart()
 
     def _add(self, key: tuple, call: Call) -> Entry:
         if call.line:
@@ -526,6 +523,15 @@ class Recorder:
         gone = [IN_TWO_LISTS] * len(states)
         return self.token is None and reference_counts(states) == gone
 
+    def leaves_nothing(self, even_pending: bool) -> bool:
+        """Whether nobody misses the recording of an ended thread: calls that ran have their results.
+
+        even_pending  also what was recorded and nobody will read
+        """
+        if self.op_by_op is not None or self.nothing_pending:
+            return True
+        return even_pending and self.nothing_awaited
+
     def path(self) -> list[Call]:
         """The calls of the recording so far, in recorded order."""
         calls, entry = [], self.last
@@ -564,7 +570,8 @@ class Device:
         self.index = index
         self.torch_device = torch.device(DEVICE_TYPE, index)
         self.random = RandomState()
-        self.recorders: dict[int, Recorder] = {}
+        self.recorders: dict[int, Recorder | None] = {}  # None: of an ended thread, being dropped
+        self._recorders_lock = threading.RLock()  # a finaliser may want it in its own thread
         self.warned_of_no_mark = False
 
     def new_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -583,12 +590,18 @@ class Device:
 
     def _add_recorder(self) -> Recorder:
         self._drop_recorders_of_ended_threads(even_pending=True)
-        for other in list(self.recorders.values()):
-            session = other.op_by_op
-            if session is not None:
-                session.share_inputs()
-        recorder = self.recorders[get_ident()] = Recorder(self)
-        return recorder
+        with self._recorders_lock:
+            left = self.recorders.get(get_ident())
+            if left is not None:  # by a thread that had the number before; it was just looked at
+                return left
+            for other in self.all_recorders():
+                if other.op_by_op is not None:
+                    other.op_by_op.share_inputs()
+            recorder = self.recorders[get_ident()] = Recorder(self)
+            return recorder
+
+    def all_recorders(self) -> list[Recorder]:
+        return [recorder for recorder in list(self.recorders.values()) if recorder is not None]
 
     def left_by_ended_threads(self) -> list[Recorder]:
         """Recorders with something pending that nobody adds to any more, and somebody may read."""
@@ -598,28 +611,68 @@ class Device:
     def _of_ended_threads(self) -> list[tuple[int, Recorder]]:
         """Recorders by the thread that each belonged to."""
         known = list(self.recorders.items())  # first: no thread that begins meanwhile is among them
-        # the numbers alone: a frame that is kept keeps alive what its function had in hand
-        running = set(thread_frames())
-        # These record nothing, and may have the number of one that did.
-        running.difference_update([executor.thread for executor in all_executors()])
-        return [(thread, recorder) for thread, recorder in known if thread not in running]
+        running = _threads_that_record()
+        return [
+            (thread, recorder)
+            for thread, recorder in known
+            if recorder is not None and thread not in running
+        ]
 
     def _drop_recorders_of_ended_threads(self, even_pending: bool = False) -> None:
         """even_pending  those as well that have recorded what nobody will read: this looks at all"""
         for thread, recorder in self._of_ended_threads():
+            if recorder.op_by_op is None:
+                if recorder.leaves_nothing(even_pending):
+                    self._drop(thread, recorder)
+            elif recorder.lock.acquire(blocking=False):  # else another thread sees to it
+                try:
+                    self._drop(thread, recorder)
+                finally:
+                    recorder.lock.release()
+
+    def _drop(self, thread: int, recorder: Recorder) -> None:
+        """Forget the recorder, unless a thread that began meanwhile got the number, and so the recorder.
+
+        Such a thread has found it before it is hidden here, and then it runs when that is looked at,
+        or it waits in `_add_recorder` until that is known.
+        """
+        with self._recorders_lock:
+            if self.recorders.get(thread) is not recorder:
+                return  # another thread has dropped it meanwhile
+            self.recorders[thread] = None
+            if thread in _threads_that_record() or not recorder.leaves_nothing(even_pending=True):
+                self.recorders[thread] = recorder
+                return
+            recorder.thread = NOBODY
+            sessions.pop(thread, None)
+        try:
             recorder.end_op_by_op()
-            if recorder.nothing_pending or (even_pending and recorder.nothing_awaited):
-                # another thread may have dropped it meanwhile, or may get its number
-                if self.recorders.get(thread) is recorder:
+        finally:
+            with self._recorders_lock:
+                if self.recorders.get(thread) is None:
                     self.recorders.pop(thread, None)
-                    sessions.pop(thread, None)
 
     def after_fork_in_child(self) -> None:
-        for recorder in self.recorders.values():
-            recorder.lock = threading.RLock()
+        self._recorders_lock = threading.RLock()
+        for thread, recorder in list(self.recorders.items()):
+            if recorder is None:
+                del self.recorders[thread]
+            else:
+                recorder.lock = threading.RLock()
 
     def __repr__(self) -> str:
         return str(self.torch_device)
+
+
+def _threads_that_record() -> set[int]:
+    """The numbers of the threads that run, but for those that record nothing.
+
+    Numbers alone: a frame that is kept keeps alive what its function had in hand.
+    """
+    running = set(thread_frames())
+    # These may have the number of one that did record.
+    running.difference_update([executor.thread for executor in all_executors()])
+    return running
 
 
 class _FirstDevice(Device):

@@ -379,7 +379,7 @@ def stop_other_threads() -> None:
     left = {thread.ident: thread.native_id for thread in threading.enumerate()}
     left.pop(get_ident())
     for device in devices_in_use():
-        for recorder in list(device.recorders.values()):
+        for recorder in device.all_recorders():
             native = left.get(recorder.thread)
             if native is not None and recorder.lock.acquire(timeout=_STOP_SECONDS):
                 begun = time.monotonic()
