@@ -62,7 +62,7 @@ def _or_one_call(original: Callable[..., None]) -> Callable[..., None]:
 def _overload() -> Callable[..., Any]:
     """ltc::adam_, or its kernel where nothing else sees the call: torch would hand on each tensor."""
     seen = torch.is_grad_enabled() or is_profiled()
-    return torch.ops.ltc.adam_ if seen else adam_overload.recorded()
+    return torch.ops.ltc.adam_ if seen else adam_overload.recorded
 
 
 def _are_plain(options: dict[str, Any]) -> bool:

@@ -6,13 +6,11 @@ it without a recorder.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-from ltc.device.recording.fast_path import build_kernel
-from ltc.device.recording.signature import Signature
+from ltc.device.recording.fast_path import lazily_built
 
 Tensors = list[torch.Tensor]
 
@@ -22,23 +20,15 @@ SCHEMA = (
     " float step_size, float root, float eps, bool amsgrad, bool maximize, bool decoupled) -> ()"
 )
 
+recorded = lazily_built("ltc::adam_")  # the kernel that records the overload
+
 
 def define(library: torch.library.Library) -> None:
     """Define the overload, with a kernel that records it."""
     library.define(SCHEMA)
     library.impl("adam_", _nothing_made, "Meta")
     library.impl("adam_", _adam, "CPU")
-    library.impl("adam_", _recorded_lazily, "PrivateUse1")
-
-
-@functools.cache
-def recorded():
-    """The kernel that records the overload."""
-    return build_kernel(Signature(torch.ops.ltc.adam_.default))
-
-
-def _recorded_lazily(*args: Any) -> None:
-    recorded()(*args)
+    library.impl("adam_", recorded, "PrivateUse1")
 
 
 def _nothing_made(*args: Any) -> None:

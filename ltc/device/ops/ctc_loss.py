@@ -6,14 +6,12 @@ call gives depends on them.  Of the lengths only the greatest is part of what is
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ltc.device.recording.fast_path import build_kernel, lazily_built
-from ltc.device.recording.signature import Signature
+from ltc.device.recording.fast_path import lazily_built
 from ltc.device.recording.tensors import is_lazy
 
 _GIVEN = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
@@ -22,6 +20,8 @@ SCHEMAS = {
     "ctc_loss_gradient": f"(Tensor gradient, {_GIVEN}, Tensor losses, Tensor log_alpha, int blank,"
     " bool zero_infinity) -> Tensor",
 }
+# overload -> the kernel that records it
+_RECORDED = {name: lazily_built(f"ltc::{name}") for name in SCHEMAS}
 _FLOATS = frozenset({torch.float32, torch.float64})
 _INTEGERS = frozenset({torch.int32, torch.int64})
 _of_lists = lazily_built("aten::_ctc_loss")
@@ -32,23 +32,11 @@ def define(library: torch.library.Library) -> None:
     """Define the overloads, each with a kernel that records it."""
     for name, arguments in SCHEMAS.items():
         library.define(name + arguments)
-        library.impl(name, _recorded_lazily(name), "PrivateUse1")
+        library.impl(name, _RECORDED[name], "PrivateUse1")
     library.impl("ctc_loss", _types, "Meta")
     library.impl("ctc_loss", _computed, "CPU")
     library.impl("ctc_loss_gradient", _types_of_gradient, "Meta")
     library.impl("ctc_loss_gradient", torch.ops.aten._ctc_loss_backward.Tensor, "CPU")
-
-
-@functools.cache
-def _recorded(name: str):
-    return build_kernel(Signature(getattr(torch.ops.ltc, name).default))
-
-
-def _recorded_lazily(name: str):
-    def kernel(*args: Any):
-        return _recorded(name)(*args)
-
-    return kernel
 
 
 def _types(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any):
@@ -80,7 +68,7 @@ def loss(
         return _of_lists(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     there = [_moved(lengths, log_probs) for lengths in (input_lengths, target_lengths)]
     longest = max(target_lengths)
-    return _recorded("ctc_loss")(log_probs, targets, *there, longest, blank, zero_infinity)
+    return _RECORDED["ctc_loss"](log_probs, targets, *there, longest, blank, zero_infinity)
 
 
 def gradient(
@@ -100,7 +88,7 @@ def gradient(
     if not _are_right(*given, blank) or not (is_lazy(grad) and is_lazy(log_alpha)):
         return _gradient_of_lists(grad, *given, *rest)
     there = [_moved(lengths, log_probs) for lengths in (input_lengths, target_lengths)]
-    return _recorded("ctc_loss_gradient")(grad, log_probs, targets, *there, *rest)
+    return _RECORDED["ctc_loss_gradient"](grad, log_probs, targets, *there, *rest)
 
 
 def _moved(lengths: Sequence[int], beside: torch.Tensor) -> torch.Tensor:

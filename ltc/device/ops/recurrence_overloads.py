@@ -6,15 +6,13 @@ sequences it has, and is empty where each step has all.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ltc.backends.reference import recurrence as formulas
-from ltc.device.recording.fast_path import build_kernel
-from ltc.device.recording.signature import Signature
+from ltc.device.recording.fast_path import lazily_built
 
 _GIVEN = "Tensor pre, Tensor weight, Tensor hidden"
 _OF_RESULTS = "Tensor gradient, Tensor last, Tensor weight, Tensor hidden, Tensor outputs"
@@ -29,12 +27,6 @@ SCHEMAS = (
     " -> (Tensor, Tensor, Tensor, Tensor)",
     f"recurrence_gradient.elman({_OF_RESULTS}, str function, {_ORDER}) -> (Tensor, Tensor, Tensor)",
 )
-
-
-@functools.cache
-def recording_kernel(base: str, overload: str):
-    """The kernel that records an overload."""
-    return build_kernel(Signature(getattr(getattr(torch.ops.ltc, base), overload)))
 
 
 def all_sizes(rows: int, batch: int, sizes: Sequence[int]) -> Sequence[int]:
@@ -97,11 +89,8 @@ OVERLOADS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def _recorded_lazily(base: str, overload: str):
-    def kernel(*args: Any, **kwargs: Any):
-        return recording_kernel(base, overload)(*args, **kwargs)
-
-    return kernel
+# overload -> the kernel that records it
+RECORDED = {name: lazily_built(f"ltc::{name}") for name in OVERLOADS}
 
 
 def define(library: torch.library.Library) -> None:
@@ -109,7 +98,6 @@ def define(library: torch.library.Library) -> None:
     for schema in SCHEMAS:
         library.define(schema)
     for name, (types, formula) in OVERLOADS.items():
-        base, _, overload = name.partition(".")
         library.impl(name, types, "Meta")
         library.impl(name, _formula(formula), "CPU")
-        library.impl(name, _recorded_lazily(base, overload), "PrivateUse1")
+        library.impl(name, RECORDED[name], "PrivateUse1")

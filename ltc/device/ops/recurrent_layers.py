@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from ltc.backends.reference import recurrence as formulas
-from ltc.device.ops.recurrence_overloads import all_sizes, recording_kernel
+from ltc.device.ops.recurrence_overloads import RECORDED, all_sizes
 from ltc.ir.infer import GATES
 from ltc.support.torch_private import (
     DEVICE_TYPE,
@@ -69,7 +69,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cell: str, sizes: tuple[int, ...], reverse: bool, *operands: Any):
         name, function = (cell, ()) if cell in _FORMULAS else ("elman", (cell,))
-        made = recording_kernel("recurrence", name)(*operands, *function, sizes, reverse)
+        made = RECORDED[f"recurrence.{name}"](*operands, *function, sizes, reverse)
         states = 2 if cell == "lstm" else 1
         ctx.name, ctx.order, ctx.count = name, (*function, sizes, reverse), len(operands)
         ctx.save_for_backward(*operands, made[0], *made[1 + states :])
@@ -98,7 +98,7 @@ def _by_formula(ctx: Any, operands: Sequence[Any], gradients: Sequence[Any]) -> 
 
 def _lstm_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
     _, weight, hidden, cell, outputs, gates, cells = ctx.saved_tensors
-    pre, of_hidden, before, of_cell = recording_kernel("recurrence_gradient", "lstm")(
+    pre, of_hidden, before, of_cell = RECORDED["recurrence_gradient.lstm"](
         gradients[0], gradients[1], weight, hidden, outputs, gradients[2], cell, gates, cells,
         *ctx.order,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def _lstm_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
 
 def _gru_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
     _, weight, hidden, bias, outputs, gates = ctx.saved_tensors
-    pre, of_hidden, before, products = recording_kernel("recurrence_gradient", "gru")(
+    pre, of_hidden, before, products = RECORDED["recurrence_gradient.gru"](
         *gradients, weight, hidden, outputs, gates, *ctx.order
     )
     of_bias = products[:, -len(bias) :].sum(0) if ctx.needs_input_grad[6] else None
@@ -116,7 +116,7 @@ def _gru_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
 
 def _elman_gradients(ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
     _, weight, hidden, outputs = ctx.saved_tensors
-    pre, of_hidden, before = recording_kernel("recurrence_gradient", "elman")(
+    pre, of_hidden, before = RECORDED["recurrence_gradient.elman"](
         *gradients, weight, hidden, outputs, *ctx.order
     )
     return pre, pre.t() @ before, of_hidden

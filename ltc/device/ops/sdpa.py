@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ltc.device.ops.sdpa_overloads import gradient_formula, recorded
+from ltc.device.ops.sdpa_overloads import RECORDED, gradient_formula
 from ltc.errors import InvalidGraph
 from ltc.ir.infer import broadcast
 from ltc.support.torch_private import (
@@ -114,9 +114,9 @@ def fused_attention(
     """aten::_scaled_dot_product_fused_attention_overrideable."""
     seed = None
     if dropout_p == 0:
-        result, logarithms = recorded("attention")(query, key, value, attn_bias, is_causal, scale)
+        result, logarithms = RECORDED["attention"](query, key, value, attn_bias, is_causal, scale)
     else:
-        result, logarithms, seed = recorded("attention", "dropout")(
+        result, logarithms, seed = RECORDED["attention.dropout"](
             query, key, value, attn_bias, is_causal, scale, dropout_p
         )
     rows, columns = query.shape[-2], key.shape[-2]
@@ -146,7 +146,7 @@ def fused_attention_backward(
     """aten::_scaled_dot_product_fused_attention_overrideable_backward."""
     wants_bias = attn_bias is not None and grad_input_mask[3]
     probability = dropout_p if dropout_p else None
-    kernel = recorded("attention_gradient", "bias" if wants_bias else "default")
+    kernel = RECORDED["attention_gradient.bias" if wants_bias else "attention_gradient"]
     made = kernel(
         grad_out,
         query,

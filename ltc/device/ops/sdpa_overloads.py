@@ -6,15 +6,13 @@ for who calls them without a recorder, and for gradients of gradients.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import torch
 
 from ltc.backends.reference.attention import kept_of
-from ltc.device.recording.fast_path import build_kernel
-from ltc.device.recording.signature import Signature
+from ltc.device.recording.fast_path import lazily_built
 from ltc.ir.infer import broadcast
 
 SCHEMAS = (
@@ -30,19 +28,6 @@ SCHEMAS = (
     " float? probability) -> (Tensor, Tensor, Tensor, Tensor)",
     "attention_kept(Tensor drawn, Tensor like, float probability) -> Tensor",
 )
-
-
-@functools.cache
-def recorded(name: str, overload: str = "default"):
-    """The kernel that records an overload."""
-    return build_kernel(Signature(getattr(getattr(torch.ops.ltc, name), overload)))
-
-
-def _recorded_lazily(name: str, overload: str):
-    def kernel(*args: Any, **kwargs: Any):
-        return recorded(name, overload)(*args, **kwargs)
-
-    return kernel
 
 
 # --- formulas -----------------------------------------------------------------------------------
@@ -267,13 +252,16 @@ OVERLOADS = {
 }
 
 
+# overload -> the kernel that records it
+RECORDED = {name: lazily_built(f"ltc::{name}") for name in OVERLOADS}
+
+
 def define(library: torch.library.Library) -> None:
     """Define the overloads, each with a kernel that records it."""
     for schema in SCHEMAS:
         random = schema.startswith("attention.dropout")
         library.define(schema, tags=(torch.Tag.nondeterministic_seeded,) if random else ())
     for name, (types, formula) in OVERLOADS.items():
-        base, _, overload = name.partition(".")
         library.impl(name, types, "Meta")
         library.impl(name, formula, "CPU")
-        library.impl(name, _recorded_lazily(base, overload or "default"), "PrivateUse1")
+        library.impl(name, RECORDED[name], "PrivateUse1")
