@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ltc.backends.reference.torch_call import at_sizes, sizes_made
 from ltc.errors import Unsupported
 from ltc.ir import ops
 from ltc.ir.node import Node, make
-from ltc.support.sizes.extent import Extent, SizeTrace, number_now
+from ltc.support.sizes.extent import Extent, Size, SizeTrace, number_now
 from ltc.support.sizes.marks import is_symbolic, settled
 
 
@@ -33,6 +33,10 @@ class Numbers:
             f"({', '.join([*self._known, ''])})"
         )
         return made
+
+    def places_of(self, sizes: Sequence[Size]) -> tuple[int, ...]:
+        """Of each expression its number; of a number that stays, -1 less it: see `sizes_at`."""
+        return tuple(self.number(size) if isinstance(size, Extent) else -1 - size for size in sizes)
 
     def of_run(self, run: PlannedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Which arguments of a run of kernels are expressions, which kernels' tasks, their numbers.
@@ -69,6 +73,11 @@ class Numbers:
             np.array([k for k, _ in found], dtype=np.int64),
             np.array([self.number(n) for _, n in found], dtype=np.int64),
         )
+
+
+def sizes_at(places: Sequence[int], found: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of `Numbers.places_of`, where the expressions are `found`."""
+    return tuple([found[place] if place >= 0 else -1 - place for place in places])
 
 
 def as_now(plan: ProgramPlan) -> ProgramPlan:

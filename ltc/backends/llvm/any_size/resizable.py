@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ltc.backends.llvm.any_size.numbers_of import Numbers, as_now
+from ltc.backends.llvm.any_size.numbers_of import Numbers, as_now, sizes_at
 from ltc.backends.llvm.checked_steps import MemoryChecks
 from ltc.backends.llvm.executable import LlvmComputation
 from ltc.backends.llvm.plan import FailedCheck, InBlock, ProgramPlan
 from ltc.backends.reference.torch_call import at_sizes
 from ltc.llvm.native.kernel_cache import LoadedKernel
 from ltc.support.shallow_copy import copied_with
-from ltc.support.sizes.extent import Extent, SizeTrace
+from ltc.support.sizes.extent import SizeTrace
 from ltc.support.sizes.marks import is_symbolic, text_function
 
 
@@ -37,12 +37,11 @@ class ResizableProgram:
             arguments, calls, chosen = numbers.of_run(run)
             self._words.append((self._now.words_of(k, arguments, calls), chosen))
         self._made = [
-            (k, tuple(numbers.number(n) if isinstance(n, Extent) else -1 - n for n in shape), dtype)
+            (k, numbers.places_of(shape), dtype)
             for k, (shape, dtype) in enumerate(plan.made)
             if is_symbolic(shape)
         ]
-        block = plan.block
-        self._block = numbers.number(block) if isinstance(block, Extent) else -1 - block
+        self._block = numbers.places_of((plan.block,))
         self._in_block = [(value, _PlaceAtSizes(where, numbers)) for value, where in plan.in_block]
         self._asking = {
             k: (numbers.of_results(check.node),
@@ -72,7 +71,7 @@ class ResizableProgram:
         """The program at these values, which fit."""
         found = self._numbers(*values)
         all_numbers = np.array(found, dtype=np.int64)
-        block = found[self._block] if self._block >= 0 else -1 - self._block
+        (block,) = sizes_at(self._block, found)
         memory = None if self._memory is None else self._memory.at(values)
         made, checks = self._made_at(found), self._checks(values, found)
         there = tuple([(value, place.at(found)) for value, place in self._in_block])
@@ -85,7 +84,7 @@ class ResizableProgram:
     def _made_at(self, found: Sequence[int]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
         made = list(self._now.plan.made)
         for k, shape, dtype in self._made:
-            made[k] = tuple([found[n] if n >= 0 else -1 - n for n in shape]), dtype
+            made[k] = sizes_at(shape, found), dtype
         return tuple(made)
 
     def _checks(self, values: Sequence[int], found: Sequence[int]) -> tuple[FailedCheck, ...]:
@@ -106,14 +105,13 @@ class _PlaceAtSizes:
 
     def __init__(self, where: InBlock, numbers: Numbers) -> None:
         self._dtype = where.dtype
-        self._parts = [
-            numbers.number(n) if isinstance(n, Extent) else -1 - n
-            for n in (where.offset, *where.shape)
-        ]
+        self._offset, self._shape = (
+            numbers.places_of(part) for part in ((where.offset,), where.shape)
+        )
 
     def at(self, found: Sequence[int]) -> InBlock:
-        offset, *shape = [found[n] if n >= 0 else -1 - n for n in self._parts]
-        return InBlock(offset, self._dtype, tuple(shape))
+        (offset,) = sizes_at(self._offset, found)
+        return InBlock(offset, self._dtype, sizes_at(self._shape, found))
 
 
 class _MemoryNumbers:
