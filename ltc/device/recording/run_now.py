@@ -26,6 +26,7 @@ from ltc.device.recording.signature import OPTIONAL_TENSORS, TENSORS, Signature
 from ltc.device.recording.state import State
 from ltc.device.recording.tensors import device_of, wrap, wrap_all
 from ltc.device.recording.views import link_all, link_by, links_of, write
+from ltc.device.shapes.meta import has_mask
 from ltc.device.timed_calls import note_call
 from ltc.device.torch_device import storage_of
 from ltc.profiling import spans
@@ -39,7 +40,6 @@ _WITH_VALUES = {
     "aten::empty_like": torch.ops.aten.zeros_like.default,
     "aten::new_empty": torch.ops.aten.new_zeros.default,
 }
-_MASKS = frozenset({torch.bool, torch.uint8})  # as indices
 _OTHER_LAYOUTS = ("sparse", "mkldnn", "nested")  # their kernels make what no ltc tensor can hold
 
 
@@ -108,8 +108,7 @@ class TorchKernel:
         """Whether a call with these arguments chooses as many elements as masks say."""
         if not (self.may_read and self._takes_indices):
             return False
-        indices = [x for place, is_list in self.tensors if is_list for x in values[place]]
-        return any([x is not None and x.dtype in _MASKS for x in indices])
+        return any([has_mask(values[place]) for place, is_list in self.tensors if is_list])
 
 
 @functools.cache

@@ -46,6 +46,7 @@ _DEPENDS_ON_DATA = (
 _WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _WRONG_FORMULA = ArithmeticError  # torch's divide by the number of elements, which may be 0
 _MAY_BE_TOLD = frozenset({"aten::repeat_interleave.Tensor"})  # how many there are is an argument
+_MASKS = frozenset({torch.bool, torch.uint8})  # as indices
 _known: BoundedTable[tuple, Types] = BoundedTable("ResultTypes", 16_384)
 # Kinds of calls whose types nobody tells, with the reason.
 _unknowable: BoundedTable[tuple, str] = BoundedTable("UnknowableTypes", 4096)
@@ -70,7 +71,7 @@ def result_types(
     if overload in _without_kernel:  # however many kinds of calls there are of it
         raise NoTypes(f"{overload} has no Meta kernel")
     if overload is torch.ops.aten.index.Tensor:
-        if _has_mask(args[1]):
+        if has_mask(args[1]):
             raise NoTypes("the number of elements that a mask selects depends on data")
         if _reads_of_nothing(args[0].shape, args[1]):
             raise NoTypes("there is nothing in a dimension of size 0")
@@ -94,9 +95,12 @@ def result_types(
     return _known.keep(key, types)
 
 
-def _has_mask(indices: Sequence[Any]) -> bool:
-    """Asked here, since to say so torch's Meta kernel imports what takes half a second."""
-    return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in indices)
+def has_mask(indices: Sequence[Any]) -> bool:
+    """Whether one of these tensors chooses by its values: then these decide how many there are.
+
+    Asked here, since to say so torch's Meta kernel imports what takes half a second.
+    """
+    return any([x is not None and x.dtype in _MASKS for x in indices])
 
 
 def _reads_of_nothing(shape: Sequence[int], indices: Sequence[Any]) -> bool:
