@@ -11,10 +11,8 @@ from torch.utils.checkpoint import checkpoint
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.op_by_op import forks
-from ltc.runtime import tiers
 from ltc.runtime.symbolic import program_of_sizes
-from tests.recorders import forget_paths
+from tests.recorders import forget_paths, process_of_one_device
 
 LENGTHS = [5, 6, 9, 11, 16, 12, 23, 32, 8, 40, 17, 130, 64, 33]
 
@@ -22,14 +20,8 @@ LENGTHS = [5, 6, 9, 11, 16, 12, 23, 32, 8, 40, 17, 130, 64, 33]
 @pytest.fixture(autouse=True)
 def auto(monkeypatch) -> Iterator[None]:
     """As in a process of one device that was told nothing."""
-    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
-    monkeypatch.setattr(forks, "_has_peers", lambda: False)
-    ltm.mark_step()
-    with config.override(LTC_CACHE=0, LTC_BACKEND="llvm"):
-        forget_paths()
+    with process_of_one_device(monkeypatch, LTC_CACHE=0):
         yield
-        ltm.mark_step()
-    forget_paths()
 
 
 def attended(dropout: float, causal: bool) -> list[list[torch.Tensor]]:

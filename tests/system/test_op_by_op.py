@@ -24,21 +24,15 @@ from ltc.device.recording.signature import Signature
 from ltc.device.torch_device import storage_of
 from ltc.runtime import tiers
 from ltc.support.torch_private import below_autograd
-from tests.recorders import forget_paths
+from tests.recorders import forget_paths, process_of_one_device
 from tests.training_loop import train
 
 
 @pytest.fixture(autouse=True)
 def auto(monkeypatch):
     """As in a process of one device that was told nothing."""
-    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
-    monkeypatch.setattr(forks, "_has_peers", lambda: False)
-    ltm.mark_step()
-    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm", LTC_SYMBOLIC=0):
-        forget_paths()
+    with process_of_one_device(monkeypatch, LTC_TIER="auto", LTC_CACHE=0, LTC_SYMBOLIC=0):
         yield
-        ltm.mark_step()
-    forget_paths()
 
 
 @pytest.fixture

@@ -18,22 +18,15 @@ from ltc.device.op_by_op.unrecorded import LONG
 from ltc.device.recording.recorder import device_at
 from ltc.device.recording.sync import end_what_runs_at_once
 from ltc.device.recording.tensors import state_of
-from ltc.runtime import tiers
-from tests.recorders import forget_paths
+from tests.recorders import process_of_one_device
 
 
 @pytest.fixture(autouse=True)
 def auto(monkeypatch) -> Iterator[None]:
     """As in a process of one device that was told nothing, on a machine that is as fast as it likes."""
-    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
-    monkeypatch.setattr(forks, "_has_peers", lambda: False)
     monkeypatch.setattr(short_reads, "CALL_SECONDS", 1e9)
-    ltm.mark_step()
-    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm", LTC_NUM_DEVICES=1):
-        forget_paths()
+    with process_of_one_device(monkeypatch, LTC_TIER="auto", LTC_CACHE=0, LTC_NUM_DEVICES=1):
         yield
-        ltm.mark_step()
-    forget_paths()
 
 
 def read(times: int) -> None:

@@ -13,28 +13,21 @@ import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.op_by_op import forks
 from ltc.errors import OutOfRangeIndexError
-from ltc.runtime import tiers
 from ltc.runtime.background import compile_behind
-from tests.recorders import forget_paths
+from tests.recorders import forget_paths, process_of_one_device
 from tests.training_loop import train
 
 
 @pytest.fixture(autouse=True)
 def auto(monkeypatch, tmp_path) -> Iterator[None]:
     """As in a process of one device that was told nothing, with an empty disk cache."""
-    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
-    monkeypatch.setattr(forks, "_has_peers", lambda: False)
-    ltm.mark_step()
     settings = {"LTC_TIER": "auto", "LTC_CACHE": 1, "LTC_CACHE_DIR": str(tmp_path)}
     settings["LTC_COPY_PROCESS"] = 0  # a new process answers later than the next few steps end
-    with config.override(LTC_BACKEND="llvm", LTC_NUM_DEVICES=1, **settings):
-        forget_paths()
+    with process_of_one_device(monkeypatch, LTC_NUM_DEVICES=1, **settings):
         yield
         ltm.mark_step()
         compile_behind.end()
-    forget_paths()
 
 
 def until_none_is_asked_for() -> None:

@@ -14,15 +14,15 @@ import ltc
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.op_by_op import forks, short_reads
+from ltc.device.op_by_op import short_reads
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
 from ltc.llvm.ops import dispatch
-from ltc.runtime import graph_compiler, tiers
+from ltc.runtime import graph_compiler
 from ltc.runtime.symbolic import program_of_sizes
 from tests.drawn import seeds
-from tests.recorders import forget_paths
+from tests.recorders import forget_paths, process_of_one_device
 from tests.resized_programs import ResizedProgram, sequence
 from tests.unit import llvm_kernels
 
@@ -35,14 +35,8 @@ ROUNDING = {torch.float32: 2e-4, torch.float64: 1e-9}
 @pytest.fixture(autouse=True)
 def auto(monkeypatch) -> Iterator[None]:
     """As in a process of one device that was told nothing."""
-    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
-    monkeypatch.setattr(forks, "_has_peers", lambda: False)
-    ltm.mark_step()
-    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
-        forget_paths()
+    with process_of_one_device(monkeypatch, LTC_TIER="auto", LTC_CACHE=0):
         yield
-        ltm.mark_step()
-    forget_paths()
 
 
 def in_a_new_thread(function: Callable[[], None]) -> None:

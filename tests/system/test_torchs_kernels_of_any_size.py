@@ -10,10 +10,8 @@ from torch import nn
 import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
-from ltc.device.op_by_op import forks
-from ltc.runtime import tiers
 from ltc.runtime.symbolic import program_of_sizes
-from tests.recorders import forget_paths
+from tests.recorders import forget_paths, process_of_one_device
 
 SIZES = [5, 6, 9, 11, 16, 12, 23, 32, 8, 40]
 
@@ -21,15 +19,9 @@ SIZES = [5, 6, 9, 11, 16, 12, 23, 32, 8, 40]
 @pytest.fixture(autouse=True)
 def auto(monkeypatch) -> Iterator[None]:
     """As in a process of one device that was told nothing."""
-    monkeypatch.setattr(tiers, "_has_replicas", lambda: False)
-    monkeypatch.setattr(forks, "_has_peers", lambda: False)
     monkeypatch.setattr(program_of_sizes, "FIRST_USES", 1)
-    ltm.mark_step()
-    with config.override(LTC_TIER="auto", LTC_CACHE=0, LTC_BACKEND="llvm"):
-        forget_paths()
+    with process_of_one_device(monkeypatch, LTC_TIER="auto", LTC_CACHE=0):
         yield
-        ltm.mark_step()
-    forget_paths()
 
 
 def at_all_sizes(step: Callable[[str, int], list[torch.Tensor]], device: str) -> list:
