@@ -226,6 +226,24 @@ def test_random_numbers_are_those_of_a_compiled_program():
         assert torch.equal(mine, other)
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        lambda below: torch.randint(below, (64,), device="ltc"),
+        lambda below: torch.randint(-3, below, (64,), device="ltc"),
+        lambda below: torch.ones(64, device="ltc").random_(0, below),
+    ],
+)
+def test_numbers_below_a_limit_that_grows_compile_nothing(drawn):
+    """As from a replay buffer that fills: each limit was a kernel of its own, 40 ms a step."""
+    with config.override(LTC_TIER="auto"), metrics.counted() as grown:
+        for below in range(5, 11):
+            found = drawn(below).cpu()
+            assert -3 <= found.min() and found.max() < below
+            ltm.mark_step()
+    assert grown["llvm.compiled"] == grown["UncachedCompile"] == 0
+
+
 def test_an_error_is_the_one_of_a_compiled_program():
     table = fresh(5, 1208)
     told = []

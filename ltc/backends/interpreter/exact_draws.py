@@ -11,6 +11,7 @@ import math
 from ltc.ir import ops
 from ltc.ir.graph import Graph, schedule
 from ltc.ir.node import Node
+from ltc.ir.tensor_type import TensorType
 
 _ROUNDS_ONCE = frozenset({ops.MUL})
 # Behind a product, one instruction may make both.
@@ -57,5 +58,5 @@ def _rounds_once(node: Node) -> bool:
 
 def _is_float(node: Node) -> bool:
     """Whether it makes floats; of one that makes several values, nobody asks which."""
-    several = isinstance(node.type, tuple)
+    several = not isinstance(node.type, TensorType)
     return several or bool(node.dtype.is_floating_point or node.dtype.is_complex)
