@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any
 from weakref import ref
 
-from ltc import config
 from ltc.aten.call import Call, CallResult, Numbering, Scalar, parts_of_kind
 from ltc.aten.registry import expand
 from ltc.backends.eager import EagerBackend
@@ -30,7 +29,11 @@ from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Job, Request, request_of
 from ltc.runtime.background.graph_record import record_of_graph
 from ltc.runtime.buffer import Buffer, Outputs
-from ltc.runtime.graph_compiler import compile_and_keep, compile_traced
+from ltc.runtime.graph_compiler import (
+    compile_and_keep,
+    compiled_call,
+    settings_now,
+)
 from ltc.runtime.program import InputRole, Program
 from ltc.runtime.program_cache import PROGRAMS, note_use
 from ltc.runtime.tiers import Tiers, begin_interpreted, looks_inside
@@ -38,13 +41,6 @@ from ltc.runtime.transfers import backend, capabilities
 from ltc.runtime.verification.finite import FiniteComputation
 from ltc.runtime.verification.verified import VerifiedComputation
 
-# What a program depends on and may change while a process runs. The numeric modes may not.
-# The last three do not change how a program is compiled: its record is the same.
-SETTINGS = (
-    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY",
-    "LTC_DEBUG_NANS",
-)  # fmt: skip
-settings_now = config.reader(*SETTINGS)
 count_found = counting("CachedCompile")
 
 
@@ -327,7 +323,7 @@ def _interpreted(
     donated = frozenset(dict(key[2]).values())
 
     expanded = functools.partial(
-        ExpandedCall, compile=functools.partial(compile_traced, device=device)
+        ExpandedCall, compile=functools.partial(compiled_call, device=device)
     )
     try:
         interpreted = InterpretedComputation(calls, outputs, numbering, donated, expanded)

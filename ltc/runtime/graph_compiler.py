@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from ltc import config
 from ltc.backends.capabilities import Resizable
 from ltc.ir.graph import Graph, calls_text
 from ltc.passes import pipeline
 from ltc.runtime.partition import SegmentedComputation, compiled
 from ltc.runtime.transfers import backend, capabilities
+from ltc.support.bounded_table import BoundedTable
 from ltc.support.sizes.extent import SizeTrace
 from ltc.support.torch_private import shown_region
+
+# What a program depends on and may change while a process runs. The numeric modes may not.
+# The last three do not change how a program is compiled: its record is the same.
+SETTINGS = (
+    "LTC_BACKEND", "LTC_CHECK", "LTC_CHECK_INDEX", "LTC_AUTOTUNE", "LTC_TIER", "LTC_VERIFY",
+    "LTC_DEBUG_NANS",
+)  # fmt: skip
+settings_now = config.reader(*SETTINGS)
+_compiled_calls: BoundedTable[tuple[Any, ...], Any] = BoundedTable("CompiledCalls", 64)
 
 
 def compile_traced(graph: Graph, device: int, donated: frozenset[int] = frozenset()) -> Any:
@@ -23,6 +34,18 @@ def compile_traced(graph: Graph, device: int, donated: frozenset[int] = frozense
         except Exception as error:  # a compiler knows nothing of the user's lines
             error.add_note(f"while {chosen.name} compiled {calls_text(graph)}")
             raise
+
+
+def compiled_call(graph: Graph, device: int) -> Any:
+    """Likewise of one call, which is in many programs: what draws normal numbers, say.
+
+    Where calls of one line have equal graphs, they share what they are compiled to.
+    """
+    key = graph.outputs, tuple(graph.lines.values()), device, settings_now()
+    known = _compiled_calls.get(key)
+    if known is not None:
+        return known
+    return _compiled_calls.keep(key, compile_traced(graph, device))
 
 
 def compile_and_keep(name: str, graph: Graph, device: int, donated: frozenset[int]) -> Any:

@@ -13,7 +13,7 @@ from ltc import config
 from ltc.backends.interpreter.interpreted import InterpretedComputation
 from ltc.debug import metrics
 from ltc.device.op_by_op import forks
-from ltc.runtime import program, tiers
+from ltc.runtime import graph_compiler, program, tiers
 from tests.recorders import forget_paths
 from tests.training_loop import train
 
@@ -239,9 +239,38 @@ def test_numbers_below_a_limit_that_grows_compile_nothing(drawn):
     with config.override(LTC_TIER="auto"), metrics.counted() as grown:
         for below in range(5, 11):
             found = drawn(below).cpu()
-            assert -3 <= found.min() and found.max() < below
+            assert found.min() >= -3 and found.max() < below
             ltm.mark_step()
     assert grown["llvm.compiled"] == grown["UncachedCompile"] == 0
+
+
+def test_a_line_that_draws_is_planned_once_for_all_programs_with_it(monkeypatch):
+    planned = []
+    compile_traced = graph_compiler.compile_traced
+    monkeypatch.setattr(
+        graph_compiler,
+        "compile_traced",
+        lambda graph, device: planned.append(graph) or compile_traced(graph, device),
+    )
+
+    def noise() -> torch.Tensor:
+        return torch.randn(3, 5, device="ltc")
+
+    def drawn(*added: float) -> list[torch.Tensor]:
+        ltm.set_rng_state(7)
+        values = [noise() for _ in range(2)]
+        for number in added:
+            values[1] = values[1] + torch.full_like(values[0], number)
+        ltm.mark_step()
+        return [value.cpu() for value in values]
+
+    graph_compiler._compiled_calls.clear()
+    with config.override(LTC_TIER="auto"):
+        first, second = drawn()
+        other, more = drawn(2.0, 1.0)
+    assert len(planned) == 1
+    assert torch.equal(first, other) and not torch.equal(first, second)
+    torch.testing.assert_close(second + 3, more)
 
 
 def test_an_error_is_the_one_of_a_compiled_program():

@@ -17,7 +17,8 @@ from ltc.device.evidence.named_holders import name_holders
 from ltc.explaining.explanation import COMPILES, RECOMPILES, Explanation
 from ltc.explaining.history import note
 from ltc.explaining.user_stack import UserFrame, user_stack
-from ltc.runtime.compile import SETTINGS, ProgramBinding
+from ltc.runtime.compile import ProgramBinding
+from ltc.runtime.graph_compiler import SETTINGS
 from ltc.runtime.program import Program
 from ltc.support.bounded_table import BoundedTable
 

@@ -13,7 +13,7 @@ from ltc.backends.interpreter.call_kernel import CallKernel, Slots, kernel_of
 from ltc.backends.interpreter.expanded_call import ExpandedCall
 from ltc.backends.interpreter.interpreted import INPUT
 from ltc.backends.plain_dispatch import PlainDispatch
-from ltc.runtime.graph_compiler import compile_traced
+from ltc.runtime.graph_compiler import compiled_call
 from ltc.support.bounded_table import BoundedTable
 
 _kernels: BoundedTable[tuple, tuple[CallKernel, Slots, list[int]]] = BoundedTable(
@@ -62,7 +62,7 @@ def _prepared(
     slots = Slots(calls, scalars)
 
     expanded = functools.partial(
-        ExpandedCall, compile=functools.partial(compile_traced, device=device)
+        ExpandedCall, compile=functools.partial(compiled_call, device=device)
     )
     return kernel_of(alone, slots, frozenset(), expanded), slots, scalars
 

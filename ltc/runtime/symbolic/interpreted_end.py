@@ -10,7 +10,7 @@ from ltc.backends.interpreter.any_size import InterpretedAtAnySize
 from ltc.backends.interpreter.call_kernel import NotInterpretable
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.runtime.compile import ProgramBinding
-from ltc.runtime.graph_compiler import compile_traced
+from ltc.runtime.graph_compiler import compile_traced, compiled_call
 from ltc.runtime.program import Program
 from ltc.runtime.symbolic.traced_end import Derive, TracedEnd
 from ltc.runtime.tiers import Tiers, begin_interpreted
@@ -60,7 +60,7 @@ class InterpretedEnd:
             end = TracedEnd(self._derive, values, self._replaced)
             self._calls = InterpretedAtAnySize(
                 end.trace, end.calls, end.outputs, end.numbering, end.donated,
-                functools.partial(compile_traced, device=self._device),
+                functools.partial(compiled_call, device=self._device),
             )  # fmt: skip
         except Exception:  # of a call that needs its sizes: the whole is run for these alone
             return

@@ -15,7 +15,8 @@ from ltc.debug import metrics
 from ltc.explaining.explanation import TIERS, Explanation
 from ltc.explaining.history import note
 from ltc.explaining.user_stack import user_stack
-from ltc.runtime.compile import ProgramBinding, settings_now
+from ltc.runtime.compile import ProgramBinding
+from ltc.runtime.graph_compiler import settings_now
 from ltc.runtime.program import Program
 from ltc.runtime.program_cache import note_use
 from ltc.runtime.symbolic.interpreted_end import InterpretedEnd

@@ -15,8 +15,7 @@ from ltc.ir.json_codec import Unrecordable
 from ltc.runtime.background import compile_behind
 from ltc.runtime.background.compile_behind import Job, Request, request_of
 from ltc.runtime.background.graph_record import record_of_graph
-from ltc.runtime.compile import settings_now
-from ltc.runtime.graph_compiler import resizable_and_keep
+from ltc.runtime.graph_compiler import resizable_and_keep, settings_now
 from ltc.runtime.program import Program
 from ltc.runtime.symbolic.traced_end import TracedEnd
 from ltc.runtime.transfers import capabilities
