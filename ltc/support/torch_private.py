@@ -288,7 +288,6 @@ def end_workers(iterator: Any) -> None:
 # --- what is asked of kernels without running them
 
 FakeTensorMode = _named("torch._subclasses.fake_tensor", "FakeTensorMode")
-NoKernel = _named("torch._subclasses.fake_tensor", "UnsupportedOperatorException")
 DataDependentOutputException = _named(
     "torch._subclasses.fake_tensor", "DataDependentOutputException"
 )

@@ -127,9 +127,59 @@ for _axes, _kind in itertools.product((1, 2, 3), ("reflection", "replication")):
     _name, _padding = f"aten::{_kind}_pad{_axes}d", [1, 2] * _axes
     OWN[_name] = [floats(2, 3, *[4] * _axes), _padding]
     OWN[f"{_name}_backward"] = [floats(2, 3, *[7] * _axes), floats(2, 3, *[4] * _axes), _padding]
+for _axes, _mode in itertools.product((2, 3), ("upsample_nearest", "_upsample_nearest_exact")):
+    _name, _small, _large = f"aten::{_mode}{_axes}d", [4] * _axes, [7] * _axes
+    OWN[_name] = [floats(2, 3, *_small), _large, *[None] * _axes]
+    OWN[f"{_name}_backward"] = [
+        floats(2, 3, *_large), _large, [2, 3, *_small], *[None] * _axes,
+    ]  # fmt: skip
+OWN |= {
+    "aten::_upsample_bicubic2d_aa": [floats(2, 3, 4, 5), [6, 3], False, None, None],
+    "aten::_upsample_bicubic2d_aa_backward": [
+        floats(2, 3, 6, 3), [6, 3], [2, 3, 4, 5], False, None, None,
+    ],
+    "aten::im2col": [floats(2, 3, 6, 7), [2, 3], [1, 2], [1, 0], [2, 1]],
+    "aten::col2im": [floats(2, 12, 20), [5, 6], [2, 2], [1, 1], [0, 0], [1, 1]],
+    "aten::median.dim": [floats(4, 3), 1, True],
+    "aten::nanmedian.dim": [floats(4, 3), -2, False],
+    "aten::median": [floats(4, 3)],
+    "aten::nanmedian": [floats(4, 3)],
+    "aten::_pdist_forward": [floats(4, 3), 1.5],
+    "aten::_pdist_backward": [floats(6), floats(4, 3), 1.5, floats(6)],
+    "aten::multi_margin_loss": [floats(4, 3), indices(4), 1, 0.5, None, 0],
+    "aten::multi_margin_loss_backward": [floats(), floats(4, 3), indices(4), 1, 0.5, None, 1],
+    "aten::normal.Tensor_float": [floats(2, 3), 0.5, None],
+    "aten::normal.float_Tensor": [0.5, floats(2, 3), None],
+    "aten::affine_grid_generator": [floats(2, 2, 3), [2, 4, 5, 6], True],
+    "aten::native_channel_shuffle": [floats(2, 6, 4, 5), 3],
+    "aten::linalg_inv_ex": [floats(2, 4, 4), False],
+    "aten::linalg_cholesky_ex": [floats(2, 4, 4), False, False],
+    "aten::_linalg_det": [floats(2, 4, 4)],
+    "aten::_linalg_solve_ex": [floats(2, 4, 4), floats(2, 4, 3), True, False],
+    "aten::_linalg_eigh": [floats(2, 4, 4), "U", True],
+    "aten::_euclidean_dist": [floats(2, 4, 3), floats(2, 5, 3)],
+    "aten::special_i0e": [floats(2, 3)],
+    "aten::special_i1e": [floats(2, 3)],
+    "aten::view_as_real_copy": [Tensor((2, 3), torch.complex64)],
+    "aten::view_as_complex_copy": [floats(2, 3, 2)],
+    "aten::_standard_gamma": [floats(2, 3), None],
+    "aten::_standard_gamma_grad": [floats(2, 3), floats(2, 3)],
+    "aten::_weight_norm_interface": [floats(4, 3), floats(4, 1), 0],
+    "aten::_weight_norm_interface_backward": [
+        floats(4, 3), floats(4, 3), floats(4, 1), floats(4, 1), 0,
+    ],
+}  # fmt: skip
+for _way in ("l", "r"):
+    OWN[f"aten::__{_way}shift__.Tensor"] = [indices(2, 3), indices(3)]
+    OWN[f"aten::__{_way}shift__.Scalar"] = [indices(2, 3), 2]
 # What Meta refuses though the CPU computes it: it knows the dtypes of another device, or has no kernel.
 COMPUTED_BY_THE_CPU = frozenset(
-    {"aten::_grouped_mm", *(name for name in OF_ATEN if "fake_quantize" in name)}
+    {
+        "aten::_grouped_mm",
+        "aten::_standard_gamma_grad",
+        "aten::multi_margin_loss_backward",
+        *(name for name in OF_ATEN if "fake_quantize" in name),
+    }
 )
 
 

@@ -2,14 +2,15 @@
 
 Formulas (formulas/) answer for common calls that are certain to be right, in some microseconds.  For
 all others torch's Meta kernels are asked, which takes up to some milliseconds.  Some of these answer
-for one kind of device, and take a meta tensor for CUDA's.  A call that will run PyTorch's CPU kernel
-asks them with fake CPU tensors, so that the answer is that kernel's.  What they tell wrong even so is
-corrected (norm_statistics.py, bag_types.py, bool_powers.py).
+for one kind of device, and take a meta tensor for CUDA's.  Where a call that will run PyTorch's CPU
+kernel may be of these, they are asked with fake CPU tensors, so that the answer is that kernel's.  What
+they tell wrong even so is corrected (norm_statistics.py, bag_types.py, bool_powers.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,8 +27,8 @@ from ltc.support.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
-    NoKernel,
     fake_tensor_log,
+    has_kernel,
     schema_of_overload,
 )
 
@@ -43,6 +44,19 @@ _DEPENDS_ON_DATA = (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+# Of those that run PyTorch's CPU kernels, what gives or takes other types on the CPU than elsewhere.
+_DEPENDS_ON_DEVICE = frozenset(
+    {
+        torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default,
+        torch.ops.aten.histc.default,
+    }
+)  # fmt: skip
+_TAKE_META = (
+    "Meta", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional",
+    "CompositeImplicitAutograd",
+)  # fmt: skip
+_OF_DATA = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 _WRONG_CALL = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _WRONG_FORMULA = ArithmeticError  # torch's divide by the number of elements, which may be 0
 _MAY_BE_TOLD = frozenset({"aten::repeat_interleave.Tensor"})  # how many there are is an argument
@@ -144,10 +158,25 @@ def _infer(
     if rule_of(overload.name()) is None and _counts_data(overload):
         raise NoTypes("the shape of its result depends on data")
     metrics.count("MetaInference")
+    known = [*args, *kwargs.values()]
+    if _runs_its_kernel(overload) and cpu_probe.makes_little(known):
+        types = _by_probe(overload, args, kwargs, mutated, returned)
+        return types or _by_meta(overload, args, kwargs, mutated, returned)
     types = _by_meta(overload, args, kwargs, mutated, returned)
-    if not cpu_probe.is_small([*args, *kwargs.values()], types):
+    if not cpu_probe.is_small(known, types):
         return types
-    return _by_probe(overload, args, kwargs, mutated, returned, types)
+    found = _by_probe(overload, args, kwargs, mutated, returned)
+    return found if found and rule_of(overload.name()) is None else types
+
+
+@functools.cache
+def _runs_its_kernel(overload: Any) -> bool:
+    """Whether a call runs PyTorch's CPU kernel, by no rule, and torch tells its types without it.
+
+    What nobody tells may depend on data, though no tag says so.
+    """
+    is_plain = overload.namespace == "aten" and rule_of(overload.name()) is None
+    return is_plain and _has_meta_kernel(overload)
 
 
 def _by_meta(
@@ -157,16 +186,10 @@ def _by_meta(
     mutated: Sequence[int | str],
     returned: bool,
 ) -> Types:
-    has_rule = rule_of(overload.name()) is not None
-    device = torch.device("meta" if has_rule else "cpu")
-    twins: dict[CallResult, torch.Tensor] = {}
     try:
-        with torch.no_grad(), contextlib.nullcontext() if has_rule else _fake():
-            twin_args = [_twin(argument, twins, device) for argument in args]
-            twin_kwargs = {name: _twin(value, twins, device) for name, value in kwargs.items()}
-            result = overload(*twin_args, **twin_kwargs)
+        result, twin_args, twin_kwargs = _asked(overload, args, kwargs)
     except (*_DEPENDS_ON_DATA, *_WRONG_CALL, _WRONG_FORMULA) as error:
-        if isinstance(error, NoKernel) and error.func is overload and overload.namespace == "aten":
+        if overload.namespace == "aten" and not _has_meta_kernel(overload):
             _without_kernel.add(overload)
         raise NoTypes(str(error)) from error
     types = _types_of(result, twin_args, twin_kwargs, mutated, returned)
@@ -176,13 +199,51 @@ def _by_meta(
     return _wanted(overload, args, kwargs, types)
 
 
+def _asked(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list, dict]:
+    """What it gives for tensors without memory, and the arguments and keywords that it was given.
+
+    A fake tensor says that it is on the CPU, for which some kernels give other types, or take what
+    they refuse of a meta tensor.  The first one of a process imports what takes a second.
+    """
+    has_rule = rule_of(overload.name()) is not None
+    if not has_rule and overload in _DEPENDS_ON_DEVICE:
+        return _asked_of_fakes(overload, args, kwargs)
+    try:
+        return _asked_on(_META, overload, args, kwargs)
+    except _WRONG_CALL:
+        if has_rule or not _has_meta_kernel(overload):
+            raise
+        return _asked_of_fakes(overload, args, kwargs)
+
+
+def _asked_of_fakes(
+    overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, list, dict]:
+    with _fake():
+        return _asked_on(_CPU, overload, args, kwargs)
+
+
+def _asked_on(
+    device: torch.device, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, list, dict]:
+    twins: dict[CallResult, torch.Tensor] = {}
+    with torch.no_grad():
+        twin_args = [_twin(argument, twins, device) for argument in args]
+        twin_kwargs = {name: _twin(value, twins, device) for name, value in kwargs.items()}
+        return overload(*twin_args, **twin_kwargs), twin_args, twin_kwargs
+
+
+def _has_meta_kernel(overload: Any) -> bool:
+    """Whether it can be called on tensors without memory: by a kernel, or as it is composed."""
+    return any(has_kernel(overload.name(), key) for key in _TAKE_META)
+
+
 def _counts_data(overload: Any) -> bool:
-    """Whether values decide the shape of what it makes, as torch says.
+    """Whether values decide what it gives, or of which shape, as torch says.
 
     Asked here, since to find that out with fake tensors imports what takes a second.
     """
-    is_told = overload.name() in _MAY_BE_TOLD
-    return torch.Tag.dynamic_output_shape in overload.tags and not is_told
+    return not (_OF_DATA.isdisjoint(overload.tags) or overload.name() in _MAY_BE_TOLD)
 
 
 def _wanted(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Types) -> Types:
@@ -227,16 +288,15 @@ def _by_probe(
     kwargs: dict[str, Any],
     mutated: Sequence[int | str],
     returned: bool,
-    by_meta: Types,
-) -> Types:
-    """The CPU kernel's own answer; the Meta kernel's where a rule, not that kernel, will run."""
+) -> Types | None:
+    """The CPU kernel's own answer; None where stand-in values are none for it."""
     try:
         found = cpu_probe.run_on_stand_ins(overload, args, kwargs, mutated)
     except NotImplementedError:
-        return by_meta
+        return None
     except cpu_probe.Refused as error:
         raise NoTypes(str(error)) from error
-    return by_meta if rule_of(overload.name()) else _types_of(*found, mutated, returned)
+    return _types_of(*found, mutated, returned)
 
 
 def _types_of(

@@ -14,6 +14,7 @@ from ltc.device.shapes.formulas.operands import (
     FLOATS,
     MOST_ELEMENTS,
     VALUES,
+    is_real,
     is_value,
     number_of,
     type_of,
@@ -53,6 +54,14 @@ def _constant(
 @types_of("aten::rand", "aten::randn")
 def _drawn(size: Sequence[int], dtype: torch.dtype | None = None, **options: Any) -> Types | None:
     return _made(size, dtype, options, FLOATS)
+
+
+@types_of("aten::normal.float_float")
+def _normal(
+    mean: Any, std: Any, size: Sequence[int], dtype: torch.dtype | None = None, **options: Any
+) -> Types | None:
+    is_known = is_real(mean) and is_real(std) and 0 < number_of(std) < 1e4
+    return _made(size, dtype, options, FLOATS) if is_known else None
 
 
 @types_of("aten::full")
@@ -172,6 +181,14 @@ def _arange(*bounds: Any, dtype: torch.dtype | None = None, **options: Any) -> T
 
 
 # --- over what is there -------------------------------------------------------------------------
+
+
+@types_of("aten::linspace", "aten::logspace")
+def _spaced(
+    start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any
+) -> Types | None:
+    is_known = is_real(start) and is_real(end) and steps >= 0
+    return _made((steps,), dtype, options, FLOATS) if is_known else None
 
 
 @types_of("aten::zero_")

@@ -229,6 +229,20 @@ for _base in ("bitwise_and", "bitwise_or", "bitwise_xor"):
     _with_in_place(_common(WHOLE | BOOL), _base, overloads=(".Scalar",))
 
 
+def _into(formula: Formula) -> Formula:
+    """Of the form that writes over `out`, where that is of the result's type."""
+
+    def written(x: Any, y: Any, *, out: Any) -> Types | None:
+        found = formula(x, y) if is_value(x, y, out) else None
+        return found if found == (type_of(out),) else None
+
+    return written
+
+
+add(_into(_product), "aten::mul.out")
+add(_into(_quotient), "aten::div.out")
+
+
 # --- comparisons and choices --------------------------------------------------------------------
 
 
@@ -373,4 +387,4 @@ def _prelu(x: Any, weight: Any) -> Types | None:
 def _prelu_gradient(gradient: Any, x: Any, weight: Any) -> Types | None:
     """Of the operand and, for each of its elements, of the weight."""
     found = joined(gradient, x, weight) if of_one_dtype(FLOATS, gradient, x, weight) else None
-    return None if found is None else (found, found)
+    return (found, found) if found == type_of(x) else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ltc.device.shapes.formulas.operands import (
     NUMBERS,
     REALS,
     VALUES,
+    WHOLE,
     Shape,
     axis_of,
     broadcast,
@@ -86,7 +88,7 @@ def _fits_mask(shape: Shape, indices: Sequence[Any], values: Shape) -> bool:
     end = axis + len(mask.shape)
     if mask.shape != shape[axis:end]:
         return False
-    most = (*shape[:axis], math.prod(mask.shape), *shape[end:])
+    most = (*shape[:axis], prod(mask.shape), *shape[end:])
     selected = len(most) - 1 - axis  # the dimension of the selected, counted from the last
     pairs = list(zip(reversed(values), reversed(most)))
     fits = (n == 1 or (n <= m if k == selected else n == m) for k, (n, m) in enumerate(pairs))
@@ -117,7 +119,9 @@ def _index_copy(x: Any, dim: int, index: Any, source: Any) -> Types | None:
 
 def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Types | None:
     axis = axis_of(dim, len(x.shape))
-    if axis is None or x.dtype not in FLOATS or not is_real(value) or 0 in x.shape:
+    if axis is None or x.dtype not in FLOATS or 0 in x.shape:
+        return None
+    if not is_real(value) and not (is_value(value) and type_of(value) == ((), x.dtype)):
         return None
     is_list = is_value(index) and index.dtype is torch.int64 and len(index.shape) == 1
     return (type_of(x),) if is_list else None
@@ -146,9 +150,16 @@ def _is_inside(shape: Shape, other: Shape) -> bool:
     return len(shape) == len(other) and all(n <= m for n, m in zip(shape, other))
 
 
+def _holds(dtype: torch.dtype, value: Any) -> bool:
+    """Whether that number is one of the dtype: of whole ones, where it is small."""
+    if dtype in WHOLE:
+        return number_of(value).__class__ is int and 0 <= number_of(value) < 1 << 7
+    return dtype in FLOATS and is_real(value)
+
+
 def _scattered_number(x: Any, dim: int, index: Any, value: Any) -> Types | None:
     axis = axis_of(dim, len(x.shape))
-    if axis is None or x.dtype not in FLOATS or not is_real(value):
+    if axis is None or not _holds(x.dtype, value):
         return None
     is_known = is_value(index) and lies_within(index, x.shape, axis)
     return (type_of(x),) if is_known else None
@@ -156,11 +167,28 @@ def _scattered_number(x: Any, dim: int, index: Any, value: Any) -> Types | None:
 
 add(_index_add, "aten::index_add", "aten::index_add_")
 add(_index_copy, "aten::index_copy", "aten::index_copy_")
-add(_index_fill, "aten::index_fill.int_Scalar", "aten::index_fill_.int_Scalar")
+for _base, _kind in itertools.product(("index_fill", "index_fill_"), ("int_Scalar", "int_Tensor")):
+    add(_index_fill, f"aten::{_base}.{_kind}")
 add(_scattered(NUMBERS), "aten::scatter_add", "aten::scatter_add_")
 add(_scatter_reduced, "aten::scatter_reduce.two", "aten::scatter_reduce_.two")
 add(_scattered(VALUES), "aten::scatter.src", "aten::scatter_.src")
 add(_scattered_number, "aten::scatter.value", "aten::scatter_.value")
+
+
+@types_of("aten::masked_scatter", "aten::masked_scatter_")
+def _masked_scatter(x: Any, mask: Any, source: Any) -> Types | None:
+    if not of_one_dtype(VALUES, x, source) or not is_value(mask) or mask.dtype is not torch.bool:
+        return None
+    is_known = mask.shape == x.shape and prod(source.shape) >= prod(x.shape)
+    return (type_of(x),) if is_known else None  # else there may be too few
+
+
+@types_of("aten::masked_scatter_backward")
+def _masked_scatter_backward(gradient: Any, mask: Any, sizes: Sequence[int]) -> Types | None:
+    if not is_value(gradient, mask) or gradient.dtype not in FLOATS or mask.dtype is not torch.bool:
+        return None
+    is_known = mask.shape == gradient.shape and prod(sizes) == prod(gradient.shape) > 0
+    return ((tuple(sizes), gradient.dtype),) if is_known else None
 
 
 @types_of("aten::bucketize.Tensor")

@@ -1,4 +1,4 @@
-"""Types of operations on lists of tensors: what optimizers are made of."""
+"""Types of operations on lists of tensors: what joins them, and what optimizers are made of."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import torch
 
 from ltc.device.shapes.formulas.operands import (
     FLOATS,
+    VALUES,
     Type,
+    axis_of,
     is_real,
     is_value,
+    of_one_dtype,
     of_one_type,
     type_of,
+    with_extent,
 )
 from ltc.device.shapes.formulas.table import Types, add, types_of
 
@@ -145,3 +149,39 @@ def _next_scale(scale: Any, tracker: Any, found_inf: Any, *settings: Any) -> Typ
     if not is_count or not _are_single_floats(scale, found_inf):
         return None
     return type_of(scale), type_of(tracker)
+
+
+# --- joined ----------------------------------------------------------------------------------------
+
+
+@types_of("aten::cat")
+def _cat(tensors: Sequence[Any], dim: int = 0) -> Types | None:
+    if not tensors or not of_one_dtype(VALUES, *tensors):
+        return None
+    joined = [x.shape for x in tensors if not _begins_empty(x.shape)]
+    if not joined:
+        return ((tensors[0].shape, tensors[0].dtype),)
+    shape = joined[0]
+    axis = axis_of(dim, len(shape))
+    if axis is None:
+        return None
+    around = shape[:axis], shape[axis + 1 :]
+    if any(len(x) != len(shape) or (x[:axis], x[axis + 1 :]) != around for x in joined):
+        return None
+    return ((with_extent(shape, axis, sum([x[axis] for x in joined])), tensors[0].dtype),)
+
+
+def _begins_empty(shape: tuple[int, ...]) -> bool:
+    """A tensor without elements, of one dimension, which PyTorch joins to any: a cache at first."""
+    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] == 0
+
+
+@types_of("aten::stack")
+def _stack(tensors: Sequence[Any], dim: int = 0) -> Types | None:
+    if not tensors or not of_one_dtype(VALUES, *tensors):
+        return None
+    shape = tensors[0].shape
+    axis = axis_of(dim, len(shape) + 1)
+    if axis is None or any(x.shape != shape for x in tensors):
+        return None
+    return (((*shape[:axis], len(tensors), *shape[axis:]), tensors[0].dtype),)

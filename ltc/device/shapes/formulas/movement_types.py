@@ -19,11 +19,12 @@ from ltc.device.shapes.formulas.operands import (
     broadcast,
     is_real,
     is_value,
+    number_of,
     of_one_dtype,
     type_of,
     with_extent,
 )
-from ltc.device.shapes.formulas.table import Formula, Types, add, types_of
+from ltc.device.shapes.formulas.table import Types, types_of
 from ltc.support.sizes.choices import count_in_slice
 
 PLAIN_FORMATS = (None, torch.preserve_format, torch.contiguous_format)
@@ -169,23 +170,42 @@ def _unbind(x: Any, dim: int = 0) -> Types | None:
     return None if one is None or not x.shape[axis] else one * x.shape[axis]
 
 
-@types_of("aten::diagonal")
+@types_of("aten::diagonal", "aten::diagonal_copy")
 def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Types | None:
-    first, second = axis_of(dim1, len(x.shape)), axis_of(dim2, len(x.shape))
+    shape = _shape_of_diagonal(x.shape, offset, dim1, dim2)
+    return None if shape is None else _moved(x, shape)
+
+
+def _shape_of_diagonal(shape: Shape, offset: int, dim1: int, dim2: int) -> Shape | None:
+    first, second = axis_of(dim1, len(shape)), axis_of(dim2, len(shape))
     if first is None or second is None or first == second:
         return None
-    rows, columns = x.shape[first] + min(offset, 0), x.shape[second] - max(offset, 0)
-    kept = [extent for axis, extent in enumerate(x.shape) if axis not in (first, second)]
-    return _moved(x, (*kept, max(min(rows, columns), 0)))
+    rows, columns = shape[first] + min(offset, 0), shape[second] - max(offset, 0)
+    kept = [extent for axis, extent in enumerate(shape) if axis not in (first, second)]
+    return (*kept, max(min(rows, columns), 0))
+
+
+@types_of("aten::diag_embed")
+def _diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Types | None:
+    rank = len(x.shape) + 1
+    if not x.shape or (axis_of(dim1, rank), axis_of(dim2, rank)) != (rank - 2, rank - 1):
+        return None
+    extent = x.shape[-1] + abs(offset)
+    return _moved(x, (*x.shape[:-1], extent, extent))
 
 
 @types_of("aten::unfold")
 def _unfold(x: Any, dimension: int, size: int, step: int) -> Types | None:
-    axis = axis_of(dimension, len(x.shape))
-    if axis is None or not 0 <= size <= x.shape[axis] or step < 1:
+    shape = _shape_of_windows(x.shape, dimension, size, step)
+    return None if shape is None else _moved(x, shape)
+
+
+def _shape_of_windows(shape: Shape, dimension: int, size: int, step: int) -> Shape | None:
+    axis = axis_of(dimension, len(shape))
+    if axis is None or not 0 <= size <= shape[axis] or step < 1:
         return None
-    windows = (x.shape[axis] - size) // step + 1
-    return _moved(x, (*with_extent(x.shape, axis, windows), size))
+    windows = (shape[axis] - size) // step + 1
+    return (*with_extent(shape, axis, windows), size)
 
 
 # --- gradients of parts -------------------------------------------------------------------------
@@ -210,6 +230,26 @@ def _slice_backward(
     return _gradient_of_part(gradient, sliced(shape, dim, start, end, step), shape)
 
 
+@types_of("aten::diagonal_backward")
+def _diagonal_backward(
+    gradient: Any, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Types | None:
+    shape = tuple(input_sizes)
+    if gradient.dtype not in VALUES or min(shape, default=0) < 0:
+        return None
+    return _gradient_of_part(gradient, _shape_of_diagonal(shape, offset, dim1, dim2), shape)
+
+
+@types_of("aten::unfold_backward")
+def _unfold_backward(
+    gradient: Any, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> Types | None:
+    shape = tuple(input_sizes)
+    if gradient.dtype not in FLOATS or 0 in shape or size < 1:
+        return None
+    return _gradient_of_part(gradient, _shape_of_windows(shape, dim, size, step), shape)
+
+
 def _gradient_of_part(gradient: Any, part: Shape | None, shape: Shape) -> Types | None:
     return ((shape, gradient.dtype),) if gradient.shape == part else None
 
@@ -228,40 +268,7 @@ def _select_scatter(x: Any, src: Any, dim: int, index: int) -> Types | None:
     return (type_of(x),) if part is not None and type_of(src) == part[0] else None
 
 
-# --- together, again, around --------------------------------------------------------------------
-
-
-@types_of("aten::cat")
-def _cat(tensors: Sequence[Any], dim: int = 0) -> Types | None:
-    if not tensors or not of_one_dtype(VALUES, *tensors):
-        return None
-    joined = [x.shape for x in tensors if not _begins_empty(x.shape)]
-    if not joined:
-        return ((tensors[0].shape, tensors[0].dtype),)
-    shape = joined[0]
-    axis = axis_of(dim, len(shape))
-    if axis is None:
-        return None
-    around = shape[:axis], shape[axis + 1 :]
-    if any(len(x) != len(shape) or (x[:axis], x[axis + 1 :]) != around for x in joined):
-        return None
-    return ((with_extent(shape, axis, sum([x[axis] for x in joined])), tensors[0].dtype),)
-
-
-def _begins_empty(shape: tuple[int, ...]) -> bool:
-    """A tensor without elements, of one dimension, which PyTorch joins to any: a cache at first."""
-    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] == 0
-
-
-@types_of("aten::stack")
-def _stack(tensors: Sequence[Any], dim: int = 0) -> Types | None:
-    if not tensors or not of_one_dtype(VALUES, *tensors):
-        return None
-    shape = tensors[0].shape
-    axis = axis_of(dim, len(shape) + 1)
-    if axis is None or any(x.shape != shape for x in tensors):
-        return None
-    return (((*shape[:axis], len(tensors), *shape[axis:]), tensors[0].dtype),)
+# --- again, around -------------------------------------------------------------------------------
 
 
 @types_of("aten::repeat")
@@ -278,6 +285,8 @@ def _padded(x: Any, pad: Sequence[int], value: Any = 0) -> Types | None:
     shape = list(x.shape)
     if len(pad) % 2 or len(pad) > 2 * len(shape) or not is_real(value):
         return None
+    if x.dtype not in FLOATS | COMPLEX and not abs(number_of(value)) < 1 << 7:
+        return None  # an integer that does not hold it
     for place in range(0, len(pad), 2):
         axis = -1 - place // 2
         before, after = pad[place : place + 2]
@@ -303,6 +312,19 @@ def _strided(
 @types_of("aten::flip")
 def _flip(x: Any, dims: Sequence[int]) -> Types | None:
     return _moved(x, x.shape) if axes_of(dims, len(x.shape)) is not None else None
+
+
+@types_of("aten::rot90")
+def _turned(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Types | None:
+    """By quarters: after two of them the axes are where they were."""
+    axes = axes_of(dims, len(x.shape))
+    if axes is None or len(dims) != 2 or len(axes) != 2:
+        return None
+    one, other = axes
+    shape = list(x.shape)
+    if k % 2:
+        shape[one], shape[other] = shape[other], shape[one]
+    return _moved(x, tuple(shape))
 
 
 @types_of("aten::roll")
@@ -352,36 +374,3 @@ def _copy(x: Any, src: Any, non_blocking: bool = False) -> Types | None:
     if not is_value(x, src) or not _may_become(src.dtype, x.dtype):
         return None
     return (type_of(x),) if broadcast(src.shape, x.shape) == x.shape else None
-
-
-def _continued(axes: int, *, mirrored: bool) -> Formula:
-    """Padding of the last axes by what lies at the edge, or by what lies inside, mirrored."""
-
-    def formula(x: Any, padding: Sequence[int]) -> Types | None:
-        if x.dtype not in FLOATS or len(x.shape) not in (axes + 1, axes + 2) or 0 in x.shape:
-            return None
-        if len(padding) != 2 * axes or min(padding) < 0:
-            return None
-        shape = list(x.shape)
-        for axis in range(axes):
-            before, after = padding[2 * axis : 2 * axis + 2]
-            if mirrored and not (before < shape[-1 - axis] and after < shape[-1 - axis]):
-                return None
-            shape[-1 - axis] = shape[-1 - axis] + before + after
-        return ((tuple(shape), x.dtype),)
-
-    return formula
-
-
-def _continued_gradient(forward: Formula) -> Formula:
-    def formula(gradient: Any, x: Any, padding: Sequence[int]) -> Types | None:
-        return (type_of(x),) if forward(x, padding) == (type_of(gradient),) else None
-
-    return formula
-
-
-for _axes in (1, 2, 3):
-    for _kind in ("reflection", "replication"):
-        _formula = _continued(_axes, mirrored=_kind == "reflection")
-        add(_formula, f"aten::{_kind}_pad{_axes}d")
-        add(_continued_gradient(_formula), f"aten::{_kind}_pad{_axes}d_backward")

@@ -18,8 +18,9 @@ from ltc.device.shapes.formulas.operands import (
     of_one_dtype,
     type_of,
 )
-from ltc.device.shapes.formulas.table import Types, types_of
+from ltc.device.shapes.formulas.table import Formula, Types, add, types_of
 
+_FULL = frozenset({torch.float32, torch.float64})
 _FACTORS = FLOATS | COMPLEX | WHOLE
 
 
@@ -267,74 +268,91 @@ def _pooled(
     return tuple(shape)
 
 
-@types_of("aten::max_pool2d_with_indices")
-def _max_pool(
-    x: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> Types | None:
-    if x.dtype not in FLOATS:
+def _max_pool(axes: int) -> tuple[Formula, Formula]:
+    """Of the pool over so many axes, and of its gradient."""
+
+    def forward(
+        x: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Types | None:
+        if x.dtype not in FLOATS:
+            return None
+        shape = _pooled(x.shape, axes, kernel_size, stride, padding, dilation, ceil_mode)
+        return None if shape is None else ((shape, x.dtype), (shape, torch.int64))
+
+    def backward(gradient: Any, x: Any, *settings: Any) -> Types | None:
+        *same, indices = settings
+        found = forward(x, *same)
+        return (type_of(x),) if found == (type_of(gradient), type_of(indices)) else None
+
+    return forward, backward
+
+
+def _avg_pool(axes: int) -> tuple[Formula, Formula]:
+    def forward(
+        x: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Types | None:
+        if x.dtype not in FLOATS or divisor_override == 0:
+            return None
+        if axes == 3 and not _is_taken_by_3d(x, kernel_size):
+            return None
+        shape = _pooled(x.shape, axes, kernel_size, stride, padding, ceil_mode=ceil_mode)
+        return None if shape is None else ((shape, x.dtype),)
+
+    def backward(gradient: Any, x: Any, *settings: Any) -> Types | None:
+        return (type_of(x),) if forward(x, *settings) == (type_of(gradient),) else None
+
+    return forward, backward
+
+
+def _is_taken_by_3d(x: Any, kernel: Sequence[int]) -> bool:
+    """Its kernel has floats of full precision alone, and wants one whole window in the operand."""
+    extents = x.shape[-3:]
+    sizes = list(kernel) * 3 if len(kernel) == 1 else kernel
+    return x.dtype in _FULL and all(size <= extent for size, extent in zip(sizes, extents))
+
+
+def _adaptive_avg_pool(axes: int) -> tuple[Formula, Formula]:
+    def forward(x: Any, output_size: Sequence[int]) -> Types | None:
+        return _adaptive_pool(x, axes, output_size)
+
+    def backward(gradient: Any, x: Any) -> Types | None:
+        found = _adaptive_pool(x, axes, gradient.shape[-axes:])
+        return (type_of(x),) if found == (type_of(gradient),) else None
+
+    return forward, backward
+
+
+def _adaptive_pool(x: Any, axes: int, output_size: Sequence[int]) -> Types | None:
+    if len(x.shape) not in (axes + 1, axes + 2) or 0 in x.shape or x.dtype not in FLOATS:
         return None
-    shape = _pooled(x.shape, 2, kernel_size, stride, padding, dilation, ceil_mode)
-    return None if shape is None else ((shape, x.dtype), (shape, torch.int64))
+    is_known = len(output_size) == axes and min(output_size) > 0 and prod(output_size) < 1 << 30
+    return (((*x.shape[:-axes], *output_size), x.dtype),) if is_known else None
 
 
-@types_of("aten::max_pool2d_with_indices_backward")
-def _max_pool_backward(
-    gradient: Any,
-    x: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Any,
-) -> Types | None:
-    found = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode)
-    return (type_of(x),) if found == (type_of(gradient), type_of(indices)) else None
-
-
-@types_of("aten::avg_pool2d")
-def _avg_pool(
-    x: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Types | None:
-    if x.dtype not in FLOATS or divisor_override == 0:
-        return None
-    shape = _pooled(x.shape, 2, kernel_size, stride, padding, ceil_mode=ceil_mode)
-    return None if shape is None else ((shape, x.dtype),)
-
-
-@types_of("aten::avg_pool2d_backward")
-def _avg_pool_backward(gradient: Any, x: Any, *settings: Any) -> Types | None:
-    return (type_of(x),) if _avg_pool(x, *settings) == (type_of(gradient),) else None
-
-
-@types_of("aten::_adaptive_avg_pool2d")
-def _adaptive_pool(x: Any, output_size: Sequence[int]) -> Types | None:
-    if len(x.shape) not in (3, 4) or 0 in x.shape or x.dtype not in FLOATS:
-        return None
-    is_known = len(output_size) == 2 and min(output_size) > 0 and prod(output_size) < 1 << 30
-    return (((*x.shape[:-2], *output_size), x.dtype),) if is_known else None
-
-
-@types_of("aten::_adaptive_avg_pool2d_backward")
-def _adaptive_pool_backward(gradient: Any, x: Any) -> Types | None:
-    found = _adaptive_pool(x, gradient.shape[-2:])
-    return (type_of(x),) if found == (type_of(gradient),) else None
+for _axes in (2, 3):
+    for _base, _formulas in (
+        (f"max_pool{_axes}d_with_indices", _max_pool(_axes)),
+        (f"avg_pool{_axes}d", _avg_pool(_axes)),
+        (f"_adaptive_avg_pool{_axes}d", _adaptive_avg_pool(_axes)),
+    ):
+        for _way, _formula in zip(("", "_backward"), _formulas):
+            add(_formula, f"aten::{_base}{_way}")
 
 
 @types_of("aten::adaptive_max_pool2d")
 def _adaptive_max_pool(x: Any, output_size: Sequence[int]) -> Types | None:
-    found = _adaptive_pool(x, output_size)
+    found = _adaptive_pool(x, 2, output_size)
     return None if found is None or found[0] is None else (*found, (found[0][0], torch.int64))
 
 

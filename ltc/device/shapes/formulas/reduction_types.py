@@ -106,9 +106,12 @@ def _vector_norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Types | None:
-    if dtype is not None or x.dtype not in FLOATS or 0 in x.shape or not is_real(ord):
+    if x.dtype not in FLOATS or 0 in x.shape or not is_real(ord):
         return None
-    return _along(x, dim, keepdim, x.dtype)
+    made = x.dtype if dtype is None else dtype
+    if made not in FLOATS or torch.promote_types(x.dtype, made) is not made:
+        return None
+    return _along(x, dim, keepdim, made)
 
 
 @types_of("aten::norm.Scalar", "aten::norm.ScalarOpt_dim")
@@ -183,6 +186,32 @@ def _sort(
     return _with_places(type_of(x))
 
 
+@types_of("aten::median.dim", "aten::nanmedian.dim", "aten::mode")
+def _middle(x: Any, dim: int = -1, keepdim: bool = False) -> Types | None:
+    if x.dtype not in REALS or not _is_full(x):
+        return None
+    one = _along(x, dim, keepdim, x.dtype)
+    return None if one is None else _with_places(one[0])
+
+
+@types_of("aten::median", "aten::nanmedian")
+def _middle_of_all(x: Any) -> Types | None:
+    return (((), x.dtype),) if x.dtype in REALS and _is_full(x) else None
+
+
+@types_of("aten::kthvalue")
+def _of_rank(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Types | None:
+    axis = axis_of(dim, len(x.shape))
+    is_known = axis is not None and _is_full(x) and 0 < k <= x.shape[axis]
+    return _middle(x, dim, keepdim) if is_known else None
+
+
+@types_of("aten::aminmax")
+def _extremes(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Types | None:
+    one = _extreme(x, () if dim is None else dim, keepdim)
+    return None if one is None or (dim is None and keepdim) else one * 2
+
+
 @types_of("aten::_is_all_true", "aten::_is_any_true")
 def _truth_of_all(x: Any) -> Types | None:
     return (((), torch.bool),) if is_value(x) and x.dtype is torch.bool else None
@@ -198,6 +227,25 @@ def _cumulated(x: Any, dim: int, dtype: torch.dtype | None = None) -> Types | No
     if dtype is not None:
         return ((x.shape, dtype),) if x.dtype in REALS | BOOL and dtype in REALS else None
     return ((x.shape, x.dtype if x.dtype in FLOATS or x.dtype in COMPLEX else torch.int64),)
+
+
+@types_of("aten::cummax", "aten::cummin")
+def _extremes_so_far(x: Any, dim: int) -> Types | None:
+    if axis_of(dim, len(x.shape)) is None or x.dtype not in REALS or not _is_full(x):
+        return None
+    return _with_places(type_of(x))
+
+
+@types_of("aten::logcumsumexp")
+def _log_of_sums_so_far(x: Any, dim: int) -> Types | None:
+    is_known = x.dtype in FLOATS and _is_full(x) and axis_of(dim, len(x.shape)) is not None
+    return (type_of(x),) if is_known else None
+
+
+@types_of("aten::take")
+def _taken(x: Any, index: Any) -> Types | None:
+    is_known = x.dtype in VALUES and index.dtype is torch.int64 and 0 not in x.shape
+    return ((index.shape, x.dtype),) if is_known else None
 
 
 @types_of("aten::gather")
