@@ -12,7 +12,7 @@ from ltc.device.call_observer import note_mark, watching
 from ltc.device.recording import sync
 from ltc.device.recording.recorder import Device
 from ltc.device.recording.tensors import current_device
-from ltc.device.recording.user_line import warn_user
+from ltc.device.recording.user_line import told_of_lack
 from ltc.utils.closures import AsyncClosureHandler, StepClosures
 
 _asked = config.reader("LTC_EMIT_STEPLOG", "LTC_SYNC_WAIT", "LTC_METRICS_FILE")
@@ -42,16 +42,9 @@ def mark(device: Device | None = None, wait: bool = False) -> None:
     if wait or waits:
         sync.wait_device_ops([device])
     if metrics_file:
-        _save_metrics(metrics_file)
+        with told_of_lack("LTC_METRICS_FILE"):
+            metrics_saver.save_metrics()
     closures_of(device).run()
-
-
-def _save_metrics(path: str) -> None:
-    """A disk that is full ends no training: it is told of."""
-    try:
-        metrics_saver.save_metrics()
-    except OSError as error:
-        warn_user(f"LTC_METRICS_FILE={path} lacks a step: {error}")
 
 
 profiler.install(mark)

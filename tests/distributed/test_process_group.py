@@ -125,7 +125,7 @@ def check_reduce_scatter_tensor(rank, world):
 
 def check_what_cannot_be_scattered_in_equal_parts_is_refused(rank, world):
     source, out = torch.ones(15, device=DEVICE), torch.zeros(7, device=DEVICE)
-    with pytest.raises(ValueError, match=r"f32\[15\] cannot be cut into 2 equal parts"):
+    with pytest.raises(ValueError, match=r"15 elements, \[15\], for 2 ranks .* have 7 each"):
         dist.reduce_scatter_tensor(out, source)
     assert out.tolist() == [0.0] * 7
 
@@ -172,6 +172,10 @@ def check_parts_and_types_that_do_not_fit_are_refused(rank, world):
         dist.all_gather_into_tensor(torch.zeros(8, dtype=torch.int32, device=DEVICE), x)
     with pytest.raises(ValueError, match="output of torch.float64 for what is of torch.float32"):
         dist.reduce_scatter_tensor(torch.zeros(2, dtype=torch.float64, device=DEVICE), x)
+    with pytest.raises(ValueError, match=r"all_gather: an output of 7 elements, \[7\], .* has 8"):
+        dist.all_gather_into_tensor(torch.zeros(7, device=DEVICE), x)
+    with pytest.raises(ValueError, match=f"rank {rank} sends itself . rows and takes 2"):
+        dist.all_to_all_single(torch.zeros(4, device=DEVICE), x, [2, 2], [1, 3])
     same(x, numbers(rank, 4))
 
 

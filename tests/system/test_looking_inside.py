@@ -53,6 +53,16 @@ def test_the_graph_of_each_step_is_appended_to_a_file(tmp_path):
     assert "mul" in text and "Hashes: (" in text and "location=" not in text
 
 
+def test_a_file_of_graphs_that_can_not_be_written_ends_no_training(tmp_path):
+    path = tmp_path / "no_such_folder" / "graphs.txt"
+    with config.override(LTC_SAVE_TENSORS_FILE=path):
+        y = three_of_five() * 2 + 1
+        with pytest.warns(UserWarning, match=f"LTC_SAVE_TENSORS_FILE={path} lacks a step") as told:
+            ltm.mark_step()
+    assert [one.filename for one in told] == [__file__]
+    assert y.sum().item() == 17
+
+
 def test_graphs_show_the_users_lines_where_that_is_asked_for(tmp_path):
     assert "location=" in saved_graph(tmp_path, LTC_IR_DEBUG=True)
     assert "test_looking_inside.py:" in saved_graph(tmp_path, LTC_IR_DEBUG=True)

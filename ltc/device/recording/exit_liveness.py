@@ -21,7 +21,7 @@ from ltc.device.call_observer import observer_of, watching
 from ltc.device.evidence.new_programs import explain_new
 from ltc.device.recording.recorder import INPUT, Recorder
 from ltc.device.recording.state import State
-from ltc.device.recording.user_line import user_line
+from ltc.device.recording.user_line import told_of_lack, user_line
 from ltc.device.shapes import type_cache
 from ltc.device.symbolic.ending import leave_to_itself, program_at_sizes
 from ltc.runtime.buffer import Buffer, Execution, Failure, input_key
@@ -321,7 +321,8 @@ def _launch(recorder: Recorder, ended: Ended) -> list[Buffer]:
     if program is None or binding is None:
         program, binding = _found_program(recorder, ended)
     if any(_saves()):
-        save_graph(program, binding.key[0], user_line())
+        with told_of_lack("LTC_SAVE_TENSORS_FILE"):
+            save_graph(program, binding.key[0], user_line())
     recorder.short_reads.note_program(
         program, recorder.cut_here is not None, bool(recorder.optimizer_steps)
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from ltc import config
 from ltc.tracebacks import is_users, shown_of_torch
 
 _is_users = functools.lru_cache(4096)(is_users)  # asked for a dozen frames of each new call
@@ -79,3 +80,21 @@ def _user_frame():
             return frame
         frame = frame.f_back
     return None
+
+
+class told_of_lack:
+    """A file that cannot be written ends no training: the user is told what it lacks.
+
+    variable  that names the file
+    """
+
+    def __init__(self, variable: str) -> None:
+        self.variable = variable
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        warn_user(f"{self.variable}={config.value(self.variable)} lacks a step: {error}")
+        return True

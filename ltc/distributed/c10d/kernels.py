@@ -44,6 +44,8 @@ def _all_gather_base(output, tensor, group, *_, exchange=traced.record) -> None:
 
 def _all_gather_base_coalesced(outputs, inputs, group, *_, exchange=traced.record) -> None:
     _require_types("all_gather", outputs, inputs)
+    for output, tensor in zip(outputs, inputs):
+        _require_sizes("all_gather", [output], tensor.numel() * group.size())
     _assign(outputs, traced.all_gather(_flat(inputs), group.size(), group.group_name, exchange))
 
 
@@ -63,6 +65,8 @@ def _reduce_scatter_base(output, tensor, group, reduce_op, *_) -> None:
 
 def _reduce_scatter_base_coalesced(outputs, inputs, group, reduce_op, *_) -> None:
     _require_types("reduce_scatter", outputs, inputs)
+    for output, tensor in zip(outputs, inputs):
+        _require_parts("reduce_scatter", tensor, output.numel(), group)
     scattered = traced.reduce_scatter(
         _flat(inputs), _kind(reduce_op), group.size(), group.group_name
     )
@@ -70,13 +74,15 @@ def _reduce_scatter_base_coalesced(outputs, inputs, group, reduce_op, *_) -> Non
 
 
 def _all_to_all_base(output, tensor, group, output_splits, input_splits, *_) -> None:
-    result = traced.all_to_all(
-        tensor,
-        _splits(output, group, output_splits),
-        _splits(tensor, group, input_splits),
-        group.group_name,
-    )
-    _assign([output], [result])
+    _require_types("all_to_all", [output], [tensor])
+    received = _splits(output, group, output_splits)
+    sent = _splits(tensor, group, input_splits)
+    if received[group.rank()] != sent[group.rank()]:
+        raise ValueError(
+            f"all_to_all: rank {group.rank()} sends itself {sent[group.rank()]} rows and takes "
+            f"{received[group.rank()]} from itself. Each takes as many as it is sent."
+        )
+    _assign([output], [traced.all_to_all(tensor, received, sent, group.group_name)])
 
 
 def _all_to_all(outputs, inputs, group, *_) -> None:
@@ -119,6 +125,15 @@ def _require_sizes(call: str, outputs, elements: int) -> None:
                 f"{call}: an output of {output.numel()} elements, {list(output.shape)}, for what "
                 f"has {elements}. Ranks give parts of one size: pad them, or make outputs that fit."
             )
+
+
+def _require_parts(call: str, tensor: torch.Tensor, elements: int, group) -> None:
+    if tensor.numel() != elements * group.size():
+        raise ValueError(
+            f"{call}: a tensor of {tensor.numel()} elements, {list(tensor.shape)}, for "
+            f"{group.size()} ranks whose outputs have {elements} each. Pad it, or make outputs that "
+            f"fit."
+        )
 
 
 def _require_types(call: str, outputs, inputs) -> None:
