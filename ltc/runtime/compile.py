@@ -346,7 +346,7 @@ def _interpreted(
             )
         )
 
-    return Tiers(interpreted, compiled_later, begin_behind, len(calls))
+    return Tiers(interpreted, compiled_later, begin_behind, calls)
 
 
 def input_roles(

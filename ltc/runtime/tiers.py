@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ltc import config
+from ltc.aten.call import Call
 from ltc.backends.interface import ComputationCapabilities
 from ltc.backends.plain_dispatch import PlainDispatch
 from ltc.debug import metrics
@@ -37,6 +38,8 @@ REPEATS = 2  # runs so near to the one before that make a loop
 _compiling = renewed_lock(globals(), "_compiling")  # each compiles with every processor
 LARGE_CALLS = 100  # of a program that takes about half a second to compile
 COMPILE_SECONDS = 0.1, 0.004  # about: of any program, and for each of its recorded calls
+# How many other calls take as long to compile; each is several kernels of its own.
+_AS_LONG_AS = {"aten::convolution": 8, "aten::convolution_backward": 16}
 _REASONS = {
     "Repeated": "it comes back as a loop brings it",
     "Paid": "its runs have taken as long as compiling it does",
@@ -80,6 +83,11 @@ def _has_replicas() -> bool:
     return bool(max(_replicas()) > 1)
 
 
+def calls_to_compile(calls: Iterable[Call]) -> int:
+    """How many calls a program has, where those that take longer to compile count as several."""
+    return sum([_AS_LONG_AS.get(call.name, 1) for call in calls])
+
+
 class Tiers:
     """A program that is not compiled yet, and how it comes to be.
 
@@ -92,16 +100,17 @@ class Tiers:
         interpreted: Any,
         compile: Callable[[], Any],
         begin_behind: Callable[[], Request | None],
-        calls: int,
+        calls: Sequence[Call],
     ) -> None:
         """
         compile       gives the backend's computation
         begin_behind  has another process make it; None where that cannot be
-        calls         how many recorded calls it runs
+        calls         the recorded calls that it runs
         """
         self.interpreted = _Timed(interpreted, self)
         self._is_one_kernel = interpreted.is_one_kernel
-        self._compile, self._begin_behind, self._calls = compile, begin_behind, calls
+        self._compile, self._begin_behind = compile, begin_behind
+        self._calls, self._to_compile = len(calls), calls_to_compile(calls)
         self._behind: Request | None = None
         self._native: Any = None
         self._last_use = self._repeats = 0
@@ -131,7 +140,7 @@ class Tiers:
         """Whether another process is at it, which begins where it takes long."""
         if (
             self._native is not None
-            or self._calls < LARGE_CALLS
+            or self._to_compile < LARGE_CALLS
             or not compile_behind.is_possible()
         ):
             return False
@@ -147,7 +156,7 @@ class Tiers:
         if self._repeats >= REPEATS and not self._is_one_kernel:
             return "Repeated"
         least, for_each = COMPILE_SECONDS
-        return "Paid" if self.seconds >= least + for_each * self._calls else None
+        return "Paid" if self.seconds >= least + for_each * self._to_compile else None
 
     def native(self, reason: str) -> Any:
         """The compiled program; made once."""

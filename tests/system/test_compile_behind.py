@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 import ltc.core.lazy_model as ltm
 from ltc import config
@@ -201,6 +202,21 @@ def test_a_small_program_is_compiled_here(monkeypatch):
         for _ in range(3):
             run(x)
     assert (grown["CompileBehind"], grown["UncachedCompile"]) == (0, 1)
+
+
+def test_a_network_of_few_convolutions_is_not_waited_for(monkeypatch):
+    """Each is several kernels: 65 calls were compiled for a second, in the third step."""
+    monkeypatch.setattr(tiers, "LARGE_CALLS", 100)
+    layers = [nn.Sequential(nn.Conv2d(3 + k, 4 + k, 3), nn.ReLU()) for k in range(5)]
+    network = nn.Sequential(*layers).to("ltc")
+    x = fresh(3, 3, 12, 12)
+    with metrics.counted() as grown:
+        for _ in range(3):
+            network.zero_grad()
+            network(x).square().mean().backward()
+            ltm.mark_step()
+    assert grown["CompileBehind"] == 1 and grown["UncachedCompile"] == 0
+    until_none_is_asked_for()
 
 
 def test_a_child_of_fork_has_a_process_of_its_own():

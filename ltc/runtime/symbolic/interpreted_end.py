@@ -52,7 +52,7 @@ class InterpretedEnd:
             interpreted = calls.at(values)
         except NotInterpretable:  # at these sizes
             return None
-        self._latest = Tiers(interpreted, compiled, lambda: None, len(end.calls))
+        self._latest = Tiers(interpreted, compiled, lambda: None, end.calls)
         return end.program(self._latest.interpreted, values)
 
     def _make(self, values: Sequence[int]) -> None:
