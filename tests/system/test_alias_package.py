@@ -1,6 +1,7 @@
 """The seeds' import paths give ltc's own modules."""
 
 import importlib
+import importlib.util
 
 import pytest
 
@@ -31,3 +32,10 @@ def test_the_alias_has_ltcs_names():
 def test_a_module_that_ltc_lacks_is_missing_under_the_alias_too():
     with pytest.raises(ModuleNotFoundError, match="lazy_tensor_core.core.no_such_module"):
         importlib.import_module("lazy_tensor_core.core.no_such_module")
+
+
+@pytest.mark.parametrize("name", ["debug.model_comparator", "core.ltc_env_vars"])
+def test_a_module_of_the_original_that_ltc_lacks_is_missing_with_advice(name):
+    with pytest.raises(ModuleNotFoundError, match=f"lazy_tensor_core.{name}: .*(LTC_VERIFY|docs)"):
+        importlib.import_module(f"lazy_tensor_core.{name}")
+    assert importlib.util.find_spec(f"ltc.{name}") is None

@@ -12,12 +12,30 @@ from types import ModuleType
 
 import ltc
 
+# Modules of the original that ltc has none of, and what does their work.
+_INSTEAD = {
+    "core.lazy_tensor": "tensors of ltc are torch.Tensor; their sizes are Python's integers",
+    "core.ltc_env_vars": "docs/api.md lists the environment variables that ltc reads",
+    "core.optimize": "ltc.compile(model) replays a model without tracing it",
+    "core.extract_compiled_graph": "torch.compile(model) needs no bridge; ltc.compile(model) replays it",
+    "distributed.worker": "ltc.distributed.lazy_multiprocessing.spawn and torchrun start processes",
+    "debug.graph_saver": "ltc.debug.graphs.text(tensor) gives a graph, LTC_SAVE_TENSORS_FILE all of them",
+    "debug.metrics_compare_utils": "compare the numbers themselves: ltc.debug.metrics.as_dict()",
+    "debug.model_comparator": "LTC_VERIFY=1 judges every value that a program computes",
+    "debug.frame_parser_util": "ltc.explain() names the lines of the script",
+}
+
 
 class _Alias(MetaPathFinder, Loader):
     """Finds every module below this package among those below `ltc`."""
 
     def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
-        if not fullname.startswith(f"{__name__}.") or find_spec(_real(fullname)) is None:
+        if not fullname.startswith(f"{__name__}."):
+            return None
+        instead = _INSTEAD.get(fullname.removeprefix(f"{__name__}."))
+        if instead is not None:
+            raise ModuleNotFoundError(f"ltc has no {fullname}: {instead}.", name=fullname)
+        if find_spec(_real(fullname)) is None:
             return None
         return ModuleSpec(fullname, self)
 
