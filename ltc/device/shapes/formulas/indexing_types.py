@@ -175,6 +175,14 @@ add(_scattered(VALUES), "aten::scatter.src", "aten::scatter_.src")
 add(_scattered_number, "aten::scatter.value", "aten::scatter_.value")
 
 
+@types_of("aten::put_")
+def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Types | None:
+    if not of_one_dtype(NUMBERS, x, source) or not is_value(index) or 0 in x.shape:
+        return None
+    is_known = index.dtype is torch.int64 and prod(index.shape) == prod(source.shape)
+    return (type_of(x),) if is_known else None
+
+
 @types_of("aten::masked_scatter", "aten::masked_scatter_")
 def _masked_scatter(x: Any, mask: Any, source: Any) -> Types | None:
     if not of_one_dtype(VALUES, x, source) or not is_value(mask) or mask.dtype is not torch.bool:
@@ -187,7 +195,7 @@ def _masked_scatter(x: Any, mask: Any, source: Any) -> Types | None:
 def _masked_scatter_backward(gradient: Any, mask: Any, sizes: Sequence[int]) -> Types | None:
     if not is_value(gradient, mask) or gradient.dtype not in FLOATS or mask.dtype is not torch.bool:
         return None
-    is_known = mask.shape == gradient.shape and prod(sizes) == prod(gradient.shape) > 0
+    is_known = mask.shape == gradient.shape and prod(sizes) >= prod(gradient.shape) > 0
     return ((tuple(sizes), gradient.dtype),) if is_known else None
 
 

@@ -109,6 +109,11 @@ def _complex(real: Any, imaginary: Any) -> Types | None:
     return None if shape is None else ((shape, _COMPLEX_OF[real.dtype]),)
 
 
+@types_of("aten::_conj", "aten::_conj_physical", "aten::conj_physical")
+def _conjugate(x: Any) -> Types | None:
+    return (type_of(x),) if is_value(x) and x.dtype in COMPLEX else None
+
+
 @types_of("aten::view_as_real", "aten::view_as_real_copy")
 def _parts(x: Any) -> Types | None:
     return (((*x.shape, 2), _REAL_OF[x.dtype]),) if is_value(x) and x.dtype in COMPLEX else None
