@@ -217,6 +217,13 @@ def test_a_call_whose_shape_values_decide_asks_no_kernel(name, monkeypatch):
         meta.result_types(overload, (values,), {})
 
 
+def test_stand_in_values_do_not_tell_how_many_elements_there_are(equal):
+    """Where values decide the shape no small call is tried: zeros would say that nothing is left."""
+    x, times = torch.arange(3.0), torch.tensor([3, 0, 2])
+    equal(torch.repeat_interleave(x.to("ltc"), times.to("ltc")), torch.repeat_interleave(x, times))
+    equal(torch.repeat_interleave(times.to("ltc")), torch.repeat_interleave(times))
+
+
 def test_a_call_without_a_meta_kernel_is_asked_of_once_however_its_lengths_change():
     """A loss over sequences (CTC) has the lengths among its arguments: each batch asked anew."""
     log_probs = CallResult(None, None, 0, (9, 2, 5), torch.float32)

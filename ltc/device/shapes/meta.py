@@ -173,10 +173,10 @@ def _infer(
 def _runs_its_kernel(overload: Any) -> bool:
     """Whether a call runs PyTorch's CPU kernel, by no rule, and torch tells its types without it.
 
-    What nobody tells may depend on data, though no tag says so.
+    What nobody tells may depend on data, though no tag says so: stand-in values would decide it.
     """
     is_plain = overload.namespace == "aten" and rule_of(overload.name()) is None
-    return is_plain and _has_meta_kernel(overload)
+    return is_plain and _OF_DATA.isdisjoint(overload.tags) and _has_meta_kernel(overload)
 
 
 def _by_meta(
