@@ -224,6 +224,13 @@ def test_stand_in_values_do_not_tell_how_many_elements_there_are(equal):
     equal(torch.repeat_interleave(times.to("ltc")), torch.repeat_interleave(times))
 
 
+def test_a_call_whose_numbers_may_be_large_extents_is_not_tried():
+    x = CallResult(None, None, 0, (4, 4), torch.float32)
+    assert cpu_probe.makes_little([x, [2, 2]]) and cpu_probe.makes_little([5, 5])
+    assert not cpu_probe.makes_little([x, [1000, 1000]])
+    assert not cpu_probe.makes_little([1000, 1000])  # as of tril_indices, which is given no tensor
+
+
 def test_a_call_without_a_meta_kernel_is_asked_of_once_however_its_lengths_change():
     """A loss over sequences (CTC) has the lengths among its arguments: each batch asked anew."""
     log_probs = CallResult(None, None, 0, (9, 2, 5), torch.float32)

@@ -42,7 +42,8 @@ def makes_little(operands: list) -> bool:
         if not abs(number) <= _MOST_ELEMENTS:
             return False
         most *= max(int(abs(number)), 1)
-    return most * sum(math.prod(value.shape) + 1 for value in _values(operands)) <= _MOST_ELEMENTS
+    given = sum(math.prod(value.shape) for value in _values(operands))
+    return most * (given + 1) <= _MOST_ELEMENTS  # + 1: a call that is given none makes some, too
 
 
 def _numbers(operands: Sequence[Any]) -> list[float]:
