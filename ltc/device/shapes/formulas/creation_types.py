@@ -180,15 +180,15 @@ def _arange(*bounds: Any, dtype: torch.dtype | None = None, **options: Any) -> T
     return _made((-((start - end) // step),), found, options)
 
 
-# --- over what is there -------------------------------------------------------------------------
-
-
 @types_of("aten::linspace", "aten::logspace")
 def _spaced(
     start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any
 ) -> Types | None:
     is_known = is_real(start) and is_real(end) and steps >= 0
     return _made((steps,), dtype, options, FLOATS) if is_known else None
+
+
+# --- over what is there -------------------------------------------------------------------------
 
 
 @types_of("aten::zero_")

@@ -10,6 +10,7 @@ import torch
 
 from ltc.device.shapes.formulas.operands import (
     FLOATS,
+    FULL,
     MOST_ELEMENTS,
     Shape,
     is_value,
@@ -17,8 +18,6 @@ from ltc.device.shapes.formulas.operands import (
     type_of,
 )
 from ltc.device.shapes.formulas.table import Formula, Types, add, types_of
-
-_FULL = frozenset({torch.float32, torch.float64})
 
 # --- other sizes --------------------------------------------------------------------------------
 
@@ -65,12 +64,12 @@ for _axes, _bases in _WAYS:
 
 @types_of("aten::_upsample_bilinear2d_aa", "aten::_upsample_bicubic2d_aa")
 def _smoothly_resized(x: Any, *settings: Any) -> Types | None:
-    return _resized(2)(x, *settings) if x.dtype in _FULL else None
+    return _resized(2)(x, *settings) if x.dtype in FULL else None
 
 
 @types_of("aten::_upsample_bilinear2d_aa_backward", "aten::_upsample_bicubic2d_aa_backward")
 def _smoothly_resized_gradient(gradient: Any, *settings: Any) -> Types | None:
-    return _resized_gradient(2)(gradient, *settings) if gradient.dtype in _FULL else None
+    return _resized_gradient(2)(gradient, *settings) if gradient.dtype in FULL else None
 
 
 # --- numbers at places between pixels -------------------------------------------------------------
@@ -82,7 +81,7 @@ def _sampled(axes: int) -> Formula:
     def formula(
         x: Any, grid: Any, interpolation_mode: int, padding_mode: int, *settings: Any
     ) -> Types | None:
-        if not of_one_dtype(_FULL, x, grid) or len(x.shape) != axes + 2 or 0 in x.shape:
+        if not of_one_dtype(FULL, x, grid) or len(x.shape) != axes + 2 or 0 in x.shape:
             return None
         places = grid.shape
         if len(places) != axes + 2 or places[0] != x.shape[0] or places[-1] != axes:
@@ -119,7 +118,7 @@ for _axes in (2, 3):
 @types_of("aten::affine_grid_generator")
 def _affine_grid(theta: Any, size: Sequence[int], align_corners: bool) -> Types | None:
     axes = len(size) - 2
-    if not is_value(theta) or theta.dtype not in _FULL or axes not in (2, 3) or min(size) < 1:
+    if not is_value(theta) or theta.dtype not in FULL or axes not in (2, 3) or min(size) < 1:
         return None
     if theta.shape != (size[0], axes, axes + 1):
         return None

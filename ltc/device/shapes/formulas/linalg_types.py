@@ -8,6 +8,7 @@ import torch
 
 from ltc.device.shapes.formulas.operands import (
     COMPLEX,
+    FULL,
     Shape,
     axis_of,
     broadcast,
@@ -19,8 +20,7 @@ from ltc.device.shapes.formulas.operands import (
 )
 from ltc.device.shapes.formulas.table import Types, types_of
 
-_FULL = frozenset({torch.float32, torch.float64})
-_FIELDS = _FULL | COMPLEX
+_FIELDS = FULL | COMPLEX
 
 
 def _is_matrix(x: Any) -> bool:
@@ -29,10 +29,6 @@ def _is_matrix(x: Any) -> bool:
 
 def _is_square(x: Any) -> bool:
     return _is_matrix(x) and x.shape[-1] == x.shape[-2]
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype in COMPLEX else dtype
 
 
 @types_of("aten::linalg_inv_ex", "aten::linalg_cholesky_ex")
@@ -61,7 +57,7 @@ def _determinant(x: Any) -> Types | None:
 def _log_determinant(x: Any) -> Types | None:
     """Its sign first."""
     found = _determinant(x)
-    return None if found is None else (found[0], (x.shape[:-2], _real(x.dtype)), *found[1:])
+    return None if found is None else (found[0], (x.shape[:-2], x.dtype.to_real()), *found[1:])
 
 
 @types_of("aten::_linalg_solve_ex")
@@ -116,14 +112,14 @@ def _singular_values(
     least = min(rows, columns)
     kept = (rows, columns) if full_matrices else (least, least)
     left, right = (*batch, rows, kept[0]), (*batch, kept[1], columns)
-    return (left, x.dtype), ((*batch, least), _real(x.dtype)), (right, x.dtype)
+    return (left, x.dtype), ((*batch, least), x.dtype.to_real()), (right, x.dtype)
 
 
 @types_of("aten::_linalg_eigh")
 def _eigenvalues(x: Any, UPLO: str = "L", compute_v: bool = True) -> Types | None:
     if not _is_square(x) or UPLO not in ("L", "U") or not compute_v:
         return None
-    return (x.shape[:-1], _real(x.dtype)), type_of(x)
+    return (x.shape[:-1], x.dtype.to_real()), type_of(x)
 
 
 @types_of("aten::linalg_matrix_exp")
@@ -149,7 +145,7 @@ def _cross_product(x: Any, y: Any, *, dim: int = -1) -> Types | None:
 
 def _pairs(x: Any, y: Any) -> Shape | None:
     """One number for each point of x and each of y."""
-    if not of_one_dtype(_FULL, x, y) or min(len(x.shape), len(y.shape)) < 2:
+    if not of_one_dtype(FULL, x, y) or min(len(x.shape), len(y.shape)) < 2:
         return None
     if 0 in x.shape or 0 in y.shape or x.shape[-1] != y.shape[-1]:
         return None
@@ -178,7 +174,7 @@ def _euclidean_distances(x: Any, y: Any) -> Types | None:
 
 @types_of("aten::_pdist_forward")
 def _distances_within(x: Any, p: Any = 2.0) -> Types | None:
-    if not is_value(x) or x.dtype not in _FULL or len(x.shape) != 2 or 0 in x.shape:
+    if not is_value(x) or x.dtype not in FULL or len(x.shape) != 2 or 0 in x.shape:
         return None
     points = x.shape[0]
     is_known = points > 1 and number_of(p) >= 0

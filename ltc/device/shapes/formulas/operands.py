@@ -15,7 +15,8 @@ Shape = tuple[int, ...]
 Type = tuple[Shape, torch.dtype]
 
 NARROW = frozenset({torch.float16, torch.bfloat16})
-FLOATS = NARROW | {torch.float32, torch.float64}
+FULL = frozenset({torch.float32, torch.float64})
+FLOATS = NARROW | FULL
 COMPLEX = frozenset({torch.complex64, torch.complex128})
 WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 REALS = WHOLE | FLOATS

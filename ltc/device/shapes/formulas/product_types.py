@@ -11,6 +11,7 @@ import torch
 from ltc.device.shapes.formulas.operands import (
     COMPLEX,
     FLOATS,
+    FULL,
     WHOLE,
     Shape,
     broadcast,
@@ -20,7 +21,6 @@ from ltc.device.shapes.formulas.operands import (
 )
 from ltc.device.shapes.formulas.table import Formula, Types, add, types_of
 
-_FULL = frozenset({torch.float32, torch.float64})
 _FACTORS = FLOATS | COMPLEX | WHOLE
 
 
@@ -319,7 +319,7 @@ def _is_taken_by_3d(x: Any, kernel: Sequence[int]) -> bool:
     """Its kernel has floats of full precision alone, and wants one whole window in the operand."""
     extents = x.shape[-3:]
     sizes = list(kernel) * 3 if len(kernel) == 1 else kernel
-    return x.dtype in _FULL and all(size <= extent for size, extent in zip(sizes, extents))
+    return x.dtype in FULL and all(size <= extent for size, extent in zip(sizes, extents))
 
 
 def _adaptive_avg_pool(axes: int) -> tuple[Formula, Formula]:

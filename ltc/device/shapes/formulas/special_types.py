@@ -11,6 +11,7 @@ from ltc.device.shapes.formulas.operands import (
     BOOL,
     COMPLEX,
     FLOATS,
+    FULL,
     REALS,
     WHOLE,
     axis_of,
@@ -24,10 +25,6 @@ from ltc.device.shapes.formulas.operands import (
     type_of,
 )
 from ltc.device.shapes.formulas.table import Formula, Types, add, in_place, types_of
-
-_FULL = frozenset({torch.float32, torch.float64})
-_COMPLEX_OF = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-_REAL_OF = {made: real for real, made in _COMPLEX_OF.items()}
 
 # --- functions of one number --------------------------------------------------------------------
 
@@ -57,7 +54,7 @@ def _logit_gradient(gradient: Any, x: Any, eps: Any = None) -> Types | None:
 
 @types_of("aten::i0", "aten::special_i0e", "aten::special_i1", "aten::special_i1e")
 def _bessel(x: Any) -> Types | None:
-    return (type_of(x),) if is_value(x) and x.dtype in _FULL else None
+    return (type_of(x),) if is_value(x) and x.dtype in FULL else None
 
 
 @types_of("aten::polygamma")
@@ -83,7 +80,7 @@ def _shifted_each(x: Any, y: Any) -> Types | None:
 
 @types_of("aten::histc")
 def _histogram(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Types | None:
-    is_known = is_value(x) and x.dtype in _FULL and is_real(min) and is_real(max) and bins > 0
+    is_known = is_value(x) and x.dtype in FULL and is_real(min) and is_real(max) and bins > 0
     return (
         (((bins,), x.dtype),)
         if is_known and -1e30 < number_of(min) < number_of(max) < 1e30
@@ -103,10 +100,10 @@ def _is_among(
 
 @types_of("aten::complex", "aten::polar")
 def _complex(real: Any, imaginary: Any) -> Types | None:
-    if not of_one_dtype(_FULL, real, imaginary):
+    if not of_one_dtype(FULL, real, imaginary):
         return None
     shape = broadcast(real.shape, imaginary.shape)
-    return None if shape is None else ((shape, _COMPLEX_OF[real.dtype]),)
+    return None if shape is None else ((shape, real.dtype.to_complex()),)
 
 
 @types_of("aten::_conj", "aten::_conj_physical", "aten::conj_physical")
@@ -116,14 +113,14 @@ def _conjugate(x: Any) -> Types | None:
 
 @types_of("aten::view_as_real", "aten::view_as_real_copy")
 def _parts(x: Any) -> Types | None:
-    return (((*x.shape, 2), _REAL_OF[x.dtype]),) if is_value(x) and x.dtype in COMPLEX else None
+    return (((*x.shape, 2), x.dtype.to_real()),) if is_value(x) and x.dtype in COMPLEX else None
 
 
 @types_of("aten::view_as_complex", "aten::view_as_complex_copy")
 def _of_parts(x: Any) -> Types | None:
-    if not is_value(x) or x.dtype not in _FULL or x.shape[-1:] != (2,):
+    if not is_value(x) or x.dtype not in FULL or x.shape[-1:] != (2,):
         return None
-    return ((x.shape[:-1], _COMPLEX_OF[x.dtype]),)
+    return ((x.shape[:-1], x.dtype.to_complex()),)
 
 
 # --- draws --------------------------------------------------------------------------------------
@@ -168,12 +165,12 @@ def _normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Types | None
 
 @types_of("aten::_standard_gamma")
 def _gamma(alpha: Any, generator: Any = None) -> Types | None:
-    return (type_of(alpha),) if is_value(alpha) and alpha.dtype in _FULL else None
+    return (type_of(alpha),) if is_value(alpha) and alpha.dtype in FULL else None
 
 
 @types_of("aten::_standard_gamma_grad")
 def _gamma_gradient(alpha: Any, drawn: Any) -> Types | None:
-    return (type_of(alpha),) if of_one_type(_FULL, alpha, drawn) else None
+    return (type_of(alpha),) if of_one_type(FULL, alpha, drawn) else None
 
 
 # --- layers and losses --------------------------------------------------------------------------
@@ -184,7 +181,7 @@ def _leaky_by_chance(
     x: Any, noise: Any, lower: Any, upper: Any, training: bool = False, generator: Any = None
 ) -> Types | None:
     """Of the noise, which is written, and of the result."""
-    if not of_one_type(_FULL, x, noise) or not training:
+    if not of_one_type(FULL, x, noise) or not training:
         return None
     is_known = is_real(lower) and is_real(upper) and number_of(lower) <= number_of(upper)
     return (type_of(noise), type_of(x)) if is_known else None
@@ -194,13 +191,13 @@ def _leaky_by_chance(
 def _leaky_by_chance_gradient(
     gradient: Any, x: Any, noise: Any, lower: Any, upper: Any, training: bool, is_result: bool
 ) -> Types | None:
-    is_known = of_one_type(_FULL, gradient, x, noise) and training and not is_result
+    is_known = of_one_type(FULL, gradient, x, noise) and training and not is_result
     return (type_of(x),) if is_known and is_real(lower) and is_real(upper) else None
 
 
 @types_of("aten::renorm")
 def _renormed(x: Any, p: Any, dim: int, maxnorm: Any) -> Types | None:
-    if not is_value(x) or x.dtype not in _FULL or len(x.shape) < 2 or 0 in x.shape:
+    if not is_value(x) or x.dtype not in FULL or len(x.shape) < 2 or 0 in x.shape:
         return None
     numbers = [number_of(one) for one in (p, maxnorm)]
     is_known = all(is_real(one) and number_of(one) > 0 for one in numbers)
@@ -210,7 +207,7 @@ def _renormed(x: Any, p: Any, dim: int, maxnorm: Any) -> Types | None:
 @types_of("aten::_weight_norm_interface")
 def _weight_norm(v: Any, g: Any, dim: int = 0) -> Types | None:
     """The weight, and the norms of `v` along one axis, of which `g` are the lengths."""
-    if not of_one_dtype(_FULL, v, g) or len(v.shape) < 2 or 0 in v.shape:
+    if not of_one_dtype(FULL, v, g) or len(v.shape) < 2 or 0 in v.shape:
         return None
     if dim not in (0, len(v.shape) - 1) or g.shape != _kept_along(v, dim):
         return None
@@ -231,7 +228,7 @@ def _weight_norm_gradients(gradient: Any, v: Any, g: Any, norms: Any, dim: int) 
 def _margin_loss(
     x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
 ) -> Types | None:
-    if not is_value(x, target) or x.dtype not in _FULL or len(x.shape) != 2 or 0 in x.shape:
+    if not is_value(x, target) or x.dtype not in FULL or len(x.shape) != 2 or 0 in x.shape:
         return None
     if type_of(target) != (x.shape[:1], torch.int64) or weight is not None:
         return None
