@@ -70,7 +70,7 @@ def test_rows_that_share_a_set_of_the_cache_are_read_by_few_at_a_time(dtype, k):
     check(HOST, dtype, (), 70, 70, k, (False, True))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m, n, k", [(5, 7, 80), (13, 35, 999), (32, 130, 513), (64, 17, 2049)])
 def test_few_rows_times_rows_are_read_in_place(dtype, m, n, k):
     """Their sums end anywhere in a vector, a square of rows and columns, and a strip of squares."""
@@ -196,12 +196,32 @@ def test_steps_of_a_weight_gradient_are_a_number():
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [7, 13, 29, 300])
-def test_strips_of_packed_rows(dtype, m):
+def test_strips_of_packed_rows(isa, dtype, m):
     for k in (64, 130, 1500):
-        check(HOST, dtype, (2,), m, 70, k, (True, False))
-        check(HOST, dtype, (), m, 33, k, (True, True))
+        check(isa, dtype, (2,), m, 70, k, (True, False))
+        check(isa, dtype, (), m, 33, k, (True, True))
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strips_whose_steps_collide(isa, dtype):
+    """More columns than a strip keeps the sums of, and more steps than it packs at once."""
+    for m, n, k in ((512, 1101, 401), (1024, 90, 901)):
+        for transposed in (False, True):
+            check(isa, dtype, (), m, n, k, (True, transposed))
+
+
+def test_rows_of_a_weight_gradient_are_packed_where_registers_are_few():
+    def packs(isa, m):
+        matrices = stored_transposed(m, 700), stored_plain(700, 256), stored_plain(m, 256)
+        return plan_of(torch.float32, isa, Shape((), m, 256, 700, *matrices), False).packs_left
+
+    assert packs(AVX2, 512)
+    assert not packs(AVX2, 500), "its steps have room in the caches"
+    assert not packs(AVX512, 512)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

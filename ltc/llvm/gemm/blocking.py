@@ -25,8 +25,11 @@ PREFETCHED_FROM_BYTES = 4096  # rows so far apart that no processor foresees the
 # Of a left operand whose rows are adjacent each step along K may be in another page. Of so many
 # steps, all blocks of a panel take a few before the next ones come.
 FAR_STEPS, NEAR_STEPS = 2048, 256
-STRIP_STEPS = 8192  # of all blocks of a packed strip of rows together: another half
-MOST_STRIP_BLOCKS = 8
+PAIRED_STRIP_STEPS = 8192  # of all blocks of a packed strip of pairs together: another half
+MOST_PAIRED_BLOCKS = 8
+# Of a packed strip of single rows: with a panel and the sums of so many, it fills such a cache.
+STRIP_STEPS, STRIP_BLOCKS, STRIP_PANELS = 384, 16, 32
+PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 DOT_ROWS = 4  # up to so many rows, a transposed right operand is read once instead of packed
 DOT_TILE = 4  # rows and columns whose products are summed side by side along K
 # Up to so many rows, and from so many steps for each, packing a right operand costs more than
@@ -142,7 +145,7 @@ class GemmPlan:
     by_dot_tiles  some rows by a transposed right operand: read in place, summed along K
     pairs       pairs of bfloat16 along K share a lane
     packs       a panel is copied to memory of this thread before it is used
-    packs_left  so are strips of rows, each made of a few blocks, where their pairs have to be made
+    packs_left  so are strips of rows that lie side by side, each made of a few blocks
     foresees    the rows of the next block follow in memory those of a block
     depth       how much of K is packed at once
     splits      whether K may be longer than that
@@ -181,9 +184,21 @@ class GemmPlan:
     def panel_width(self) -> int:
         return self.vectors * self.width
 
+    @property
+    def strip_line(self) -> int:
+        """Elements of memory that a block of packed rows takes for each step, or pair of steps."""
+        return -(-self.height // self.width) * self.width
+
+    @property
+    def sums_strips(self) -> bool:
+        """Whether K is taken in pieces for a whole strip, so that none is too long to be packed."""
+        return self.packs_left and not self.pairs
+
     def strip_blocks(self, k: int) -> int:
         """Blocks of a packed strip of rows."""
-        return least(MOST_STRIP_BLOCKS, most(1, STRIP_STEPS // most(1, k)))
+        if self.sums_strips:
+            return STRIP_BLOCKS
+        return least(MOST_PAIRED_BLOCKS, most(1, PAIRED_STRIP_STEPS // most(1, k)))
 
     @property
     def panels(self) -> int:
@@ -209,8 +224,12 @@ def plan_of(
     with by_sample(m, n, k):  # blocks of any height are right
         height = EVEN_HEIGHT if _is_even(isa, shape, blocking) else _height(isa, m, vectors)
         is_far = right.row * dtype.itemsize >= PREFETCHED_FROM_BYTES
+    packs_left = _packs_left(dtype, isa, shape, vectors)
     depth = PACKED_BYTES // (vectors * width * computed_bytes) * (2 if pairs else 1)
-    if left.row == 1 and left.column != 1 and k >= FAR_STEPS and not pairs:
+    sums_strips = packs_left and not pairs
+    if sums_strips:
+        packs, depth = True, STRIP_STEPS
+    elif left.row == 1 and left.column != 1 and k >= FAR_STEPS and not pairs:
         depth = min(depth, NEAR_STEPS)
     depth = depth // LONGEST_SUM * LONGEST_SUM  # chains end where they would in one piece
     return GemmPlan(
@@ -222,12 +241,10 @@ def plan_of(
         by_dot_tiles=_is_by_dot_tiles(dtype, isa, shape),
         pairs=pairs,
         packs=packs,
-        packs_left=(
-            pairs and left.column != 1 and left.row == 1 and MANY_STEPS <= k <= STRIP_STEPS
-        ),
+        packs_left=packs_left,
         foresees=left.column == 1 and left.row == k and computed_bytes == dtype.itemsize,
         depth=depth,
-        splits=packs and k > depth,
+        splits=packs and not sums_strips and k > depth,
         is_long=isinstance(k, Extent) or k > LONGEST_SUM,
         prefetches=not packs and bool(is_far),
     )  # fmt: skip
@@ -288,6 +305,29 @@ def _pairs(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:
 def has_pairs(dtype: torch.dtype, isa: Isa) -> bool:
     """Whether two numbers may share a lane."""
     return isa.bfloat16_dot and dtype is torch.bfloat16
+
+
+def _packs_left(dtype: torch.dtype, isa: Isa, shape: Shape, vectors: int) -> bool:
+    """Whether rows that lie side by side are packed: read in place, each step is in another line.
+
+    Those of tall blocks use most of such a line; the pairs of those have to be made.
+    """
+    left, m, n, k = shape.left, shape.m, shape.n, shape.k
+    if left.row != 1 or left.column == 1:
+        return False
+    if _pairs(dtype, isa, shape):
+        return MANY_STEPS <= k <= PAIRED_STRIP_STEPS
+    if isa.registers >= 32:
+        return False
+    with by_sample(m, n, k):  # either way is right
+        panels = n // (vectors * _width(dtype, isa))
+        is_large = m > FEW_ROWS and k > LONGEST_SUM and panels >= PANELS_OF_A_STRIP
+        return bool(is_large and _steps_collide(dtype, shape))
+
+
+def _steps_collide(dtype: torch.dtype, shape: Shape) -> bool:
+    """Whether few steps of rows that lie side by side have room in the caches at the same time."""
+    return shape.left.column * dtype.itemsize % (ALIASING_BYTES // 4) == 0
 
 
 def _must_pack(dtype: torch.dtype, isa: Isa, shape: Shape) -> bool:

@@ -18,6 +18,7 @@ from ltc.llvm.emit.vectors import Epilogue, GeneratedKernel, tasks_for
 from ltc.llvm.gemm.autotune import choose
 from ltc.llvm.gemm.blocking import (
     DOT_TILE,
+    PANELS_OF_A_STRIP,
     Blocking,
     GemmPlan,
     Matrix,
@@ -32,7 +33,6 @@ from ltc.llvm.gemm.timing import Trial
 from ltc.support.sizes.choices import most
 from ltc.support.sizes.extent import Extent, known
 
-PANELS_OF_A_STRIP = 4  # that a task multiplies packed rows by, at least: each task packs its own
 MOST_TUNED_ELEMENTS = 1 << 26  # of the three matrices of a product that is timed
 
 

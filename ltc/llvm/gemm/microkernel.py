@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from ltc.llvm.emit.index import Index, least
 from ltc.llvm.emit.vectors import LONGEST_SUM, Vectors
 from ltc.llvm.gemm.blocking import GemmPlan
@@ -59,8 +62,22 @@ class ProductBlock:
         return vectors
 
     def _step(self, left, k, rows, vectors, sums) -> list[str]:
+        v, result = self.v, []
+        value_of = self._in_place(left, k, rows) if self.strip is None else self._packed(left, k)
+        for r in range(rows):
+            x = v.splat(value_of(r))
+            for j, y in enumerate(vectors):
+                result.append(v.multiply_add(x, y, sums[r * len(vectors) + j]))
+        return result
+
+    def _packed(self, left: str, k: Index) -> Callable[[int], str]:
+        assert self.strip is not None
+        return functools.partial(self.strip.value, left, k)
+
+    def _in_place(self, left: str, k: Index, rows: int) -> Callable[[int], str]:
+        """What gives step k of a row of a block that is read where it is."""
         v, plan = self.v, self.plan
-        here, result = v.at(left, k * plan.left.column), []
+        here = v.at(left, k * plan.left.column)
         if plan.foresees and rows == plan.height:
             # The next block's rows follow: a line of them at each step, before they are wanted.
             line = LINE_BYTES // plan.dtype.itemsize
@@ -70,11 +87,7 @@ class ProductBlock:
             self.b.prefetch(ahead)
             if rows > 1:  # a block's rows may lie in two lines
                 self.b.prefetch(v.at(ahead, (rows - 1) * plan.left.row))
-        for r in range(rows):
-            x = v.splat(v.scalar(here, r * plan.left.row))
-            for j, y in enumerate(vectors):
-                result.append(v.multiply_add(x, y, sums[r * len(vectors) + j]))
-        return result
+        return lambda r: v.scalar(here, r * plan.left.row)
 
     def _pair_step(self, left, k, rows, vectors, sums) -> list[str]:
         """As `_step` for two elements of K; their products are added before the sum."""
@@ -87,7 +100,7 @@ class ProductBlock:
         ys = [b.value(f"bitcast {words} {y} to {pair}") for y in vectors]
         for r in range(rows):
             if self.strip is not None:
-                word = self.strip.pair(left, k, r)
+                word = self.strip.value(left, k, r)
             else:
                 word = self._left_pair(v.at(here, r * self.plan.left.row))
             x = b.value(f"bitcast {words} {v.splat(word, 'i32')} to {pair}")

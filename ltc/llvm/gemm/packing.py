@@ -5,11 +5,14 @@ What lies beyond a panel's own columns is never stored in a result, and may be a
 
 from __future__ import annotations
 
+from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import Vectors, reserved, transposed
-from ltc.llvm.gemm.blocking import STRIP_STEPS, GemmPlan
+from ltc.llvm.gemm.blocking import PAIRED_STRIP_STEPS, STRIP_BLOCKS, STRIP_STEPS, GemmPlan
 
 PREFETCHED_STEPS = 4  # squares ahead along rows that are far apart
+# Ahead along what is copied line by line: rows may be so far apart that no processor foresees them.
+PREFETCHED_RIGHT_ROWS, PREFETCHED_LEFT_STEPS = 8, 4
 
 
 class PackedPanel:
@@ -47,6 +50,7 @@ class PackedPanel:
 
         def row(k: Index, _) -> None:
             line = v.at(source, k * stride)
+            self.b.prefetch(v.at(line, PREFETCHED_RIGHT_ROWS * stride))
             target = v.at(self.memory, k * self.plan.panel_width, v.element)
             for j, mask in enumerate(masks):
                 v.store_computed(v.load(line, j * v.width, mask), target, j * v.width)
@@ -110,17 +114,26 @@ class PackedPanel:
 
 
 class PackedRows:
-    """Pairs along K of rows that lie side by side: [blocks, pairs, rows of a block] of a strip."""
+    """A strip of rows that lie side by side: [blocks, steps, rows of a block], as computed.
+
+    Pairs of steps share an i32, as in a packed panel; of these, all of K is packed at once.
+    """
 
     def __init__(self, v: Vectors, plan: GemmPlan, steps: Index):
         """`steps`: all of K."""
         self.v, self.b, self.plan = v, v.builder, plan
-        self.line = -(-plan.height // v.width) * v.width
-        self.pairs = steps // 2
-        self.memory = reserved(self.b, STRIP_STEPS // 2 * self.line, "i32")
+        self.element, self.together = ("i32", 2) if plan.pairs else (v.element, 1)
+        self.line = plan.strip_line
+        self.steps = steps // 2 if plan.pairs else STRIP_STEPS
+        most_steps = PAIRED_STRIP_STEPS // 2 if plan.pairs else STRIP_BLOCKS * STRIP_STEPS
+        self.memory = reserved(self.b, most_steps * self.line, self.element)
 
-    def fill(self, left: str, first: Index, last: Index, rows: Index) -> None:
-        """Copy blocks number `first` up to `last` of a matrix of `rows` rows.
+    def fill(
+        self, left: str, first: Index, last: Index, rows: Index, start: Index, depth: Index
+    ) -> None:
+        """Copy steps `start` to `start + depth` of blocks number `first` up to `last`.
+
+        rows  of the whole matrix
 
         Blocks that whole vectors can be read from are copied together, so that each line of the
         matrix is fetched once.
@@ -128,39 +141,45 @@ class PackedRows:
         height = self.plan.height
         beyond = self.line - height  # elements that a block's vectors take from the next one
         safe = least(last, most(rows - beyond, 0) // height)
-        self.b.nest([self.pairs, (first, safe, 1)], [], lambda k, number, _: self._copy(
-            left, number, first, k, None
+        source, steps = self.v.at(left, start * self.plan.left.column), depth // self.together
+        self.b.nest([steps, (first, safe, 1)], [], lambda k, number, _: self._copy(
+            source, number, first, k, None
         ))  # fmt: skip
 
         def rest(number: Index, _) -> None:
             count = rows - number * height
-            self.b.loop(0, self.pairs, 1, [], lambda k, _: self._copy(
-                left, number, first, k, least(count, height)
+            self.b.loop(0, steps, 1, [], lambda k, _: self._copy(
+                source, number, first, k, least(count, height)
             ))  # fmt: skip
 
         self.b.loop(most(first, safe), last, 1, [], rest)
 
     def _copy(self, left: str, number: Index, first: Index, k: Index, count: Index | None) -> None:
-        """Pair k of one block, of which `count` rows are to be read."""
+        """Step k, or that pair, of one block, of which `count` rows are to be read."""
         v, plan = self.v, self.plan
-        line = v.at(left, k * 2 * plan.left.column)
+        line = v.at(left, k * self.together * plan.left.column)
         source = v.at(line, number * plan.height)
-        target = self.at(number - first, k * 2, 0)
+        if not plan.pairs:
+            self.b.prefetch(v.at(source, PREFETCHED_LEFT_STEPS * plan.left.column))
+        target = self.at(number - first, k * self.together, 0)
         for start in range(0, self.line, v.width):
             mask = None if count is None else v.first(count - start)
-            pairs = pairs_of_rows(v, v.at(source, start), plan.left.column, mask)
-            v.raw_store(pairs, v.at(target, start, "i32"), None, "i32", v.width)
+            at = v.at(source, start)
+            values = (
+                pairs_of_rows(v, at, plan.left.column, mask) if plan.pairs else v.load(at, 0, mask)
+            )
+            v.raw_store(values, v.at(target, start, self.element), None, self.element, v.width)
 
     def at(self, block: Index, step: Index, row: Index) -> str:
-        """Where a block of the strip begins, at an even step of K and a row of the block."""
+        """Where a block of the strip begins, at a step of K, an even one of pairs, and a row of it."""
         v = self.v
-        pair = block * self.pairs + step // 2
-        return v.at(self.memory, pair * self.line + row, "i32")
+        step = block * self.steps + step // self.together
+        return v.at(self.memory, step * self.line + row, self.element)
 
-    def pair(self, block: str, k: Index, r: int) -> str:
-        """Pair number k of row r of a block."""
-        at = self.v.at(block, k * self.line + r, "i32")
-        return self.b.effect(f"load i32, ptr {at}, align 4")
+    def value(self, block: str, k: Index, r: int) -> str:
+        """Step number k, or that pair, of row r of a block."""
+        at = self.v.at(block, k * self.line + r, self.element)
+        return self.b.effect(f"load {self.element}, ptr {at}, align {BYTES[self.element]}")
 
 
 def pairs_of_rows(v: Vectors, pointer: str, stride: Index, mask: str | None) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from ltc.llvm.emit.builder import Builder
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import Epilogue, Vectors, reserved
-from ltc.llvm.gemm.blocking import DOT_TILE, GemmPlan
+from ltc.llvm.gemm.blocking import DOT_TILE, STRIP_BLOCKS, STRIP_PANELS, GemmPlan
 from ltc.llvm.gemm.microkernel import Dots, ProductBlock, add_to_memory, pieces
 from ltc.llvm.gemm.microkernel_dot import STRIP_TILES, DotTiles
 from ltc.llvm.gemm.packing import PackedPanel, PackedRows
 from ltc.support.sizes.extent import Extent
 
-STRIP_BLOCKS = 32  # blocks whose partial sums wait in memory where K is split
+WAITING_BLOCKS = 32  # whose partial sums wait in memory where K is split
 
 
 class ProductLoops:
@@ -30,7 +31,8 @@ class ProductLoops:
         self.v = Vectors(self.b, plan.isa, plan.dtype)
         self.m, self.k, self.outer, self.strip_blocks = map(self.b.number, range(self.numbers))
         # Sums go straight to the result where nothing is to be done to them.
-        self.is_direct = epilogue is None and not plan.is_long and not plan.splits
+        waits = plan.is_long or plan.splits or plan.sums_strips
+        self.is_direct = epilogue is None and not waits
 
     def emit(self) -> None:
         if self.plan.n == 0:
@@ -50,16 +52,21 @@ class ProductLoops:
         self.strip = PackedRows(v, plan, self.k) if plan.packs_left else None
         self.block = ProductBlock(v, plan, self.panel, self.strip)
         if not self.is_direct:
-            blocks = STRIP_BLOCKS if plan.splits else 1
-            self.totals = reserved(self.b, blocks * self._block_size(), v.element)
-        m = plan.rows or self.m
-        self.full, self.tail = divmod(m, plan.height)
-        self.blocks = (m + (plan.height - 1)) // plan.height
+            self.totals = reserved(self.b, self._waiting_blocks() * self._block_size(), v.element)
+        rows = self._all_rows()
+        self.full, self.tail = divmod(rows, plan.height)
+        self.blocks = (rows + (plan.height - 1)) // plan.height
 
         if plan.packs_left:
             self._each_group(self._strips(), plan.panels, self._strip_of_rows)
         else:
             self._each_group(plan.panels, self.blocks, self._panel)
+
+    def _waiting_blocks(self) -> int:
+        """How many blocks have sums in memory at the same time."""
+        if self.plan.sums_strips:
+            return STRIP_BLOCKS * STRIP_PANELS
+        return WAITING_BLOCKS if self.plan.splits else 1
 
     def _strips(self) -> Index:
         return (self.blocks + (self.strip_blocks - 1)) // self.strip_blocks
@@ -87,14 +94,58 @@ class ProductLoops:
         self.b.loop(first_group, end_group, 1, [], group)
 
     def _strip_of_rows(self, strip: Index, first_panel: Index, last_panel: Index) -> None:
-        """The panels from `first_panel` on of a strip of blocks, whose rows are packed."""
-        self.first_of_strip = strip * self.strip_blocks
-        last = least(self.first_of_strip + self.strip_blocks, self.blocks)
+        """Some panels of a strip of blocks, whose rows are packed."""
+        first = strip * self.strip_blocks
+        last = least(first + self.strip_blocks, self.blocks)
+        self.first_of_strip = first
+        if self.plan.sums_strips:
+            self.b.loop(first_panel, last_panel, STRIP_PANELS, [], lambda low, _: self._strip_in_pieces(
+                first, last, low, least(low + STRIP_PANELS, last_panel)
+            ))  # fmt: skip
+            return
         assert self.strip is not None  # where the plan packs the left operand
-        self.strip.fill(self.left_at, self.first_of_strip, last, self.plan.rows or self.m)
+        self.strip.fill(self.left_at, first, last, self._all_rows(), 0, self.k)
         self.b.loop(first_panel, last_panel, 1, [], lambda panel, _: self._panel(
-            panel, self.first_of_strip, last
+            panel, first, last
         ))  # fmt: skip
+
+    def _strip_in_pieces(
+        self, first: Index, last: Index, first_panel: Index, last_panel: Index
+    ) -> None:
+        """Some panels of a strip, whose sums wait in memory while K is packed piece by piece."""
+        strip, panel_memory = self.strip, self.panel
+        assert strip is not None and panel_memory is not None  # such a plan packs both
+        self._clear(self.totals, (last_panel - first_panel) * STRIP_BLOCKS)
+
+        def each_block(panel: Index, body: Callable[[Index, Index], None]) -> None:
+            """body(block, where its sums are)"""
+            before = (panel - first_panel) * STRIP_BLOCKS - first
+            self.b.loop(first, last, 1, [], lambda number, _: body(
+                number, (before + number) * self._block_size()
+            ))  # fmt: skip
+
+        def piece(start: Index, _) -> None:
+            depth = least(self.plan.depth, self.k - start)
+            strip.fill(self.left_at, first, last, self._all_rows(), start, depth)
+            self._each_panel(first_panel, last_panel, functools.partial(multiply, start, depth))
+
+        def multiply(start: Index, depth: Index, panel: Index, width: Index) -> None:
+            panel_memory.fill(self.right_at, self.column, width, start, depth)
+            each_block(panel, lambda number, spot: self._each_height(number, 0, depth, spot))
+
+        self.b.loop(0, self.k, self.plan.depth, [], piece)
+        self._each_panel(
+            first_panel, last_panel, lambda panel, _: each_block(panel, self._finish)
+        )  # fmt: skip
+
+    def _each_panel(self, first: Index, last: Index, body: Callable[[Index, Index], None]) -> None:
+        """body(panel, its width) for each from `first` up to `last`."""
+        self.b.loop(first, last, 1, [], lambda panel, _: self._at_width(
+            panel, functools.partial(body, panel)
+        ))  # fmt: skip
+
+    def _all_rows(self) -> Index:
+        return self.plan.rows or self.m
 
     def _holds(self, predicate: str, x: Index, y: Index) -> str:
         return self.b.value(f"icmp {predicate} i64 {x}, {y}")
@@ -114,34 +165,41 @@ class ProductLoops:
         self.left_at, self.right_at, self.result_at = map(v.at, pointers, offsets)
 
     def _panel(self, panel: Index, first: Index, last: Index) -> None:
-        """The blocks from `first` up to `last` of one panel; the last one may be narrower."""
+        """The blocks from `first` up to `last` of one panel."""
+        self._at_width(panel, lambda width: self._blocks(width, first, last))
+
+    def _at_width(self, panel: Index, body: Callable[[Index], None]) -> None:
+        """body(how many columns a panel has): the last one may be narrower."""
         width = self.plan.panel_width
         if isinstance(self.plan.n, Extent):
             left = self.plan.n - panel * width
             for has, columns in (("sge", width), ("slt", left)):
                 self.b.when(self._holds(has, left, width), [], functools.partial(
-                    self._panel_of, panel, columns, first, last
+                    self._with_masks, panel, columns, body
                 ))  # fmt: skip
             return
         full, rest = divmod(self.plan.n, width)
         if full:
-            self.b.when(self._holds("slt", panel, full), [], lambda: self._panel_of(
-                panel, width, first, last
+            self.b.when(self._holds("slt", panel, full), [], lambda: self._with_masks(
+                panel, width, body
             ))  # fmt: skip
         if rest:
-            self.b.when(self._holds("eq", panel, full), [], lambda: self._panel_of(
-                panel, rest, first, last
+            self.b.when(self._holds("eq", panel, full), [], lambda: self._with_masks(
+                panel, rest, body
             ))  # fmt: skip
 
-    def _panel_of(self, panel: Index, width: Index, first: Index, last: Index) -> None:
-        """`width`: how many columns it has."""
+    def _with_masks(self, panel: Index, width: Index, body: Callable[[Index], None]) -> None:
         v = self.v
         self.column = panel * self.plan.panel_width
         widest = width if isinstance(width, int) else self.plan.panel_width
         self.masks = [v.first(width - start) for start in range(0, widest, v.width)]
+        body(width)
+
+    def _blocks(self, width: Index, first: Index, last: Index) -> None:
+        """Those from `first` up to `last` of a panel of so many columns."""
         if self.plan.splits:
-            self.b.loop(first, last, STRIP_BLOCKS, [], lambda low, _: self._strip(
-                width, low, least(low + STRIP_BLOCKS, last)
+            self.b.loop(first, last, WAITING_BLOCKS, [], lambda low, _: self._split(
+                width, low, least(low + WAITING_BLOCKS, last)
             ))  # fmt: skip
             return
         if self.panel is not None:
@@ -157,7 +215,7 @@ class ProductLoops:
 
         self.b.loop(first, last, 1, [], block)
 
-    def _strip(self, width: Index, first: Index, last: Index) -> None:
+    def _split(self, width: Index, first: Index, last: Index) -> None:
         """Blocks whose sums wait in memory while K is packed piece by piece."""
         self._clear(self.totals, last - first)
 
@@ -231,7 +289,7 @@ class ProductLoops:
                 v.store(value, line, r * plan.result.row + j * v.width, self.masks[j])
             return
         memory = v.at(self.totals, spot, v.element)
-        if plan.is_long or plan.splits:
+        if plan.is_long or plan.splits or plan.sums_strips:
             pieces(v, 0, depth, lambda first, end: add_to_memory(v, memory, sums(first, end)))
             return
         for i, value in enumerate(sums(0, depth)):
@@ -260,9 +318,9 @@ class ProductLoops:
         self._finish_rows(number * self.plan.height, self._rows_of(number), spot)
 
     def _finish_rows(self, row: Index, rows: Index, spot: Index) -> None:
-        v, m = self.v, self.plan.rows or self.m
+        v = self.v
         line = v.at(self.result_at, row * self.plan.result.row + self.column)
-        flat = self.batch_index * m + row
+        flat = self.batch_index * self._all_rows() + row
 
         def one(r: Index, _) -> None:
             at = v.at(line, r * self.plan.result.row)
