@@ -205,16 +205,30 @@ def take_stashed_error() -> BaseException | None:
 _HOOKS, _GUARD = Hooks(), DeviceGuard()  # C++ holds plain pointers to them
 
 
+def _has_gpu() -> bool:
+    """Whether the autograd engine starts threads at the first backward, whatever ltc does.
+
+    Asked without starting a driver, where that is possible: children of fork would have none.
+    """
+    return any(torch.get_device_module(kind).device_count() for kind in ("cuda", "xpu", "mps"))
+
+
+def _start_engine() -> None:
+    """Run one backward on the CPU before ltc is a device: so the engine finds none to start threads for.
+
+    After it has started one, no child of fork may run a backward.
+    """
+    with torch.inference_mode(False), torch.enable_grad():  # whoever imports ltc, and where
+        torch.ones(1, requires_grad=True, device="cpu").sum().backward()
+
+
 def register_device(module: Any) -> int | None:
     """Make `ltc` a device type of torch whose Python module is `module`.  Once per process.
 
     return  what torch.manual_seed was given since torch was imported, where that is known
-
-    One CPU backward must have run before: the autograd engine then finds no device to start
-    threads for, and a later fork stays legal.
     """
-    with torch.inference_mode(False), torch.enable_grad():  # whoever imports ltc, and where
-        torch.ones(1, requires_grad=True, device="cpu").sum().backward()
+    if not _has_gpu():
+        _start_engine()
     waiting = vars(torch).pop(DEVICE_TYPE, None)  # what ltc_autoload has put there
     if waiting is None:
         torch.utils.rename_privateuse1_backend(DEVICE_TYPE)

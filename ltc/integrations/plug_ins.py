@@ -17,6 +17,7 @@ PLUG_INS = {
     "safetensors": "ltc.integrations.safetensors_files",
     "safetensors.torch": "ltc.integrations.safetensors_ties",
     "torch._decomp.decompositions": "ltc.integrations.norm_decompositions",
+    "torch.distributed.checkpoint.default_planner": "ltc.integrations.checkpoint_planner",
     "torch.nn.attention.flex_attention": "ltc.integrations.flex_attention",
     "torch.optim.swa_utils": "ltc.integrations.weight_averages",
     "transformers.training_args": "ltc.integrations.transformers_arguments",

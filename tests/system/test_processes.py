@@ -80,6 +80,38 @@ def send_sum(answer, x):
     answer.send((str(x.device), (x * 2).sum().item()))
 
 
+BESIDE_A_GPU = """
+import multiprocessing
+import torch
+torch.cuda.device_count = lambda: 1
+import ltc
+
+def trained(answers=None):
+    w = torch.ones(3, device="ltc", requires_grad=True)
+    (w * 2).sum().backward()
+    answers and answers.put(w.grad.tolist())
+    return w.grad.tolist()
+
+(torch.ones(3, device="ltc") + 1).tolist()  # used, but for no backward
+context = multiprocessing.get_context("fork")
+answers = context.Queue()
+child = context.Process(target=trained, args=(answers,))
+child.start()
+assert answers.get() == [2, 2, 2] == trained()
+child.join()
+print("both have trained")
+"""
+
+
+def test_where_there_is_a_gpu_the_import_leaves_the_engine_to_the_children():
+    """There the engine starts threads at the first backward: forks before it have to stay legal."""
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE_A_GPU], env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "both have trained\n", done.stderr
+
+
 def test_a_forked_child_reads_what_the_parent_computed():
     x = torch.arange(4.0, device="ltc") + 1
     x.sum().item()

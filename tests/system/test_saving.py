@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -543,6 +543,36 @@ def test_distributed_checkpoints_of_one_process(tmp_path):
     fresh = Tied().to("ltc")
     dcp.load({"model": fresh.state_dict()}, checkpoint_id=tmp_path / "x")
     assert_same(fresh.state_dict(), model.state_dict())
+
+
+class GpuModule:
+    """What the writer of distributed checkpoints asks of a GPU's module."""
+
+    class Stream:
+        def synchronize(self):
+            pass
+
+    stream_now = Stream()
+
+    def current_stream(self):
+        return self.stream_now
+
+    def stream(self, stream):
+        return nullcontext(stream)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_checkpoints_are_written_beside_a_gpu(monkeypatch, tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import filesystem
+
+    monkeypatch.setattr(filesystem, "_get_available_device_type", lambda: "cuda")
+    monkeypatch.setattr(filesystem, "_get_device_module", lambda device_type: GpuModule())
+    weights = {"w": torch.arange(6.0).to("ltc").view(2, 3), "n": torch.tensor(3, device="ltc")}
+    dcp.save(weights, checkpoint_id=tmp_path / "x")
+    found = {"w": torch.zeros(2, 3), "n": torch.tensor(0)}
+    dcp.load(found, checkpoint_id=tmp_path / "x")
+    assert_same(found, {name: weight.cpu() for name, weight in weights.items()})
 
 
 # --- whole or not at all ------------------------------------------------------------------------
