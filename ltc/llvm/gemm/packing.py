@@ -50,7 +50,8 @@ class PackedPanel:
 
         def row(k: Index, _) -> None:
             line = v.at(source, k * stride)
-            self.b.prefetch(v.at(line, PREFETCHED_RIGHT_ROWS * stride))
+            if self.plan.sums_strips:  # few blocks follow: what is fetched late stands out
+                self.b.prefetch(v.at(line, PREFETCHED_RIGHT_ROWS * stride))
             target = v.at(self.memory, k * self.plan.panel_width, v.element)
             for j, mask in enumerate(masks):
                 v.store_computed(v.load(line, j * v.width, mask), target, j * v.width)
