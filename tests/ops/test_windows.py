@@ -83,17 +83,18 @@ def test_a_step_that_is_read_between_a_maximum_and_its_gradient(pooling, dtype):
     """The gradient is told where the maxima lay by another program: it has a kernel nevertheless."""
     pool, shape = MAXIMA[pooling]
 
-    def whole(*shape):  # sums of signs have no rounding, in whatever order a processor adds
-        return drawn(*shape, dtype=dtype).sign()
+    def operand(*shape):
+        x = drawn(*shape, dtype=dtype)
+        # Sums of signs have no rounding, in whatever order a processor adds.
+        return x.sign() if "convolution" in pooling else x
 
     gradients = []
     for device in ("cpu", "ltc"):
-        x = (whole(*shape) if "convolution" in pooling else drawn(*shape, dtype=dtype)).to(device)
-        x.requires_grad_()
+        x = operand(*shape).to(device).requires_grad_()
         with config.override(LTC_TIER="native"), metrics.counted() as grown:
             made = pool(x)
             made.sum().item()
-            (made * whole(*made.shape).to(device)).sum().backward()
+            (made * operand(*made.shape).to(device)).sum().backward()
             ltm.mark_step()
         gradients.append(x.grad.cpu())
     assert grown["extern.python::max_pool_gradient"] == 0

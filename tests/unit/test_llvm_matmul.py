@@ -70,7 +70,7 @@ def test_rows_that_share_a_set_of_the_cache_are_read_by_few_at_a_time(dtype, k):
     check(HOST, dtype, (), 70, 70, k, (False, True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("m, n, k", [(5, 7, 80), (13, 35, 999), (32, 130, 513), (64, 17, 2049)])
 def test_few_rows_times_rows_are_read_in_place(dtype, m, n, k):
     """Their sums end anywhere in a vector, a square of rows and columns, and a strip of squares."""

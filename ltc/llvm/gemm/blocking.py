@@ -194,6 +194,11 @@ class GemmPlan:
         """Whether K is taken in pieces for a whole strip, so that none is too long to be packed."""
         return self.packs_left and not self.pairs
 
+    @property
+    def adds_in_memory(self) -> bool:
+        """Whether a sum may be of several chains, which are added to what lies in memory."""
+        return self.is_long or self.splits or self.sums_strips
+
     def strip_blocks(self, k: int) -> int:
         """Blocks of a packed strip of rows."""
         if self.sums_strips:

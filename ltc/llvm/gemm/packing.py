@@ -8,7 +8,7 @@ from __future__ import annotations
 from ltc.llvm.emit.dtype import BYTES
 from ltc.llvm.emit.index import Index, least, most
 from ltc.llvm.emit.vectors import Vectors, reserved, transposed
-from ltc.llvm.gemm.blocking import PAIRED_STRIP_STEPS, STRIP_BLOCKS, STRIP_STEPS, GemmPlan
+from ltc.llvm.gemm.blocking import PAIRED_STRIP_STEPS, STRIP_BLOCKS, GemmPlan
 
 PREFETCHED_STEPS = 4  # squares ahead along rows that are far apart
 # Ahead along what is copied line by line: rows may be so far apart that no processor foresees them.
@@ -125,8 +125,8 @@ class PackedRows:
         self.v, self.b, self.plan = v, v.builder, plan
         self.element, self.together = ("i32", 2) if plan.pairs else (v.element, 1)
         self.line = plan.strip_line
-        self.steps = steps // 2 if plan.pairs else STRIP_STEPS
-        most_steps = PAIRED_STRIP_STEPS // 2 if plan.pairs else STRIP_BLOCKS * STRIP_STEPS
+        self.steps = steps // 2 if plan.pairs else plan.depth
+        most_steps = PAIRED_STRIP_STEPS // 2 if plan.pairs else STRIP_BLOCKS * self.steps
         self.memory = reserved(self.b, most_steps * self.line, self.element)
 
     def fill(

@@ -31,8 +31,7 @@ class ProductLoops:
         self.v = Vectors(self.b, plan.isa, plan.dtype)
         self.m, self.k, self.outer, self.strip_blocks = map(self.b.number, range(self.numbers))
         # Sums go straight to the result where nothing is to be done to them.
-        waits = plan.is_long or plan.splits or plan.sums_strips
-        self.is_direct = epilogue is None and not waits
+        self.is_direct = epilogue is None and not plan.adds_in_memory
 
     def emit(self) -> None:
         if self.plan.n == 0:
@@ -289,7 +288,7 @@ class ProductLoops:
                 v.store(value, line, r * plan.result.row + j * v.width, self.masks[j])
             return
         memory = v.at(self.totals, spot, v.element)
-        if plan.is_long or plan.splits or plan.sums_strips:
+        if plan.adds_in_memory:
             pieces(v, 0, depth, lambda first, end: add_to_memory(v, memory, sums(first, end)))
             return
         for i, value in enumerate(sums(0, depth)):
