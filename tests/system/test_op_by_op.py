@@ -383,6 +383,23 @@ def test_what_is_written_to_in_place_stays_in_its_memory(op_by_op):
     assert [w.tolist()[0] for w in weights] == [10, 3, 3]
 
 
+def test_calls_that_an_ended_thread_left_unread_keep_no_memory_from_being_reused(op_by_op):
+    def record():
+        with config.override(LTC_TIER="native"):
+            torch.ones(4).to("ltc:0").mul(2)
+
+    weight = torch.ones(4).to("ltc:0")
+    ltm.mark_step()
+    thread = threading.Thread(target=record)
+    thread.start()
+    thread.join()
+    place = storage_of(weight).lazy.buffer
+    weight.mul_(2)
+    ltm.mark_step()
+    assert storage_of(weight).lazy.buffer is place
+    assert weight.tolist() == [2.0] * 4
+
+
 def test_a_write_to_a_part_leaves_the_rest_where_it_is(op_by_op):
     x, kept = torch.zeros(100, 8).to("ltc:0"), torch.zeros(100, 8).to("ltc:0") + 1
     row, before = x[7], x.clone()

@@ -159,7 +159,7 @@ def test_threads_that_end_without_a_mark_leave_nothing_that_nobody_holds():
         all_are_there.wait()  # each has a number of its own, and so a recorder
 
     def recorders_left() -> int:
-        device._drop_recorders_of_ended_threads(even_pending=True)  # as a new thread does
+        device._drop_recorders_of_ended_threads()  # as a new thread does
         return len(device.recorders)
 
     before = recorders_left()
@@ -176,11 +176,11 @@ def test_two_threads_may_find_the_same_ended_thread(monkeypatch):
 
     def frames_and_another_one_drops():
         monkeypatch.undo()
-        device._drop_recorders_of_ended_threads(even_pending=True)
+        device._drop_recorders_of_ended_threads()
         return thread_frames()
 
     monkeypatch.setattr(recorder, "thread_frames", frames_and_another_one_drops)
-    device._drop_recorders_of_ended_threads(even_pending=True)
+    device._drop_recorders_of_ended_threads()
     assert set(device.recorders) <= set(thread_frames())
 
 
@@ -218,12 +218,12 @@ def test_a_thread_that_gets_the_number_of_an_ended_one_meanwhile_keeps_its_recor
     session, others = left.op_by_op, set(thread_frames()) - {number}
     looks = iter([others, others | {number}])
     monkeypatch.setattr(recorder, "thread_frames", lambda: next(looks))
-    device._drop_recorders_of_ended_threads(even_pending=True)
+    device._drop_recorders_of_ended_threads()
     assert device.recorders[number] is left
     assert left.op_by_op is session
     assert left.thread == number
     monkeypatch.setattr(recorder, "thread_frames", lambda: others)
-    device._drop_recorders_of_ended_threads(even_pending=True)
+    device._drop_recorders_of_ended_threads()
     assert number not in device.recorders
 
 

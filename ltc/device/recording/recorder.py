@@ -523,14 +523,9 @@ class Recorder:
         gone = [IN_TWO_LISTS] * len(states)
         return self.token is None and reference_counts(states) == gone
 
-    def leaves_nothing(self, even_pending: bool) -> bool:
-        """Whether nobody misses the recording of an ended thread: calls that ran have their results.
-
-        even_pending  also what was recorded and nobody will read
-        """
-        if self.op_by_op is not None or self.nothing_pending:
-            return True
-        return even_pending and self.nothing_awaited
+    def leaves_nothing(self) -> bool:
+        """True if nothing can read a pending value of this recording, whose thread has ended."""
+        return self.op_by_op is not None or self.nothing_pending or self.nothing_awaited
 
     def path(self) -> list[Call]:
         """The calls of the recording so far, in recorded order."""
@@ -589,7 +584,7 @@ class Device:
         return len(self.recorders) == 1
 
     def _add_recorder(self) -> Recorder:
-        self._drop_recorders_of_ended_threads(even_pending=True)
+        self._drop_recorders_of_ended_threads()
         with self._recorders_lock:
             left = self.recorders.get(get_ident())
             if left is not None:  # by a thread that had the number before; it was just looked at
@@ -605,7 +600,7 @@ class Device:
 
     def left_by_ended_threads(self) -> list[Recorder]:
         """Recorders with something pending that nobody adds to any more, and somebody may read."""
-        self._drop_recorders_of_ended_threads(even_pending=True)
+        self._drop_recorders_of_ended_threads()
         return [recorder for _, recorder in self._of_ended_threads()]
 
     def _of_ended_threads(self) -> list[tuple[int, Recorder]]:
@@ -618,11 +613,10 @@ class Device:
             if recorder is not None and thread not in running
         ]
 
-    def _drop_recorders_of_ended_threads(self, even_pending: bool = False) -> None:
-        """even_pending  those as well that have recorded what nobody will read: this looks at all"""
+    def _drop_recorders_of_ended_threads(self) -> None:
         for thread, recorder in self._of_ended_threads():
             if recorder.op_by_op is None:
-                if recorder.leaves_nothing(even_pending):
+                if recorder.leaves_nothing():
                     self._drop(thread, recorder)
             elif recorder.lock.acquire(blocking=False):  # else another thread sees to it
                 try:
@@ -640,7 +634,7 @@ class Device:
             if self.recorders.get(thread) is not recorder:
                 return  # another thread has dropped it meanwhile
             self.recorders[thread] = None
-            if thread in _threads_that_record() or not recorder.leaves_nothing(even_pending=True):
+            if thread in _threads_that_record() or not recorder.leaves_nothing():
                 self.recorders[thread] = recorder
                 return
             recorder.thread = NOBODY
