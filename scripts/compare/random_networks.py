@@ -2,12 +2,17 @@
 
     python scripts/compare/random_networks.py --count 2000                   two thousand new ones
     python scripts/compare/random_networks.py --seed 17 --count 1            one of them again
-    python scripts/compare/random_networks.py --minutes 60 --report found.jsonl
+    python scripts/compare/random_networks.py --tier auto --runs repeated    as users run them
+    python scripts/compare/random_networks.py --runs repeated --batch 1      each in its own process
+    python scripts/compare/random_networks.py --count 2000 --seed 0 --done done.jsonl
+                                                               again: goes on where that has ended
     python scripts/compare/random_networks.py --seed 17 --text               the program of one seed
 
 A network that is wrong, raises on ltc only, ends its process or does not come to an end has failed.
 It is printed as the smallest program that still fails. A seed gives the same network in every
-run. The exit code is 1 where any failed.
+run. The exit code is 1 where any failed, and where none reached a tier that it should reach: with
+`--runs repeated` each network runs ten times, with other values and at other sizes, so that its
+programs are interpreted, compiled, and made ones of symbols. The last line says how often.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 BATCH = 500  # networks that one process tries: what it keeps of them goes with it
+# The tiers that repeated networks have to reach, by what LTC_TIER is.
+REACHED = {"auto": ("interpreted", "compiled", "symbolic"), "native": ("compiled", "symbolic")}
 PATIENCE_SECONDS = 300  # for one network
 SHRINKING_SECONDS = 240
 SETTINGS = {
@@ -52,12 +59,14 @@ def compile_at(level: int) -> None:
 
 def tries(first: int, count: int) -> None:
     """In a process of its own: one line of JSON before and after each network."""
+    from tests.networks.repetition import counted_by_tier
     from tests.random_networks import tried
 
     for seed in range(first, first + count):
         print(json.dumps({"begins": seed}), flush=True)
-        _, verdict = tried(seed)
-        print(json.dumps({"seed": seed, **vars(verdict)}), flush=True)
+        with counted_by_tier() as runs:
+            _, verdict = tried(seed)
+        print(json.dumps({"seed": seed, "tiers": runs, **vars(verdict)}), flush=True)
 
 
 def shrinks(seed: int) -> None:
@@ -95,13 +104,15 @@ class Worker:
         self.environment |= {"LTC_BACKEND": options.backend} if options.backend else {}
         self.environment["LTC_TIER"] = "auto" if options.tier == "changing" else options.tier
         self.environment["NETWORK_TIERS"] = options.tier
+        self.environment["NETWORK_RUNS"] = options.runs
+        self.batch = options.batch
 
     def results(self, first: int, count: int) -> Iterator[dict]:
         """A verdict for each seed."""
         limit = first + count
         while first < limit:
             begun = first
-            process = self._process("--tries", first, min(limit - first, BATCH))
+            process = self._process("--tries", first, min(limit - first, self.batch))
             for line in self._lines(process):
                 if "seed" in line:
                     yield line
@@ -153,6 +164,7 @@ class Run:
     def __init__(self, options: argparse.Namespace, first: int) -> None:
         self.options, self.first = options, first
         self.counts: Counter[str] = Counter()
+        self.tiers: Counter[str] = Counter()
         self.begun, self.printed = time.monotonic(), time.monotonic()
         self.lock = threading.Lock()
         self.failures: list[int] = []
@@ -162,19 +174,37 @@ class Run:
         return bool(minutes) and time.monotonic() - self.begun > 60 * minutes
 
     def take(self, result: dict, worker: Worker) -> None:
-        why = result.get("raised") or result.get("wrong")
         with self.lock:
-            self.counts["networks"] += 1
-            for name in ("strict", "widened", "unjudged"):
-                self.counts[name] += result.get(name, 0)
-            self.counts["wrong"] += bool(result.get("wrong"))
-            self.counts["raised"] += bool(result.get("raised"))
-        if why:
-            self._report(result["seed"], why, worker)
+            self._count(result)
+            if self.options.done:
+                with open(self.options.done, "a") as file:
+                    file.write(json.dumps(result) + "\n")
+        if why := _failure(result):
+            self._report(result["seed"], f"run {result.get('run', 0)}: {why}", worker)
         with self.lock:
             if time.monotonic() - self.printed > self.options.every:
                 self.printed = time.monotonic()
                 print(self.summary(), flush=True)
+
+    def take_done(self) -> set[int]:
+        """Count the results of the runs before that wrote to the same file; return their seeds."""
+        if not self.options.done or not os.path.exists(self.options.done):
+            return set()
+        with open(self.options.done) as file:
+            results = [json.loads(line) for line in file]
+        for result in results:
+            self._count(result)
+            if _failure(result):
+                self.failures.append(result["seed"])
+        return {result["seed"] for result in results}
+
+    def _count(self, result: dict) -> None:
+        self.counts["networks"] += 1
+        for name in ("strict", "widened", "unjudged"):
+            self.counts[name] += result.get(name, 0)
+        self.tiers.update(result.get("tiers", {}))
+        self.counts["wrong"] += bool(result.get("wrong"))
+        self.counts["raised"] += bool(result.get("raised"))
 
     def _report(self, seed: int, why: str, worker: Worker) -> None:
         with self.lock:
@@ -183,9 +213,6 @@ class Run:
         text = worker.shrunk(seed) if self.options.shrink else ""
         with self.lock:
             print(f"\nseed {seed}, shrunk: {why}\n{_function_of(text)}", flush=True)
-            if self.options.report:
-                with open(self.options.report, "a") as file:
-                    file.write(json.dumps({"seed": seed, "why": why, "text": text}) + "\n")
 
     def summary(self) -> str:
         c, seconds = self.counts, time.monotonic() - self.begun
@@ -194,8 +221,19 @@ class Run:
             f"{c['networks']} networks from seed {self.first} on in {seconds / 60:.1f} minutes: "
             f"{c['wrong']} wrong, {c['raised']} raised; {judged} results, judged strictly "
             f"{100 * c['strict'] / judged:.2f} %, with roundings {c['widened']}, "
-            f"not {c['unjudged']}"
+            f"not {c['unjudged']}; runs of programs: "
+            + ", ".join(f"{count} {tier}" for tier, count in self.tiers.most_common())
         )
+
+    def unreached(self) -> list[str]:
+        """The tiers that no program has reached and that repeated ones should."""
+        if self.options.runs == "once":
+            return []
+        return [tier for tier in REACHED.get(self.options.tier, ()) if not self.tiers[tier]]
+
+
+def _failure(result: dict) -> str:
+    return result.get("raised") or result.get("wrong") or ""
 
 
 def _function_of(text: str) -> str:
@@ -211,9 +249,14 @@ def run(options: argparse.Namespace) -> int:
     count = options.count or (10**9 if options.minutes else 1000)
     print(f"seeds {first} to {first + count - 1}", flush=True)
     whole, batches = Run(options, first), queue.SimpleQueue()
-    size = max(1, min(BATCH, -(-count // options.processes)))
-    for start in range(0, min(count, size * 10**5), size):
-        batches.put((first + start, min(size, count - start)))
+    size = max(1, min(options.batch, -(-count // options.processes)))
+    done = whole.take_done()
+    for start in range(first, first + min(count, size * 10**5), size):
+        end = min(start + size, first + count)
+        while start in done:  # a batch that was broken off goes on from its first seed left
+            start += 1
+        if start < end:
+            batches.put((start, end - start))
 
     def work(kernels: str) -> None:
         worker = Worker(options, kernels)
@@ -236,7 +279,9 @@ def run(options: argparse.Namespace) -> int:
     print(whole.summary())
     if whole.failures:
         print("failed:", *sorted(whole.failures))
-    return int(bool(whole.failures))
+    if unreached := whole.unreached():
+        print("no program was:", *unreached)
+    return int(bool(whole.failures or unreached))
 
 
 def main() -> int:
@@ -255,9 +300,12 @@ def main() -> int:
         help="what LTC_TIER is to be; auto: nearly all run on PyTorch's kernels, call by call; "
         "changing: another one after each mark, and each network three times",
     )
+    parser.add_argument("--runs", choices=["once", "repeated"], default="once", help="of a network")
+    parser.add_argument("--batch", type=int, default=BATCH, help="networks that a process tries")
     level = "of LLVM's code generation: at 0 the same kernels are compiled in half the time"
     parser.add_argument("--level", type=int, default=2, choices=(0, 1, 2, 3), help=level)
-    parser.add_argument("--report", default="", help="a file that gets a line for each failure")
+    done = "a file that gets a line for each network: those that it names are not run again"
+    parser.add_argument("--done", default="", help=done)
     parser.add_argument("--every", type=float, default=60, help="seconds between lines")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
     parser.add_argument("--text", action="store_true", help="print the program of --seed")

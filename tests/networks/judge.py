@@ -23,6 +23,7 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from tests.networks.attention_formula import AttentionByRows
 from tests.networks.network import Network, Step, head, precision
+from tests.networks.repetition import runs_of, wait_for_compilers
 from tests.networks.roundings import RoundedInside, Rounding, finite, largest_of, rounded_updates
 
 TIMES_EAGER = 10
@@ -46,6 +47,7 @@ class Verdict:
 
     wrong    which result is wrong and how, or empty
     raised   what only ltc raised, or empty
+    run      the number of the run that failed, where the network runs several times
     strict   results as near to float64 as eager PyTorch's
     widened  results that are as near only as random roundings are
     unjudged results whose NaNs and infinities, or all of whose digits, depend on a rounding
@@ -56,9 +58,17 @@ class Verdict:
     strict: int = 0
     widened: int = 0
     unjudged: int = 0
+    run: int = 0
 
     def __str__(self) -> str:
         return self.raised or self.wrong
+
+    def add(self, other: Verdict) -> None:
+        """Take over the failure of a later run, and add the counts of its results."""
+        self.wrong, self.raised = other.wrong, other.raised
+        self.strict += other.strict
+        self.widened += other.widened
+        self.unjudged += other.unjudged
 
 
 @dataclass
@@ -103,13 +113,27 @@ def _kept(state: torch.Tensor, shape: torch.Size, dtype: torch.dtype, p: float) 
 
 
 def judged(network: Network) -> Verdict:
-    """Runs a network on ltc and on the CPU; raises Impossible where the CPU refuses it."""
+    """Runs a network on ltc and on the CPU; raises Impossible where the CPU refuses it.
+
+    With NETWORK_RUNS=repeated it runs as often as it takes to pass through every tier.
+    """
+    repeated = os.environ.get("NETWORK_RUNS") == "repeated"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _judged(network)
+            return _judged_each_time(network) if repeated else _judged(network)
         finally:
             torch.set_num_threads(1)
+
+
+def _judged_each_time(network: Network) -> Verdict:
+    verdict = Verdict()
+    for verdict.run, one in enumerate(runs_of(network)):
+        verdict.add(_judged(one))
+        if str(verdict):
+            break
+        wait_for_compilers()
+    return verdict
 
 
 def _judged(network: Network) -> Verdict:

@@ -17,22 +17,36 @@ from tests.networks.drawing import Drawing
 from tests.networks.expressions import WRITES
 from tests.networks.judge import judged
 from tests.networks.network import Leaf, Network, Step
+from tests.networks.repetition import COMPILED, INTERPRETED, SYMBOLIC, counted_by_tier
 from tests.random_networks import smallest, tried
+from tests.recorders import process_of_one_device
 
-BATCHES, IN_A_BATCH = 6, 10
+BATCHES, REPEATED_BATCHES, IN_A_BATCH = 6, 2, 10
 FIRST = random.SystemRandom().randrange(2**40)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES * TIMES))
 def test_random_networks_are_right(batch):
     """New seeds in every run: their names are in the message alone, so that runs compare."""
+    fail_where_one_is_wrong(batch, "")
+
+
+@pytest.mark.parametrize("batch", range(REPEATED_BATCHES * TIMES))
+def test_networks_that_are_repeated_are_right_on_every_tier(batch, monkeypatch):
+    monkeypatch.setenv("NETWORK_RUNS", "repeated")
+    with process_of_one_device(monkeypatch, LTC_TIER="auto"), counted_by_tier() as runs:
+        fail_where_one_is_wrong(batch, "--tier auto --runs repeated ")
+    assert min(runs[INTERPRETED], runs[COMPILED], runs[SYMBOLIC]) > 0, runs
+
+
+def fail_where_one_is_wrong(batch: int, options: str) -> None:
     for seed in range(FIRST + batch * IN_A_BATCH, FIRST + (batch + 1) * IN_A_BATCH):
         network, verdict = tried(seed)
         if str(verdict):
             pytest.fail(
-                f"network {seed}: {verdict}\n"
-                f"python scripts/compare/random_networks.py --seed {seed} --count 1 shrinks it\n"
-                f"{network.function()}"
+                f"network {seed}, run {verdict.run}: {verdict}\n"
+                f"python scripts/compare/random_networks.py {options}--seed {seed} --count 1 "
+                f"shrinks it\n{network.function()}"
             )
 
 
