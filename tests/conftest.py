@@ -60,6 +60,12 @@ def pytest_configure(config):
     )
 
 
+def pytest_collection_modifyitems(items):
+    """Shuffle the tests where LTC_TEST_ORDER names an order: no test may lean on the one before it."""
+    if order := os.environ.get("LTC_TEST_ORDER"):
+        random.Random(order).shuffle(items)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Run a compared test on the CPU and with each backend; leave every other test to pytest."""
