@@ -10,6 +10,7 @@ objects             attributes, classes and their methods
 indirect            context variables, weak references, getters
 modules             modules, optimizers and the hooks around them
 traced_float        numbers that say what was computed from them
+aliases             which of its tensors share memory, and how
 observation         what one recorded call came to: which program, on what, and who got the results
 origins             where its inputs came from
 returned            what its result is made of

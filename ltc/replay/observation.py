@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,7 +33,6 @@ class Observation:
     reachable   what it could use, as that was before
     situation   equal for calls that nothing but numbers tells apart
     recorder, last, ended   where it was recorded, the last entry, and what the end came to
-    aliases     (place of a tensor, place of an earlier one) that are the same memory
     origins     of its inputs
     scalars     of the recording
     seeds       the slots of those that were drawn from the device's running seed, in order
@@ -40,8 +40,8 @@ class Observation:
     operations  what was computed from these numbers
     counts      the values of the counters after the call
     written     places of the tensors that it has written to, as autograd counts it
-    holders     the number of a state that lives on -> who has it: ("tensor", place), ("gradient",
-                place of the tensor it is the gradient of), or ("result", number)
+    holders     the number of a state that lives on -> who has it: ("root", number of a base),
+                ("gradient", place of the tensor it is the gradient of), or ("result", number)
     no_gradient places of the tensors whose gradient is gone
     form        of what the function has returned: see `form_of`
     mark        whether the step mark at its end was to wait; None where it has none
@@ -54,7 +54,6 @@ class Observation:
     recorder: Recorder = field(default=None)  # type: ignore[assignment]  # there without an obstacle
     last: Entry = field(default=None)  # type: ignore[assignment]
     ended: Ended = field(default=None)  # type: ignore[assignment]
-    aliases: list[tuple[int, int]] = field(default_factory=list)
     origins: Origins = field(default=None)  # type: ignore[assignment]
     scalars: list[Any] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
@@ -87,7 +86,10 @@ class Observation:
             others.replaced,
         ) or self.holders != other.holders:
             return "what it leaves behind is held by something else"
-        if (self.origins.inputs, self.aliases) != (other.origins.inputs, other.aliases):
+        if (self.origins.inputs, self.reachable.aliases.places) != (
+            other.origins.inputs,
+            other.reachable.aliases.places,
+        ):
             return "it has worked on other tensors"
         if constant := self.other_constant(other):
             return constant
@@ -155,14 +157,13 @@ def observed(
     seen = Observation(reachable, hash((reachable.situation(), modes())), reachable.obstacle)
     if seen.obstacle:
         return function(*args, **kwargs), seen
-    states = [state_if_any(found.tensor) for found in reachable.lazy]
-    places = {id(state): place for place, state in reversed([*enumerate(states)]) if state}
-    seen.aliases = [(p, places[id(s)]) for p, s in enumerate(states) if s and places[id(s)] != p]
+    roots = reachable.aliases.numbers()
     seen.numbers = [n.value for n in reachable.numbers] + _values(reachable)
     running = {device: device.random.running for device in devices()}
     before, versions = modes(), _versions(reachable)
-    with CallObserver(lambda state: places.get(id(state))) as observer:
-        result = _traced_call(function, args, kwargs, seen)
+    with CallObserver(lambda state: roots.get(id(state))) as observer:
+        with _watched_graphs([found.tensor for found in reachable.lazy], observer):
+            result = _traced_call(function, args, kwargs, seen)
         for recorder in recorders():
             flush(recorder)
     seen.counts = _values(reachable)
@@ -176,7 +177,7 @@ def observed(
         seen.obstacle = (
             observer.obstacle
             or reachable.changed_layout()
-            or _take(seen, result, observer, states, running)
+            or _take(seen, result, observer, running)
         )
     reachable.let_go()
     return result, seen
@@ -222,6 +223,28 @@ def _traced_call(function: Callable, args: tuple, kwargs: dict, seen: Observatio
     return result
 
 
+@contextlib.contextmanager
+def _watched_graphs(tensors: Sequence[torch.Tensor], observer: CallObserver) -> Iterator[None]:
+    """Tell the observer where a backward goes on into the graph of one of these, from before.
+
+    Such a graph may compute another thing the next time, and nothing in the call says so.
+    """
+    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    hooks = [node.register_prehook(lambda gradients: _hinder(observer)) for node in nodes]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hinder(observer: CallObserver) -> None:
+    observer.hinder(
+        "its backward goes on into the graph of a tensor that was there before: give it that "
+        "detached, or make all of the graph inside"
+    )
+
+
 def _put(number: Any, value: Any) -> None:
     if number.part is None:
         number.holder[number.key] = value
@@ -248,7 +271,6 @@ def _take(
     seen: Observation,
     result: Any,
     observer: CallObserver,
-    states: list[Any],
     running: dict[Any, int],
 ) -> str:
     """Fill in what is known afterwards; returns the obstacle that is met on the way."""
@@ -266,11 +288,11 @@ def _take(
         seen.scalars[slot] for slot in seen.seeds
     ]:
         return "it draws from a generator of its own, or sets the seed"
-    origins = origins_of(seen.reachable, observer, states, seen.last)
+    origins = origins_of(seen.reachable, observer, seen.last)
     if isinstance(origins, str):
         return origins
     seen.origins = origins
-    return graph_obstacle(result) or _take_holders(seen, result, alive, states)
+    return graph_obstacle(result) or _take_holders(seen, result, alive)
 
 
 def _seeds(path: list[Call]) -> list[int]:
@@ -283,11 +305,12 @@ def _drawn(running: int, count: int) -> list[int]:
     return [state.draw() for _ in range(count)]
 
 
-def _take_holders(seen: Observation, result: Any, alive: list[State], states: list[Any]) -> str:
+def _take_holders(seen: Observation, result: Any, alive: list[State]) -> str:
     """Who has each state that the end gave something; what the result is made of."""
     numbers = [n for holders in seen.ended.holders for n in holders]
     numbers += [n for _, holders in seen.ended.shared for n in holders]
-    known = {id(state): ("tensor", place) for place, state in reversed([*enumerate(states)])}
+    roots = seen.reachable.aliases.numbers()
+    known: dict[int, tuple[str, Any]] = {state: ("root", root) for state, root in roots.items()}
     known |= {i: holder for i, holder in _gradients(seen).items() if i not in known}
     returned = {id(state_if_any(leaf)) for leaf in tensors_in(result)}
     for number in numbers:
@@ -298,6 +321,8 @@ def _take_holders(seen: Observation, result: Any, alive: list[State], states: li
             line = _line_of(seen, number)
             return f"what is made at {line} is kept by more than its result and gradients"
         seen.holders[number] = known[id(state)]
+    if shared := _shared_gradient(seen):
+        return shared
     try:
         seen.form = form_of(result, known, seen.reachable)
     except Unfit as unfit:
@@ -325,6 +350,22 @@ def _gradients(seen: Observation) -> dict[int, tuple[str, Any]]:
         elif is_lazy(gradient):
             found.setdefault(id(state_if_any(gradient)), ("gradient", place))
     return found
+
+
+def _shared_gradient(seen: Observation) -> str:
+    """An obstacle where a gradient is neither the one before nor what the program has made for it."""
+    reachable = seen.reachable
+    aliases = reachable.aliases
+    before = {one.expression: state for one, state in zip(reachable.lazy, aliases.states)}
+    for place, one in enumerate(reachable.lazy):
+        tensor = one.tensor
+        gradient = tensor.grad if tensor.requires_grad and tensor.is_leaf else None
+        state = None if gradient is None else state_if_any(gradient)
+        if state is None or state is before.get(f"{one.expression}.grad"):
+            continue
+        if ("gradient", aliases.places[place].object) not in seen.holders.values():
+            return f"it gives {reachable.name_at(place)} a gradient that is a part of other memory"
+    return ""
 
 
 # --- differences --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,15 +12,17 @@ from ltc.checkpointing.storage_sharing import as_bytes
 from ltc.device.call_observer import CallObserver
 from ltc.device.recording.recorder import Entry
 from ltc.replay.reachable import Reachable
+from ltc.support.torch_private import storage_identity
 
+_ON_THE_CPU = "it uses a CPU tensor among its arguments on the CPU"
 _MOST_BYTES = 1 << 16  # of a tensor that is made on the CPU, the same in each call
 
 
 class Origins(NamedTuple):
     """Of the inputs of one recording, in recorded order.
 
-    inputs     ("tensor", place among the reachable ones on a device), ("upload", place among those
-               on the CPU), or ("constant", its position)
+    inputs     ("root", number among the bases of the reachable ones on a device), ("upload", place
+               among those on the CPU), or ("constant", its position)
     constants  by their position, small tensors that were made on the CPU and uploaded
     """
 
@@ -36,31 +38,27 @@ class Origins(NamedTuple):
         return None
 
 
-def origins_of(
-    reachable: Reachable, observer: CallObserver, states: Sequence[Any], last: Entry
-) -> Origins | str:
-    """The origins of the one recording that was watched, or the obstacle.
-
-    states  of the reachable tensors on a device
-    """
+def origins_of(reachable: Reachable, observer: CallObserver, last: Entry) -> Origins | str:
+    """The origins of the one recording that was watched, or the obstacle."""
     found = Origins([], {})
     uploads = {id(buffer): tensor for tensor, buffer in observer.uploads}
-    for position, (place, buffer) in enumerate(zip(observer.origins[0], observer.inputs[0])):
-        if place is not None and states[place] is not None:
-            if states[place].base is not None:
-                return "it works on a view of another tensor: give it a clone"
-            found.inputs.append(("tensor", place))
+    for position, (root, buffer) in enumerate(zip(observer.origins[0], observer.inputs[0])):
+        if root is not None:
+            found.inputs.append(("root", root))
             continue
         source = uploads.get(id(buffer))
         place = None if source is None else _place_of_host(reachable, source)
         if place is not None:
             found.inputs.append(("upload", place))
         elif source is not None and source.nbytes <= _MOST_BYTES:
+            if _is_of_an_argument(reachable, source):
+                return _ON_THE_CPU
             found.constants[position] = source.detach().clone()
             found.inputs.append(("constant", position))
         else:
             return unknown_input(last, position, source is not None)
-    uploaded = {place for kind, place in found.inputs if kind == "upload"}
+    firsts = {place for kind, place in found.inputs if kind == "upload"}
+    uploaded = {place for place, first in enumerate(reachable.same_uploads) if first in firsts}
     return _use_on_the_cpu(reachable, uploaded) or found
 
 
@@ -68,10 +66,21 @@ def _use_on_the_cpu(reachable: Reachable, uploaded: set[int]) -> str:
     """An obstacle where a CPU tensor is more than moved to the device."""
     for place, found in enumerate(reachable.host):
         if not found.is_fixed and place not in uploaded:
-            return "it uses a CPU tensor among its arguments on the CPU"
+            return _ON_THE_CPU
     if reachable.has_written_to_host():
         return "it writes to a CPU tensor that is there before"
     return ""
+
+
+def _is_of_an_argument(reachable: Reachable, source: torch.Tensor) -> bool:
+    """Whether it shows memory of a CPU tensor in whose place the next call has another."""
+    memory = storage_identity(source.untyped_storage())
+    return any(
+        not found.is_fixed
+        and found.tensor.layout is torch.strided
+        and storage_identity(found.tensor.untyped_storage()) == memory
+        for found in reachable.host
+    )
 
 
 def _same_bits(mine: torch.Tensor, other: torch.Tensor) -> bool:

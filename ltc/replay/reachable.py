@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ltc.device.recording.tensors import is_lazy
+from ltc.replay.aliases import TensorPlaces, same_memory
 from ltc.replay.conditions import Conditions, FoundTensor, Number, Obstacle
 from ltc.replay.containers import (
     CONTAINERS,
@@ -36,11 +37,12 @@ class Reachable(Conditions):
     """What one call can use, as it is now.
 
     obstacle  why calls of the function can never be replayed; "" where nothing is known
+    aliases   how the tensors on a device lie in one another's memory
     """
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
         super().__init__()
-        self.obstacle = ""
+        self.obstacle, self.aliases = "", TensorPlaces([])
         self._function = function
         known = -1
         try:
@@ -56,6 +58,8 @@ class Reachable(Conditions):
         self._visit_arguments(args, "args")
         self._visit_arguments(kwargs, "kwargs")
         follow_references(self)
+        self.aliases = TensorPlaces([found.tensor for found in self.lazy])
+        self._require_same_uploads()
         self._versions = [found.tensor._version for found in self.host]
         self._layouts = self._layouts_now()
 
@@ -68,9 +72,23 @@ class Reachable(Conditions):
         for one, before, now in zip(found, self._layouts, self._layouts_now()):
             for what in before:
                 if before[what] != now[what]:
-                    thing = self._called(one.tensor) if one.is_fixed else one.expression
+                    thing = self._name_of(one)
                     return f"it changes the {what} of {thing} from {before[what]} to {now[what]}"
-        return ""
+        moved = self.aliases.moved([one.tensor for one in self.lazy])
+        return "" if moved is None else f"it gives {self.name_at(moved)} other memory"
+
+    def name_at(self, place: int) -> str:
+        """Of a tensor on a device, in words."""
+        return self._name_of(self.lazy[place])
+
+    def _name_of(self, found: FoundTensor) -> str:
+        if found.is_fixed:
+            return self._called(found.tensor)
+        owner, _, part = found.expression.rpartition(".")
+        if part != "grad":
+            return found.expression
+        named = next(one for one in self.lazy if one.expression == owner)
+        return f"the gradient of {self._name_of(named)}"
 
     def _called(self, tensor: torch.Tensor) -> str:
         """The name of a variable, or the key in a table, that it is found by."""
@@ -96,12 +114,25 @@ class Reachable(Conditions):
         )
         same = tuple(map(id, self.constants.values()))
         types = tuple((one.tensor.shape, one.tensor.dtype, one.tensor.device) for one in self.lazy)
-        return hash((same, types, tuple(self.conditions), values))
+        aliases = self.aliases.situation()
+        return hash((same, types, aliases, tuple(self.conditions), values))
 
     def let_go(self) -> None:
         """Hold no tensor that another call will have others in place of."""
+        self.aliases.let_go()
         for found in (self.lazy, self.host):
             found[:] = [one if one.is_fixed else one._replace(tensor=None) for one in found]
+
+    def _require_same_uploads(self) -> None:
+        """Of CPU tensors that are one, also in the next calls: what is moved may be either."""
+        self.same_uploads = same_memory([found.tensor for found in self.host])
+        for place, first in enumerate(self.same_uploads):
+            mine, other = self.host[place], self.host[first]
+            if first != place and not (mine.is_fixed and other.is_fixed):
+                self.require(
+                    *(f"{mine.expression}.{part} == {other.expression}.{part}"
+                      for part in ("data_ptr()", "shape", "stride()", "dtype"))
+                )  # fmt: skip
 
     # --- what holds others
 

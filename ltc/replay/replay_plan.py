@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from ltc import config
 from ltc.backends.collective_runner import current_replica
 from ltc.backends.plain_dispatch import is_plain_now
 from ltc.debug import metrics
 from ltc.device.recording.sync import flush
 from ltc.device.recording.tensors import uploaded, wrap_buffer
-from ltc.device.torch_device import state_if_any, storage_of
+from ltc.device.torch_device import storage_of
+from ltc.replay.aliases import lines_of_roots
 from ltc.replay.counters import Counters, single
 from ltc.replay.handed_over import HandedOver
 from ltc.replay.observation import Observation, modes
@@ -37,7 +40,7 @@ class Changed(Exception):
 class Prepared(NamedTuple):
     """What one call is given.
 
-    states   that it works on
+    states   of the bases that it works on
     scalars  the program's numbers
     counts   the new values of counters that are multiplied
     """
@@ -76,6 +79,7 @@ class ReplayPlan:
         self._names: dict[str, Any] = {
             **self._last.reachable.constants,
             **numbers.constants,
+            "torch": torch,
             "storage_of": storage_of,
             "modes": modes,
             "as_they_were": modes(),
@@ -89,7 +93,7 @@ class ReplayPlan:
             "increment_version": increment_version,
             "Changed": Changed,
         }
-        self._places = _places_of_states(self._last)
+        self._roots = _roots_in_use(self._last)
         self._states_of = self._function("states_of", self._lines_of_states())
         self._inputs_of = self._function("inputs_of", self._lines_of_inputs())
         self._numbers_of = self._function("numbers_of", _lines_of_numbers(numbers, bool(counters)))
@@ -160,8 +164,6 @@ class ReplayPlan:
     def _inputs(self, states: list[Any], args: tuple, kwargs: dict) -> list[Buffer]:
         if [state.value for state in states].count(None) != len(states):
             raise Changed  # something is pending in another thread
-        if len(set(states)) != len(states):
-            raise Changed  # two arguments are one tensor
         buffers = [state.buffer for state in states]
         for execution in {buffer.execution for buffer in buffers}:
             if execution is not None and execution.failure is not None:
@@ -192,7 +194,7 @@ class ReplayPlan:
     # --- the text of its functions
 
     def _lines_of_states(self) -> Iterator[str]:
-        """The states of the inputs, then of what is written and was not read."""
+        """The bases of the inputs, then of what is written and was not read."""
         reachable = self._last.reachable
         yield "def states_of(args, kwargs):"
         yield from _checks(["modes() == as_they_were", *reachable.conditions])
@@ -200,18 +202,21 @@ class ReplayPlan:
             values = "".join(f"{expression}, " for expression, _ in reachable.pinned)
             yield f"    values = ({values})"
             yield "    if values != pinned or [*map(type, values)] != kinds: raise Changed"
-        for place, other in self._last.aliases:
-            mine, others = (reachable.lazy[p].expression for p in (place, other))
-            yield from _checks([f"storage_of({mine}).lazy is storage_of({others}).lazy"])
-        for number, place in enumerate(self._places):
-            found = reachable.lazy[place]
-            yield f"    s{number} = storage_of({found.expression}).lazy"
-            if found.is_fixed:
-                self._names[f"fixed{number}"] = state_if_any(found.tensor)
-                yield from _checks([f"s{number} is fixed{number}"])
-            else:
-                yield from _checks([f"s{number}.base is None", f"s{number}.device is device"])
-        yield f"    return [{', '.join(f's{number}' for number in range(len(self._places)))}]"
+        places = reachable.aliases.places
+        yield from _checks(self._types_of_unread())
+        yield from lines_of_roots(places, reachable.lazy, self._roots, self._names)
+        yield f"    return [{', '.join(f'r{root}' for root in self._roots)}]"
+
+    def _types_of_unread(self) -> list[str]:
+        """What the function may know of tensors that the program is not given."""
+        reachable, aliases = self._last.reachable, self._last.reachable.aliases
+        inputs = {number for kind, number in self._last.origins.inputs if kind == "root"}
+        return [
+            f"({found.expression}.shape, {found.expression}.dtype, {found.expression}.get_device())"
+            f" == {kind}"
+            for found, place, kind in zip(reachable.lazy, aliases.places, aliases.types)
+            if place.root not in inputs
+        ]
 
     def _lines_of_inputs(self) -> Iterator[str]:
         given = [self._text_of_input(kind, place) for kind, place in self._last.origins.inputs]
@@ -219,8 +224,8 @@ class ReplayPlan:
         yield f"    return [{', '.join(given)}]"
 
     def _text_of_input(self, kind: str, place: int) -> str:
-        if kind == "tensor":
-            return f"buffers[{self._places.index(place)}]"
+        if kind == "root":
+            return f"buffers[{self._roots.index(place)}]"
         if kind == "upload":
             return f"uploaded({self._last.reachable.host[place].expression}, device)"
         constant = uploaded(self._last.origins.constants[place], self._device)
@@ -232,6 +237,8 @@ class ReplayPlan:
         seen, lazy = self._last, self._last.reachable.lazy
         yield "def hand_out(args, kwargs, states, made, inputs):"
         yield from self._lines_of_versions()
+        for place in sorted(_tensors_of(seen.form)):  # before gradients take each other's place
+            yield f"    tensor{place} = {lazy[place].expression}"
         for k, holders in enumerate(self._ended.holders):
             yield from self._lines_of_holders(f"made[{k}]", holders)
         for position, holders in self._ended.shared:
@@ -257,8 +264,8 @@ class ReplayPlan:
     def _lines_of_holders(self, buffer: str, holders: Sequence[int]) -> Iterator[str]:
         for number in holders:
             kind, where = self._last.holders[number]
-            if kind == "tensor":
-                yield f"    states[{self._places.index(where)}].buffer = {buffer}"
+            if kind == "root":
+                yield f"    states[{self._roots.index(where)}].buffer = {buffer}"
             elif kind == "result":
                 yield f"    result{number} = wrap_buffer({buffer}, device)"
             else:
@@ -280,17 +287,26 @@ class ReplayPlan:
             name = f"plain{len(self._names)}"
             self._names[name] = rest[0]
             return name
-        place, is_the_tensor = rest
         if kind == "tensor":
-            expression = self._last.reachable.lazy[place].expression
-            return expression if is_the_tensor else f"{expression}.detach()"
-        return f"{kind}{place}"
+            place, is_the_tensor = rest
+            return f"tensor{place}" if is_the_tensor else f"tensor{place}.detach()"
+        return f"{kind}{rest[0]}"
 
 
-def _places_of_states(seen: Observation) -> list[int]:
-    places = [place for kind, place in seen.origins.inputs if kind == "tensor"]
-    places += [where for kind, where in seen.holders.values() if kind == "tensor"]
-    return list(dict.fromkeys(places))
+def _roots_in_use(seen: Observation) -> list[int]:
+    roots = [number for kind, number in seen.origins.inputs if kind == "root"]
+    roots += [number for kind, number in seen.holders.values() if kind == "root"]
+    return list(dict.fromkeys(roots))
+
+
+def _tensors_of(form: Any) -> Iterator[int]:
+    """The places of the tensors in a result that were there before."""
+    kind, *rest = form
+    if kind == "tensor":
+        yield rest[0]
+    elif kind in ("list", "tuple", "dict"):
+        for part in rest[-1]:
+            yield from _tensors_of(part)
 
 
 def _keys_of_inputs(seen: Observation) -> list[BufferKey]:

@@ -62,12 +62,23 @@ def form_of(result: Any, known: dict[int, tuple[str, Any]], reachable: Reachable
     if result.layout is not torch.strided:
         raise Unfit("a sparse tensor")
     state: Any = state_if_any(result)
+    found = [place for place, one in enumerate(reachable.aliases.states) if one is state]
+    if found:
+        same = [place for place in found if reachable.lazy[place].tensor is result]
+        return "tensor", (same or found)[0], bool(same)
     if state is None or state.base is not None:
-        raise Unfit("a view of another tensor: return a clone")
+        raise Unfit(f"a view of {_named(state, reachable)}: return a clone")
     if id(state) not in known:
         raise Unfit("a tensor that it has from elsewhere")
-    kind, place = known[id(state)]
-    return kind, place, kind == "tensor" and reachable.lazy[place].tensor is result
+    return known[id(state)]
+
+
+def _named(view: Any, reachable: Reachable) -> str:
+    """The base of a view, in words."""
+    numbers = reachable.aliases.numbers()
+    if view is None or id(view.base) not in numbers:
+        return "another tensor"
+    return reachable.aliases.told_root(numbers[id(view.base)], reachable.name_at)
 
 
 def graph_obstacle(result: Any) -> str:
