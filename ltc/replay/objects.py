@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import os
@@ -25,6 +26,8 @@ _NO_OPERATORS = {"__repr__", "__str__", "__del__", "__dir__", "__sizeof__", "__i
                  "__class_getitem__", "__set_name__", "__reduce__", "__reduce_ex__",
                  "__getstate__", "__setstate__", "__copy__", "__deepcopy__"}  # fmt: skip
 _OF_A_FUNCTION = {"forward", "backward", "setup_context", "jvp", "vmap"}  # of autograd's
+_LOADS_OF_GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+_MOST_CODES = 4096  # whose globals are known
 _WHOLE = {"vars", "__dict__", "asdict", "astuple"}  # code with these may use every field
 BY_TEXT = {"getattr", "hasattr", "setattr", "delattr", "vars", "__dict__", "attrgetter",
            "methodcaller"}  # fmt: skip
@@ -52,6 +55,19 @@ def names_in(code: types.CodeType) -> Iterator[str]:
             yield from names_in(constant)
         elif asks_by_text and isinstance(constant, str):
             yield from identifiers(constant)
+
+
+@functools.lru_cache(maxsize=_MOST_CODES)
+def globals_in(code: types.CodeType) -> frozenset[str]:
+    """The names that it looks up as globals, also inside of what it defines; not its attributes'."""
+    found = {each.argval for each in dis.get_instructions(code) if each.opname in _LOADS_OF_GLOBALS}
+    by_text = "globals" in found
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= globals_in(constant)
+        elif by_text and isinstance(constant, str):
+            found.update(identifiers(constant))
+    return frozenset(found)
 
 
 def identifiers(text: str) -> list[str]:

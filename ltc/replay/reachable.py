@@ -27,7 +27,14 @@ from ltc.replay.containers import (
 )
 from ltc.replay.indirect import follow_references, visit_indirect
 from ltc.replay.modules import visit_hooks_of_tensor, visit_module, visit_optimizer
-from ltc.replay.objects import attribute, is_followed, names_in, visit_named, visit_object
+from ltc.replay.objects import (
+    attribute,
+    globals_in,
+    is_followed,
+    names_in,
+    visit_named,
+    visit_object,
+)
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _ROOTS = ("args", "kwargs")
@@ -168,8 +175,8 @@ class Reachable(Conditions):
             if isinstance(of_types, types.MappingProxyType):
                 self.visit(of_types, f"{name}.registry")
             return
-        names = set(names_in(function.__code__))
-        self.names |= names
+        self.names.update(names_in(function.__code__))
+        names = globals_in(function.__code__)
         is_constructor = function.__name__ == "__init__"  # its class may be named for other reasons
         for word in ("print", "input"):
             if word in names and word not in function.__globals__ and not is_constructor:

@@ -641,6 +641,82 @@ def test_fields_that_the_code_does_not_name_may_change():
     assert grown["ReplayedCalls"] == 4
 
 
+# --- names of attributes, and of globals ---------------------------------------------------------
+
+TRAINING = """
+import torch, torch.nn.functional as F
+
+model = torch.nn.Linear(3, 1, device="ltc")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scale = 1.0
+
+def train(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    sizes = [p.grad.size(0) for p in model.parameters()]
+    model.weight.data.mul_(1.0)
+    optimizer.step()
+    return loss.detach() * {scale} * sum(sizes) * (lambda y: y.size(0))(x)
+
+def loops(compiled, x):
+    global {name}
+    found = []
+    step_of = compiled(train)
+    for {name} in range({count}):
+        found.append(step_of(x))
+    return torch.stack(found)
+"""
+
+
+def looped(compiled, **parts):
+    torch.manual_seed(0)
+    names = {"__name__": "training"}
+    exec(compile(TRAINING.format(**{"scale": "1", **parts}), "training.py", "exec"), names)
+    return names["loops"](compiled, ones(2, 3))
+
+
+@pytest.mark.parametrize("name", ["step", "data", "grad", "size", "mean", "zero_grad", "backward"])
+def test_a_global_with_the_name_of_an_attribute_may_change(name):
+    with metrics.counted() as grown:
+        found = looped(ltc.compile, name=name, count=70)
+    assert torch.equal(found, looped(lambda function: function, name=name, count=70))
+    assert grown["ReplayedCalls"] == 67
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        "scale",
+        "(lambda: scale)()",
+        "[scale for _ in range(1)][0]",
+        "globals()['scale']",
+        "type('Made', (), {'of': lambda self: scale})().of()",
+    ],
+)
+def test_a_global_that_the_code_loads_is_looked_at(scale):
+    found = looped(ltc.compile, name="scale", count=5, scale=scale)
+    assert torch.equal(found, looped(lambda f: f, name="scale", count=5, scale=scale))
+    assert found[-1] > found[1] > found[0] == 0
+
+
+def test_a_name_may_be_an_attribute_and_a_global():
+    found = looped(ltc.compile, name="size", count=5, scale="size * x.size(0)")
+    assert torch.equal(found, looped(lambda f: f, name="size", count=5, scale="size * x.size(0)"))
+
+
+def test_a_method_called_print_prints_nothing():
+    class Log:
+        def print(self, x):
+            return x * 2
+
+    log = Log()
+    step = ltc.compile(lambda x: log.print(x))
+    with metrics.counted() as grown:
+        assert [step(ones(1)).item() for _ in range(5)] == [2.0] * 5
+    assert grown["ReplayedCalls"] == 3
+
+
 # --- tensors that are changed besides their elements --------------------------------------------
 
 weight = torch.ones(2, 3, device="ltc")
