@@ -3,25 +3,41 @@
     python scripts/compare/random_steps.py --count 1000              a thousand new ones
     python scripts/compare/random_steps.py --seed 17 --count 1       one of them again
     python scripts/compare/random_steps.py --seed 17 --text          the function of one seed
+    python scripts/compare/random_steps.py --aliases --count 2000 --done done.json
+                                                                     goes on where it was stopped
 
 Three in ten are impure.  One that is replayed wrongly and neither refused nor found by a check has
-failed.  The exit code is 1 where any has.
+failed.  With --aliases, arguments share memory with one another and with what a function closes over,
+and each call is compared with the CPU's: compiled before its first run, and under the default settings.
+The exit code is 1 where any has failed, or where nothing was replayed, or no program compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.networks.step_functions import judged, step_function
+from tests.networks import aliased_steps, step_functions
 
-COUNTERS = ("ReplayedCalls", "ReplayRecordings", "ReplayChecks", "ReplayRefused")
+COUNTED = {
+    "ReplayedCalls": "calls replayed",
+    "ReplayRecordings": "recorded",
+    "ReplayChecks": "checked",
+    "ReplayRefused": "functions refused",
+    "UncachedCompile": "programs compiled",
+    "InterpretedPrograms": "interpreted first",
+    "InterpretedRuns": "runs interpreted",
+    "SymbolicPrograms": "programs of symbols",
+    "InterpretedSizes": "runs at sizes of symbols",
+}
 
 
 def parsed() -> argparse.Namespace:
@@ -29,28 +45,74 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="of the first; default: a new one")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--text", action="store_true", help="print the function and stop")
+    parser.add_argument("--aliases", action="store_true", help="arguments share memory")
+    parser.add_argument("--tier", choices=aliased_steps.TIERS, help="with --aliases; default: each")
+    parser.add_argument("--done", type=Path, help="a file with what was done, to go on from")
     return parser.parse_args()
+
+
+class Run:
+    """What is done of a run, kept in a file if there is one.
+
+    first, end  the seeds: of the first program, and behind the last
+    next        of the first that is still to be looked at
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._file = options.done
+        first = random.SystemRandom().randrange(10**12) if options.seed is None else options.seed
+        self.first, self.next, self.counts = first, first, Counter()
+        if self._file is not None and self._file.exists():
+            kept = json.loads(self._file.read_text())
+            self.first, self.next, self.counts = (
+                kept["first"],
+                kept["next"],
+                Counter(kept["counts"]),
+            )
+        self.end = self.first + options.count
+
+    def seeds(self) -> Iterator[int]:
+        """Those that are left; each is done once the next is asked for."""
+        while self.next < self.end:
+            yield self.next
+            self.next += 1
+            if self._file is not None:
+                kept = {"first": self.first, "next": self.next, "counts": self.counts}
+                self._file.write_text(json.dumps(kept))
+
+    def note(self, fault: str, grown: dict[str, int], what: str) -> None:
+        self.counts["programs that replayed"] += grown.get("ReplayedCalls", 0) > 0
+        self.counts["failed"] += bool(fault)
+        self.counts.update({text: grown.get(name, 0) for name, text in COUNTED.items()})
+        if fault:
+            print(f"{what}: {fault}", flush=True)
+
+    @property
+    def is_good(self) -> bool:
+        was_seen = self.counts["calls replayed"] and self.counts["programs compiled"]
+        return bool(was_seen) and not self.counts["failed"]
 
 
 def main() -> int:
     options = parsed()
-    first = random.SystemRandom().randrange(10**12) if options.seed is None else options.seed
+    run = Run(options)
     if options.text:
-        print(step_function(first).text)
+        made = aliased_steps.aliased_step if options.aliases else step_functions.step_function
+        print(made(run.first).text)
         return 0
     warnings.simplefilter("ignore")  # what is refused is counted
-    print(f"{options.count} step functions from seed {first}", flush=True)
-    counts: Counter[str] = Counter()
-    for seed in range(first, first + options.count):
-        fault, grown = judged(seed)
-        counts["impure"] += step_function(seed).is_impure
-        counts["replayed"] += grown.get("ReplayedCalls", 0) > 0
-        counts["failed"] += bool(fault)
-        counts.update({name: grown.get(name, 0) for name in COUNTERS})
-        if fault:
-            print(f"seed {seed}: {fault}", flush=True)
-    print(", ".join(f"{name} {count}" for name, count in counts.items()))
-    return 1 if counts["failed"] else 0
+    print(f"step functions from seed {run.first}, from {run.next} on, to {run.end}", flush=True)
+    for seed in run.seeds():
+        if options.aliases:
+            for tier in [options.tier] if options.tier else aliased_steps.TIERS:
+                run.note(*aliased_steps.judged(seed, tier), f"seed {seed}, {tier}")
+        else:
+            run.note(*step_functions.judged(seed), f"seed {seed}")
+            run.counts["impure"] += step_functions.step_function(seed).is_impure
+    print(", ".join(f"{name} {count}" for name, count in run.counts.items()))
+    if not run.is_good and not run.counts["failed"]:
+        print("nothing was replayed, or nothing compiled")
+    return 0 if run.is_good else 1
 
 
 if __name__ == "__main__":

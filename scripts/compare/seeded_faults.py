@@ -1,13 +1,14 @@
 """Faults put into the code generator one by one: does LTC_CHECK=1 find each of them?
 
-    python scripts/compare/seeded_faults.py [--fault NAME ...] [--networks N]
+    python scripts/compare/seeded_faults.py [--fault NAME ...] [--networks N | --steps N]
 
 Each fault makes a kernel read memory that nobody wrote, leave some of its result unwritten, or
 write beside a value; or it makes two values share their memory. Each runs in a process of its own,
 with programs that are right without it. With --networks the programs are networks at random
 (tests/random_networks.py), and it is told after how many of them a fault shows: with LTC_CHECK=1,
-and without it, by wrong results alone. Exits with an error where a fault is missed, or where
-something is found without one.
+and without it, by wrong results alone. With --steps the faults are those of what `ltc.compile` takes for
+the same call, and the programs step functions at random (tests/networks/aliased_steps.py), at most N.
+Exits with an error where a fault is missed, or where something is found without one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -39,10 +41,12 @@ from ltc.llvm.loops import rows as loop_rows
 from ltc.llvm.ops import dispatch, primitives  # fmt: skip
 from ltc.passes import memory_planner
 from ltc.passes.memory_planner import ALIGNMENT
+from ltc.replay import aliases, objects, reachable, replay_plan
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of the tests, for their networks
 
 FAULTS: dict[str, Callable[[], None]] = {}
+OF_REPLAYS: dict[str, Callable[[], None]] = {}
 WITHOUT = "no fault"
 PIPE_BYTES = 4096  # written at once
 END_OF_NUMBER = "\0"
@@ -51,6 +55,11 @@ END_OF_NUMBER = "\0"
 def fault(seed: Callable[[], None]) -> Callable[[], None]:
     """Puts it on the list; its docstring says what is wrong with the code that it leaves."""
     FAULTS[seed.__name__.replace("_", " ")] = seed
+    return seed
+
+
+def fault_of_replays(seed: Callable[[], None]) -> Callable[[], None]:
+    OF_REPLAYS[seed.__name__.replace("_", " ")] = seed
     return seed
 
 
@@ -195,6 +204,56 @@ def lives_end_one_step_early():
     replace(Lifetimes, "all", shorter)
 
 
+# --- which calls are the same --------------------------------------------------------------------
+
+
+@fault_of_replays
+def a_base_stands_for_its_views():
+    """Views of what a program is given are not looked at: their offset, or whether they are any."""
+
+    def of_bases(lines_of_roots):
+        def lines(places, found, used, names):
+            whole = {place.root for place in places if not place.chain}
+            kept = [
+                (aliases.Place(place.root, place.chain, number), one)
+                for number, (place, one) in enumerate(
+                    (p, f) for p, f in zip(places, found) if not p.chain or p.root not in whole
+                )
+            ]
+            return lines_of_roots(*zip(*kept), used, names)
+
+        return lines
+
+    replace(replay_plan, "lines_of_roots", of_bases)
+    replace(aliases.TensorPlaces, "situation", lambda right: lambda self: 0)
+
+
+@fault_of_replays
+def offsets_of_views_are_not_compared():
+    """How a view is derived from its base decides nothing."""
+
+    def without_chains(lines_of_roots):
+        def lines(*args):
+            code = list(lines_of_roots(*args))
+            return [re.sub(r"(s\d+)\.chain == chain\d+", r"\1.chain", line) for line in code]
+
+        return lines
+
+    replace(replay_plan, "lines_of_roots", without_chains)
+
+
+@fault_of_replays
+def two_arguments_may_be_one_memory():
+    """That bases are different ones is not looked at."""
+    replace(aliases, "_lines_of_difference", lambda right: lambda *args: ())
+
+
+@fault_of_replays
+def names_of_attributes_are_those_of_globals():
+    """Every name in the code counts as one of a global."""
+    replace(reachable, "globals_in", lambda right: lambda code: set(objects.names_in(code)))
+
+
 # --- programs ------------------------------------------------------------------------------------
 
 
@@ -283,24 +342,38 @@ def found_in_networks(seeds: range, begins: Callable[[int], None]) -> str | None
     return None
 
 
-def found_by_networks(seed: Callable[[], None], count: int) -> str | None:
-    """After how many networks the fault shows: one that is wrong without it, too, shows nothing."""
+def found_in_steps(seeds: range, begins: Callable[[int], None]) -> str | None:
+    """The first of these step functions that is wrong, by its number, and what is wrong with it."""
+    steps = importlib.import_module("tests.networks.aliased_steps")
+    for seed in seeds:
+        begins(seed)
+        failure, _ = steps.judged(seed, "native")
+        if failure:
+            return f"{seed} {failure}"
+    return None
+
+
+Look = Callable[[range, Callable[[int], None]], str | None]
+
+
+def found_by_random(look: Look, seed: Callable[[], None], count: int) -> str | None:
+    """After how many programs the fault shows: one that is wrong without it, too, shows nothing."""
     first = 0
     while first < count:
-        found = what_networks_show(range(first, count), seed)
+        found = what_programs_show(look, range(first, count), seed)
         if found is None:
             return None
         number, _, failure = found.partition(" ")
         first = int(number) + 1
-        if what_networks_show(range(int(number), first), no_fault) is None:
-            return f"after {first} networks: {failure}"
+        if what_programs_show(look, range(int(number), first), no_fault) is None:
+            return f"after {first} programs: {failure}"
     return None
 
 
-def what_networks_show(seeds: range, seed: Callable[[], None]) -> str | None:
-    """`found_in_networks` of the code with a fault; one that ends its process has failed too."""
+def what_programs_show(look: Look, seeds: range, seed: Callable[[], None]) -> str | None:
+    """What `look` finds in the code with a fault; one that ends its process has failed too."""
     try:
-        return in_a_process_of_its_own(functools.partial(found_in_networks, seeds), seed)
+        return in_a_process_of_its_own(functools.partial(look, seeds), seed)
     except ProcessEnded as ended:
         if ended.began is None:
             raise
@@ -357,7 +430,7 @@ def report(names: list[str], look: Callable[[Callable], str | None]) -> Iterator
     """Whether each is as it should be; a line for each."""
     for name in names:
         try:
-            found = look(FAULTS.get(name, no_fault))
+            found = look({**FAULTS, **OF_REPLAYS}.get(name, no_fault))
         except RuntimeError as error:
             print(f"{name}: {error}", flush=True)
             yield False
@@ -368,19 +441,26 @@ def report(names: list[str], look: Callable[[Callable], str | None]) -> Iterator
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fault", action="append", choices=[WITHOUT, *FAULTS])
+    parser.add_argument("--fault", action="append", choices=[WITHOUT, *FAULTS, *OF_REPLAYS])
     parser.add_argument("--networks", type=int, metavar="N", help="networks at random, at most N")
+    parser.add_argument("--steps", type=int, metavar="N", help="step functions, at most N")
     options = parser.parse_args()
-    names = options.fault or [WITHOUT, *FAULTS]
+    names = options.fault or [WITHOUT, *(FAULTS if options.steps is None else OF_REPLAYS)]
     good: list[bool] = []
     with config.override(LTC_BACKEND="llvm", LTC_CACHE=0, LTC_CHECK=1, LTC_TIER="native"):
-        if options.networks is None:
+        if options.steps is not None:
+            by_steps = functools.partial(found_by_random, found_in_steps, count=options.steps)
+            good += report(names, by_steps)
+        elif options.networks is None:
             good += report(names, lambda seed: in_a_process_of_its_own(found_in_programs, seed))
         else:
             for checked in (True, False):
                 print(f"# LTC_CHECK={int(checked)}")
                 with config.override(LTC_CHECK=checked):
-                    good += report(names, lambda seed: found_by_networks(seed, options.networks))
+                    by_networks = functools.partial(
+                        found_by_random, found_in_networks, count=options.networks
+                    )
+                    good += report(names, by_networks)
     print(f"{sum(good)} of {len(good)} as they should be")
     return 0 if all(good) else 1
 
