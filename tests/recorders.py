@@ -1,6 +1,7 @@
 """The recorder of the calling thread, as tests begin with it."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -31,3 +32,22 @@ def process_of_one_device(patch: pytest.MonkeyPatch, **settings: object) -> Iter
         yield
         ltm.mark_step()
     forget_paths()
+
+
+def in_a_new_thread(function: Callable[[], None]) -> None:
+    """A thread has paths of its own; what it raises is raised here."""
+    found: list[BaseException] = []
+
+    def run() -> None:
+        sync.discard(device_at(0))  # the recorder of an ended thread may have come back
+        forget_paths()
+        try:
+            function()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if found:
+        raise found[0]

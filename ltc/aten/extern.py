@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ltc.aten.schema import optional_tensors
+from ltc.aten.wide_sums import narrow_sum
 from ltc.ir import build, ops
 from ltc.ir.extern_call import Hole, Template
 from ltc.ir.node import Node, is_number, make
-from ltc.ir.tensor_type import TensorType
+from ltc.ir.tensor_type import LOW_PRECISION, TensorType
 
 
 class _Holes:
@@ -44,6 +45,40 @@ def extern(
     seed: Node | None = None,
 ) -> tuple[Node | None, ...]:
     """One node for each of `results`, computed by the overload; None where the result is None."""
+    if narrow_sum(overload, args, kwargs or {}) is not None:
+        wide = [None if t is None else _wide_type(t) for t in results]
+        named = {name: _widened(argument) for name, argument in (kwargs or {}).items()}
+        made = _extern(overload, _widened(list(args)), named, wide, mutated, returned, seed)
+        return tuple(None if m is None else _as(t, m) for t, m in zip(results, made))
+    return _extern(overload, args, kwargs, results, mutated, returned, seed)
+
+
+def _widened(argument: Any) -> Any:
+    """The operands of 16 bits in float32."""
+    if isinstance(argument, (list, tuple)):
+        return [_widened(part) for part in argument]
+    is_narrow = isinstance(argument, Node) and argument.dtype in LOW_PRECISION
+    return build.cast(argument, torch.float32) if is_narrow else argument
+
+
+def _as(type: TensorType | None, made: Node) -> Node:
+    assert type is not None
+    return build.cast(made, type.dtype)
+
+
+def _wide_type(type: TensorType) -> TensorType:
+    return TensorType(torch.float32, type.shape) if type.dtype in LOW_PRECISION else type
+
+
+def _extern(
+    overload: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+    results: Sequence[TensorType | None],
+    mutated: tuple[int | str, ...],
+    returned: bool,
+    seed: Node | None,
+) -> tuple[Node | None, ...]:
     holes = _Holes()
     tensors = optional_tensors(overload)
     filled = tuple(holes.template(a, i in tensors) for i, a in enumerate(args))

@@ -1,9 +1,8 @@
 """What comes back at other sizes is one path and one program, and gives what the CPU gives."""
 
 import random
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,14 +14,13 @@ import ltc.core.lazy_model as ltm
 from ltc import config
 from ltc.debug import metrics
 from ltc.device.op_by_op import short_reads
-from ltc.device.recording import sync
 from ltc.device.recording.recorder import device_at
 from ltc.errors import OutOfRangeIndexError
 from ltc.llvm.ops import dispatch
 from ltc.runtime import graph_compiler
 from ltc.runtime.symbolic import program_of_sizes
 from tests.drawn import seeds
-from tests.recorders import forget_paths, process_of_one_device
+from tests.recorders import in_a_new_thread, process_of_one_device
 from tests.resized_programs import ResizedProgram, sequence
 from tests.unit import llvm_kernels
 
@@ -37,25 +35,6 @@ def auto(monkeypatch) -> Iterator[None]:
     """As in a process of one device that was told nothing."""
     with process_of_one_device(monkeypatch, LTC_TIER="auto", LTC_CACHE=0):
         yield
-
-
-def in_a_new_thread(function: Callable[[], None]) -> None:
-    """A thread has paths of its own; what it raises is raised here."""
-    found: list[BaseException] = []
-
-    def run() -> None:
-        sync.discard(device_at(0))  # the recorder of an ended thread may have come back
-        forget_paths()
-        try:
-            function()
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if found:
-        raise found[0]
 
 
 def assert_like_the_cpu(got: list[torch.Tensor], wanted: list[torch.Tensor], what: object) -> None:

@@ -75,6 +75,7 @@ def _max_pool_backward(rank: int, grad: Node, x: Node, indices: Node) -> Any:
     if not x.size or not grad.size:
         return NotImplemented
     shape = _batched(x, rank).shape
+    grad = build.cast(grad, compute_dtype(grad.dtype))
     made = make(ops.MAX_POOL_GRADIENT, _batched(grad, rank), _batched(indices, rank), shape=shape)
     return build.reshape(made, x.shape)
 
@@ -150,6 +151,7 @@ def _average_pool_backward(
     if not x.size or not grad.size:
         return NotImplemented
     shape = _batched(x, rank).shape
+    grad = build.cast(grad, compute_dtype(grad.dtype))
     made = make(ops.AVERAGE_POOL_GRADIENT, _batched(grad, rank), shape=shape, **window, **options)
     return build.reshape(made, x.shape)
 

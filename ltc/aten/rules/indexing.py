@@ -42,6 +42,13 @@ def _wrapped(index: Node, size: int, dim: int) -> Node:
     return make(ops.WRAP_INDEX, index, size=size, lowest=-size, message=message)
 
 
+def _added(op: ops.Op, base: Node, index: Node, new: Node, dim: int) -> Node:
+    """Add `new` to `base` where the index says; a sum of 16-bit numbers is rounded once."""
+    dtype = compute_dtype(base.dtype)
+    base, new = build.cast(base, dtype), build.cast(new, dtype)
+    return make(op, base, index, new, dim=dim, mode="add")
+
+
 _IN_SELF = "index out of range in self"
 
 
@@ -78,7 +85,7 @@ def embedding_dense_backward(
         is_padding = build.unsqueeze(build.eq(indices, padding_idx), -1)
         grad = build.where(is_padding, 0.0, grad)
     zeros = build.full((num_weights, grad.shape[-1]), 0.0, grad.dtype)
-    return make(ops.PUT, zeros, indices, grad, dim=0, mode="add")
+    return _added(ops.PUT, zeros, indices, grad, 0)
 
 
 def _ranked(x: Node, index: Node) -> tuple[Node, Node]:
@@ -117,7 +124,11 @@ def _scatter(x: Node, dim: int, index: Node, src: Node, mode: str) -> Node:
             ops.SLICE, src, starts=(0,) * len(src.shape), limits=index.shape,
             steps=(1,) * len(src.shape),
         )  # fmt: skip
-    made = make(ops.SCATTER, x, index, src, dim=build.dim_of(x, dim), mode=mode)
+    dim = build.dim_of(x, dim)
+    if mode == "add":
+        made = _added(ops.SCATTER, x, index, src, dim)
+    else:
+        made = make(ops.SCATTER, x, index, src, dim=dim, mode=mode)
     return build.reshape(made, shape)
 
 
@@ -180,9 +191,9 @@ def index_add(x: Node, dim: int, index: Node, source: Node, alpha: Operand = 1) 
         return NotImplemented
     if not x.size:
         return x  # the CPU looks at no index then, not even at one that is wrong
-    source = build.cast(source, x.dtype) * alpha
+    source = build.cast(source, compute_dtype(x.dtype)) * alpha
     index = _inside(build.reshape(index, (-1,)), x, dim)
-    return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="add")
+    return _added(ops.PUT, x, index, source, build.dim_of(x, dim))
 
 
 @traces("aten::index_copy", moves=True)
@@ -287,7 +298,10 @@ def index_put(
     if _reads_nothing(flat, dim, shape):
         return x
     values = build.expand(build.cast(values, x.dtype), shape)
-    made = make(ops.PUT, flat, position, values, dim=dim, mode="add" if accumulate else "set")
+    if accumulate:
+        made = _added(ops.PUT, flat, position, values, dim)
+    else:
+        made = make(ops.PUT, flat, position, values, dim=dim, mode="set")
     moved = build.reshape(made, tuple(x.shape[d] for d in order))
     return build.permute(moved, [order.index(d) for d in range(len(order))])
 

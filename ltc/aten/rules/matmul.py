@@ -48,9 +48,10 @@ def baddbmm(x: Node, a: Node, b: Node, beta: Operand = 1, alpha: Operand = 1) ->
 
 @traces("aten::addbmm", static={"beta": (0, 1), "alpha": (1,)})
 def addbmm(x: Node, a: Node, b: Node, beta: Operand = 1, alpha: Operand = 1) -> Node:
-    if a.dtype in LOW_PRECISION:
-        return NotImplemented  # torch rounds after each product of the batch
-    return _blend(x, build.sum_of(build.matmul(a, b), 0), beta, alpha)
+    batch, rows, inner = a.shape
+    side_by_side = build.reshape(build.permute(a, (1, 0, 2)), (rows, batch * inner))
+    stacked = build.reshape(b, (batch * inner, b.shape[-1]))
+    return _blend(x, build.matmul(side_by_side, stacked), beta, alpha)
 
 
 @traces("aten::addr", static={"beta": (0, 1), "alpha": (1,)})

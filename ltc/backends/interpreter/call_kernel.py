@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ltc.aten.call import Call, CallResult, Scalar
+from ltc.aten.wide_sums import cpu_function_of
 from ltc.backends.interpreter.line_names import Names
 from ltc.backends.interpreter.stride_rules import takes_any_strides
 from ltc.backends.interpreter.torch_functions import (
@@ -21,7 +22,6 @@ from ltc.backends.interpreter.view_chains import write_through
 from ltc.errors import InvalidGraph
 from ltc.support.torch_private import (
     bound_function,
-    function_of,
     storage_identity,
     storage_use_count,
 )
@@ -127,7 +127,7 @@ class TorchCall(CallKernel):
     def __init__(self, call: Call, slots: Slots, writable: frozenset[int], expand: Expand) -> None:
         super().__init__(call, slots)
         name = call.name
-        self._function = function_of(call.overload)
+        self._function = cpu_function_of(call.overload)
         self._any_strides = takes_any_strides(name)
         self._may_be_operand = may_return_operand(name)
         self._args = tuple([_place(argument, slots) for argument in call.args])

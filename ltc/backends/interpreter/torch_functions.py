@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ltc.aten.schema import schema_of
+from ltc.aten.wide_sums import adds_in_16_bits
 from ltc.support.torch_private import bound_function, has_kernel
 
 # Overloads that torch's functions tell apart by what they are given: tensors or numbers, one
@@ -40,7 +41,7 @@ def quick_function(name: str, overload: Any) -> Callable[..., Any] | None:
     name  of the overload: "aten::add.Scalar"
     """
     base, _, variant = name.removeprefix("aten::").partition(".")
-    if name in _TAKEN_FOR_OTHERS or not name.startswith("aten::"):
+    if name in _TAKEN_FOR_OTHERS or not name.startswith("aten::") or adds_in_16_bits(name):
         return None
     if torch.Tag.nondeterministic_seeded in overload.tags:
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ltc import config
+from ltc.aten.wide_sums import cpu_function_of
 from ltc.debug import metrics
 from ltc.device.evidence.cuts_explained import ran_eagerly
 from ltc.device.recording.recorder import Device
@@ -74,7 +75,7 @@ def _call(signature: Signature, values: list):
     positional = [v for v, a in zip(values, signature.arguments) if not a.keyword_only]
     keywords = {a.name: v for v, a in zip(values, signature.arguments) if a.keyword_only}
     with torch.no_grad(), plain_functions():
-        return signature.overload(*positional, **keywords)
+        return cpu_function_of(signature.overload)(*positional, **keywords)
 
 
 def _each_tensor(function: Callable[..., Any], value: Any):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ltc.aten.wide_sums import cpu_function_of
 from ltc.backends.interpreter.stride_rules import takes_any_strides
 from ltc.backends.interpreter.torch_functions import (
     begins_undefined,
@@ -30,7 +31,7 @@ from ltc.device.shapes.meta import has_mask
 from ltc.device.timed_calls import note_call
 from ltc.device.torch_device import storage_of
 from ltc.profiling import spans
-from ltc.support.torch_private import DEVICE_TYPE, function_of
+from ltc.support.torch_private import DEVICE_TYPE
 
 CPU = torch.device("cpu")
 _LISTS = frozenset({TENSORS, OPTIONAL_TENSORS})
@@ -76,7 +77,7 @@ class TorchKernel:
             or (begins_undefined(signature.name) and signature.name not in _WITH_VALUES)
             or any(word in signature.name for word in _OTHER_LAYOUTS)
         )
-        self.call = function_of(_WITH_VALUES.get(signature.name, signature.overload))
+        self.call = cpu_function_of(_WITH_VALUES.get(signature.name, signature.overload))
         self.count = len(signature.arguments)
         self.names = [a.name for a in signature.arguments if a.keyword_only]
         self.positional = self.count - len(self.names)
