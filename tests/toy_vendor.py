@@ -60,6 +60,12 @@ def wrap_index(node, index):
     return np.where(index < 0, index + size, index)
 
 
+def check(node, x, holds):
+    if np.all(holds):
+        return x
+    raise RuntimeError(node.attr("message").format(x[~holds][0]))
+
+
 def reduction(function):
     return lambda node, x: function(x, axis=node.attr("dims")).astype(DTYPES[node.dtype])
 
@@ -96,6 +102,7 @@ ROWS = {
     "concat": lambda node, *parts: np.concatenate(parts, node.attr("dim")),
     "pad": lambda n, x, v: np.pad(x, [*zip(n.attr("low"), n.attr("high"))], constant_values=v),
     "iota": lambda node: np.arange(node.attr("size")), "insert": insert, "wrap_index": wrap_index,
+    "check": check,
 }  # fmt: skip
 
 

@@ -87,6 +87,17 @@ def _wrap_index(node: Node) -> Compute:
     return compute
 
 
+def _check(node: Node) -> Compute:
+    message = node.attr("message")
+
+    def compute(x: torch.Tensor, holds: torch.Tensor) -> torch.Tensor:
+        if not holds.all():
+            raise RuntimeError(message.format(x[~holds][0].item()))
+        return x.clone()
+
+    return compute
+
+
 def _random_bits(node: Node) -> Compute:
     shape, count = node.shape, node.size
     bits, stream = node.attr("bits"), node.attr("stream")
@@ -196,6 +207,7 @@ COMPUTE: dict[Op, Callable[[Node], Compute]] = {
     ops.CAST: _cast,
     ops.BITCAST: _bitcast,
     ops.WRAP_INDEX: _wrap_index,
+    ops.CHECK: _check,
     ops.SUM: reduction_calls.over_dims(reduction_calls.sum_of_dims),
     ops.PROD: reduction_calls.over_dims(reduction_calls.product_of_dims),
     ops.MAX: reduction_calls.over_dims(torch.amax),

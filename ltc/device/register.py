@@ -22,6 +22,7 @@ from ltc.device.dynamo import introduction
 from ltc.device.hooks import autocast, generator, module, patches
 from ltc.device.ops import (
     adam_overload,
+    checked_values,
     copies,
     ctc_loss,
     decompositions,
@@ -218,12 +219,14 @@ def _register() -> None:
     recurrence_overloads.define(own)
     adam_overload.define(own)
     ctc_loss.define(own)
+    checked_values.define(own)
     _register_kernels(aten)
     _register_sparse_kernels(aten, everywhere)
     sdpa.install(aten)
     recurrent_cells.install(aten)
     recurrent_layers.install(aten)
     linear_layers.install(aten)
+    checked_values.install(aten)
     _other_namespaces(everywhere)
     skipped.extend(autocast.install(aten, everywhere))
     pickling.install()

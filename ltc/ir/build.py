@@ -63,6 +63,17 @@ def cast(x: Node, dtype: torch.dtype) -> Node:
     return x if x.dtype == dtype else make(ops.CAST, x, dtype=dtype)
 
 
+def check(x: Node, holds: Node, message: str) -> Node:
+    """x; where any of `holds` is False, the program fails with a RuntimeError of that message.
+
+    holds    of x's shape, or one that can be expanded to it
+    message  {} in it stands for the first wrong element, of integers
+
+    What needs the result needs the check: nothing else keeps it.
+    """
+    return make(ops.CHECK, x, expand(holds, x.shape), message=message)
+
+
 def is_nan(x: Node) -> Node:
     return make(ops.NE, x, x)
 

@@ -211,6 +211,13 @@ def wrapped_index(index: TensorType, *, size: int, lowest: int, message: str) ->
     return index
 
 
+def checked(x: TensorType, holds: TensorType, *, message: str) -> TensorType:
+    _need(
+        holds.dtype == torch.bool and holds.shape == x.shape, "a check needs a bool each", x, holds
+    )
+    return x
+
+
 def matmul(x: TensorType, y: TensorType) -> TensorType:
     """[..., M, K] by [..., K, N]; the leading dimensions are equal."""
     fits = x.rank >= 2 and x.shape[:-2] == y.shape[:-2] and x.shape[-1] == y.shape[-2]

@@ -121,6 +121,9 @@ BITCAST = _elementwise("bitcast", infer.bitcast)  # dtype of the same size
 # An index from `lowest` (0, or -size) to size - 1, where -1 is the last.  May fail: an IndexError
 # with `message`, the index in place of {}.
 WRAP_INDEX = _elementwise("wrap_index", infer.wrapped_index)  # size, lowest, message
+# x, where `holds` is True everywhere.  May fail: a RuntimeError with `message`, the first element
+# of x for which it is False in place of {}, if those are integers.
+CHECK = _elementwise("check", infer.checked)  # (x, holds) message
 
 # Reductions over `dims`, which disappear.  Low precision sums in f32 and rounds once.
 SUM = _op("sum", infer.reduce, "reduce")
@@ -213,6 +216,7 @@ _DIVISIONS = frozenset({FLOOR_DIVIDE, TRUNC_DIVIDE, REMAINDER, FMOD})
 _CHECKS = frozenset(
     {
         WRAP_INDEX,
+        CHECK,
         TAKE,
         GATHER,
         PUT,

@@ -30,7 +30,7 @@ EXACT = {
     ops.MINIMUM, ops.AND, ops.OR, ops.XOR, ops.SHIFT_LEFT, ops.SHIFT_RIGHT, ops.EQ, ops.NE,
     ops.LT, ops.LE, ops.GT, ops.GE,
 }  # fmt: skip
-WITH_ATTRIBUTES = (ops.WHERE, ops.CAST, ops.BITCAST, ops.WRAP_INDEX)
+WITH_ATTRIBUTES = (ops.WHERE, ops.CAST, ops.BITCAST, ops.WRAP_INDEX, ops.CHECK)
 ELEMENTWISE = [
     op for op in ops.ALL.values() if op.kind == "elementwise" and op not in WITH_ATTRIBUTES
 ]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from ltc.aten.extern import extern
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.aten.rules.indexing import checked
@@ -59,16 +60,17 @@ def _bags(
     """The bags of a call on a table of `table_rows` rows of `dtype`."""
     length = indices.shape[0]
     offsets = _checked_offsets(offsets, length)
-    rows = checked(
-        indices,
-        table_rows,
-        "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be {}",
-    )
+    rows = _checked_rows(indices, table_rows)
     padding = build.eq(rows, padding_idx) if padding_idx >= 0 else None
     beyond = None
     if offsets.shape[0] > count and padding is None and dtype in _READ_BY_STRETCHES:
         beyond = build.ge(build.iota(length), build.select(offsets, 0, count))
     return _Bags(rows, _bag_of_each(offsets, count, length), padding, beyond, count)
+
+
+def _checked_rows(indices: Node, table_rows: int) -> Node:
+    text = "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be {}"
+    return checked(indices, table_rows, text)
 
 
 def _checked_offsets(offsets: Node, length: int) -> Node:
@@ -154,12 +156,17 @@ def embedding_bag_backward(
     sparse: bool,
     per_sample_weights: Node | None,
     padding_idx: int = -1,
+    *,
+    results: Sequence[TensorType],
 ) -> Node:
     """Each row's gradient is the sum of those of the bags that it is in."""
     if mode not in (SUM, MEAN) or sparse or not _has_bags(indices, grad.shape[0]):
         return NotImplemented
-    if scale_grad_by_freq:
-        return NotImplemented  # the CPU's kernel divides by how often another row is used
+    if scale_grad_by_freq:  # the CPU's kernel divides by how often another row is used
+        indices = _checked_rows(indices, num_weights)  # and looks at none of them
+        given = grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights
+        rest = scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx
+        return extern("aten::_embedding_bag_backward", (*given, *rest), results=results)[0]
     bags = _bags(indices, offsets, num_weights, grad.shape[0], grad.dtype, padding_idx)
     dtype = compute_dtype(grad.dtype)
     grad = build.cast(grad, dtype)

@@ -8,6 +8,7 @@ from ltc.aten.extern import extern, made_by_kernel
 from ltc.aten.promote import promote
 from ltc.aten.registry import traces
 from ltc.aten.rules.indexing import checked
+from ltc.aten.value_checks import fraction
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, like, make
@@ -77,11 +78,17 @@ def huber_loss_backward(grad: Node, x: Node, target: Node, reduction: int, delta
 LEAST_LOG = -100.0
 
 
+_INPUT, _TARGET = (
+    f"all elements of {name} should be between 0 and 1" for name in ("input", "target")
+)
+
+
 @traces("aten::binary_cross_entropy")
 def binary_cross_entropy(
     x: Node, target: Node, weight: Node | None = None, reduction: int = MEAN
 ) -> Node:
     x, target, weight = promote(x, target, weight)
+    x, target = fraction(x, _INPUT), fraction(target, _TARGET)
     lowest = like(LEAST_LOG, x)
     log_x = build.maximum(build.log(x), lowest)
     log_rest = build.maximum(build.log1p(-x), lowest)
@@ -93,8 +100,12 @@ def binary_cross_entropy(
 def binary_cross_entropy_backward(
     grad: Node, x: Node, target: Node, weight: Node | None = None, reduction: int = MEAN
 ) -> Node:
-    """(x - target) / max((1 - x) x, 1e-12)"""
+    """(x - target) / max((1 - x) x, 1e-12)
+
+    It checks again: where nobody reads the loss, nothing of its formula is left.
+    """
     grad, x, target = promote(grad, x, target)
+    x, target = fraction(x, _INPUT), fraction(target, _TARGET)
     slope = grad * (x - target) / build.maximum((1.0 - x) * x, like(1e-12, x))
     slope = slope if weight is None else slope * build.cast(weight, slope.dtype)
     return _spread(slope, x, reduction)

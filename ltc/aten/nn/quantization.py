@@ -10,7 +10,6 @@ import torch
 
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
-from ltc.aten.rules.indexing import checked
 from ltc.ir import build
 from ltc.ir.build import where
 from ltc.ir.node import Node, Operand
@@ -85,8 +84,7 @@ def of_each_channel(
         moved = build.cast(zero, dtype) + steps
         q = build.round_half_even(build.cast(moved, torch.float32)) + 0.0  # an integer: no -0.0
     else:
-        count = quant_max - quant_min + 1
-        zero = checked(build.cast(zero, torch.int64) - quant_min, count, _OUTSIDE) + quant_min
+        zero = build.check(zero, (zero >= quant_min) & (zero <= quant_max), _OUTSIDE)
         q = build.cast(zero, dtype) + build.round_half_even(steps)
     difference = _clamped_integers(build.cast(q, exact), quant_min, quant_max)
     y = (difference - build.cast(zero, exact)) * build.cast(scale, exact)

@@ -76,11 +76,17 @@ def embedding(
 def embedding_dense_backward(
     grad: Node, indices: Node, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Node:
-    """Each row's gradient is the sum over its uses, but for the padding row."""
-    if scale_grad_by_freq:
-        return NotImplemented
+    """Each row's gradient is the sum over its uses, or their mean, but for the padding row."""
     grad = build.cast(grad, compute_dtype(grad.dtype))
     indices = checked(indices, num_weights, _IN_SELF)
+    if scale_grad_by_freq:
+        zeros, ones = (
+            build.full(shape, n, torch.int64)
+            for shape, n in (((num_weights,), 0), (indices.shape, 1))
+        )
+        uses = build.take(make(ops.PUT, zeros, indices, ones, dim=0, mode="add"), indices, 0)
+        share = 1.0 / build.cast(uses, torch.float64)
+        grad = grad * build.unsqueeze(build.cast(share, grad.dtype), -1)
     if padding_idx >= 0:
         is_padding = build.unsqueeze(build.eq(indices, padding_idx), -1)
         grad = build.where(is_padding, 0.0, grad)
@@ -192,8 +198,9 @@ def index_add(x: Node, dim: int, index: Node, source: Node, alpha: Operand = 1) 
     if not x.size:
         return x  # the CPU looks at no index then, not even at one that is wrong
     source = build.cast(source, compute_dtype(x.dtype)) * alpha
-    index = _inside(build.reshape(index, (-1,)), x, dim)
-    return _added(ops.PUT, x, index, source, build.dim_of(x, dim))
+    dim = build.dim_of(x, dim)
+    index = checked(build.reshape(index, (-1,)), x.shape[dim], _IN_SELF)
+    return _added(ops.PUT, x, index, source, dim)
 
 
 @traces("aten::index_copy", moves=True)
@@ -202,8 +209,10 @@ def index_copy(x: Node, dim: int, index: Node, source: Node) -> Node:
         return NotImplemented
     if not source.size:
         return x  # as in index_add
-    index = _inside(build.reshape(index, (-1,)), x, dim)
-    return make(ops.PUT, x, index, source, dim=build.dim_of(x, dim), mode="set")
+    dim = build.dim_of(x, dim)
+    text = f"index_copy_(): {_outside(dim, x.shape[dim])}"
+    index = checked(build.reshape(index, (-1,)), x.shape[dim], text)
+    return make(ops.PUT, x, index, source, dim=dim, mode="set")
 
 
 @traces("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", moves=True)
@@ -217,6 +226,13 @@ def index_fill(x: Node, dim: int, index: Node, value: Operand) -> Node:
         return x  # as in index_add
     new = build.full(shape, value, x.dtype)
     return make(ops.PUT, x, index, new, dim=dim, mode="set")
+
+
+@traces("ltc::one_hot")
+def one_hot(x: Node, classes: int) -> Node:
+    x = build.check(x, x >= 0, "Class values must be non-negative.")
+    x = build.check(x, x < classes, "Class values must be smaller than num_classes.")
+    return build.cast(build.eq(build.unsqueeze(x, -1), build.iota(classes)), torch.int64)
 
 
 # --- x[i, :, j] ----------------------------------------------------------------------------------
@@ -373,8 +389,8 @@ def _as_many(
     is_wrong = build.ne(build.cast(selected, torch.float64), count)
     wrong = build.where(is_wrong, build.maximum(selected, 1), 0)
     empty = build.cast(build.eq(selected, 0), torch.int64)
-    first = make(ops.WRAP_INDEX, empty, size=1, lowest=0, message=none)
-    return first + make(ops.WRAP_INDEX, wrong, size=1, lowest=0, message=some)
+    first = build.check(empty, build.eq(empty, 0), none)
+    return first + build.check(wrong, build.eq(wrong, 0), some)
 
 
 def _listed(*extents: object) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
+from ltc.aten.value_checks import fraction
 from ltc.ir import build, ops
 from ltc.ir.build import where
 from ltc.ir.node import Node, Operand, like, make
@@ -263,6 +264,11 @@ def logsumexp(x: Node, dim: Sequence[int], keepdim: bool = False) -> Node:
     high = where(build.eq(build.absolute(high), math.inf), 0.0, high)
     total = build.log(build.sum_of(build.exp(x - high), dim, keepdim=True)) + high
     return total if keepdim else build.reshape(total, build.sum_of(x, dim).shape)
+
+
+@traces("ltc::quantile_fractions")
+def quantile_fractions(q: Node) -> Node:
+    return fraction(q, "quantile() q values must be in the range [0, 1]")
 
 
 # --- norms ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 
 from ltc.aten.promote import compute_dtype, to_dtype
 from ltc.aten.registry import traces
+from ltc.aten.value_checks import fraction
 from ltc.ir import build
 from ltc.ir.node import Node, Operand, like
 from ltc.ir.tensor_type import TensorType
@@ -110,15 +111,28 @@ def normal_of_size(
     return normal_with(None, mean, std, results=results, seed=seed)
 
 
-@traces("aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor")
-def normal_of_tensors(
-    mean: Operand, std: Operand = 1.0, *, results: Sequence[TensorType], seed: Node
+@traces("aten::normal.Tensor_float")
+def normal_around_tensor(
+    mean: Node, std: Operand = 1.0, *, results: Sequence[TensorType], seed: Node
 ) -> Node:
     if not _is_float(results[0]):
         return NotImplemented
     z = normal(seed, results[0].shape, results[0].dtype)
-    mean, std = to_dtype(mean, z.dtype), to_dtype(std, z.dtype)
-    return z * std + mean
+    return z * to_dtype(std, z.dtype) + to_dtype(mean, z.dtype)
+
+
+@traces("aten::normal.float_Tensor", "aten::normal.Tensor_Tensor")
+def normal_of_tensors(
+    mean: Operand, std: Node, *, results: Sequence[TensorType], seed: Node
+) -> Node:
+    std = build.check(std, std >= 0, "normal expects all elements of std >= 0.0")
+    return normal_around_tensor(mean, std, results=results, seed=seed)
+
+
+_NO_PROBABILITY = (
+    "Expected p_in >= 0 && p_in <= 1 to be true, but got false.  (Could this error message be "
+    "improved?  If so, please report an enhancement request to PyTorch.)"
+)
 
 
 @traces("aten::bernoulli", "aten::bernoulli_.Tensor", "aten::bernoulli.Tensor")
@@ -127,6 +141,7 @@ def bernoulli(x: Node, p: Node | None = None, *, results: Sequence[TensorType], 
     p = x if p is None else p
     if p.dtype not in UNIFORM_BITS:
         return NotImplemented
+    p = fraction(p, _NO_PROBABILITY)
     return uniform(seed, results[0].shape, torch.float64) < build.cast(p, torch.float64)
 
 

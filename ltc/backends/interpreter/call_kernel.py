@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ltc.aten.call import Call, CallResult, Scalar
-from ltc.aten.wide_sums import cpu_function_of
 from ltc.backends.interpreter.line_names import Names
 from ltc.backends.interpreter.stride_rules import takes_any_strides
 from ltc.backends.interpreter.torch_functions import (
     begins_undefined,
+    function_in_place_of,
     may_return_operand,
     positional_arguments,
     quick_function,
@@ -127,7 +127,7 @@ class TorchCall(CallKernel):
     def __init__(self, call: Call, slots: Slots, writable: frozenset[int], expand: Expand) -> None:
         super().__init__(call, slots)
         name = call.name
-        self._function = cpu_function_of(call.overload)
+        self._function = function_in_place_of(name, call.overload)
         self._any_strides = takes_any_strides(name)
         self._may_be_operand = may_return_operand(name)
         self._args = tuple([_place(argument, slots) for argument in call.args])

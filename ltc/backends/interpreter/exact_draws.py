@@ -23,7 +23,7 @@ _EXACT = frozenset(
         ops.EQ, ops.NE, ops.LT, ops.LE, ops.GT, ops.GE, ops.WHERE, ops.CAST, ops.BITCAST,
         ops.MAXIMUM, ops.MINIMUM, ops.MAX, ops.MIN, ops.ANY, ops.ALL_TRUE, ops.PERMUTE, ops.SLICE,
         ops.EXPAND, ops.RESHAPE, ops.FLIP, ops.PAD, ops.CONCAT, ops.INSERT, ops.TAKE, ops.GATHER,
-        ops.BARRIER, ops.EXTERN, ops.GET,
+        ops.BARRIER, ops.EXTERN, ops.GET, ops.CHECK,
     }
 )  # fmt: skip
 # The reference draws with NumPy, 27 ns a number.  To plan a program takes 3 ms; its kernel is found

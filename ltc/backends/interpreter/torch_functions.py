@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ltc.aten.schema import schema_of
-from ltc.aten.wide_sums import adds_in_16_bits
+from ltc.aten.wide_sums import adds_in_16_bits, cpu_function_of
+from ltc.errors import OutOfRangeIndexError
 from ltc.support.torch_private import bound_function, has_kernel
 
 # Overloads that torch's functions tell apart by what they are given: tensors or numbers, one
@@ -41,7 +42,9 @@ def quick_function(name: str, overload: Any) -> Callable[..., Any] | None:
     name  of the overload: "aten::add.Scalar"
     """
     base, _, variant = name.removeprefix("aten::").partition(".")
-    if name in _TAKEN_FOR_OTHERS or not name.startswith("aten::") or adds_in_16_bits(name):
+    if name in _TAKEN_FOR_OTHERS or not name.startswith("aten::"):
+        return None
+    if name in _LOOKS_FIRST or adds_in_16_bits(name):
         return None
     if torch.Tag.nondeterministic_seeded in overload.tags:
         return None
@@ -50,6 +53,37 @@ def quick_function(name: str, overload: Any) -> Callable[..., Any] | None:
     if others and not {variant or "default", *others} <= _TOLD_APART:
         return None
     return bound_function(base)
+
+
+def function_in_place_of(name: str, overload: Any) -> Callable[..., Any]:
+    """The overload's CPU function; for a gradient whose kernel trusts that its forward has looked at
+    the values, which nobody runs where its result is not needed, one that looks first."""
+    return _LOOKS_FIRST.get(name) or cpu_function_of(overload)
+
+
+def _bce_gradient(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any, **named: Any
+) -> torch.Tensor:
+    _aten.binary_cross_entropy(x, target)
+    return _aten.binary_cross_entropy_backward(grad, x, target, *rest, **named)
+
+
+def _embedding_gradient(
+    grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **named: Any
+) -> torch.Tensor:
+    if indices.numel():
+        low, high = torch.aminmax(indices)
+        if low < 0 or high >= num_weights:
+            raise OutOfRangeIndexError("index out of range in self")
+    kernel = cpu_function_of(_aten.embedding_dense_backward.default)
+    return kernel(grad, indices, num_weights, *rest, **named)
+
+
+_aten = torch.ops.aten
+_LOOKS_FIRST: dict[str, Callable[..., Any]] = {
+    "aten::binary_cross_entropy_backward": _bce_gradient,
+    "aten::embedding_dense_backward": _embedding_gradient,
+}
 
 
 @functools.cache

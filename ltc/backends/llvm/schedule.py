@@ -48,7 +48,7 @@ def is_native(node: Node) -> bool:
         return False
     if node.op in _MOVES or node.op in (ops.IOTA, ops.RANDOM_BITS, ops.TO_SYMMETRIC):
         return True
-    if node.op is ops.WRAP_INDEX or node.op in LOOKUPS:
+    if node.op in (ops.WRAP_INDEX, ops.CHECK) or node.op in LOOKUPS:
         return True
     if node.op is ops.INSERT:
         return not is_strided_insert(node)

@@ -115,6 +115,8 @@ def _dead_after(nodes: tuple[Node, ...], results: tuple[Node, ...]) -> list[list
 
 def _widened(node: Node) -> Callable[..., Any]:
     """What computes the node from widened operands."""
+    if node.op is ops.CHECK:
+        return lambda x, holds: x  # of an operand with an error in it, it need not hold
     if node.op in IN_OWN_TYPE:
         return _in_own_type(node)
     attrs = dict(node.attrs)

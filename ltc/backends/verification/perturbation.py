@@ -23,6 +23,7 @@ _EXACT = frozenset({
     ops.CONSTANT, ops.IOTA, ops.RANDOM_BITS, ops.NEG, ops.ABS, ops.SIGN, ops.FLOOR, ops.CEIL,
     ops.TRUNC, ops.ROUND, ops.COPYSIGN, ops.MAXIMUM, ops.MINIMUM, ops.WHERE, ops.BITCAST, ops.MAX,
     ops.MIN, ops.TAKE, ops.GATHER, ops.MAX_POOL, ops.GET, ops.BARRIER, ops.TO_SYMMETRIC, ops.NEXTAFTER,
+    ops.CHECK,
 })  # fmt: skip
 _EXACT_KINDS = frozenset({"view", "pad", "concat", "insert", "leaf"})
 # Right to the last bit everywhere: a result that needs no rounding gets none.

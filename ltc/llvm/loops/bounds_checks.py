@@ -1,4 +1,5 @@
-"""What a kernel looks at before it computes: an index outside its dimension, a divisor of zero.
+"""What a kernel looks at before it computes: an index outside its dimension, a divisor of zero,
+whatever a rule wants to hold.
 
 What is wrong is reported in the kernel's fault word, and something harmless is used in its place:
 no kernel reads outside its buffers or traps, whatever the data are.
@@ -40,6 +41,8 @@ def _fault(node: Node) -> Fault:
     if node.op is ops.WRAP_INDEX:
         message = node.attr("message").replace("{}", "{value}")
         return Fault(node, OutOfRangeIndexError.__name__, message)
+    if node.op is ops.CHECK:
+        return Fault(node, "RuntimeError", node.attr("message").replace("{}", "{value}"))
     return Fault(node, "RuntimeError", "ZeroDivisionError")
 
 

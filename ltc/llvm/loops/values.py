@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
+
 from ltc.ir import ops
 from ltc.ir.loop_nest import Value
-from ltc.llvm.emit.builder import multiples
+from ltc.llvm.emit.builder import Builder, multiples
 from ltc.llvm.emit.dtype import BYTES, FORMS
-from ltc.llvm.emit.elementwise import computed
+from ltc.llvm.emit.elementwise import cast, computed
 from ltc.llvm.emit.philox import adjacent_bits, random_bits
 from ltc.llvm.loops.bounds_checks import Report, report_where, wrapped
 from ltc.llvm.loops.context import LoopContext
@@ -232,10 +234,22 @@ def _checked(ctx: LoopContext, value: Value, operands: list[str], width: int) ->
     if value.op is ops.WRAP_INDEX:
         size = ctx.size(value.data.attr("size"))
         return wrapped(b, value.data, operands[0], size, used, report)
+    if value.op is ops.CHECK:
+        return _held(b, value, operands, used, report)
     type = FORMS[value.dtype].computed
     is_zero = b.compare("eq", type, operands[1], b.constant(type, 0))
     report_where(b, is_zero, used, report)
     return computed(b, value, operands)
+
+
+def _held(b: Builder, value: Value, operands: list[str], used: str | None, report: Report) -> str:
+    """The first operand, where the second holds."""
+    x, holds = operands
+    wrong = b.binary("xor", "i1", holds, b.constant("i1", True))
+    form = FORMS[value.dtype]
+    whole = None if form.is_float else cast(b, form, FORMS[torch.int64], x)
+    report_where(b, wrong, used, report, whole)
+    return x
 
 
 _MAKERS: dict[str, Callable[[LoopContext, Value, int], str]] = {

@@ -1,0 +1,178 @@
+"""What PyTorch's CPU kernels refuse by its values raises here too, on every tier, with the line."""
+
+import os
+import random
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ltc
+import ltc.core.lazy_model as ltm
+from ltc import config
+from ltc.debug import metrics
+from tests import toy_vendor, value_checks
+from tests.value_checks import CHECKS
+
+ROOT = Path(__file__).parents[2]
+OTHER_WORDS = ("embedding_bag",)  # the CPU's depend on which of its kernels finds the index
+TIMES = 10  # in a process: interpreted, compiled, and for long
+SIZES = range(3, 12)
+
+
+def outcome(name: str, values: torch.Tensor, device: str):
+    """What the program gives, or the error that it raises."""
+    try:
+        made = CHECKS[name].run(lambda x: x.to(device), values)
+        if device != "cpu":
+            ltm.mark_step(wait=True)
+        return made.detach().cpu()
+    except Exception as error:
+        return error
+
+
+def assert_as_on_the_cpu(name: str, values: torch.Tensor, device: str = "ltc") -> None:
+    expected, found = outcome(name, values, "cpu"), outcome(name, values, device)
+    if not isinstance(expected, Exception):
+        assert isinstance(found, torch.Tensor), (values, found)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        return
+    assert isinstance(found, type(expected)), (values, expected, found)
+    if name not in OTHER_WORDS:
+        assert str(found) == str(expected)
+    frames = traceback.format_tb(found.__traceback__)  # the program's own where it raises at once
+    assert Path(value_checks.__file__).name in " ".join([*frames, *getattr(found, "__notes__", ())])
+
+
+def with_one_wrong(name: str, wrong) -> torch.Tensor:
+    check = CHECKS[name]
+    right = [check.right[0], check.right[-1]]
+    return check.values([*right, wrong, check.right[0]])
+
+
+@pytest.mark.parametrize("tier", ["auto", "op_by_op"])
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_wrong_value_raises_the_cpus_error_each_time(name, tier):
+    values = with_one_wrong(name, CHECKS[name].wrong[0])
+    with config.override(LTC_TIER=tier):
+        for _ in range(TIMES):
+            assert_as_on_the_cpu(name, values)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_compiled_program_refuses_each_wrong_value_and_takes_those_at_the_limit(name):
+    check = CHECKS[name]
+    for wrong in check.wrong:
+        assert_as_on_the_cpu(name, with_one_wrong(name, wrong))
+    for right in check.right:
+        assert_as_on_the_cpu(name, with_one_wrong(name, right))
+    assert_as_on_the_cpu(name, check.values([]))
+
+
+@pytest.mark.parametrize("backend", ["eager", "toy"])
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_backend_refuses_it(name, backend):
+    assert toy_vendor.ToyBackend.name == "toy"
+    with config.override(LTC_BACKEND=backend):
+        assert_as_on_the_cpu(name, with_one_wrong(name, CHECKS[name].wrong[0]))
+        assert_as_on_the_cpu(name, with_one_wrong(name, CHECKS[name].right[-1]))
+
+
+@pytest.mark.parametrize(
+    "name", ["bce behind a layer", "bernoulli", "normal", "one_hot", "nanquantile"]
+)
+def test_sizes_that_change_are_looked_at_too(name):
+    check, choose = CHECKS[name], random.Random(0)
+    with config.override(LTC_TIER="auto"):
+        for size in SIZES:
+            for values in value_checks.drawn(check, choose, (size,)):
+                assert_as_on_the_cpu(name, values)
+
+
+def test_a_replayed_step_looks_at_each_batch():
+    weight = torch.ones(2, device="ltc", requires_grad=True)
+
+    @ltc.compile
+    def step(x, target):
+        loss = F.binary_cross_entropy(x * weight, target)
+        loss.backward()
+        gradient, weight.grad = weight.grad, None
+        return loss, gradient
+
+    target = torch.tensor([0.0, 1.0]).to("ltc")
+    for k in range(6):
+        loss, _ = step(torch.tensor([0.5, k / 6]).to("ltc"), target)
+        assert loss.isfinite()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="input should be between 0 and 1"):
+            step(torch.tensor([0.5, 1.5]).to("ltc"), target)[0].cpu()
+    assert step(torch.tensor([0.5, 1.0]).to("ltc"), target)[0].isfinite()
+
+
+def test_a_step_that_fails_trains_nothing():
+    model = torch.nn.Linear(2, 1).to("ltc")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = [p.detach().cpu() for p in model.parameters()]
+    x, target = torch.full((4, 2), 50.0).to("ltc"), torch.ones(4, 1).to("ltc")
+    torch.nn.BCELoss()(model(x) + 2, target).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        ltm.mark_step(wait=True)
+    for p, old in zip(model.parameters(), before):
+        assert torch.equal(p.detach().cpu(), old)
+
+
+def test_of_two_calls_that_refuse_their_values_the_first_is_named():
+    p = torch.tensor([0.5, 7.0, -7.0]).to("ltc")
+    with pytest.raises(RuntimeError, match="all elements of target") as raised:
+        first = F.binary_cross_entropy(p.sigmoid(), p)
+        (first + F.binary_cross_entropy(p, p.sigmoid())).cpu()
+    line = raised.traceback[0].lineno  # counted from 0
+    assert f"test_value_checks.py:{line} " in " ".join(raised.value.__notes__)
+
+
+def test_a_check_costs_no_kernel_of_its_own():
+    def program():
+        p = torch.rand(64, 32).to("ltc")
+        return F.binary_cross_entropy(p, p)
+
+    with metrics.counted() as grown:
+        assert program().isfinite()
+    assert not [name for name in grown if name.startswith("extern.python")]
+
+
+_SAVED = """
+import torch, ltc
+from torch.nn import functional as F
+x = torch.tensor([0.5, 1.5], device="ltc")
+try:
+    F.binary_cross_entropy(x, x - 0.5).cpu()
+except RuntimeError as error:
+    print(error, *error.__notes__)
+"""
+
+
+def test_a_program_from_the_disk_cache_refuses_it_too(tmp_path):
+    script = tmp_path / "saved.py"
+    script.write_text(_SAVED)
+    environment = {"LTC_CACHE_DIR": str(tmp_path / "cache"), "LTC_TIER": "native"}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "all elements of input should be between 0 and 1" in done.stdout
+        assert "saved.py:" in done.stdout
+
+
+def test_the_docs_list_every_check():
+    text = (ROOT / "docs" / "api.md").read_text()
+    for check in CHECKS.values():
+        assert f"| {check.call} |" in text, check.call
