@@ -1,20 +1,21 @@
-"""One reading of a data loader, ahead of its use: the threads that read, deal and upload.
+"""One reading of a data loader, ahead of its use: the thread that reads, uploads and deals.
 
-They end with whoever consumes what they prepare, however that ends, and pass on every error.
+It ends with the loops that consume what it prepares, however they end, and passes on every error.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import logging
+import operator
 import os
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +24,63 @@ from ltc.support import tree
 from ltc.support.channel import Channel
 from ltc.support.process.thread_frames import thread_frames
 from ltc.support.torch_private import end_workers
-from ltc.utils.transfer import send_cpu_data_to_device
+from ltc.utils.batch_source import BatchSource, ReadBatch
+from ltc.utils.transfer import batch_on_device
 
 STALL_SECONDS = 60.0  # a consumer that waited so long wants to know for what
 JOIN_SECONDS = 5.0  # how long to wait for a data set that is in the middle of a sample
+UNEVEN = ("drop", "error", "pad")
 
 _log = logging.getLogger("ltc.distributed.parallel_loader")
-_end = object()  # stands for the end of the source
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How a source is read and dealt; see ParallelLoader.
+
+    Raises TypeError for a number that is no integer, and ValueError for one that is too small, or
+    for another `uneven`.
+    """
+
+    batchdim: int = 0
+    batches_per_execution: int = 1
+    loader_prefetch_size: int = 8
+    device_prefetch_size: int = 4
+    fixed_batch_size: bool = False
+    uneven: str = "drop"
+
+    def __post_init__(self) -> None:
+        self._check("batchdim", "the number of a dimension", None)
+        for name in ("batches_per_execution", "loader_prefetch_size", "device_prefetch_size"):
+            self._check(name, "a number of batches", 1)
+        if self.uneven not in UNEVEN:
+            names = ", ".join(map(repr, UNEVEN))
+            raise ValueError(f"uneven={self.uneven!r} is not one of {names}.")
+        if not isinstance(self.fixed_batch_size, bool):
+            raise TypeError(
+                f"fixed_batch_size={self.fixed_batch_size!r} is a "
+                f"{type(self.fixed_batch_size).__name__}: it is True or False. The size itself is "
+                f"that of the first batch."
+            )
+
+    def _check(self, name: str, meaning: str, least: int | None) -> None:
+        value = getattr(self, name)
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(
+                f"{name}={value!r} is a {type(value).__name__}: it is {meaning}, an integer"
+                f"{'' if least is None else f' of at least {least}'}."
+            ) from None
+        if least is not None and number < least:
+            raise ValueError(f"{name}={number} must be at least {least}.")
+        object.__setattr__(self, name, number)
+
+    def read_ahead(self) -> int:
+        """Batches of each device that are read before they are asked for."""
+        return self.loader_prefetch_size + self.device_prefetch_size
 
 
 def uneven_error(batches: int, devices: int) -> ValueError:
@@ -41,25 +92,35 @@ def uneven_error(batches: int, devices: int) -> ValueError:
 
 
 class Epoch:
-    """One reading of the loader: its threads, and the channels between them and the consumers.
+    """One reading of the loader: its thread, and the channels between that and the consumers.
 
-    The threads know the epoch's parts and never the loader, so that dropping that ends them.
+    The thread knows the epoch and never the loader, so that dropping that ends it.
     """
 
-    def __init__(self, source, devices, prefetch, batchdim: int, fixed: bool, uneven: str):
-        on_host, on_device = prefetch
+    def __init__(
+        self, source: BatchSource, loader: Any, devices: Sequence, options: LoaderOptions
+    ) -> None:
+        self.source, self._key = source, (tuple(devices), options)
         self._process = os.getpid()
-        self._host = {device: Channel(on_host) for device in devices}
-        self._ready = {device: Channel(on_device) for device in devices}
-        self._first = threading.Event()
-        self._lock = threading.Lock()
+        self._ready = {device: Channel(options.read_ahead()) for device in devices}
+        self._left: set[Any] = set()  # devices of which no loop will come
+        self._takers = dict.fromkeys(devices, 0)  # loops of each device
+        self._holders = 1  # loaders that it belongs to
+        self._lock = threading.RLock()
+        self._first, self._asked = threading.Event(), threading.Event()
+        self._reads_ahead = True
+        self._iterator: Any = None  # a weak reference to what it reads
+        self._successor: Epoch | None = None
+        self._error: BaseException | None = None  # of a stream, until a loop is given it
         self._stall_logged = False
-        reader = _Reader(source, list(self._host.values()), self._first, batchdim, fixed, uneven)
-        self.threads = [_thread("ltc loader: reader", reader.run)] + [
-            _thread(f"ltc loader: to {device}", _upload, device, self._host[device], ready)
-            for device, ready in self._ready.items()
-        ]
+        self._number = next(_numbers)
+        source.add(self)
         _epochs.add(self)
+        reader = _Reader(self, loader, list(devices), options)
+        self.thread = threading.Thread(target=reader.run, name="ltc loader: reader", daemon=True)
+        self.thread.start()
+
+    # --- of its consumers
 
     def wait_for_first_batch(self) -> None:
         """Wait until the reader has the first batch, or knows that there is none.
@@ -78,29 +139,157 @@ class Epoch:
                 "part of the child. Iterate it anew."
             )
         ready = self._ready[device]
+        if not self._reads_ahead and not len(ready):
+            self._asked.set()
         while not ready.wait(STALL_SECONDS):
             self._log_stall()
-        return ready.get()
+        try:
+            return ready.get().content
+        except StopIteration:
+            if self._successor is None:
+                raise
+        except BaseException:
+            self._error = None
+            raise
+        return self._successor.get(device)
+
+    def attach(self, device) -> None:
+        """One more loop wants the device's batches."""
+        with self._lock:
+            self._takers[device] += 1
 
     def leave(self, device) -> None:
-        """The device wants no more batches; the last one that leaves ends the threads."""
+        """A loop wants no more batches; the last one that leaves ends the thread."""
         if os.getpid() != self._process:
             return  # locks copied in the middle of something are better left alone
-        self._host[device].cancel()
-        self._ready[device].cancel()
+        with self._lock:
+            if self._successor is not None:
+                self._successor.leave(device)
+                return
+            self._takers[device] -= 1
+            if self._takers[device] == 0:
+                self._end(device, None)
+
+    def is_open(self, device, devices: Sequence, options: LoaderOptions) -> bool:
+        """Whether a loop of that device can go on here, for a loader of these devices and options."""
+        if os.getpid() != self._process or self._key != (tuple(devices), options):
+            return False
+        if self._successor is not None or device in self._left:
+            return False
+        return self._error is not None or not self._ready[device].is_over()
+
+    # --- of its loaders
+
+    def hold(self, loaders: int = 1) -> None:
+        """So many more loaders deal from it."""
+        with self._lock:
+            self._holders += loaders
+
+    def release(self) -> None:
+        """A loader is gone; with the last one nobody can ask for a batch any more."""
+        if os.getpid() != self._process:
+            return  # as in `leave`
+        with self._lock:
+            if self._successor is not None:
+                self._successor.release()
+                return
+            self._holders -= 1
+            if self._holders == 0:
+                self.stop(None)
 
     def stop(self, error: BaseException | None) -> None:
         """No device gets any more batches: those who ask get the error, or the end."""
         if os.getpid() != self._process:
             return
-        for ready in self._ready.values():
-            ready.cancel(error)
-        for host in self._host.values():
-            host.cancel()
+        for device in self._ready:
+            self._end(device, error)
+
+    def _end(self, device, error: BaseException | None) -> None:
+        self.source.hand_back(self._ready[device].cancel(error))
+        self._asked.set()
+        with self._lock:
+            self._left.add(device)
+        self._hand_error_back_if_left()
+
+    def _hand_error_back_if_left(self) -> None:
+        """Where every device has left, no loop here will be given the reader's error."""
+        with self._lock:
+            if len(self._left) < len(self._ready):
+                return
+            error, self._error = self._error, None
+        if error is not None:
+            self.source.hand_back_error(error)
 
     def is_over(self) -> bool:
         """Whether nobody can get a batch from it any more."""
         return all(ready.is_over() for ready in self._ready.values())
+
+    # --- of its reader
+
+    def begin(self, loader: Any) -> Iterator:
+        """Return what iterates over the source, once those who left it are out of it."""
+        earlier = [other for other in self.source.epochs() if other._number < self._number]
+        for other in earlier:
+            if other.is_over():
+                other.thread.join()
+        with self.source.used_alone():
+            iterator = iter(loader)
+            for other in earlier:
+                if not self.source.is_stream and other.reads(iterator):
+                    other.go_on_in(self)
+        try:
+            self._iterator = weakref.ref(iterator)
+        except TypeError:  # such an iterator is nobody else's
+            pass
+        # What iter() did to an iterator is not known: it may have begun anew, or not.
+        self._reads_ahead = iterator is not loader or self.source.is_stream
+        if not self._reads_ahead:
+            self._first.set()
+        return iterator
+
+    def reads(self, iterator: Iterator) -> bool:
+        """Whether it reads from that very iterator."""
+        return self._iterator is not None and self._iterator() is iterator
+
+    def go_on_in(self, successor: Epoch) -> None:
+        """Its iterator was begun anew for another loop: as without ltc, both share what follows."""
+        with self._lock:
+            for device, count in self._takers.items():
+                for _ in range(count if device in successor._ready else 0):
+                    successor.attach(device)
+            successor.hold(self._holders)
+            self._successor = successor
+            self.stop(None)
+
+    def deal(self, batches: Sequence[ReadBatch]) -> bool:
+        """Hand each device its batch, waiting for room; False where no device wants any."""
+        taken = [ready.put(batch) for ready, batch in zip(self._ready.values(), batches)]
+        self.source.hand_back([batch for batch, is_taken in zip(batches, taken) if not is_taken])
+        return any(taken)
+
+    def wait_until_asked(self) -> None:
+        """Wait for a consumer, where reading ahead could lose batches."""
+        if not self._reads_ahead:
+            self._asked.wait()
+            self._asked.clear()
+
+    def is_wanted(self) -> bool:
+        """Whether any device takes batches."""
+        return not self.is_over()
+
+    def note_first(self) -> None:
+        self._first.set()
+
+    def end(self, error: BaseException | None) -> None:
+        """The source has no more batches, or has raised an error."""
+        if len(self._ready) > 1:  # a device that is behind the others keeps what it was dealt
+            self._iterator = None
+        if self.source.is_stream:
+            self._error = error
+        for ready in self._ready.values():
+            ready.fail(error)
+        self._hand_error_back_if_left()
+        self._first.set()
 
     def _log_stall(self) -> None:
         with self._lock:
@@ -110,7 +299,7 @@ class Epoch:
         frames = thread_frames()
         stacks = [
             f"{thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident]))
-            for thread in self.threads
+            for thread in [epoch.thread for epoch in self.source.epochs()]
             if thread.ident in frames
         ]
         _log.warning(
@@ -120,65 +309,88 @@ class Epoch:
         )
 
 
-def _thread(name: str, run, *arguments) -> threading.Thread:
-    thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
-    thread.start()
-    return thread
-
-
 class _Reader:
-    """Reads the source in complete rounds and deals them to the devices' host channels."""
+    """Reads the source in complete rounds, and uploads each batch before it asks for the next."""
 
-    def __init__(self, source, channels, first: threading.Event, batchdim, fixed, uneven):
-        self._source, self._channels, self._first = source, channels, first
-        self._batchdim, self._fixed, self._uneven = batchdim, fixed, uneven
+    def __init__(self, epoch: Epoch, loader: Any, devices: list, options: LoaderOptions):
+        self._epoch, self._source, self._loader = epoch, epoch.source, loader
+        self._devices, self._options = devices, options
+        self._size: int | None = None  # of the first batch, where all are to have it
 
     def run(self) -> None:
         try:
-            self._deal()
+            self._read()
         except BaseException as error:  # the consumers get it
-            self._end(error)
+            self._epoch.end(error)
         else:
-            self._end(None)
+            self._epoch.end(None)
         finally:
-            self._first.set()
-            self._source = None
+            self._loader = None
 
-    def _end(self, error: BaseException | None) -> None:
-        for channel in self._channels:
-            channel.fail(error)
-
-    def _deal(self) -> None:
-        with contextlib.closing(self._batches()) as batches:
-            self._deal_all(batches)
-
-    def _deal_all(self, batches: Iterator) -> None:
-        dealt = 0
-        while round_ := list(itertools.islice(batches, len(self._channels))):
-            missing = len(self._channels) - len(round_)
-            if missing and self._uneven == "error":
-                raise uneven_error(dealt + len(round_), len(self._channels))
-            if missing and self._uneven == "drop":
-                return
-            round_ = list(itertools.islice(itertools.cycle(round_), len(self._channels)))
-            wanted = [channel.put(batch) for channel, batch in zip(self._channels, round_)]
-            if not any(wanted):
-                return
-            dealt += len(round_)
-
-    def _batches(self) -> Generator[Any, None, None]:
-        size = None
-        iterator = iter(self._source)
+    def _read(self) -> None:
+        iterator = self._epoch.begin(self._loader)
         try:
-            while (batch := next(iterator, _end)) is not _end:
-                self._first.set()
-                if self._fixed:
-                    size = _size(batch, self._batchdim) if size is None else size
-                    if _size(batch, self._batchdim) != size:
-                        return
-                yield batch
+            self._deal_all(iterator)
         finally:
-            end_workers(iterator)
+            with self._source.used_alone():  # its end may close what the next pass opens
+                end_workers(iterator)
+                del iterator
+
+    def _deal_all(self, iterator: Iterator) -> None:
+        dealt = 0
+        while True:
+            self._epoch.wait_until_asked()
+            batches = self._round(iterator)
+            missing = len(self._devices) - len(batches)
+            if missing and (not batches or not self._epoch.is_wanted()):
+                self._source.hand_back(batches)
+                return
+            if missing and self._options.uneven == "error":
+                raise uneven_error(dealt + len(batches), len(self._devices))
+            if missing and self._options.uneven == "drop":
+                self._source.hand_back(batches)
+                return
+            if not self._epoch.deal(self._padded(batches)):
+                return
+            dealt += len(batches)
+
+    def _round(self, iterator: Iterator) -> list[ReadBatch]:
+        """The next batch for each device; fewer at the end."""
+        batches: list[ReadBatch] = []
+        try:
+            for device in self._devices:
+                batch = self._source.take(iterator, device, _upload, self._epoch.is_wanted)
+                if batch is None or self._ends_before(batch):
+                    break
+                batches.append(batch)
+                self._epoch.note_first()
+        except BaseException:
+            self._source.hand_back(batches)
+            raise
+        return batches
+
+    def _ends_before(self, batch: ReadBatch) -> bool:
+        """Whether all batches are to have one size, and this one, which stays unread, has not."""
+        if not self._options.fixed_batch_size:
+            return False
+        size = _size(batch.content, self._options.batchdim)
+        if self._size is None:
+            self._size = size
+        if size != self._size:
+            self._source.hand_back([batch])
+        return size != self._size
+
+    def _padded(self, batches: list[ReadBatch]) -> list[ReadBatch]:
+        """A whole round: where batches are missing, the first ones once more."""
+        again = zip(self._devices[len(batches) :], itertools.cycle(batches))
+        return [
+            *batches,
+            *(ReadBatch(None, device, _upload(one.content, device)) for device, one in again),
+        ]
+
+
+def _upload(content: Any, device: Any) -> Any:
+    return batch_on_device(content, device.torch_device)
 
 
 def _size(batch: Any, dimension: int) -> int | None:
@@ -188,20 +400,8 @@ def _size(batch: Any, dimension: int) -> int | None:
     return tensors[0].size(dimension) if tensors else None
 
 
-def _upload(device, waiting: Channel, ready: Channel) -> None:
-    try:
-        for batch in waiting:
-            if not ready.put(send_cpu_data_to_device(batch, device.torch_device)):
-                return
-    except BaseException as error:  # the consumer gets it
-        ready.fail(error)
-    else:
-        ready.close()
-    finally:
-        waiting.cancel()  # so that the reader does not wait for room
-
-
 _epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 def _stop_all() -> None:
@@ -215,7 +415,7 @@ def _stop_all() -> None:
 def join(epochs: list[Epoch]) -> None:
     """Wait for the threads; one that stays inside a data set is left to end by itself."""
     deadline = time.monotonic() + JOIN_SECONDS
-    for thread in [thread for epoch in epochs for thread in epoch.threads]:
+    for thread in [epoch.thread for epoch in epochs]:
         if thread is not threading.current_thread():
             thread.join(max(deadline - time.monotonic(), 0))
 

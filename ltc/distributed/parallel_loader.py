@@ -1,8 +1,8 @@
 """Batches that are on their device before they are asked for.
 
-One thread reads the data loader and deals its batches round-robin; one thread per device uploads
-them.  Both work ahead of the training, and end with the loop that consumes them, however it ends.
-An error of the data set, the collation or an upload is raised in the consumer as itself.
+A thread reads the data loader, uploads each batch before it reads the next, and deals them
+round-robin.  It works ahead of the training, and ends with the loop that consumes them, however that
+ends.  An error of the data set, the collation or an upload is raised in the consumer as itself.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from ltc.debug import profiler
 from ltc.device.recording.tensors import device_of
-from ltc.distributed.loader_epoch import Epoch, join, uneven_error
+from ltc.distributed.loader_epoch import Epoch, LoaderOptions, join, uneven_error
 from ltc.tracebacks import entrance
 from ltc.utils import steps
+from ltc.utils.batch_source import source_of
 
 __all__ = ["MpDeviceLoader", "ParallelLoader", "PerDeviceLoader"]
-
-UNEVEN = ("drop", "error", "pad")
 
 
 class ParallelLoader:
@@ -59,22 +60,16 @@ class ParallelLoader:
         fixed_batch_size: bool = False,
         uneven: str = "drop",
     ):
-        if not devices:
-            raise ValueError("ParallelLoader needs at least one device.")
-        if uneven not in UNEVEN:
-            raise ValueError(f"uneven={uneven!r} is not one of {', '.join(map(repr, UNEVEN))}.")
-        for name, number in (
-            ("batches_per_execution", batches_per_execution),
-            ("loader_prefetch_size", loader_prefetch_size),
-            ("device_prefetch_size", device_prefetch_size),
-        ):
-            if number < 1:
-                raise ValueError(f"{name}={number} must be at least 1.")
-        self._loader, self._batchdim = loader, batchdim
-        self._devices = tuple(device_of(device) for device in devices)
-        self._batches_per_execution = batches_per_execution
-        self._prefetch = (loader_prefetch_size, device_prefetch_size)
-        self._fixed_batch_size, self._uneven = fixed_batch_size, uneven
+        self._options = LoaderOptions(
+            batchdim,
+            batches_per_execution,
+            loader_prefetch_size,
+            device_prefetch_size,
+            fixed_batch_size,
+            uneven,
+        )
+        self._loader, self._source = loader, source_of(loader)
+        self._devices = _distinct(devices)
         self._lock = threading.Lock()
         self._begun = dict.fromkeys(self._devices, 0)  # epochs each device has begun
         self._epochs: dict[int, Epoch] = {}  # those that are not over on every device
@@ -85,7 +80,7 @@ class ParallelLoader:
     @property
     def batches_per_execution(self) -> int:
         """Batches a consumer takes before its step is ended."""
-        return self._batches_per_execution
+        return self._options.batches_per_execution
 
     def per_device_loader(self, device) -> PerDeviceLoader:
         """The batches of one device; KeyError where this loader does not serve it."""
@@ -94,7 +89,7 @@ class ParallelLoader:
     def per_device_samples(self) -> int:
         """Batches that each device gets in an epoch."""
         batches, devices = len(self._loader), len(self._devices)
-        return -(-batches // devices) if self._uneven == "pad" else batches // devices
+        return -(-batches // devices) if self._options.uneven == "pad" else batches // devices
 
     @entrance
     def next_item(self, device) -> Any:
@@ -122,7 +117,7 @@ class ParallelLoader:
 
     def __del__(self):
         for epoch in list(getattr(self, "_epochs", {}).values()):
-            epoch.stop(None)
+            epoch.release()
 
     def _served(self, device) -> Any:
         served = device_of(device)
@@ -137,39 +132,79 @@ class ParallelLoader:
             if self._aborted is not None:
                 raise self._aborted.with_traceback(None)  # without what earlier raises added
             self._epochs = {n: e for n, e in self._epochs.items() if not e.is_over()}
-            joinable = [number for number in self._epochs if number >= self._begun[device]]
-            number = min(joinable) if joinable else self._add_epoch()
-            self._begun[device] = number + 1
-            epoch = self._epochs[number]
-        epoch.wait_for_first_batch()
+            epoch = self._open_stream(device) or self._next_epoch(device)
+            epoch.attach(device)
+        try:
+            epoch.wait_for_first_batch()
+        except BaseException:
+            epoch.leave(device)
+            raise
         return epoch
 
-    def _add_epoch(self) -> int:
-        """Begin reading anew; its number. Epochs two before it are ended: they must not pile up."""
+    def _open_stream(self, device) -> Epoch | None:
+        """The reading of a stream that is under way for another loop: both share its position."""
+        if not self._source.is_stream:
+            return None
+        for epoch in self._source.epochs():
+            if epoch.is_open(device, self._devices, self._options):
+                if epoch not in self._epochs.values():
+                    epoch.hold()
+                    self._hold(epoch)
+                return epoch
+        return None
+
+    def _next_epoch(self, device) -> Epoch:
+        joinable = [
+            number
+            for number, epoch in self._epochs.items()
+            if number >= self._begun[device] and epoch.is_open(device, self._devices, self._options)
+        ]
+        if self._source.is_stream or not joinable:
+            number = self._hold(Epoch(self._source, self._loader, self._devices, self._options))
+            if not self._source.is_stream and len(self._devices) > 1:
+                self._end_before(number - 1)
+        else:
+            number = min(joinable)
+        self._begun[device] = number + 1
+        return self._epochs[number]
+
+    def _hold(self, epoch: Epoch) -> int:
         number, self._added = self._added, self._added + 1
+        self._epochs[number] = epoch
+        return number
+
+    def _end_before(self, number: int) -> None:
+        """End the epochs before that one: they must not pile up for a device that never comes."""
         for behind, epoch in self._epochs.items():
-            if behind < number - 1:
+            if behind < number:
                 epoch.stop(
                     RuntimeError(
                         f"This device is in epoch {behind} of a ParallelLoader while another begins "
-                        f"epoch {number}. Consume every device's batches, or make a loader for each."
+                        f"epoch {number + 1}. Consume every device's batches, or make a loader for "
+                        f"each."
                     )
                 )
-        self._epochs[number] = Epoch(
-            self._loader,
-            self._devices,
-            self._prefetch,
-            self._batchdim,
-            self._fixed_batch_size,
-            self._uneven,
-        )
-        return number
 
     def _check_even(self) -> None:
-        if self._uneven == "error" and hasattr(self._loader, "__len__"):
+        if self._options.uneven == "error" and hasattr(self._loader, "__len__"):
             left = len(self._loader) % len(self._devices)
             if left:
                 raise uneven_error(len(self._loader), len(self._devices))
+
+
+def _distinct(devices: Sequence) -> tuple:
+    """The devices; ValueError where there are none, or one comes twice."""
+    if isinstance(devices, (str, torch.device)):
+        raise TypeError(f"devices={devices!r} is one device: ParallelLoader takes a list of them.")
+    if not devices:
+        raise ValueError("ParallelLoader needs at least one device.")
+    found = tuple(device_of(device) for device in devices)
+    for device in found:
+        if found.count(device) > 1:
+            raise ValueError(
+                f"devices={list(devices)} names {device} twice: name each device once."
+            )
+    return found
 
 
 class PerDeviceLoader:
@@ -239,7 +274,9 @@ class MpDeviceLoader:
     """
 
     def __init__(self, loader: Any, device, **kwargs: Any):
+        LoaderOptions(**kwargs)  # a wrong one is an error of this line
         self._loader, self._device, self._kwargs = loader, device, kwargs
+        self._source = source_of(loader)  # held: what one loop has read too much is the next one's
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -256,8 +293,8 @@ class _Consumer:
     def __init__(self, loader: ParallelLoader, device):
         self._loader, self._device = loader, device
         self._until_mark = loader.batches_per_execution
-        self._epoch = loader._begin(device)
         self.ended = False
+        self._epoch = loader._begin(device)
 
     def __iter__(self) -> _Consumer:
         return self
@@ -282,9 +319,13 @@ class _Consumer:
             return self._epoch.get(self._device)
         except BaseException:
             # The epoch is done with, and must not keep the error, whose traceback keeps the epoch.
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if not self.ended:
             self.ended = True
             self._epoch.leave(self._device)
-            raise
 
     def _end_step_if_due(self) -> None:
         self._until_mark -= 1
@@ -297,6 +338,5 @@ class _Consumer:
             steps.mark(self._device)
 
     def __del__(self):
-        epoch = getattr(self, "_epoch", None)  # the first batch may have failed to come
-        if epoch is not None:
-            epoch.leave(self._device)
+        if hasattr(self, "_epoch"):  # the first batch may have failed to come
+            self._leave()

@@ -74,16 +74,18 @@ class Channel:
                 self._traceback = error.__traceback__ if error is not None else None
                 self._changed.notify_all()
 
-    def cancel(self, error: BaseException | None = None) -> None:
-        """End it from the consumers' side: what is inside is dropped, and producers wake.
+    def cancel(self, error: BaseException | None = None) -> list[Any]:
+        """End it from the consumers' side, wake producers, and return the items inside.
 
         error  what a consumer that asks all the same gets in place of StopIteration
         """
         with self._changed:
             self._closed, self._error = True, error
             self._traceback = error.__traceback__ if error is not None else None
+            left = list(self._items)
             self._items.clear()
             self._changed.notify_all()
+            return left
 
     def is_over(self) -> bool:
         """Whether it has ended and everything inside was taken."""

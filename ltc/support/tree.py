@@ -118,13 +118,13 @@ def _parts(x: Any) -> list | None:
         return list(x.get_tensors())
     if isinstance(x, _NOT_DATA):
         return None
-    slots = [slot.__get__(x) for slot in _slots_in_use(x)]
+    slots = [slot.__get__(x) for slot in slots_in_use(x)]
     if hasattr(x, "__dict__"):
         return [*slots, *vars(x).values()]
     return slots or None
 
 
-def _slots_in_use(x: Any) -> list[MemberDescriptorType]:
+def slots_in_use(x: Any) -> list[MemberDescriptorType]:
     """The slots of an object that hold something, those of its class's bases too."""
     kind: Any = type(x)
     return [slot for slot in _slots_of(kind) if _holds(slot, x)]
@@ -166,7 +166,7 @@ def _fill(shell: Any, container: Any, new_parts: list) -> None:
     elif isinstance(container, set):
         shell.update(map(_hashable, new_parts))
     elif shell is not container:  # some objects, such as members of an Enum, are their own copy
-        slots = _slots_in_use(container)
+        slots = slots_in_use(container)
         for slot, part in zip(slots, new_parts):
             slot.__set__(shell, part)  # of a frozen dataclass too
         if hasattr(container, "__dict__"):

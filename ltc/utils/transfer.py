@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 
 from ltc.device.recording import tensors as device_tensor
+from ltc.device.recording.sync import ready_buffer
+from ltc.errors import Unsupported
 from ltc.support import tree
+from ltc.utils.nested_copy import copied
 
 
 class ToLazyTensorArena:
@@ -55,19 +59,145 @@ class ToLazyTensorArena:
 def send_cpu_data_to_device(data: Any, device: torch.device | str) -> Any:
     """`data` with every CPU tensor in it uploaded, all in one batch.
 
-    `requires_grad` is kept. Tensors elsewhere, and parameters, stay as they are. Containers come
-    back as tree.for_each_instance_rewrite makes them: tuples as lists. Raises RuntimeError where
-    there is no such device.
+    `requires_grad` is kept. Tensors elsewhere, and parameters, stay as they are. Containers and
+    objects keep their kind (see ltc.utils.nested_copy), but plain tuples come back as lists. Raises
+    RuntimeError where there is no such device, Unsupported for a tensor that no device can hold, and
+    TypeError for what holds tensors that cannot be exchanged.
 
     >>> ltm.send_cpu_data_to_device((torch.ones(2), {"label": torch.zeros(1)}), "ltc")
     [tensor([1., 1.], device='ltc:0'), {'label': tensor([0.], device='ltc:0')}]
     """
-    upload = functools.partial(device_tensor.upload_many, device=torch.device(device))
-    return ToLazyTensorArena(upload, _is_plain_cpu_tensor).transform(data)
+    place = device_tensor.device_of(torch.device(device)).torch_device
+    move = functools.partial(_moved_together, device=place)
+    return copied(data, _is_left_on_the_cpu, move, with_arrays=False)
 
 
-def _is_plain_cpu_tensor(x: Any) -> bool:
-    return type(x) is torch.Tensor and x.device.type == "cpu"
+def batch_on_device(batch: Any, device: torch.device) -> Any:
+    """A copy of a loader's batch whose tensors are on the device, whatever the source does next.
+
+    Every tensor is moved, parameters and those of other devices too, and so are objects that have a
+    method `to`. NumPy arrays and other plain memory are copied and stay on the host. A tensor that is
+    on the device and requires grad stays the same object. Raises like `send_cpu_data_to_device`.
+    """
+    move = functools.partial(_moved_together, device=device)
+    return copied(batch, _is_moved_with_a_batch, move, with_arrays=True)
+
+
+def _is_left_on_the_cpu(x: Any) -> bool:
+    if isinstance(x, torch.Tensor):
+        return x.device.type == "cpu" and not isinstance(x, torch.nn.Parameter)
+    return _moves_itself(x)
+
+
+def _is_moved_with_a_batch(x: Any) -> bool:
+    kinds = (torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage)
+    return isinstance(x, kinds) or _moves_itself(x)
+
+
+def _moves_itself(x: Any) -> bool:
+    """Return True for an object that has a method `to` and holds tensors; no module does here."""
+    if not callable(getattr(type(x), "to", None)) or isinstance(x, (type, torch.nn.Module)):
+        return False
+    if isinstance(x, (torch.Tensor, tree.DataWrapper)):
+        return False
+    tensors: list[torch.Tensor] = []
+    tree.for_each_instance(x, torch.Tensor, tensors.append)
+    return bool(tensors)
+
+
+def _moved_together(values: list[Any], device: torch.device) -> list[Any]:
+    """Each on the device: plain CPU tensors in one transfer, the others one by one."""
+    plain = [value for value in values if _is_uploaded(value)]
+    uploaded = iter(device_tensor.upload_many(plain, device))
+    return [next(uploaded) if _is_uploaded(v) else _moved(v, device) for v in values]
+
+
+def _is_uploaded(x: Any) -> bool:
+    """Return True for a tensor that an upload copies as it is: a plain one, without a graph."""
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or not x.is_leaf:
+        return False
+    return x.layout is torch.strided and not (x.is_quantized or x.is_nested)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return _moved_by_itself(value, device)
+    if device_tensor.is_lazy(value) and value.is_leaf:
+        if value.requires_grad and value.device == device:
+            return value  # a leaf is known by its identity: gradients are added to it
+        if type(value) is torch.Tensor and value.layout is torch.strided:
+            return _copied_on_devices(value, device)
+    if value.layout in _COMPRESSED:  # torch makes one there of which nothing can be read
+        raise _unsupported(value, device)
+    try:
+        # Only a tensor with a graph needs one for its move.
+        moved = (value.detach() if value.is_leaf else value).to(device, copy=True)
+    except NotImplementedError as error:
+        raise _unsupported(value, device) from error
+    return _of_the_same_kind(moved, value)
+
+
+def _copied_on_devices(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor that an ltc device has, as another one, of which writes to the first show nothing."""
+    state = device_tensor.state_of(value)
+    if state.device.torch_device != device or state.base is not None:
+        moved = device_tensor.upload_many([device_tensor.host_tensor(value)], device)[0]
+        return moved.requires_grad_(value.requires_grad)
+    buffer = ready_buffer(state)
+    buffer.shared = True  # then no program may write into it
+    return device_tensor.wrap_buffer(buffer, state.device)
+
+
+def _of_the_same_kind(moved: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The moved tensor as of the class, with the attributes and the `requires_grad`, of the other."""
+    if type(moved) is not type(value):
+        moved = moved.as_subclass(type(value))
+    for name, attribute in getattr(value, "__dict__", {}).items():
+        vars(moved).setdefault(name, attribute)
+    return moved.requires_grad_() if value.is_leaf and value.requires_grad else moved
+
+
+def _moved_by_itself(value: Any, device: torch.device) -> Any:
+    """What the object's own `to` returns; a copy is asked, because many change themselves."""
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+        raise Unsupported(
+            f"A batch has a {name}, and ltc has no storages. Hand over a tensor of it."
+        )
+    copied_value = copy.deepcopy(value) if isinstance(value, torch.nn.Module) else copy.copy(value)
+    moved = copied_value.to(device)
+    if not isinstance(moved, type(value)):
+        raise TypeError(
+            f"{name}.to({str(device)!r}) of an object in a batch returned a "
+            f"{type(moved).__name__}: it has to return the {type(value).__name__} on that device."
+        )
+    return moved
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_ADVICE = {
+    "meta": "It has no data: fill it before it becomes part of a batch.",
+    "quantized": "Hand over its dequantize(), or leave it out of the batch.",
+    "nested": "Make it with layout=torch.jagged.",
+    "compressed": "Hand over its to_sparse(), which has coordinates, or its to_dense().",
+    "other": "Hand over its to_dense(), or leave it out of the batch.",
+}
+
+
+def _unsupported(value: torch.Tensor, device: torch.device) -> Unsupported:
+    if value.device.type == "meta":
+        kind = "meta"
+    elif value.is_quantized:
+        kind = "quantized"
+    elif value.layout in _COMPRESSED:
+        kind = "compressed"
+    else:
+        kind = "nested" if value.is_nested else "other"
+    return Unsupported(
+        f"A batch has a tensor that cannot be moved to {device}: a {type(value).__name__} on "
+        f"{value.device}, {value.layout}, {value.dtype}{', nested' if value.is_nested else ''}. "
+        f"{_ADVICE[kind]}"
+    )
 
 
 def check_view_sharing(obj: Any) -> None:

@@ -283,7 +283,7 @@ def test_the_error_of_an_upload_is_raised_as_itself(monkeypatch):
     def refuse(batch, device):
         raise MemoryError(f"no room on {device}")
 
-    monkeypatch.setattr(loader_epoch, "send_cpu_data_to_device", refuse)
+    monkeypatch.setattr(loader_epoch, "batch_on_device", refuse)
     with pytest.raises(MemoryError, match="no room on ltc:0"):
         list(pl.MpDeviceLoader(numbered(20), "ltc:0"))
 
@@ -345,7 +345,7 @@ def test_a_stall_logs_every_loader_threads_stack_once(monkeypatch, caplog):
         helper.join()
     (record,) = caplog.records
     text = record.getMessage()
-    assert "released.wait()" in text and "ltc loader: to ltc:0" in text
+    assert "released.wait()" in text and "ltc loader: reader" in text
 
 
 def test_wrong_arguments_are_named():

@@ -54,6 +54,8 @@ LAYERS = [
         "utils.closures",
         "utils.cached_dataset",
         "utils.checkpoint_tagger",
+        "utils.nested_copy",
+        "utils.batch_source",
         "utils.transfer",
         "checkpointing.saving",
         "utils.steps",

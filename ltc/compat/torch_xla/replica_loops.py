@@ -56,6 +56,9 @@ class XlaParallelLoader(ParallelLoader):
             fixed_batch_size=fixed_batch_size,
         )
 
+    def _served(self, device: Any) -> Any:
+        return super()._served(native(device))
+
 
 class XlaMpDeviceLoader(MpDeviceLoader):
     """MpDeviceLoader, by torch_xla's arguments."""

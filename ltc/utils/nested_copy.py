@@ -1,0 +1,435 @@
+"""A copy of nested data in which leaves are replaced and every container keeps its kind.
+
+Mappings, sequences, sets, named tuples, records and objects come back as their own class. In plain
+containers a plain tuple comes back as a list, as torch_xla's loaders have it; an object, a named
+tuple, a subclass, a set or a key keeps it. Shared parts stay shared, cycles end, and depth is bounded
+by memory alone.
+"""
+
+from __future__ import annotations
+
+import array
+import copy
+import dataclasses
+import functools
+import gc
+import io
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    ValuesView,
+)
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
+
+import numpy
+import torch
+
+from ltc.support.tree import DataWrapper, slots_in_use
+
+Key = tuple[int, bool]  # an object's id, and True for a plain tuple that stays one
+Part = tuple[Any, bool]  # an object, and whether a plain tuple stays one there
+
+# A batch refers to them and does not hold what they lead to.
+_REFERRED = (torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+_PLAIN = {dict, OrderedDict, defaultdict, list, tuple, deque}  # in them a tuple becomes a list
+_OPAQUE_VIEWS = (KeysView, ValuesView, ItemsView)
+
+
+def copied(
+    value: Any,
+    is_leaf: Callable[[Any], bool],
+    replace: Callable[[list[Any]], list[Any]],
+    with_arrays: bool,
+) -> Any:
+    """Return a copy of `value` with other leaves; `value` itself is not changed.
+
+    is_leaf      True for the objects that `replace` exchanges; they are not looked into
+    replace      takes all leaves, each once, and returns as many others in their order
+    with_arrays  whether NumPy arrays and other plain memory are copied as well
+
+    An object that is no container is copied if it holds a leaf, or if it is a record (a dataclass,
+    an attrs class, a SimpleNamespace); any other is handed on as it is. Raises TypeError for an
+    object that holds a leaf and cannot be copied, and for an iterator.
+    """
+    return _Copy(_Survey(value, is_leaf), replace, with_arrays).result()
+
+
+# --- the parts of each kind of container -----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """The parts of one kind of container, and the way back.
+
+    content  its parts, attributes excepted
+    fill     puts new parts into an empty or copied shell; None for what is built from its parts
+    build    makes another one from new parts
+    """
+
+    content: Callable[[Any, bool], list[Part]]
+    fill: Callable[[Any, list], None] | None = None
+    build: Callable[[Any, list], Any] | None = None
+
+
+def _items(x: Any, keep: bool) -> list[Part]:
+    keep = keep or type(x) not in _PLAIN
+    pairs = dict.items(x) if isinstance(x, dict) else x.items()
+    return [part for key, value in pairs for part in ((key, True), (value, keep))]
+
+
+def _fill_mapping(shell: Any, parts: list) -> None:
+    kind = OrderedDict if isinstance(shell, OrderedDict) else dict
+    keys, values = parts[0::2], parts[1::2]
+    if len(shell) != len(keys) or any(a is not b for a, b in zip(dict.keys(shell), keys)):
+        kind.clear(shell)
+    for key, value in zip(keys, values):
+        kind.__setitem__(shell, key, value)  # not the subclass's own, which may do more
+
+
+def _elements(kind: Any) -> Callable[[Any, bool], list[Part]]:
+    def elements(x: Any, keep: bool) -> list[Part]:
+        keep = keep or type(x) not in _PLAIN
+        return [(part, keep) for part in kind.__iter__(x)]
+
+    return elements
+
+
+def _kept_elements(kind: Any) -> Callable[[Any, bool], list[Part]]:
+    return lambda x, keep: [(part, True) for part in kind.__iter__(x)]
+
+
+def _filler(kind: Any, extend: Callable[[Any, Iterable], Any]) -> Callable[[Any, list], None]:
+    def fill(shell: Any, parts: list) -> None:
+        kind.clear(shell)
+        extend(shell, parts)
+
+    return fill
+
+
+def _tuple_like(x: Any, parts: list) -> Any:
+    kind = type(x)
+    if hasattr(kind, "n_sequence_fields"):  # one of C's, such as torch.return_types
+        return kind(parts)
+    return tuple.__new__(kind, parts)
+
+
+def _fill_array(shell: Any, parts: list) -> None:
+    line = numpy.empty(len(parts), object)
+    for place, part in enumerate(parts):
+        line[place] = part  # one by one: NumPy would look for numbers in a tensor
+    shell[...] = line.reshape(shell.shape)
+
+
+_FORMS: tuple[tuple[type, _Form], ...] = (
+    (
+        DataWrapper,
+        _Form(
+            lambda x, keep: [(part, False) for part in x.get_tensors()],
+            build=lambda x, parts: x.from_tensors(parts),
+        ),
+    ),
+    (dict, _Form(_items, _fill_mapping)),
+    (list, _Form(_elements(list), _filler(list, list.extend))),
+    (deque, _Form(_elements(deque), _filler(deque, deque.extend))),
+    (set, _Form(_kept_elements(set), _filler(set, set.update))),
+    (frozenset, _Form(_kept_elements(frozenset), build=lambda x, parts: type(x)(parts))),
+    (tuple, _Form(_kept_elements(tuple), build=_tuple_like)),
+    (
+        MappingProxyType,
+        _Form(_items, build=lambda x, parts: MappingProxyType(dict(zip(parts[0::2], parts[1::2])))),
+    ),
+)
+_PLAIN_TUPLE = _Form(_elements(tuple), _filler(list, list.extend))
+_OBJECT_ARRAY = _Form(lambda x, keep: [(part, keep) for part in x.ravel()], _fill_array)
+_OBJECT = _Form(lambda x, keep: [], lambda shell, parts: None)
+_EMPTY = {tuple: list, list: list, dict: dict, set: set}  # shells of plain containers
+
+
+def _form_of(x: Any, keep: bool) -> _Form | None:
+    """Return how a container is opened and made again; None for what has no parts."""
+    if type(x) is tuple and not keep:
+        return _PLAIN_TUPLE
+    if isinstance(x, _REFERRED):
+        return None
+    for kind, form in _FORMS:
+        if issubclass(type(x), kind):  # what stands for another object may lie to isinstance
+            return form
+    if isinstance(x, numpy.ndarray):
+        return _OBJECT_ARRAY if x.dtype == object else None
+    if isinstance(x, functools.partial):  # its arguments are no attributes
+        return None
+    return _OBJECT if hasattr(x, "__dict__") or slots_in_use(x) else None
+
+
+def _attributes(x: Any) -> list[Any]:
+    """Return what lies in an object's slots, then in its __dict__."""
+    if isinstance(x, DataWrapper):
+        return []
+    return [*(slot.__get__(x) for slot in slots_in_use(x)), *getattr(x, "__dict__", {}).values()]
+
+
+def _set_attributes(new: Any, old: Any, values: list) -> None:
+    slots = slots_in_use(old)
+    for slot, value in zip(slots, values):
+        slot.__set__(new, value)  # of a frozen dataclass too
+    if hasattr(old, "__dict__"):
+        vars(new).update(zip(vars(old), values[len(slots) :], strict=True))
+
+
+def _is_record(x: Any) -> bool:
+    """Return True for an object that is there to hold values."""
+    return (
+        dataclasses.is_dataclass(x)
+        or hasattr(type(x), "__attrs_attrs__")
+        or isinstance(x, (SimpleNamespace, MutableMapping, MutableSequence, MutableSet))
+    )
+
+
+# --- surveying -------------------------------------------------------------------------------------
+
+
+class _Node:
+    """One object of the data: its form, the keys of its parts, and the keys of its holders."""
+
+    __slots__ = ("value", "keep", "is_leaf", "form", "content", "attributes", "holders")
+
+    def __init__(self, value: Any, keep: bool, is_leaf: bool):
+        self.value, self.keep, self.is_leaf = value, keep, is_leaf
+        self.form = None if is_leaf else _form_of(value, keep)
+        self.content: list[Key] = []
+        self.attributes: list[Key] = []
+        self.holders: list[Key] = []
+
+    def is_container(self) -> bool:
+        return self.form is not None and (self.form is not _OBJECT or _is_record(self.value))
+
+
+def _key(x: Any, keep: bool) -> Key:
+    return id(x), keep and type(x) is tuple
+
+
+class _Survey:
+    """Every object inside some data, each once, in order of appearance."""
+
+    def __init__(self, value: Any, is_leaf: Callable[[Any], bool]):
+        self.nodes: dict[Key, _Node] = {}
+        self.root = _key(value, False)
+        stack: list[Part] = [(value, False)]
+        while stack:
+            x, keep = stack.pop()
+            key = _key(x, keep)
+            if key not in self.nodes:
+                node = self.nodes[key] = _Node(x, keep, is_leaf(x))
+                if node.form is not None:
+                    stack.extend(reversed(self._parts(node)))
+        for key, node in self.nodes.items():
+            for part in (*node.content, *node.attributes):
+                self.nodes[part].holders.append(key)
+
+    def _parts(self, node: _Node) -> list[Part]:
+        assert node.form is not None
+        content = node.form.content(node.value, node.keep)
+        attributes = [(part, True) for part in _attributes(node.value)]
+        node.content = [_key(*part) for part in content]
+        node.attributes = [_key(*part) for part in attributes]
+        return [*content, *attributes]
+
+    def holders_of_leaves(self) -> set[Key]:
+        """Return the keys from which a leaf can be reached."""
+        stack = [key for key, node in self.nodes.items() if node.is_leaf]
+        found: set[Key] = set(stack)
+        while stack:
+            for holder in self.nodes[stack.pop()].holders:
+                if holder not in found:
+                    found.add(holder)
+                    stack.append(holder)
+        return found
+
+
+# --- copying ---------------------------------------------------------------------------------------
+
+
+class _Copy:
+    """The new objects, by the keys of the old."""
+
+    def __init__(self, survey: _Survey, replace: Callable[[list], list], with_arrays: bool):
+        self._survey, self._nodes = survey, survey.nodes
+        self._replace, self._with_arrays = replace, with_arrays
+        self._holding = survey.holders_of_leaves()
+        self._new: dict[Key, Any] = {}
+        self._opened: list[Key] = []  # containers and objects to make again, holders first
+        self._leaves: list[Key] = []
+
+    def result(self) -> Any:
+        self._choose()
+        old = [self._nodes[key].value for key in self._leaves]
+        self._new.update(zip(self._leaves, self._replace(old) if old else (), strict=True))
+        for key in self._opened:
+            if self._form(key).fill:
+                self._new[key] = self._shell(key)
+        shells = [key for key in self._opened if key in self._new and self._is_other(key)]
+        for key in self._opened:
+            self._build(key)
+        for key in shells:  # attributes first: a set finds an object by the hash of what it holds
+            self._fill_attributes(key)
+        for key in shells:
+            fill = self._form(key).fill
+            assert fill is not None
+            fill(self._new[key], self._values(self._nodes[key].content))
+        return self._new[self._survey.root]
+
+    def _choose(self) -> None:
+        """Sort what the copy consists of: leaves, what is made again, and what stays as it is."""
+        stack, met = [self._survey.root], {self._survey.root}
+        while stack:
+            key = stack.pop()
+            node = self._nodes[key]
+            if node.is_leaf:
+                self._leaves.append(key)
+            elif node.form is None or not (key in self._holding or node.is_container()):
+                self._new[key] = self._handed_on(node)
+            else:
+                self._opened.append(key)
+                parts = [part for part in (*node.content, *node.attributes) if part not in met]
+                met.update(parts)
+                stack.extend(reversed(list(dict.fromkeys(parts))))
+
+    def _handed_on(self, node: _Node) -> Any:
+        x = node.value
+        if self._with_arrays and (copied := _memory_copied(x)) is not None:
+            return copied
+        if isinstance(x, BaseException) or (node.form is None and not isinstance(x, _REFERRED)):
+            _refuse_what_hides_tensors(x)
+        return x
+
+    def _form(self, key: Key) -> _Form:
+        form = self._nodes[key].form
+        assert form is not None
+        return form
+
+    def _shell(self, key: Key) -> Any:
+        """Return a copy to be filled; the object itself if it cannot be copied and holds no leaf."""
+        x = self._nodes[key].value
+        if type(x) in _EMPTY:
+            return _EMPTY[type(x)]()
+        try:
+            shell = copy.copy(x)
+        except Exception as error:
+            if key in self._holding:
+                raise _not_copied(x, str(error)) from error
+            return x
+        if shell is x and key in self._holding:
+            raise _not_copied(x, "a copy of it is itself")
+        return shell
+
+    def _is_other(self, key: Key) -> bool:
+        return self._new[key] is not self._nodes[key].value
+
+    def _build(self, key: Key) -> None:
+        """Make an object of fixed parts, and before it those of its parts that are fixed as well."""
+        stack, under_way = [key], set()
+        while stack:
+            key = stack[-1]
+            if key in self._new:
+                stack.pop()
+                continue
+            node = self._nodes[key]
+            missing = [k for k in (*node.content, *node.attributes) if k not in self._new]
+            if not missing:
+                self._new[key] = self._built(node)
+            elif key in under_way:
+                raise ValueError(
+                    f"A {type(node.value).__name__} contains itself: it can not be rebuilt."
+                )
+            else:
+                under_way.add(key)
+                stack.extend(missing)
+
+    def _built(self, node: _Node) -> Any:
+        content, attributes = self._values(node.content), self._values(node.attributes)
+        if not isinstance(node.value, (DataWrapper, MappingProxyType)) and self._is_unchanged(node):
+            return node.value
+        assert node.form is not None and node.form.build is not None
+        new = node.form.build(node.value, content)
+        if attributes:
+            _set_attributes(new, node.value, attributes)
+        return new
+
+    def _is_unchanged(self, node: _Node) -> bool:
+        return not any(map(self._is_other, (*node.content, *node.attributes)))
+
+    def _fill_attributes(self, key: Key) -> None:
+        node = self._nodes[key]
+        if node.attributes:
+            _set_attributes(self._new[key], node.value, self._values(node.attributes))
+
+    def _values(self, keys: list[Key]) -> list[Any]:
+        return [self._new[key] for key in keys]
+
+
+def _not_copied(x: Any, why: str) -> TypeError:
+    return TypeError(
+        f"A batch has a {_name(x)} that holds tensors, and it cannot be copied to a device: {why}. "
+        f"Give the class a method `to(device)`, or derive it from ltc.utils.utils.DataWrapper."
+    )
+
+
+def _name(x: Any) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+
+
+# --- memory, and what cannot be looked into --------------------------------------------------------
+
+
+def _memory_copied(x: Any) -> Any:
+    """Return a copy of an object that is plain memory; None for any other."""
+    if isinstance(x, numpy.ndarray):
+        return x.copy("K")
+    if isinstance(x, (bytearray, array.array, numpy.void)):
+        return copy.copy(x)
+    if isinstance(x, memoryview) and not x.readonly and x.c_contiguous:
+        plain = memoryview(bytearray(x.tobytes()))
+        return plain.cast(x.format, x.shape) if x.format != "B" or x.ndim != 1 else plain  # type: ignore[call-overload]
+    return None
+
+
+def _refuse_what_hides_tensors(x: Any) -> None:
+    """Raise TypeError for an iterator or a view, and for a C object that leads to tensors."""
+    if isinstance(x, (Iterator, *_OPAQUE_VIEWS)) and not isinstance(x, io.IOBase):
+        raise TypeError(
+            f"A batch has a {_name(x)}: ltc cannot move what it will give without taking it out. "
+            f"Make a list of it: list(...)."
+        )
+    if gc.is_tracked(x) and _leads_to_tensors(x):
+        raise TypeError(
+            f"A batch has a {_name(x)} that holds tensors where ltc cannot exchange them. Hand over "
+            f"the tensors in a container, or give the class a method `to(device)`."
+        )
+
+
+def _leads_to_tensors(x: Any) -> bool:
+    """Return True if a tensor is found behind an object of C's, through plain containers alone."""
+    stack, met = [x], {id(x)}
+    while stack:
+        for part in gc.get_referents(stack.pop()):
+            if isinstance(part, torch.Tensor):
+                return True
+            if type(part) in (list, tuple, dict, set, frozenset) and id(part) not in met:
+                met.add(id(part))
+                stack.append(part)
+    return False
