@@ -132,6 +132,8 @@ _BOUND = (
 )
 dispatch_mode_depth = _named("torch._C", "_len_torch_dispatch_stack")
 plain_functions = _named("torch._C", "DisableTorchFunction")  # no default device, no user's mode
+DispatchMode: Any = _named("torch.utils._python_dispatch", "TorchDispatchMode")
+map_leaves = _named("torch.utils._pytree", "tree_map")
 is_transformed = _named("torch._C", "_are_functorch_transforms_active")
 library_for_a_while = _named("torch.library", "_scoped_library")
 _default_dispatch = _named("torch._C", "_disabled_torch_dispatch_impl")
@@ -361,13 +363,21 @@ work_from_future = _named("torch._C._distributed_c10d", "_create_work_from_futur
 resolve_process_group = _named("torch.distributed.distributed_c10d", "_resolve_process_group")
 default_store = _named("torch.distributed.distributed_c10d", "_get_default_store")
 SPLIT_SOURCE = Replaceable("torch.distributed.distributed_c10d", "_get_split_source")
-SET_STATIC_GRAPH = Replaceable("torch.nn.parallel", "DistributedDataParallel._set_static_graph")
+MAKE_REDUCER = Replaceable("torch.distributed", "Reducer.__init__")
+SET_STATIC_GRAPH = Replaceable("torch.distributed", "Reducer._set_static_graph")
 REGISTER_BUILTIN_HOOK = Replaceable(
     "torch.nn.parallel", "DistributedDataParallel._register_builtin_comm_hook"
 )
+CHECK_HOOK = Replaceable("torch.nn.parallel", "DistributedDataParallel._check_comm_hook")
 REBUILD_BUCKETS = Replaceable("torch.distributed", "Reducer._rebuild_buckets")
 WAIT_FOR_WORK = Replaceable("torch._C._distributed_c10d", "Work.wait")
 group_devices = operator.attrgetter("_device_types")  # of a process group: what it serves
+
+
+def wrapper_on_cpu(kind: type, like: torch.Tensor) -> Any:
+    """A tensor of a subclass, without memory, that has the shape and dtype of `like`."""
+    make = torch.Tensor._make_wrapper_subclass
+    return make(kind, like.shape, dtype=like.dtype, device=torch.device("cpu"))
 
 
 def backend_of_group(group: Any, kind: str) -> Any:

@@ -5,14 +5,12 @@ import os
 import subprocess
 import sys
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from ltc.errors import Unsupported
 from tests.distributed.ranks import ROOT, test_on_all_ranks  # noqa: F401
 from tests.distributed.training import (
     DEVICE,
@@ -137,15 +135,6 @@ def check_one_process_with_all_batches_gives_the_same_weights(rank, world):
 def check_a_hundred_steps_compile_two_programs(rank, world):
     for how in ({}, {"gradient_as_bucket_view": True}):
         assert compiles_in(100, wrapped(network().to(DEVICE), **how), rank) <= 2, how
-
-
-def check_what_the_reducer_cannot_do_is_one_clear_error(rank, world):
-    for option in ("static_graph", "find_unused_parameters"):
-        with pytest.raises(Unsupported, match=f"{option}=True.*ltc"):
-            wrapped(network().to(DEVICE), **{option: True})
-        wrapped(network(), **{option: True})  # on the CPU it works as ever
-    with pytest.raises(Unsupported, match="static_graph=True"):
-        wrapped(network().to(DEVICE))._set_static_graph()
 
 
 def check_a_saved_model_loads_where_there_is_no_process_group(rank, world):

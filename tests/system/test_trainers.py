@@ -203,6 +203,55 @@ def test_trainer_trains_and_evaluates_as_on_the_cpu(trainer, precision):
     assert told(lazy) == pytest.approx(told(cpu), abs=NARROW if precision else CLOSE)
 
 
+UNUSED = """
+import sys
+import torch
+import ltc
+from tests import trainers
+from transformers import Trainer, TrainingArguments
+
+
+class Half(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model, self.unused = trainers.language_model(), torch.nn.Linear(4, 4)
+
+    def forward(self, input_ids, labels):
+        return self.model(input_ids, labels=labels)
+
+
+rows = [{"input_ids": row, "labels": row} for row in trainers.words(16, 8)]
+arguments = TrainingArguments(
+    output_dir="made", per_device_train_batch_size=2, max_steps=5, learning_rate=1e-2, seed=3,
+    logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=USE_CPU,
+)
+trainer = Trainer(Half(), arguments, train_dataset=rows)
+trainer.train()
+assert trainer.model_wrapped.find_unused_parameters
+losses = [f"{row['loss']:.5f}" for row in trainer.state.log_history if "loss" in row]
+if arguments.process_index == 0:
+    print("ranks", arguments.world_size, *losses)
+"""
+
+
+def test_trainer_of_two_processes_finds_parameters_that_take_no_part(tmp_path):
+    """transformers asks DistributedDataParallel for that by default."""
+    trainers.needs("accelerate")
+    trainers.needs("transformers")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    cpu, lazy = (
+        in_processes(
+            launcher,
+            tmp_path,
+            UNUSED.replace("USE_CPU", str(kind == "cpu")),
+            ACCELERATE_TORCH_DEVICE=kind,
+        )
+        for kind in ("cpu", "ltc")
+    )
+    assert cpu[0] == lazy[0] == "2" and len(lazy) == 6
+    assert [float(x) for x in lazy] == pytest.approx([float(x) for x in cpu], abs=CLOSE)
+
+
 def test_trainer_resumes_with_the_same_draws(trainer, tmp_path):
     whole, rest = trainer("ltc", 0.3), trainer("ltc", 0.3)
     whole.train()

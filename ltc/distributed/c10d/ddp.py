@@ -1,60 +1,49 @@
-"""DistributedDataParallel on lazy devices: what torch's C++ reducer asks of a device, refused or made early."""
+"""DistributedDataParallel on lazy devices: what torch's C++ reducer asks of a device."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
 
-from ltc.device.recording.recorder import Recorder, devices
+from ltc.device.recording.recorder import Recorder, devices_in_use
 from ltc.device.recording.state import State
 from ltc.device.recording.sync import exclusively
 from ltc.device.recording.tensors import is_lazy, uploaded
-from ltc.errors import Unsupported
-from ltc.support.torch_private import REBUILD_BUCKETS, REGISTER_BUILTIN_HOOK, SET_STATIC_GRAPH
+from ltc.distributed.c10d.used_parameters import UsedMaps
+from ltc.support.torch_private import (
+    CHECK_HOOK,
+    MAKE_REDUCER,
+    REBUILD_BUCKETS,
+    REGISTER_BUILTIN_HOOK,
+    SET_STATIC_GRAPH,
+)
 
 
 def install() -> None:
     """Apply what is below.  Once per process."""
-    _explain_what_it_cannot_do()
+    _find_unused_parameters()
     _allocate_at_once()
     _compress_in_python()
+    _compress_to_bfloat16()
 
 
-def _explain_what_it_cannot_do() -> None:
-    """`static_graph` and `find_unused_parameters` want pinned memory from a device's C++ hooks.
-
-    Hooks written in Python cannot supply it; torch's own error would be about an allocator.
-    """
-    make, set_static = DistributedDataParallel.__init__, SET_STATIC_GRAPH.current
-
-    @functools.wraps(make)
-    def __init__(self, module, *args, **kwargs):
-        for option in ("find_unused_parameters", "static_graph"):
-            if kwargs.get(option):
-                _require_no_lazy(module, option)
-        make(self, module, *args, **kwargs)
-
-    @functools.wraps(set_static)
-    def _set_static_graph(self):
-        _require_no_lazy(self.module, "static_graph")
-        set_static(self)
-
-    DistributedDataParallel.__init__ = __init__
-    SET_STATIC_GRAPH.replace(_set_static_graph)
+def _find_unused_parameters() -> None:
+    """`find_unused_parameters` and `static_graph` make the reducer allocate a map of parameters."""
+    for method in (MAKE_REDUCER, SET_STATIC_GRAPH):
+        method.replace(_with_used_maps(method.current))
 
 
-def _require_no_lazy(module: torch.nn.Module, option: str) -> None:
-    if any(is_lazy(parameter) for parameter in module.parameters()):
-        raise Unsupported(
-            f"DistributedDataParallel({option}=True) does not work on ltc devices: torch's reducer "
-            f"then asks the device for pinned memory, which a device written in Python cannot "
-            f"give. Leave {option} out, and let every parameter take part in the loss (add "
-            f"0 * p.sum() for one that does not), or use torch.distributed.fsdp.fully_shard."
-        )
+def _with_used_maps(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def allocating(*args, **kwargs):
+        with UsedMaps():
+            return original(*args, **kwargs)
+
+    return allocating
 
 
 def _compress_in_python() -> None:
@@ -64,7 +53,7 @@ def _compress_in_python() -> None:
     @functools.wraps(register)
     def _register_builtin_comm_hook(self, comm_hook_type):
         is_compressing = comm_hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
-        if is_compressing and any(is_lazy(parameter) for parameter in self.module.parameters()):
+        if is_compressing and _is_lazy_module(self):
             self.register_comm_hook(self.process_group, default_hooks.fp16_compress_hook)
         else:
             register(self, comm_hook_type)
@@ -72,23 +61,51 @@ def _compress_in_python() -> None:
     REGISTER_BUILTIN_HOOK.replace(_register_builtin_comm_hook)
 
 
-def _allocate_at_once() -> None:
-    """The reducer makes its buckets anew in the second step, which would set that step apart.
+def _compress_to_bfloat16() -> None:
+    """torch knows hooks for bfloat16 by their names, and refuses them where there is no GPU."""
+    check = CHECK_HOOK.current
 
-    Made outside the step, they are inputs of it as in every later one: nothing to compile again.
+    @functools.wraps(check)
+    def _check_comm_hook(self, hook):
+        if callable(hook) and _is_lazy_module(self):
+            hook = functools.partial(hook)
+            hook.__name__ = "hook of an ltc device"
+        check(self, hook)
+
+    CHECK_HOOK.replace(_check_comm_hook)
+
+
+def _is_lazy_module(module: torch.nn.Module) -> bool:
+    return any(map(is_lazy, module.parameters()))
+
+
+def _allocate_at_once() -> None:
+    """The reducer makes buckets when it is made and in the second step, which would set those apart.
+
+    Made outside the steps, they are inputs of these as of every later one: nothing to compile again.
     """
-    rebuild = REBUILD_BUCKETS.current
+    make, rebuild = MAKE_REDUCER.current, REBUILD_BUCKETS.current
+
+    @functools.wraps(make)
+    def __init__(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        _allocate_pending()
 
     @functools.wraps(rebuild)
     def _rebuild_buckets(self) -> bool:
         rebuilt = rebuild(self)
         if rebuilt:
-            for device in devices():
-                recorder = device.recorder()
-                exclusively(recorder, functools.partial(_allocate, recorder))
+            _allocate_pending()
         return rebuilt
 
+    MAKE_REDUCER.replace(__init__)
     REBUILD_BUCKETS.replace(_rebuild_buckets)
+
+
+def _allocate_pending() -> None:
+    for device in devices_in_use():
+        recorder = device.recorder()
+        exclusively(recorder, functools.partial(_allocate, recorder))
 
 
 def _allocate(recorder: Recorder) -> None:
