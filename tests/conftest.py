@@ -29,7 +29,9 @@ if "LTC_CACHE_DIR" not in os.environ:  # the user's own programs are not the tes
     os.environ["LTC_CACHE_DIR"] = _cache.name
 
 import random
+import tomllib
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -158,6 +160,21 @@ def error_of():
         return str(caught.value)
 
     return text
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory) -> str:
+    """A PYTHONPATH with which torch finds ltc by its entry points, as where it is installed."""
+    root = Path(__file__).parents[1]
+    about = tmp_path_factory.mktemp("installed") / "ltc-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ltc\nVersion: 0\n")
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    return f"{about.parent}{os.pathsep}{root}"
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ from ltc.support.torch_private import (
     PrivateUse1DeviceGuard,
     PrivateUse1Hooks,
     create_empty_tensor,
-    destroy_library,
     from_dlpack,
     register_device_guard,
     register_device_module,
@@ -234,7 +233,7 @@ def register_device(module: Any) -> int | None:
         torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
         torch.utils.generate_methods_for_privateuse1_backend()
     else:
-        destroy_library(waiting.pinning)  # ltc pins memory itself from here on
+        waiting.reveal()  # ltc is the accelerator from here on, and pins memory itself
     register_device_module(DEVICE_TYPE, module)
     register_hooks(_HOOKS)
     register_device_guard(_GUARD)

@@ -242,16 +242,22 @@ def _go_by_arguments_too() -> None:
     @functools.wraps(original)
     def init_process_group(*args, **kwargs):
         original(*args, **kwargs)
-        if config.value("XRT_SHARD_WORLD_SIZE") == 1 < dist.get_world_size():
-            rank, local = dist.get_rank(), config.value("XRT_SHARD_LOCAL_ORDINAL")
-            settings = {
-                "XRT_SHARD_WORLD_SIZE": dist.get_world_size(),
-                "XRT_SHARD_ORDINAL": rank,
-                "XRT_SHARD_LOCAL_ORDINAL": local if local >= 0 else rank,
-            }
-            _told.enter_context(config.override(**settings))
+        _take_arguments()
 
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
+    if dist.is_initialized():  # before the device was first used, so before ltc was imported
+        _take_arguments()
+
+
+def _take_arguments() -> None:
+    if config.value("XRT_SHARD_WORLD_SIZE") == 1 < dist.get_world_size():
+        rank, local = dist.get_rank(), config.value("XRT_SHARD_LOCAL_ORDINAL")
+        settings = {
+            "XRT_SHARD_WORLD_SIZE": dist.get_world_size(),
+            "XRT_SHARD_ORDINAL": rank,
+            "XRT_SHARD_LOCAL_ORDINAL": local if local >= 0 else rank,
+        }
+        _told.enter_context(config.override(**settings))
 
 
 def _forget_arguments() -> None:

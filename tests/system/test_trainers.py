@@ -120,7 +120,7 @@ def in_processes(launcher: list[str], tmp_path, script: str, **variables) -> lis
     """The words of the line about ranks that a script prints, started by that launcher."""
     path = tmp_path / "script.py"
     path.write_text("from tests import trainers\ntrainers.prepare_torchvision()\n" + script)
-    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "LTC_CHECK": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LTC_CHECK": "0", **variables}
     run = subprocess.run(
         [sys.executable, "-W", "ignore", *launcher, str(path)],
         env=environment | {"LTC_NUM_DEVICES": "1", "OMP_NUM_THREADS": "1"},
@@ -131,13 +131,8 @@ def in_processes(launcher: list[str], tmp_path, script: str, **variables) -> lis
     return lines[0].split()[1:]
 
 
-def test_accelerate_launch_starts_two_that_train_together(tmp_path):
-    trainers.needs("accelerate")
-    launch = "import sys, ltc, accelerate.commands.launch as l; sys.argv[0] = 'launch'; l.main()"
-    options = ["--num_processes", "2", "--main_process_port", "0"]
-
-    found = in_processes(["-c", launch, *options], tmp_path, SCRIPT, ACCELERATE_TORCH_DEVICE="ltc")
-
+def loss_of_two_ranks() -> float:
+    """The last loss of SCRIPT: each step averages two batches."""
     model = trainers.perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     rows = list(trainers.batches())
@@ -148,8 +143,34 @@ def test_accelerate_launch_starts_two_that_train_together(tmp_path):
         optimizer.step()
     with torch.no_grad():
         last = [nn.functional.cross_entropy(model(x), y) for x, y in (first, second)]
+    return (sum(last) / 2).item()
+
+
+def test_accelerate_launch_starts_two_that_train_together(tmp_path):
+    trainers.needs("accelerate")
+    launch = "import sys, ltc, accelerate.commands.launch as l; sys.argv[0] = 'launch'; l.main()"
+    options = ["--num_processes", "2", "--main_process_port", "0"]
+
+    found = in_processes(["-c", launch, *options], tmp_path, SCRIPT, ACCELERATE_TORCH_DEVICE="ltc")
+
     assert found[:2] == ["2", "ltc"]
-    assert float(found[2]) == pytest.approx((sum(last) / 2).item(), abs=CLOSE)
+    assert float(found[2]) == pytest.approx(loss_of_two_ranks(), abs=CLOSE)
+
+
+def test_the_variable_alone_is_enough_where_ltc_is_installed(tmp_path, installed):
+    trainers.needs("accelerate")
+    launch = (
+        "import sys; from tests import trainers; trainers.prepare_torchvision();"
+        "import accelerate.commands.launch as l; sys.argv[0] = 'launch'; l.main()"
+    )
+    options = ["--num_processes", "2", "--main_process_port", "0"]
+    script = SCRIPT.replace("import ltc\n", "")
+    variables = {"ACCELERATE_TORCH_DEVICE": "ltc", "PYTHONPATH": installed}
+
+    found = in_processes(["-c", launch, *options], tmp_path, script, **variables)
+
+    assert found[:2] == ["2", "ltc"]
+    assert float(found[2]) == pytest.approx(loss_of_two_ranks(), abs=CLOSE)
 
 
 # --- transformers' Trainer --------------------------------------------------------------------
