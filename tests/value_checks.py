@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+import random
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+import ltc.core.lazy_model as ltm
+from ltc import config
+
+# Of these calls the CPU's words depend on which of its kernels finds what is wrong.
+OTHER_WORDS = ("`embedding`, `embedding_bag`",)
 NAN, INF = math.nan, math.inf
 Place = Callable[[torch.Tensor], torch.Tensor]  # puts a CPU tensor on the device
 
@@ -210,6 +218,15 @@ def _(place: Place, index: torch.Tensor) -> torch.Tensor:
     return F.embedding_bag(place(index), place(torch.ones(_ROWS, 2)), offsets)
 
 
+@_index("embedding_bag by frequency", "`embedding`, `embedding_bag`", _INSIDE, _OUTSIDE)
+def _(place: Place, index: torch.Tensor) -> torch.Tensor:
+    table = _leaf(place(torch.ones(_ROWS, 2)))
+    bags = place(torch.arange(len(index)))
+    sums = F.embedding_bag(place(index), table, bags, scale_grad_by_freq=True)
+    sums.backward(place(torch.ones(len(index), 2)))
+    return table.grad
+
+
 @_index("gather", "`gather`, `take`, `index_select`, `x[i]`", _INSIDE, _OUTSIDE)
 def _(place: Place, index: torch.Tensor) -> torch.Tensor:
     return place(torch.arange(5.0)).gather(0, place(index))
@@ -324,7 +341,7 @@ for _name, _divide in _DIVISIONS.items():
     )
 
 
-@_row("histc", "`histc`, `histogram`", (0.25, 1.0, -0.0), (NAN, INF))
+@_row("histc", "`histc`, `histogram`", (0.25, 1.0, -0.0), (INF, NAN))
 def _(place: Place, x: torch.Tensor) -> torch.Tensor:
     return torch.histc(place(x), 4)
 
@@ -362,11 +379,85 @@ def _(place: Place, x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.cholesky(place(_diagonal(x)))
 
 
-def drawn(check: ValueCheck, choose: Any, sizes: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    """Values of each size, right ones, and ones of which some are wrong; `choose`: a random.Random."""
-    for size in sizes:
-        right = [choose.choice(check.right) for _ in range(size)]
-        yield check.values(right)
-        for place in range(min(size, 1)):
-            right[choose.randrange(size)] = choose.choice(check.wrong)
-            yield check.values(right)
+def table() -> str:
+    """What the docs show: of each call the CPU's error for a wrong value."""
+    rows: dict[str, str] = {}
+    for check in CHECKS.values():
+        values = check.values([check.right[0], check.wrong[0]])
+        error = outcome(check, values, lambda x: x)
+        text = str(error).partition("  (Could")[0]
+        rows.setdefault(check.call, f"{type(error).__name__.lstrip('_')}: {text}")
+    return "\n".join(f"| {call} | {error} |" for call, error in rows.items())
+
+
+# --- random programs -----------------------------------------------------------------------------
+
+
+def drawn(check: ValueCheck, choose: random.Random, size: int) -> torch.Tensor:
+    """Values of which, in every other program, some are wrong."""
+    values = [choose.choice(check.right) for _ in range(size)]
+    if size and choose.random() < 0.5:
+        for _ in range(choose.choice((1, 1, 2))):
+            values[choose.randrange(size)] = choose.choice(check.wrong)
+    return check.values(values)
+
+
+def outcome(check: ValueCheck, values: torch.Tensor, place: Place) -> torch.Tensor | Exception:
+    """What the program gives, or the error that it raises: by its own mark, or by the read."""
+    try:
+        made = check.run(place, values)
+        if made.device.type != "cpu":
+            ltm.mark_step(wait=True)
+        return made.detach().cpu()
+    except Exception as error:
+        return error
+
+
+def difference(
+    check: ValueCheck, expected: torch.Tensor | Exception, found: torch.Tensor | Exception
+) -> str | None:
+    """In which way what was found is not what the CPU gives or raises; None where it is."""
+    if isinstance(expected, torch.Tensor):
+        try:
+            torch.testing.assert_close(found, expected, equal_nan=True)
+        except (AssertionError, TypeError) as error:
+            return f"{found!r}: {error}"
+        return None
+    if not isinstance(found, type(expected)):
+        return f"{found!r}, and the CPU raises {expected!r}"
+    if str(found) != str(expected) and check.call not in OTHER_WORDS:
+        return f"the text {found!r}, and the CPU's is {expected!r}"
+    frames = traceback.format_tb(found.__traceback__)  # the program's own where it raises at once
+    told = [*frames, *getattr(found, "__notes__", ())]
+    return None if Path(__file__).name in " ".join(told) else f"{found!r} without the line"
+
+
+_LAID_OUT: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: x,
+    lambda x: x,
+    lambda x: torch.cat([x, x])[: len(x)],
+    lambda x: torch.stack([x, x], -1).select(-1, 1),
+    lambda x: x.clone(),
+)
+
+
+def failure_of(seed: int) -> str | None:
+    """What is wrong with a random program: a call, some sizes, values in and outside its range, a tier."""
+    choose = random.Random(seed)
+    name = choose.choice(list(CHECKS))
+    check, tier = CHECKS[name], choose.choice(("auto", "auto", "native", "op_by_op"))
+    of_vectors = choose.choice(_LAID_OUT)
+
+    def laid_out(x: torch.Tensor) -> torch.Tensor:
+        return of_vectors(x) if x.dim() else x
+
+    sizes = choose.choices((0, 1, 2, 3, 5, 17, 40), k=choose.randint(1, 2))
+    with config.override(LTC_TIER=tier):
+        for number in range(choose.choice((1, 3, 6))):
+            values = drawn(check, choose, choose.choice(sizes))
+            expected = outcome(check, values, laid_out)
+            found = outcome(check, values, lambda x: laid_out(x.to("ltc")))
+            wrong = difference(check, expected, found)
+            if wrong is not None:
+                return f"{name}, {tier}, run {number + 1}, of {values.tolist()}: {wrong}"
+    return None

@@ -19,10 +19,9 @@ from ltc.aten.schema import schema_of
 from ltc.backends.interface import BackendRegistrar
 from ltc.device import torch_device
 from ltc.device.dynamo import introduction
-from ltc.device.hooks import autocast, generator, module, patches
+from ltc.device.hooks import autocast, checked_values, generator, module, patches
 from ltc.device.ops import (
     adam_overload,
-    checked_values,
     copies,
     ctc_loss,
     decompositions,

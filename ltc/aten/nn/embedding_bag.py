@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ltc.aten.extern import extern
+from ltc.aten.extern import made_by_kernel
 from ltc.aten.promote import compute_dtype
 from ltc.aten.registry import traces
 from ltc.aten.rules.indexing import checked
@@ -156,8 +156,6 @@ def embedding_bag_backward(
     sparse: bool,
     per_sample_weights: Node | None,
     padding_idx: int = -1,
-    *,
-    results: Sequence[TensorType],
 ) -> Node:
     """Each row's gradient is the sum of those of the bags that it is in."""
     if mode not in (SUM, MEAN) or sparse or not _has_bags(indices, grad.shape[0]):
@@ -166,7 +164,8 @@ def embedding_bag_backward(
         indices = _checked_rows(indices, num_weights)  # and looks at none of them
         given = grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights
         rest = scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx
-        return extern("aten::_embedding_bag_backward", (*given, *rest), results=results)[0]
+        table = build.full((num_weights, grad.shape[1]), 0, grad.dtype)
+        return made_by_kernel("aten::_embedding_bag_backward", table, *given, *rest)
     bags = _bags(indices, offsets, num_weights, grad.shape[0], grad.dtype, padding_idx)
     dtype = compute_dtype(grad.dtype)
     grad = build.cast(grad, dtype)

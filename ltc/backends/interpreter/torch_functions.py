@@ -65,7 +65,8 @@ def _bce_gradient(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any, **named: Any
 ) -> torch.Tensor:
     _aten.binary_cross_entropy(x, target)
-    return _aten.binary_cross_entropy_backward(grad, x, target, *rest, **named)
+    made: torch.Tensor = _aten.binary_cross_entropy_backward(grad, x, target, *rest, **named)
+    return made
 
 
 def _embedding_gradient(
@@ -76,7 +77,8 @@ def _embedding_gradient(
         if low < 0 or high >= num_weights:
             raise OutOfRangeIndexError("index out of range in self")
     kernel = cpu_function_of(_aten.embedding_dense_backward.default)
-    return kernel(grad, indices, num_weights, *rest, **named)
+    made: torch.Tensor = kernel(grad, indices, num_weights, *rest, **named)
+    return made
 
 
 _aten = torch.ops.aten

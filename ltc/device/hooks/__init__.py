@@ -1,1 +1,1 @@
-"""What torch's own Python code expects of a device: names, streams, generators, autocast."""
+"""What torch's own Python code expects of a device: names, streams, generators, autocast, checks."""
