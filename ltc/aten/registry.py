@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from ltc import config
 from ltc.aten.call import Call, CallResult, Numbering, Scalar
 from ltc.aten.extern import extern
 from ltc.aten.schema import schema_of
 from ltc.aten.unnamed_dtype import lowering
+from ltc.debug import metrics
 from ltc.errors import InvalidGraph, Unsupported
+from ltc.explaining.explanation import FALLBACKS, Explanation
+from ltc.explaining.history import note
 from ltc.ir import build, ops
 from ltc.ir.graph import Graph, Origin
 from ltc.ir.node import Node, is_number, make
@@ -30,12 +34,27 @@ class Rule:
                TensorTypes) and `seed` (the node of a random overload's seed)
     static     arguments whose values change the formula: name -> those values, or None for all
     moves      the formula only moves elements, so it holds for every dtype, complex ones included
+    alike      operands that the formula takes to be of one shape, as torch's callers make them
     """
 
-    def __init__(self, function: Callable[..., Any], static: dict[str, Any], moves: bool) -> None:
-        self.function, self.static, self.moves = function, static, moves
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static: dict[str, Any],
+        moves: bool,
+        alike: tuple[str, ...] = (),
+    ) -> None:
+        self.function, self.static, self.moves, self.alike = function, static, moves, alike
         named = inspect.signature(function).parameters
         self.takes_results, self.takes_seed = "results" in named, "seed" in named
+        names = list(named)
+        self._alike = [(names.index(name), name) for name in alike]
+
+    def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the operands that are to be of one shape are."""
+        given = [args[i] if i < len(args) else kwargs.get(name) for i, name in self._alike]
+        shapes = [tuple(operand.shape) for operand in given if operand is not None]
+        return all(shape == shapes[0] for shape in shapes[1:])
 
     @property
     def place(self) -> str:
@@ -44,19 +63,23 @@ class Rule:
 
 
 def traces(
-    *overloads: str, static: Mapping[str, Iterable[Any] | None] | None = None, moves: bool = False
+    *overloads: str,
+    static: Mapping[str, Iterable[Any] | None] | None = None,
+    moves: bool = False,
+    alike: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes the function below it the rule of these overloads ("aten::add.Tensor").
 
     A rule gives one node, or a tuple of nodes in the order of the call's results; a nested tuple
     is flattened. NotImplemented or None means: not for these operands, let torch's kernel do it.
+    So does an operand that is not as `alike` as the rule takes it to be.
     An overload's in-place and out forms use its rule too.
     """
     values = {name: None if v is None else frozenset(v) for name, v in (static or {}).items()}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for overload in overloads:
-            _add(overload, Rule(function, values, moves))
+            _add(overload, Rule(function, values, moves, alike))
         return function
 
     return register
@@ -143,7 +166,7 @@ def expand(
     outputs    what the program gives back
     numbering  how the program counts its inputs and scalars; None: as the calls use them
 
-    Raises InvalidGraph naming the overload whose rule gives another shape than was recorded.
+    With LTC_CHECK, raises InvalidGraph naming the overload whose rule gives another shape than was recorded.
     """
     trace = _Trace(numbering or Numbering(calls))
     for call in calls:
@@ -237,9 +260,9 @@ class _Trace:
         seed = None if call.seed is None else self._operand(call.seed)
         rule = rule_of(call.name)
         if rule is not None and (rule.moves or not _has_complex(args, types)):
-            made = apply(rule, call.name, args, kwargs, types, seed)
+            made = _by_rule(rule, call, args, kwargs, types, seed)
             if made is not None:
-                return tuple(_settled(n, t, call.name) for n, t in zip(made, types, strict=True))
+                return made
         return extern(call.name, args, kwargs, types, tuple(call.mutated), call.returned, seed)
 
     def _input(self, call: Call) -> Node:
@@ -263,6 +286,45 @@ class _Trace:
         return argument
 
 
+# What a formula raises of operands that it takes to be of other shapes.
+_OF_SHAPES = (InvalidGraph, IndexError, ValueError, TypeError, AssertionError, ZeroDivisionError)
+
+
+def _by_rule(
+    rule: Rule,
+    call: Call,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    types: Sequence[TensorType | None],
+    seed: Node | None,
+) -> tuple[Node | None, ...] | None:
+    """What the rule gives, of the recorded types; None where torch's kernel is to run.
+
+    Torch's kernel runs, too, where the rule fails or gives other shapes than were recorded. That is a
+    fault of ltc's, which LTC_CHECK raises, a counter counts and an explanation names.
+    """
+    try:
+        made = apply(rule, call.name, args, kwargs, types, seed)
+        if made is None:
+            return None
+        return tuple(_settled(n, t, call.name) for n, t in zip(made, types, strict=True))
+    except _OF_SHAPES as error:
+        if config.value("LTC_CHECK") or call.name.startswith("ltc::"):
+            raise
+        metrics.count(f"RuleFault::{call.name}")
+        difference = f"expected {_listed(types)}; {type(error).__name__}: {error}"
+        what = f"a formula of ltc's failed and {call.name} runs on PyTorch's kernel: {call.line}"
+        note(Explanation(FALLBACKS, (), what, difference, _REPORT, "rule"))
+        return None
+
+
+_REPORT = "nothing needs to be done; please report it, with the shapes of the call's operands"
+
+
+def _listed(types: Sequence[TensorType | None]) -> str:
+    return ", ".join(str(type) for type in types)
+
+
 def apply(
     rule: Rule,
     name: str,
@@ -273,6 +335,8 @@ def apply(
 ) -> tuple[Node | None, ...] | None:
     """What the rule gives, flat; None where it leaves the call to torch's kernel."""
     kwargs = _functional_kwargs(name, kwargs)
+    if rule.alike and not rule.fits(args, kwargs):
+        return None
     if rule.takes_results:
         kwargs["results"] = types
     if rule.takes_seed:

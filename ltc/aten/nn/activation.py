@@ -180,8 +180,10 @@ def log_sigmoid_forward(x: Node, results: Sequence[TensorType]) -> tuple[Node, N
     return y, buffer
 
 
-@traces("aten::log_sigmoid_backward")
+@traces("aten::log_sigmoid_backward", alike=("grad", "x"))
 def log_sigmoid_backward(grad: Node, x: Node, buffer: Node) -> Node:
+    if buffer.shape not in (x.shape, (0,)):
+        return NotImplemented
     grad, x = promote(grad, x)
     z = build.exp(-build.absolute(x))
     ratio = z / (1.0 + z)
@@ -308,7 +310,7 @@ def safe_softmax(x: Node, dim: int, dtype: torch.dtype | None = None) -> Node:
     return where(masked, 0.0, softmax(x, dim, False))
 
 
-@traces("aten::_softmax_backward_data")
+@traces("aten::_softmax_backward_data", alike=("grad", "y"))
 def softmax_backward(grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
     grad, y = promote(grad, y)
     if not y.shape:
@@ -328,7 +330,7 @@ def log_softmax(x: Node, dim: int, half_to_float: bool) -> Node:
     return shifted - build.log(build.sum_of(build.exp(shifted), dim, keepdim=True))
 
 
-@traces("aten::_log_softmax_backward_data")
+@traces("aten::_log_softmax_backward_data", alike=("grad", "y"))
 def log_softmax_backward(grad: Node, y: Node, dim: int, input_dtype: torch.dtype) -> Node:
     grad, y = promote(grad, y)
     total = build.sum_of(grad, dim, keepdim=True) if y.shape else grad

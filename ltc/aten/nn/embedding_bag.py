@@ -142,6 +142,14 @@ def _has_bags(indices: Node, count: int) -> bool:
     return len(indices.shape) == 1 and indices.shape[0] > 0 and count > 0
 
 
+def _are_bags(grad: Node, indices: Node, offsets: Node, *others: Node | None) -> bool:
+    """Whether there are bags, all operands are flat, and `grad` has a row for each bag."""
+    flat = [len(one.shape) == 1 for one in (indices, offsets, *others) if one is not None]
+    if len(grad.shape) != 2 or not all(flat) or not _has_bags(indices, grad.shape[0]):
+        return False
+    return bool(offsets.shape[0] >= grad.shape[0])
+
+
 @traces("aten::_embedding_bag_backward")
 def embedding_bag_backward(
     grad: Node,
@@ -158,7 +166,11 @@ def embedding_bag_backward(
     padding_idx: int = -1,
 ) -> Node:
     """Each row's gradient is the sum of those of the bags that it is in."""
-    if mode not in (SUM, MEAN) or sparse or not _has_bags(indices, grad.shape[0]):
+    if (
+        mode not in (SUM, MEAN)
+        or sparse
+        or not _are_bags(grad, indices, offsets, bag_size, per_sample_weights)
+    ):
         return NotImplemented
     if scale_grad_by_freq:  # the CPU's kernel divides by how often another row is used
         indices = _checked_rows(indices, num_weights)  # and looks at none of them
@@ -188,7 +200,7 @@ def embedding_bag_per_sample_weights_backward(
     padding_idx: int = -1,
 ) -> Node:
     """The gradient of each factor is its row times the gradient of its bag."""
-    if mode != SUM or not _has_bags(indices, grad.shape[0]):
+    if mode != SUM or not _are_bags(grad, indices, offsets) or len(weight.shape) != 2:
         return NotImplemented
     bags = _bags(indices, offsets, weight.shape[0], grad.shape[0], weight.dtype, padding_idx)
     dtype = compute_dtype(grad.dtype)

@@ -83,7 +83,7 @@ _INPUT, _TARGET = (
 )
 
 
-@traces("aten::binary_cross_entropy")
+@traces("aten::binary_cross_entropy", alike=("x", "target"))
 def binary_cross_entropy(
     x: Node, target: Node, weight: Node | None = None, reduction: int = MEAN
 ) -> Node:
@@ -96,7 +96,7 @@ def binary_cross_entropy(
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 
-@traces("aten::binary_cross_entropy_backward")
+@traces("aten::binary_cross_entropy_backward", alike=("x", "target"))
 def binary_cross_entropy_backward(
     grad: Node, x: Node, target: Node, weight: Node | None = None, reduction: int = MEAN
 ) -> Node:
@@ -104,6 +104,8 @@ def binary_cross_entropy_backward(
 
     It checks again: where nobody reads the loss, nothing of its formula is left.
     """
+    if grad.shape not in ((), x.shape):
+        return NotImplemented
     grad, x, target = promote(grad, x, target)
     x, target = fraction(x, _INPUT), fraction(target, _TARGET)
     slope = grad * (x - target) / build.maximum((1.0 - x) * x, like(1e-12, x))
@@ -197,7 +199,9 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Node,
 ) -> Node:
-    if not x.size or not target.size:
+    if not x.size or not target.size or total_weight.shape:
+        return NotImplemented
+    if grad.shape not in ((), target.shape):
         return NotImplemented
     grad, x = promote(grad, x)
     dim = _class_dim(x)

@@ -21,6 +21,16 @@ def _computed(*operands: Node | None) -> tuple[Any, ...]:
     return tuple(to_dtype(x, dtype) for x in operands)
 
 
+def _flat(operand: Node | None) -> Node | None:
+    """One number for each channel in one dimension; torch takes it in any shape."""
+    return operand if operand is None else build.reshape(operand, (-1,))
+
+
+def _is_per_channel(channels: Size, *statistics: Node | None) -> bool:
+    """Whether each is [C], as torch's kernels want statistics to be."""
+    return all(one is None or one.shape == (channels,) for one in statistics)
+
+
 def _per_channel(statistic: Node, rank: int) -> Node:
     """[C] in a shape that broadcasts to [N, C, *spatial]."""
     return build.reshape(statistic, (1, -1, *(1,) * (rank - 2)))
@@ -74,6 +84,9 @@ def _batch_norm(
 ) -> tuple[Node | None, ...] | None:
     """(y, mean, inverse deviation, running mean, running variance)"""
     if not x.size or len(x.shape) < 2:
+        return None
+    weight, bias = _flat(weight), _flat(bias)
+    if not _is_per_channel(x.shape[1], weight, bias, running_mean, running_var):
         return None
     x, weight, bias, old_mean, old_var = _computed(x, weight, bias, running_mean, running_var)
     if not training:
@@ -192,7 +205,7 @@ def native_batch_norm(
     return made[0], _saved(made[1], results[1]), _saved(made[2], results[2])
 
 
-@traces("aten::native_batch_norm_backward")
+@traces("aten::native_batch_norm_backward", alike=("grad", "x"))
 def native_batch_norm_backward(
     grad: Node,
     x: Node,
@@ -209,12 +222,15 @@ def native_batch_norm_backward(
 
     Source: Ioffe and Szegedy, arXiv:1502.03167, section 3.
     """
-    if not x.size:
+    if not x.size or len(x.shape) < 2:
         return NotImplemented
     if not train:
         save_mean, save_invstd = running_mean, None
+    weight, variance = _flat(weight), None if train else running_var
+    if not _is_per_channel(x.shape[1], weight, save_mean, save_invstd, variance):
+        return NotImplemented
     grad, x, weight, mean, inverse, variance = _computed(
-        grad, x, weight, save_mean, save_invstd, running_var
+        grad, x, weight, save_mean, save_invstd, variance
     )
     if not train:
         inverse = 1.0 / build.sqrt(variance + eps)
@@ -252,7 +268,7 @@ def native_layer_norm(
     return (y if bias is None else y + bias), mean, inverse
 
 
-@traces("aten::native_layer_norm_backward")
+@traces("aten::native_layer_norm_backward", alike=("grad", "x"))
 def native_layer_norm_backward(
     grad: Node,
     x: Node,
@@ -264,10 +280,11 @@ def native_layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Node | None, ...]:
     """With h the normalized x, g its gradient: dx = rstd * (g - mean(g) - h * mean(g * h))."""
-    if not x.size:
+    split = len(x.shape) - len(normalized_shape)
+    kept = (*x.shape[:split], *(1,) * len(normalized_shape))
+    if not x.size or mean.shape != kept or rstd.shape != kept:
         return NotImplemented
     grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)
-    split = len(x.shape) - len(normalized_shape)
     inner, outer = range(split, len(x.shape)), range(split)
     h = (x - mean) * rstd
     g = grad if weight is None else grad * weight
@@ -295,9 +312,9 @@ def native_group_norm(
     eps: Operand,
 ) -> tuple[Node, Node, Node]:
     """(y, mean, inverse deviation) over the channels of a group.  Source: arXiv:1803.08494."""
-    if not x.size:
-        return NotImplemented
     shape = x.shape
+    if not x.size or shape[:2] != (N, C) or not _is_per_channel(C, weight, bias):
+        return NotImplemented
     x, weight, bias = _computed(x, weight, bias)
     grouped = build.reshape(x, (N, group, -1))
     mean = build.mean_of(grouped, -1, keepdim=True)
@@ -309,7 +326,7 @@ def native_group_norm(
     return y, build.reshape(mean, (N, group)), build.reshape(inverse, (N, group))
 
 
-@traces("aten::native_group_norm_backward")
+@traces("aten::native_group_norm_backward", alike=("grad", "x"))
 def native_group_norm_backward(
     grad: Node,
     x: Node,
@@ -323,9 +340,11 @@ def native_group_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Node | None, ...]:
     """As of a layer norm over each group, the weight being one of each channel."""
-    if not x.size:
-        return NotImplemented
     shape, rank = x.shape, len(x.shape)
+    if not x.size or shape[:2] != (N, C) or not _is_per_channel(C, weight):
+        return NotImplemented
+    if mean.shape != (N, group) or rstd.shape != (N, group):
+        return NotImplemented
     grad, x, mean, rstd, weight = _computed(grad, x, mean, rstd, weight)
     g = grad if weight is None else grad * _per_channel(weight, rank)
     g, x = build.reshape(g, (N, group, -1)), build.reshape(x, (N, group, -1))

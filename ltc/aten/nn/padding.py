@@ -30,6 +30,10 @@ def _padded(x: Node, padding: Sequence[int], pad: Pad) -> Node:
 
 
 def _padded_back(grad: Node, x: Node, padding: Sequence[int], pad_back: PadBack) -> Node:
+    amounts = {dim: low + high for dim, low, high in _amounts(len(x.shape), padding)}
+    padded = tuple(extent + amounts.get(dim, 0) for dim, extent in enumerate(x.shape))
+    if not x.size or grad.shape != padded:
+        return NotImplemented
     grad = build.cast(grad, compute_dtype(grad.dtype))
     for dim, low, high in _amounts(len(x.shape), padding):
         cut = [(0, 0)] * len(x.shape)
@@ -84,7 +88,7 @@ def reflection_pad(x: Node, padding: Sequence[int]) -> Node:
     "aten::reflection_pad3d_backward",
 )  # fmt: skip
 def reflection_pad_backward(grad: Node, x: Node, padding: Sequence[int]) -> Node:
-    return _padded_back(grad, x, padding, _mirrored_back) if x.size else NotImplemented
+    return _padded_back(grad, x, padding, _mirrored_back)
 
 
 # --- the border repeated -----------------------------------------------------------------------------
@@ -123,4 +127,4 @@ def replication_pad(x: Node, padding: Sequence[int]) -> Node:
     "aten::replication_pad3d_backward",
 )  # fmt: skip
 def replication_pad_backward(grad: Node, x: Node, padding: Sequence[int]) -> Node:
-    return _padded_back(grad, x, padding, _repeated_back) if x.size else NotImplemented
+    return _padded_back(grad, x, padding, _repeated_back)

@@ -222,6 +222,8 @@ def adaptive_avg_pool(
 def adaptive_avg_pool_backward(grad: Node, x: Node) -> Node:
     if not x.size or not grad.size:
         return NotImplemented
+    if len(grad.shape) != len(x.shape) or grad.shape[0] != x.shape[0]:
+        return NotImplemented
     grad = build.cast(grad, compute_dtype(grad.dtype))
     divisor = 1
     for dim, (n, m) in enumerate(zip(x.shape, grad.shape)):

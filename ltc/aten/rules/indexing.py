@@ -77,6 +77,8 @@ def embedding_dense_backward(
     grad: Node, indices: Node, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Node:
     """Each row's gradient is the sum over its uses, or their mean, but for the padding row."""
+    if grad.shape[:-1] != indices.shape:
+        return NotImplemented
     grad = build.cast(grad, compute_dtype(grad.dtype))
     indices = checked(indices, num_weights, _IN_SELF)
     if scale_grad_by_freq:

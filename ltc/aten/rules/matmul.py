@@ -26,7 +26,8 @@ def mv(x: Node, vector: Node) -> Node:
 
 @traces("aten::addmv", static={"beta": (0, 1), "alpha": (1,)})
 def addmv(x: Node, matrix: Node, vector: Node, beta: Operand = 1, alpha: Operand = 1) -> Node:
-    return _blend(x, mv(matrix, vector), beta, alpha)
+    product = mv(matrix, vector)
+    return _blend(x, product, beta, alpha) if product.size else NotImplemented
 
 
 @traces("aten::dot", "aten::vdot")

@@ -331,11 +331,15 @@ def slice_backward(
     grad: Node, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Node:
     zeros = build.full(tuple(input_sizes), 0, grad.dtype)
+    if len(grad.shape) != len(zeros.shape):
+        return NotImplemented
     return _back_from_slice(zeros, grad, dim, start, end, step)
 
 
 @traces("aten::select_backward", moves=True)
 def select_backward(grad: Node, input_sizes: Sequence[int], dim: int, index: int) -> Node:
+    if len(grad.shape) != len(input_sizes) - 1:
+        return NotImplemented
     return _back_from_select(build.full(tuple(input_sizes), 0, grad.dtype), grad, dim, index)
 
 

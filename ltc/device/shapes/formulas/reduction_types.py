@@ -58,6 +58,14 @@ def _sum(
     return _along(x, dim, keepdim, dtype)
 
 
+@types_of("aten::nansum")
+def _nansum(
+    x: Any, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Types | None:
+    """No dimensions are all of them: torch's Meta kernel says none."""
+    return _sum(x, dim, keepdim, dtype) if x.dtype in FLOATS else None
+
+
 @types_of("aten::prod", "aten::prod.dim_int")
 def _prod(
     x: Any, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
